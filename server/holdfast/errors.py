@@ -1,0 +1,97 @@
+"""Every error that Holdfast raises, in one tree.
+
+* HoldfastError
+  x UsageError                 exit 2   the command line, the environment or a file is wrong
+  x EngineStartError           exit 3   the engine could not start
+    + PluginMissingError       exit 3   a rank runs without the workspace plugin
+  x ProbeFailedError           exit 4   the worst case was not served
+  x EngineLostError            exit 5   the engine died and is not started again
+  x AddressInUseError          exit 6   another process listens there
+  x NotReadyError              HTTP 503 the gate is closed
+
+Each class carries the exit code of the process that ends with it, and the HTTP status and OpenAI
+error type of the request that meets it. `remedy` tells the operator what to change.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """Why the process ended, for `docker run --restart` and for people."""
+
+    STOPPED = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    ENGINE_START = 3
+    PROBE_FAILED = 4
+    ENGINE_LOST = 5
+    ADDRESS_IN_USE = 6
+
+
+class HoldfastError(Exception):
+    """A failure with a cause, a remedy and an exit code. `str()` of it is the cause alone."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.UNEXPECTED
+    http_status: ClassVar[int] = 500
+    openai_type: ClassVar[str] = "server_error"
+
+    def __init__(self, cause: str, *, remedy: str = "") -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.remedy = remedy
+
+    @property
+    def line(self) -> str:
+        """Cause and remedy on one line, as the last line on standard error."""
+        cause = " ".join(self.cause.split())
+        return f"{cause} Remedy: {self.remedy}" if self.remedy else cause
+
+
+class UsageError(HoldfastError):
+    """A flag, a variable or a file from outside is wrong; starting again as it is will not help."""
+
+    exit_code = ExitCode.USAGE
+    http_status = 400
+    openai_type = "invalid_request_error"
+
+
+class EngineStartError(HoldfastError):
+    """The engine's processes ended, or did not answer, before the engine could serve."""
+
+    exit_code = ExitCode.ENGINE_START
+
+
+class PluginMissingError(EngineStartError):
+    """A rank of the world wrote no workspace statistics, so nothing is known of its memory."""
+
+
+class ProbeFailedError(HoldfastError):
+    """A worst-case request was not answered as it must be: the server is not ready."""
+
+    exit_code = ExitCode.PROBE_FAILED
+
+
+class EngineLostError(HoldfastError):
+    """The engine died after it was ready, and it is not started again."""
+
+    exit_code = ExitCode.ENGINE_LOST
+
+
+class AddressInUseError(HoldfastError):
+    """The address to listen on belongs to another process."""
+
+    exit_code = ExitCode.ADDRESS_IN_USE
+
+
+class NotReadyError(HoldfastError):
+    """The request came while the gate was closed; `retry_after_seconds` is between 1 and 120."""
+
+    http_status = 503
+    openai_type = "service_unavailable"
+
+    def __init__(self, cause: str, *, retry_after_seconds: int, remedy: str = "") -> None:
+        super().__init__(cause, remedy=remedy)
+        self.retry_after_seconds = min(120, max(1, retry_after_seconds))

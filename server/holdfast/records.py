@@ -1,0 +1,225 @@
+"""The frozen records that cross a process or a layer, and the words used as their labels.
+
+Nothing here does anything: workers fill these through `holdfast.workspace.stats`, the probe and the
+supervisor produce the rest, and `telemetry` and `api` turn them into Prometheus text and JSON.
+Times are seconds of `time.monotonic()` unless the name says otherwise; sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+GrowthPhase = Literal["warmup", "sealed", "locked"]
+RejectionKind = Literal["scratch", "persistent", "permute"]
+MemoryKind = Literal[
+    "weights",
+    "kv_cache",
+    "workspace",
+    "activation_peak",
+    "cuda_graphs",
+    "non_torch",
+    "budget",
+    "total",
+]
+StartPhase = Literal["import", "load", "kv_sizing", "kv_cache", "warmup", "locked"]
+StepName = Literal[
+    "first_token",
+    "context_sweep",
+    "full_context",
+    "prefix_continuation",
+    "batch_sweep",
+    "full_batch",
+    "widest_decode",
+    "mixed",
+]
+Outcome = Literal["passed", "failed", "skipped"]
+
+GROWTH_PHASES: tuple[GrowthPhase, ...] = ("warmup", "sealed", "locked")
+REJECTION_KINDS: tuple[RejectionKind, ...] = ("scratch", "persistent", "permute")
+MEMORY_KINDS: tuple[MemoryKind, ...] = (
+    "weights",
+    "kv_cache",
+    "workspace",
+    "activation_peak",
+    "cuda_graphs",
+    "non_torch",
+    "budget",
+    "total",
+)
+START_PHASES: tuple[StartPhase, ...] = (
+    "import",
+    "load",
+    "kv_sizing",
+    "kv_cache",
+    "warmup",
+    "locked",
+)
+PROBE_STEPS: tuple[StepName, ...] = (
+    "first_token",
+    "context_sweep",
+    "full_context",
+    "prefix_continuation",
+    "batch_sweep",
+    "full_batch",
+    "widest_decode",
+    "mixed",
+)
+QUICK_STEPS: tuple[StepName, ...] = ("first_token", "full_context", "full_batch")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStats:
+    """One workspace: a (ubatch, lane) pair of one rank."""
+
+    ubatch: int
+    lane: int
+    size_bytes: int
+    reserved_bytes: int
+    high_water_bytes: int
+    high_water_caller: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A request for workspace that was refused."""
+
+    kind: RejectionKind
+    caller: str
+    needed_bytes: int
+    held_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """One finished call of `execute_model`. `index` counts from 1 in each engine generation."""
+
+    index: int
+    scheduled_tokens: int
+    requests: int
+    started_seconds: float
+    duration_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankStats:
+    """What one rank wrote to its stats file: readable while it runs and after it is dead."""
+
+    engine: int
+    rank: int
+    generation: int
+    pid: int
+    slots: tuple[SlotStats, ...]
+    retired_bytes: int
+    persistent_bytes: int
+    lamport_bytes: int
+    is_locked: bool
+    is_sealed: bool
+    growths: Mapping[GrowthPhase, int]
+    rejections: Mapping[RejectionKind, int]
+    last_rejection: Rejection | None
+    callers: Mapping[str, int]
+    """Largest need of each caller in bytes, at most 16."""
+    memory: Mapping[MemoryKind, int]
+    """Only the kinds that were measured."""
+    phases: Mapping[StartPhase, float]
+    """When each phase of the start began, for those that did."""
+    steps: int
+    scheduled_tokens: int
+    running_step_started_seconds: float | None
+    last_step_ended_seconds: float | None
+    recent_steps: tuple[EngineStep, ...]
+    """The newest steps, oldest first (at most `stats.RECENT_STEPS`)."""
+    fatal_error: str
+    """Why this rank is lost, written before the exception left the worker; empty if it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the resolved vLLM configuration says about one engine generation."""
+
+    model: str
+    """The name that clients send as `model`."""
+    world: tuple[tuple[int, int], ...]
+    """Every (engine, rank) that must report."""
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    kv_capacity_tokens: int
+    """Tokens that fit in the KV cache of one engine; 0 for a model that keeps none."""
+    kv_block_tokens: int
+    vocab_size: int
+    special_token_ids: frozenset[int]
+    max_logprobs: int
+    tasks: frozenset[str]
+    """vLLM's supported tasks, for example `generate`, `embed`."""
+    has_tokenizer: bool
+    has_chat_template: bool
+    has_prefix_caching: bool
+    has_chunked_prefill: bool
+    is_encoder_decoder: bool
+    data_parallel_size: int
+    is_unified_memory: bool
+    """Whether the device shares its memory with the host, as on GB10."""
+    fingerprint: str
+    """Names everything that a learned reservation depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeStep:
+    """What one step of the probe found."""
+
+    name: StepName
+    outcome: Outcome
+    duration_seconds: float
+    tokens: int = 0
+    """The largest proven size: scheduled tokens of one engine step, or tokens of one context."""
+    limited: bool = False
+    """Whether a size was left out: by the journal, the time left or the memory of the host."""
+    reason: str = ""
+    """Why it failed, was skipped or limited: step, size and caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """The outcome of one run of the suite."""
+
+    suite: Literal["worst-case", "quick", "off"]
+    passed: bool
+    limited: bool
+    proven_tokens: int
+    """The longest context that was served whole."""
+    duration_seconds: float
+    steps: tuple[ProbeStep, ...]
+    grew: bool = False
+    """Whether a workspace grew while the suite ran."""
+    slowest_step_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """The life of the engine, as `/statusz` and the metrics show it."""
+
+    generation: int = 0
+    restarts: int = 0
+    starts: int = 0
+    last_start_seconds: float | None = None
+    last_exit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything that is known, at one moment. The source of health bodies and metrics."""
+
+    state: str
+    reason: str
+    since_unix_seconds: float
+    eta_seconds: float | None
+    has_been_ready: bool
+    engine: EngineReport
+    probe: ProbeReport | None
+    ranks: tuple[RankStats, ...]
+    start_phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds each phase of the last start took."""
