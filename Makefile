@@ -1,0 +1,45 @@
+# Every target sets up what it needs; `make help` lists them.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+bin := .venv/bin
+export PYTHON
+
+.PHONY: help setup demo test test-fast lint check-format check-lint check-types format bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: ## make .venv from requirements/ (about 4 GB), or do nothing if it is up to date
+	@scripts/setup
+
+demo: setup ## serve the embedded model; ARGS="--port 9000" adds flags
+	@exec $(bin)/holdfast serve --demo $(ARGS)
+
+test: setup ## run all tests; ARGS="-k words" adds flags
+	@exec $(bin)/pytest $(ARGS)
+
+test-fast: setup ## run the tests that start no engine
+	@exec $(bin)/pytest -m "not engine" $(ARGS)
+
+lint: check-format check-lint check-types ## check format, lint and types
+
+check-format: setup
+	@$(bin)/ruff format --check .
+
+check-lint: setup
+	@$(bin)/ruff check .
+
+check-types: setup
+	@$(bin)/mypy
+
+format: setup ## format the code, and mend what the linter can mend
+	@$(bin)/ruff format .
+	@$(bin)/ruff check --fix .
+
+bench: setup ## run every benchmark under benchmarks/
+	@for script in benchmarks/[a-z]*.py; do $(bin)/python "$$script" || exit; done
+
+clean: ## remove .venv, caches and build output
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis server/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
