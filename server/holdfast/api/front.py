@@ -1,0 +1,67 @@
+"""The application that listens before there is an engine, and goes on when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast.api.gate import Admission, Gate
+
+
+class FrontDoor:
+    """Our routes first, whatever the state; everything else goes through the gate to vLLM's app.
+
+    So our `/health`, `/ping` and `/metrics` hide vLLM's of the same path. What vLLM's app sees is
+    what the client sent: unknown paths, redirects and `root_path` are its own.
+    """
+
+    def __init__(
+        self, routes: Iterable[BaseRoute], admission: Admission, *, root_path: str = ""
+    ) -> None:
+        self._routes = tuple(routes)
+        self._root_path = root_path.rstrip("/")
+        self._gate = Gate(self._engine_app, admission)
+        self._inner: ASGIApp | None = None
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is an application behind the gate."""
+        return self._inner is not None
+
+    def attach(self, app: ASGIApp) -> None:
+        """Send what the gate lets in to `app` from now on; what runs in another goes on there."""
+        self._inner = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer from our own routes, or by the gate."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] == "http":
+            ours = self._as_ours(scope)
+            for route in self._routes:
+                match, found = route.matches(ours)
+                if match is not Match.NONE:
+                    await route.handle({**ours, **found}, receive, send)
+                    return
+        await self._gate(scope, receive, send)
+
+    async def _engine_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._inner is None:
+            raise RuntimeError("The gate was opened before an application was attached.")
+        await self._inner(scope, receive, send)
+
+    def _as_ours(self, scope: Scope) -> Scope:
+        """The scope with the path as our routes are written: no root path, no slash at its end."""
+        root_path = scope.get("root_path", "") or self._root_path
+        path: str = scope["path"].removeprefix(root_path)
+        return {**scope, "path": path.rstrip("/") or "/", "root_path": ""}
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Follow the server's lifespan; whatever must live with it is entered by its owner."""
+    for phase in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{phase}.complete"})

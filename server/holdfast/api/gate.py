@@ -1,0 +1,177 @@
+"""Who may come in? The one place that lets a request through to the engine or turns it away."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast.api.replies import SHOULD_RETRY_HEADER, STATE_HEADER, openai_error
+from holdfast.errors import NotReadyError
+from holdfast.lifecycle.states import SERVING, State
+
+PROBE_HEADER = "x-holdfast-probe"
+RETRY_AFTER_UNKNOWN_SECONDS = 5
+RETRY_AFTER_MOST_SECONDS = 120
+WEBSOCKET_TRY_AGAIN_LATER = 1013
+
+Refusal = Literal["not_ready", "draining", "failed"]
+REFUSALS: tuple[Refusal, ...] = ("not_ready", "draining", "failed")
+
+_PROBE_HEADER_BYTES = PROBE_HEADER.encode()
+_REFUSAL_OF = MappingProxyType[State, Refusal](
+    {State.DRAINING: "draining", State.STOPPED: "draining", State.FAILED: "failed"}
+)
+
+
+class GateView(Protocol):
+    """What the gate reads at each request; plain attributes, since it is the hot path."""
+
+    @property
+    def state(self) -> State:
+        """Where the server stands now."""
+
+    @property
+    def reason(self) -> str:
+        """Why it stands there."""
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Time until READY, if anything is known of it."""
+
+
+class Admission:
+    """Decides by the state, and counts. Belongs to one event loop."""
+
+    def __init__(self, view: GateView, *, probe_token: str) -> None:
+        self.view = view
+        self.in_flight = 0
+        """Requests let in and not yet answered whole, the probe's own left out."""
+        self._probe_token = probe_token.encode()
+        self._refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Requests turned away, by reason, the probe's own left out."""
+        return MappingProxyType(self._refused)
+
+    def is_open(self, *, is_probe: bool) -> bool:
+        """Whether a request that comes now may enter."""
+        state = self.view.state
+        return state in SERVING or (is_probe and state is State.PROBING)
+
+    def is_probe_token(self, given: bytes) -> bool:
+        """Whether this is the token of this start; an empty token opens nothing."""
+        return bool(self._probe_token) and hmac.compare_digest(given, self._probe_token)
+
+    def enter(self) -> None:
+        """Count a request in; it must `leave`."""
+        self.in_flight += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """Count a request out."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._idle.set()
+
+    def refuse(self) -> None:
+        """Count a request turned away in the present state."""
+        self._refused[_REFUSAL_OF.get(self.view.state, "not_ready")] += 1
+
+    async def until_idle(self, deadline_seconds: float) -> bool:
+        """Wait until nothing is in flight; False if that is not so after `deadline_seconds`."""
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class Gate:
+    """Pure ASGI: what enters reaches `app` unchanged, but for the header of the probe."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let in, or answer 503 (close with 1013 for a WebSocket)."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        scope, is_probe = self._without_probe_header(scope)
+        if not self._admission.is_open(is_probe=is_probe):
+            if not is_probe:
+                self._admission.refuse()
+            await _turn_away(self._admission.view, scope, receive, send)
+        elif is_probe:
+            await self._app(scope, receive, send)
+        else:
+            self._admission.enter()
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._admission.leave()
+
+    def _without_probe_header(self, scope: Scope) -> tuple[Scope, bool]:
+        """The scope as the inner app may see it, and whether the request is the probe's."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        tokens = [value for name, value in headers if name == _PROBE_HEADER_BYTES]
+        if not tokens:
+            return scope, False
+        kept = [(name, value) for name, value in headers if name != _PROBE_HEADER_BYTES]
+        is_probe = any(self._admission.is_probe_token(token) for token in tokens)
+        return {**scope, "headers": kept}, is_probe
+
+
+def retry_after_seconds(eta_seconds: float | None) -> int:
+    """Whole seconds until it is worth to ask again, between 1 and 120.
+
+    OpenAI's clients do not retry at all when they are told to wait longer than that.
+    """
+    if eta_seconds is None:
+        return RETRY_AFTER_UNKNOWN_SECONDS
+    return math.ceil(min(RETRY_AFTER_MOST_SECONDS, max(1.0, eta_seconds)))
+
+
+async def _turn_away(view: GateView, scope: Scope, receive: Receive, send: Send) -> None:
+    error = NotReadyError(
+        f"The server is {view.state}{f': {view.reason}' if view.reason else '.'}",
+        retry_after_seconds=retry_after_seconds(view.eta_seconds),
+    )
+    if scope["type"] == "websocket":
+        await _close(receive, send, error)
+        return
+    response = openai_error(
+        error.cause,
+        kind=error.openai_type,
+        status=error.http_status,
+        headers={
+            "retry-after": str(error.retry_after_seconds),
+            SHOULD_RETRY_HEADER: "true",
+            STATE_HEADER: view.state,
+        },
+    )
+    await response(scope, receive, send)
+
+
+async def _close(receive: Receive, send: Send, error: NotReadyError) -> None:
+    # Accepted first: a close before that reaches the client as a bare 403, without the code.
+    await receive()
+    await send({"type": "websocket.accept"})
+    await send(
+        {
+            "type": "websocket.close",
+            "code": WEBSOCKET_TRY_AGAIN_LATER,
+            "reason": f"retry after {error.retry_after_seconds} s",
+        }
+    )

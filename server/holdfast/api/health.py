@@ -1,0 +1,157 @@
+"""Is it up? Answered from the status record alone, so that no answer ever waits for the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from holdfast.api.auth import ApiKeys, unauthorized
+from holdfast.api.replies import STATE_HEADER
+from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING
+from holdfast.records import ProbeReport, RankStats, Status
+from holdfast.telemetry.collectors import last_step_age_seconds
+
+Report = dict[str, Any]
+Queue = tuple[int, int]
+"""Requests (running, waiting)."""
+Answer = Callable[[Status], bool]
+
+
+def is_alive(status: Status) -> bool:
+    """Whether the process can still become or stay useful."""
+    return status.state not in HOPELESS
+
+
+def is_ready(status: Status) -> bool:
+    """Whether requests are let in."""
+    return status.state in SERVING
+
+
+def is_healthy(status: Status) -> bool:
+    """Whether all is well, awake or asleep."""
+    return status.state in HEALTHY
+
+
+def is_started(status: Status) -> bool:
+    """Whether the server was ever ready."""
+    return status.has_been_ready
+
+
+def health_routes(
+    status: Callable[[], Status], *, queue: Callable[[], Queue], api_keys: Iterable[str] = ()
+) -> list[Route]:
+    """`/livez`, `/readyz`, `/health`, `/ping`, `/startupz` and `/statusz`."""
+    keys = ApiKeys(api_keys)
+
+    def body(now: Status, *, is_full: bool) -> Report:
+        running, waiting = queue()
+        return report(
+            now,
+            running=running,
+            waiting=waiting,
+            now_seconds=time.monotonic(),
+            is_full=is_full,
+        )
+
+    def short(path: str, answer: Answer, *, methods: tuple[str, ...] = ("GET", "HEAD")) -> Route:
+        async def endpoint(_request: Request) -> Response:
+            now = status()
+            code = 200 if answer(now) else 503
+            return _reply(now, body(now, is_full=False), code)
+
+        return Route(path, endpoint, methods=methods)
+
+    async def statusz(request: Request) -> Response:
+        if not keys.admits(request.headers):
+            return unauthorized()
+        now = status()
+        return _reply(now, body(now, is_full=True), 200)
+
+    return [
+        short("/livez", is_alive),
+        short("/readyz", is_ready),
+        short("/health", is_healthy),
+        # vLLM answers POST here too, as SageMaker asks for.
+        short("/ping", is_healthy, methods=("GET", "HEAD", "POST")),
+        short("/startupz", is_started),
+        Route("/statusz", statusz, methods=("GET", "HEAD")),
+    ]
+
+
+def report(
+    status: Status, *, running: int, waiting: int, now_seconds: float, is_full: bool
+) -> Report:
+    """The body of a health route: all that is known, or what anyone may know.
+
+    `now_seconds` is of `time.monotonic()`. What is not known is null.
+    """
+    known: Report = {
+        "state": status.state,
+        "reason": status.reason,
+        "since": datetime.fromtimestamp(status.since_unix_seconds, UTC).isoformat(
+            timespec="milliseconds"
+        ),
+        "eta_s": status.eta_seconds,
+        "progress": {
+            "last_step_age_s": last_step_age_seconds(status.ranks, now_seconds),
+            "running": running,
+            "waiting": waiting,
+        },
+        "probe": _probe(status.probe),
+    }
+    if not is_full:
+        return known
+    known["engine"] = {
+        "generation": status.engine.generation,
+        "restarts": status.engine.restarts,
+        "last_exit": status.engine.last_exit or None,
+    }
+    known["probe"]["steps"] = [asdict(step) for step in status.probe.steps] if status.probe else []
+    known["workspace"] = [_workspace(rank) for rank in status.ranks]
+    known["memory"] = [_memory(rank) for rank in status.ranks]
+    return known
+
+
+def _reply(status: Status, body: Report, code: int) -> Response:
+    return JSONResponse(body, status_code=code, headers={STATE_HEADER: status.state})
+
+
+def _probe(probe: ProbeReport | None) -> Report:
+    return {
+        "passed": probe.passed if probe else None,
+        "limited": probe.limited if probe else None,
+        "proven_tokens": probe.proven_tokens if probe else None,
+    }
+
+
+def _workspace(rank: RankStats) -> Report:
+    return {
+        "engine": rank.engine,
+        "rank": rank.rank,
+        "generation": rank.generation,
+        "is_sealed": rank.is_sealed,
+        "is_locked": rank.is_locked,
+        "slots": [asdict(slot) for slot in rank.slots],
+        "retired_bytes": rank.retired_bytes,
+        "persistent_bytes": rank.persistent_bytes,
+        "lamport_bytes": rank.lamport_bytes,
+        "growths": dict(rank.growths),
+        "rejections": dict(rank.rejections),
+        "last_rejection": asdict(rank.last_rejection) if rank.last_rejection else None,
+        "callers": dict(rank.callers),
+        "steps": rank.steps,
+        "scheduled_tokens": rank.scheduled_tokens,
+        "fatal_error": rank.fatal_error or None,
+    }
+
+
+def _memory(rank: RankStats) -> Mapping[str, int]:
+    sizes = {f"{kind}_bytes": size for kind, size in rank.memory.items()}
+    return {"engine": rank.engine, "rank": rank.rank, **sizes}

@@ -1,0 +1,173 @@
+"""From the status of the server to Prometheus families, built anew at each scrape.
+
+What is not known has no series: a zero would claim that it was measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from holdfast.lifecycle.states import State
+from holdfast.records import GROWTH_PHASES, REJECTION_KINDS, ProbeReport, RankStats, Status
+from holdfast.telemetry.metrics import BY_NAME
+from holdfast.telemetry.totals import Totals
+
+Samples = Iterable[tuple[tuple[object, ...], float]]
+
+
+class Traffic(Protocol):
+    """What the gate counts."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests let in and not yet answered whole."""
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Requests turned away, by reason."""
+
+
+class HoldfastCollector(Collector):
+    """All families of `telemetry.metrics`. One scrape asks for the status once."""
+
+    def __init__(
+        self,
+        status: Callable[[], Status],
+        *,
+        totals: Totals,
+        traffic: Traffic,
+        version: str,
+        vllm_version: str,
+    ) -> None:
+        self._status = status
+        self._totals = totals
+        self._traffic = traffic
+        self._build = (version, vllm_version)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each family of the table that has a series."""
+        status = self._status()
+        self._totals.absorb(status.ranks)
+        families = (
+            *_workspace_families(status.ranks),
+            *_memory_families(status.ranks),
+            *_counter_families(self._totals),
+            *_probe_families(status.probe),
+            *_engine_families(status),
+            _family("last_step_age_seconds", _last_step_age(status.ranks)),
+            _family("requests_in_flight", [((), self._traffic.in_flight)]),
+            _family("requests_refused_total", _labelled(self._traffic.refused)),
+            _family("build_info", [(self._build, 1)]),
+        )
+        return (family for family in families if family.samples)
+
+
+def registry_of(collector: Collector) -> CollectorRegistry:
+    """A registry of its own, so that vLLM may clear the global one without touching ours."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return registry
+
+
+def last_step_age_seconds(ranks: Iterable[RankStats], now_seconds: float) -> float | None:
+    """Time since any rank last finished a step; None if none ever did."""
+    ends = [rank.last_step_ended_seconds for rank in ranks]
+    newest = max((end for end in ends if end is not None), default=None)
+    return None if newest is None else max(0.0, now_seconds - newest)
+
+
+def _family(name: str, samples: Samples) -> Metric:
+    metric = BY_NAME[name]
+    family_type = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = family_type(metric.full_name, metric.help, labels=metric.labels)
+    for labels, value in samples:
+        family.add_metric([str(label) for label in labels], value)
+    return family
+
+
+def _labelled(values: Mapping[str, int]) -> Samples:
+    return [((label,), value) for label, value in values.items()]
+
+
+def _workspace_families(ranks: tuple[RankStats, ...]) -> Iterator[Metric]:
+    slots = [((r.engine, r.rank, s.ubatch, s.lane), s) for r in ranks for s in r.slots]
+    yield _family("workspace_size_bytes", [(key, s.size_bytes) for key, s in slots])
+    yield _family("workspace_reserved_bytes", [(key, s.reserved_bytes) for key, s in slots])
+    yield _family("workspace_high_water_bytes", [(key, s.high_water_bytes) for key, s in slots])
+    keyed = [((r.engine, r.rank), r) for r in ranks]
+    yield _family("workspace_retired_bytes", [(key, r.retired_bytes) for key, r in keyed])
+    yield _family("workspace_persistent_bytes", [(key, r.persistent_bytes) for key, r in keyed])
+    yield _family("workspace_locked", [(key, r.is_locked) for key, r in keyed])
+    yield _family("lamport_workspace_bytes", [(key, r.lamport_bytes) for key, r in keyed])
+    yield _family(
+        "workspace_last_rejection_bytes",
+        [(key, r.last_rejection.needed_bytes) for key, r in keyed if r.last_rejection],
+    )
+
+
+def _memory_families(ranks: tuple[RankStats, ...]) -> Iterator[Metric]:
+    yield _family(
+        "workspace_caller_bytes",
+        [((r.engine, r.rank, name), size) for r in ranks for name, size in r.callers.items()],
+    )
+    yield _family(
+        "memory_bytes",
+        [((r.engine, r.rank, kind), size) for r in ranks for kind, size in r.memory.items()],
+    )
+
+
+def _counter_families(totals: Totals) -> Iterator[Metric]:
+    ranks = totals.ranks()
+    yield _family(
+        "workspace_growths_total",
+        [
+            ((*key, phase), count)
+            for key, counters in ranks.items()
+            for phase, count in zip(GROWTH_PHASES, counters.growths, strict=True)
+        ],
+    )
+    yield _family(
+        "workspace_growth_rejections_total",
+        [
+            ((*key, kind), count)
+            for key, counters in ranks.items()
+            for kind, count in zip(REJECTION_KINDS, counters.rejections, strict=True)
+        ],
+    )
+    yield _family("engine_steps_total", [(key, c.steps) for key, c in ranks.items()])
+    yield _family(
+        "engine_scheduled_tokens_total", [(key, c.scheduled_tokens) for key, c in ranks.items()]
+    )
+    runs = totals.probe_runs()
+    yield _family("probe_runs_total", [((result,), count) for result, count in runs.items()])
+
+
+def _probe_families(probe: ProbeReport | None) -> Iterator[Metric]:
+    if probe is None:
+        return
+    steps = [((step.name,), step) for step in probe.steps if step.outcome != "skipped"]
+    yield _family("probe_passed", [(key, step.outcome == "passed") for key, step in steps])
+    yield _family("probe_duration_seconds", [(key, s.duration_seconds) for key, s in steps])
+    yield _family("probe_tokens", [(key, step.tokens) for key, step in steps])
+    yield _family("probe_proven_tokens", [((), probe.proven_tokens)])
+    yield _family("probe_limited", [((), probe.limited)])
+
+
+def _engine_families(status: Status) -> Iterator[Metric]:
+    engine = status.engine
+    yield _family("state", [((state,), state == status.state) for state in State])
+    yield _family("engine_generation", [((), engine.generation)])
+    yield _family("engine_starts_total", [((), engine.starts)])
+    if engine.last_start_seconds is not None:
+        yield _family("engine_start_duration_seconds", [((), engine.last_start_seconds)])
+
+
+def _last_step_age(ranks: Iterable[RankStats]) -> Samples:
+    age = last_step_age_seconds(ranks, time.monotonic())
+    return [] if age is None else [((), age)]

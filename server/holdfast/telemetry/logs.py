@@ -1,0 +1,60 @@
+"""How the loggers below `holdfast` speak. vLLM's loggers and the root logger stay as they are."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal, TextIO, get_args
+
+from holdfast.errors import UsageError
+
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+LogStyle = Literal["console", "json"]
+LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+LOG_STYLES: tuple[LogStyle, ...] = get_args(LogStyle)
+
+ROOT = "holdfast"
+_CONSOLE_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
+
+
+def configure_logging(
+    level: str = "info", *, style: LogStyle = "console", stream: TextIO | None = None
+) -> None:
+    """Send what `holdfast` logs from `level` on to `stream`, by default standard error.
+
+    Calling it again replaces what the last call set, so nothing is ever said twice.
+    """
+    if level not in LOG_LEVELS:
+        known = ", ".join(LOG_LEVELS)
+        raise UsageError(f"The log level {level!r} does not exist.", remedy=f"Use one of {known}.")
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(
+        JSONLines() if style == "json" else logging.Formatter(_CONSOLE_FORMAT, "%m-%d %H:%M:%S")
+    )
+    logger = logging.getLogger(ROOT)
+    logger.setLevel(level.upper())
+    logger.propagate = False  # whoever configures the root logger would print every line twice
+    for old in tuple(logger.handlers):
+        logger.removeHandler(old)
+    logger.addHandler(handler)
+
+
+class JSONLines(logging.Formatter):
+    """One JSON object a line; the mapping given as `extra={"fields": ...}` stands beside the rest.
+
+    Other extras are left out: vLLM adds its own to every record of the process.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record on one line."""
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps({**getattr(record, "fields", {}), **fields}, default=str)

@@ -1,0 +1,130 @@
+"""Every metric of Holdfast, as data: the one source for collectors, documentation and its test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+PREFIX = "holdfast_"
+
+_RANK = ("engine", "rank")
+_SLOT = ("engine", "rank", "ubatch", "lane")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family. `name` is without the prefix, and with `_total` for a counter."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """The name on the page."""
+        return PREFIX + self.name
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("workspace_size_bytes", "gauge", "Current size of the workspace of a slot.", _SLOT),
+    Metric(
+        "workspace_reserved_bytes",
+        "gauge",
+        "Bytes reserved for a slot before the KV cache was sized.",
+        _SLOT,
+    ),
+    Metric(
+        "workspace_high_water_bytes",
+        "gauge",
+        "Largest number of bytes any caller asked of a slot.",
+        _SLOT,
+    ),
+    Metric(
+        "workspace_retired_bytes",
+        "gauge",
+        "Bytes of outgrown buffers that are kept alive because a captured graph may use them.",
+        _RANK,
+    ),
+    Metric(
+        "workspace_persistent_bytes",
+        "gauge",
+        "Bytes of persistent resources held beside the scratch buffers.",
+        _RANK,
+    ),
+    Metric("workspace_locked", "gauge", "Whether the workspaces are locked (1) or not (0).", _RANK),
+    Metric("lamport_workspace_bytes", "gauge", "Size of the Lamport all-reduce workspace.", _RANK),
+    Metric(
+        "workspace_growths_total",
+        "counter",
+        "Growths of a workspace by phase: warmup, sealed, locked.",
+        (*_RANK, "phase"),
+    ),
+    Metric(
+        "workspace_growth_rejections_total",
+        "counter",
+        "Refused requests for workspace by kind: scratch, persistent, permute.",
+        (*_RANK, "kind"),
+    ),
+    Metric(
+        "workspace_last_rejection_bytes",
+        "gauge",
+        "Bytes needed by the request for workspace that was refused last.",
+        _RANK,
+    ),
+    Metric(
+        "workspace_caller_bytes",
+        "gauge",
+        "Largest need of a caller; at most 16 callers a rank.",
+        (*_RANK, "caller"),
+    ),
+    Metric(
+        "memory_bytes",
+        "gauge",
+        "Where the device memory went; only what was measured.",
+        (*_RANK, "kind"),
+    ),
+    Metric("engine_steps_total", "counter", "Finished engine steps.", _RANK),
+    Metric(
+        "engine_scheduled_tokens_total", "counter", "Tokens scheduled in finished steps.", _RANK
+    ),
+    Metric(
+        "probe_passed",
+        "gauge",
+        "Whether a step of the last probe passed (1) or failed (0); no series if it was skipped.",
+        ("step",),
+    ),
+    Metric(
+        "probe_duration_seconds",
+        "gauge",
+        "Time a step of the last probe took; no series if it was skipped.",
+        ("step",),
+    ),
+    Metric(
+        "probe_tokens",
+        "gauge",
+        "Largest size a step of the last probe proved; no series if it was skipped.",
+        ("step",),
+    ),
+    Metric("probe_proven_tokens", "gauge", "Longest context the last probe saw served whole."),
+    Metric("probe_limited", "gauge", "Whether the last probe left a size out (1) or none (0)."),
+    Metric("probe_runs_total", "counter", "Finished runs of the probe.", ("result",)),
+    Metric("state", "gauge", "1 for the state the server is in, 0 for every other.", ("state",)),
+    Metric("engine_generation", "gauge", "Generation of the engine, 0 before the first."),
+    Metric("engine_starts_total", "counter", "Starts of the engine, finished or not."),
+    Metric("engine_start_duration_seconds", "gauge", "Time the last finished start took."),
+    Metric("last_step_age_seconds", "gauge", "Time since any rank last finished a step."),
+    Metric("requests_in_flight", "gauge", "Requests let in and not yet answered whole."),
+    Metric(
+        "requests_refused_total",
+        "counter",
+        "Requests that were answered 503 or closed at the gate.",
+        ("reason",),
+    ),
+    Metric(
+        "build_info", "gauge", "Versions of this process, always 1.", ("version", "vllm_version")
+    ),
+)
+
+BY_NAME = MappingProxyType({metric.name: metric for metric in METRICS})

@@ -1,0 +1,34 @@
+"""A real uvicorn server on a free port, in the event loop of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import uvicorn
+from starlette.types import ASGIApp
+
+DEADLINE_SECONDS = 20
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of `app`; the server is gone when the context is left."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            app, lifespan="on", log_config=None, ws="websockets-sansio", timeout_graceful_shutdown=5
+        )
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        base_url = f"http://127.0.0.1:{port}"
+        try:
+            async with httpx.AsyncClient(base_url=base_url, timeout=DEADLINE_SECONDS) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await task

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from asgi_server import DEADLINE_SECONDS, serving
+from holdfast.api.front import FrontDoor
+from holdfast.api.gate import (
+    PROBE_HEADER,
+    RETRY_AFTER_UNKNOWN_SECONDS,
+    Admission,
+    retry_after_seconds,
+)
+from holdfast.lifecycle.states import SERVING, State
+from inner_app import InnerApp, View
+
+PROBE = "the-word-of-this-start"
+CLOSED_STATES = [state for state in State if state not in SERVING]
+
+
+class Gated:
+    """A gate before a small application, and the handles to both."""
+
+    def __init__(self, view: View | None = None, *, probe_token: str = PROBE) -> None:
+        self.view = view or View()
+        self.admission = Admission(self.view, probe_token=probe_token)
+        self.inner = InnerApp()
+        self.app = FrontDoor([], self.admission)
+        self.app.attach(self.inner)
+
+
+def _answer(gated: Gated, path: str, method: str = "GET", **request: Any) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with serving(gated.app) as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(ask())
+
+
+def test_an_open_gate_lets_requests_in() -> None:
+    """In READY the answer is the application's own."""
+    answer = _answer(Gated(), "/v1/whoami", "POST", content=b"four")
+    assert (answer.status_code, answer.text) == (200, "inner 4")
+
+
+@pytest.mark.parametrize("state", CLOSED_STATES)
+def test_a_closed_gate_answers_503_with_an_openai_error(state: State) -> None:
+    """Outside READY the answer says when to come back, as OpenAI's clients read it."""
+    answer = _answer(Gated(View(state, "the engine loads", 17.2)), "/v1/whoami", "POST", json={})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "18"
+    assert answer.headers["x-should-retry"] == "true"
+    assert answer.headers["x-holdfast-state"] == state
+    assert answer.json() == {
+        "error": {
+            "message": f"The server is {state}: the engine loads",
+            "type": "service_unavailable",
+            "param": None,
+            "code": 503,
+        }
+    }
+
+
+@pytest.mark.parametrize("path", ["/no/such/path", "/", "/v1/whoami/"])
+def test_a_closed_gate_knows_no_paths(path: str) -> None:
+    """Before READY nothing is said of which paths there are."""
+    assert _answer(Gated(View(State.STARTING)), path).status_code == 503
+
+
+def test_an_open_gate_passes_on_unknown_paths() -> None:
+    """In READY an unknown path is the application's 404."""
+    assert _answer(Gated(), "/no/such/path").status_code == 404
+
+
+def test_a_refused_head_has_headers_and_no_body() -> None:
+    """A HEAD request learns the state without a body."""
+    answer = _answer(Gated(View(State.STARTING)), "/v1/whoami", "HEAD")
+    assert (answer.status_code, answer.content) == (503, b"")
+    assert answer.headers["x-holdfast-state"] == "STARTING"
+
+
+def test_a_connection_survives_a_refused_upload() -> None:
+    """A body that was never read does not spoil the next request of the same client."""
+    gated = Gated(View(State.STARTING))
+
+    async def ask() -> list[int]:
+        async with serving(gated.app) as client:
+            refused = await client.post("/v1/whoami", content=b"x" * 2_000_000)
+            gated.view.state = State.READY
+            return [refused.status_code, (await client.get("/v1/whoami")).status_code]
+
+    assert asyncio.run(ask()) == [503, 200]
+
+
+@given(eta=st.none() | st.floats())
+def test_retry_after_is_between_1_and_120(eta: float | None) -> None:
+    """Whatever is estimated, clients are told a number they obey."""
+    assert 1 <= retry_after_seconds(eta) <= 120
+
+
+@pytest.mark.parametrize(
+    ("eta", "seconds"),
+    [(None, RETRY_AFTER_UNKNOWN_SECONDS), (0.0, 1), (3.01, 4), (60.0, 60), (500.0, 120)],
+)
+def test_retry_after_is_the_estimate_rounded_up(eta: float | None, seconds: int) -> None:
+    """The client comes back when the server is expected to be ready, not before."""
+    assert retry_after_seconds(eta) == seconds
+
+
+def test_the_probe_enters_while_probing() -> None:
+    """The token of this start opens the gate, and the application never sees it."""
+    answer = _answer(Gated(View(State.PROBING)), "/v1/headers", headers={PROBE_HEADER: PROBE})
+    assert answer.status_code == 200
+    assert PROBE_HEADER not in answer.json()
+
+
+@pytest.mark.parametrize("state", [s for s in CLOSED_STATES if s is not State.PROBING])
+def test_the_probe_enters_in_no_other_closed_state(state: State) -> None:
+    """The token opens nothing before the engine is there, nor after it is given up."""
+    answer = _answer(Gated(View(state)), "/v1/headers", headers={PROBE_HEADER: PROBE})
+    assert answer.status_code == 503
+
+
+@pytest.mark.parametrize("token", ["", "wrong", PROBE + "x", PROBE[:-1], "\xe4"])
+def test_a_wrong_token_opens_nothing(token: str) -> None:
+    """A request with another token is a request like any other."""
+    headers = {PROBE_HEADER.encode(): token.encode("latin-1")}
+    answer = _answer(Gated(View(State.PROBING)), "/v1/headers", headers=headers)
+    assert answer.status_code == 503
+
+
+def test_a_wrong_token_is_stripped_when_the_gate_is_open() -> None:
+    """The header of the probe never reaches the application, whoever sends it."""
+    answer = _answer(Gated(), "/v1/headers", headers={PROBE_HEADER: "wrong", "x-other": "kept"})
+    assert PROBE_HEADER not in answer.json()
+    assert answer.json()["x-other"] == "kept"
+
+
+def test_no_token_set_means_no_probe() -> None:
+    """An empty token does not let in a request with an empty header."""
+    gated = Gated(View(State.PROBING), probe_token="")
+    assert _answer(gated, "/v1/headers", headers={PROBE_HEADER: ""}).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (State.STARTING, "not_ready"),
+        (State.PROBING, "not_ready"),
+        (State.RECOVERING, "not_ready"),
+        (State.SLEEPING, "not_ready"),
+        (State.DRAINING, "draining"),
+        (State.STOPPED, "draining"),
+        (State.FAILED, "failed"),
+    ],
+)
+def test_refusals_are_counted_by_reason(state: State, reason: str) -> None:
+    """Each request turned away counts once, under why."""
+    gated = Gated(View(state))
+    _answer(gated, "/v1/whoami")
+    assert {name: count for name, count in gated.admission.refused.items() if count} == {reason: 1}
+
+
+def test_the_probe_is_not_counted() -> None:
+    """Neither what the probe runs nor what it is refused shows in the counts of the users."""
+    gated = Gated(View(State.PROBING))
+    headers = {PROBE_HEADER: PROBE}
+
+    async def ask() -> list[int]:
+        async with (
+            serving(gated.app) as client,
+            client.stream("GET", "/v1/stream", headers=headers),
+        ):
+            running = gated.admission.in_flight
+            gated.inner.released.set()
+            gated.view.state = State.STARTING
+            await client.get("/v1/whoami", headers=headers)
+            return [running, sum(gated.admission.refused.values())]
+
+    assert asyncio.run(ask()) == [0, 0]
+
+
+def test_a_stream_is_in_flight_until_it_ends() -> None:
+    """A request counts from its first byte to its last."""
+    gated = Gated()
+
+    async def ask() -> list[int]:
+        async with serving(gated.app) as client:
+            async with client.stream("GET", "/v1/stream") as stream:
+                running = gated.admission.in_flight
+                gated.inner.released.set()
+                await stream.aread()
+            assert await gated.admission.until_idle(DEADLINE_SECONDS)
+            return [running, gated.admission.in_flight]
+
+    assert asyncio.run(ask()) == [1, 0]
+
+
+def test_a_client_that_leaves_is_not_in_flight() -> None:
+    """A stream whose client is gone counts no longer, though it was never finished."""
+    gated = Gated()
+
+    async def ask() -> None:
+        async with serving(gated.app) as client:
+            async with client.stream("GET", "/v1/stream") as stream:
+                await anext(stream.aiter_bytes())
+                assert gated.admission.in_flight == 1
+            assert await gated.admission.until_idle(DEADLINE_SECONDS)
+
+    asyncio.run(ask())
+
+
+def test_a_broken_request_is_not_in_flight() -> None:
+    """An exception in the application is counted out."""
+    gated = Gated()
+    assert _answer(gated, "/v1/broken").status_code == 500
+    assert gated.admission.in_flight == 0
+
+
+def test_draining_lets_streams_finish_and_nobody_in() -> None:
+    """What runs goes on to its end, what comes is sent away, and the drain ends with the last."""
+    gated = Gated()
+
+    async def ask() -> tuple[int, str]:
+        async with (
+            serving(gated.app) as client,
+            client.stream("GET", "/v1/stream") as stream,
+            asyncio.TaskGroup() as tasks,
+        ):
+            gated.view.state = State.DRAINING
+            drain = tasks.create_task(gated.admission.until_idle(DEADLINE_SECONDS))
+            refused = await client.get("/v1/whoami")
+            assert not drain.done()
+            gated.inner.released.set()
+            text = (await stream.aread()).decode()
+            assert await drain
+            return refused.status_code, text
+
+    code, text = asyncio.run(ask())
+    assert code == 503
+    assert text.endswith("[DONE]\n\n")
+
+
+def test_a_drain_ends_at_its_deadline() -> None:
+    """A stream that never ends does not hold the drain longer than it may take."""
+    gated = Gated()
+
+    async def ask() -> bool:
+        async with serving(gated.app) as client, client.stream("GET", "/v1/stream"):
+            return await gated.admission.until_idle(0.05)
+
+    assert asyncio.run(ask()) is False
+
+
+def test_an_idle_server_drains_at_once() -> None:
+    """With nothing in flight there is nothing to wait for."""
+    assert asyncio.run(Gated().admission.until_idle(0.0)) is True
+
+
+async def _websocket(gated: Gated) -> str | int:
+    """What the server says first, or the code it closes with."""
+    async with serving(gated.app) as client:
+        url = f"{str(client.base_url).replace('http', 'ws')}/v1/realtime"
+        async with connect(url, open_timeout=DEADLINE_SECONDS) as connection:
+            try:
+                return str(await connection.recv())
+            except ConnectionClosed as closed:
+                return closed.rcvd.code if closed.rcvd else "no code"
+
+
+def test_an_open_gate_lets_websockets_in() -> None:
+    """In READY a WebSocket is the application's."""
+    gated = Gated()
+    assert asyncio.run(_websocket(gated)) == "hello"
+    assert gated.admission.in_flight == 0
+
+
+@pytest.mark.parametrize("state", CLOSED_STATES)
+def test_a_closed_gate_closes_websockets_with_1013(state: State) -> None:
+    """Outside READY a WebSocket is closed with 'try again later', and counted."""
+    gated = Gated(View(state))
+    assert asyncio.run(_websocket(gated)) == 1013
+    assert sum(gated.admission.refused.values()) == 1
+
+
+def test_a_request_cut_off_while_it_is_sent_is_not_in_flight() -> None:
+    """A client that goes away in the middle of its body is counted out."""
+    gated = Gated()
+
+    async def ask() -> None:
+        async with serving(gated.app) as client:
+            address = (client.base_url.host, client.base_url.port or 0)
+            head = b"POST /v1/whoami HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf"
+            with socket.create_connection(address, timeout=DEADLINE_SECONDS) as connection:
+                connection.sendall(head)
+                async with asyncio.timeout(DEADLINE_SECONDS):
+                    await gated.inner.entered.wait()
+                assert gated.admission.in_flight == 1
+            assert await gated.admission.until_idle(DEADLINE_SECONDS)
+
+    asyncio.run(ask())

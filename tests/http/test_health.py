@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from asgi_server import serving
+from holdfast.api.front import FrontDoor
+from holdfast.api.gate import Admission
+from holdfast.api.health import health_routes, report
+from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
+from holdfast.records import EngineReport, Status
+from inner_app import View
+from statuses import REJECTION, a_fresh_status, a_rank, a_status
+
+PATHS = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz")
+OPEN_KEYS = {"state", "reason", "since", "eta_s", "progress", "probe"}
+FULL_KEYS = OPEN_KEYS | {"engine", "workspace", "memory"}
+
+
+def _expected(path: str, status: Status) -> int:
+    good = {
+        "/livez": status.state not in HOPELESS,
+        "/readyz": status.state in SERVING,
+        "/health": status.state in HEALTHY,
+        "/ping": status.state in HEALTHY,
+        "/startupz": status.has_been_ready,
+        "/statusz": True,
+    }
+    return 200 if good[path] else 503
+
+
+def _front(status: Status, api_keys: Sequence[str] = ()) -> FrontDoor:
+    routes = health_routes(lambda: status, queue=lambda: (3, 4), api_keys=api_keys)
+    return FrontDoor(routes, Admission(View(State(status.state)), probe_token=""))
+
+
+def _answers(
+    front: FrontDoor, paths: Sequence[str], method: str = "GET", **request: Any
+) -> dict[str, httpx.Response]:
+    async def ask() -> dict[str, httpx.Response]:
+        async with serving(front) as client:
+            return {path: await client.request(method, path, **request) for path in paths}
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("has_been_ready", [False, True])
+@pytest.mark.parametrize("state", State)
+def test_every_route_answers_in_every_state(state: State, *, has_been_ready: bool) -> None:
+    """Code, body and header follow from the state, with no engine and no application attached."""
+    status = a_status(state, has_been_ready=has_been_ready)
+    answers = _answers(_front(status), PATHS)
+    assert {path: a.status_code for path, a in answers.items()} == {
+        path: _expected(path, status) for path in PATHS
+    }
+    assert {a.headers["x-holdfast-state"] for a in answers.values()} == {state.value}
+    assert {a.json()["state"] for a in answers.values()} == {state.value}
+
+
+@pytest.mark.parametrize("state", [State.READY, State.FAILED])
+def test_head_answers_as_get_without_a_body(state: State) -> None:
+    """A HEAD request has the code and the headers of the GET."""
+    status = a_status(state)
+    got, headed = (_answers(_front(status), PATHS, method) for method in ("GET", "HEAD"))
+    for path in PATHS:
+        assert headed[path].status_code == got[path].status_code
+        assert headed[path].headers["x-holdfast-state"] == state
+        assert headed[path].content == b""
+
+
+def test_other_methods_are_not_allowed() -> None:
+    """A POST to a health route is a mistake, but for /ping, which SageMaker posts to."""
+    codes = {p: a.status_code for p, a in _answers(_front(a_status()), PATHS, "POST").items()}
+    assert codes == dict.fromkeys(PATHS, 405) | {"/ping": 200}
+
+
+def test_the_routes_say_only_what_anyone_may_know() -> None:
+    """All routes but /statusz leave out engine, workspace, memory and the steps of the probe."""
+    answers = _answers(_front(a_status()), PATHS)
+    assert set(answers["/statusz"].json()) == FULL_KEYS
+    for path in PATHS[:-1]:
+        assert set(answers[path].json()) == OPEN_KEYS
+        assert set(answers[path].json()["probe"]) == {"passed", "limited", "proven_tokens"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}]
+    + [
+        {"authorization": given}
+        for given in ("", "Bearer", "Bearer wrong", "Bearer key-22", "Basic key-2", "key-2")
+    ],
+)
+def test_the_full_report_needs_a_key_if_one_is_set(headers: dict[str, str]) -> None:
+    """Without one of the keys /statusz says nothing but that; the other routes stay open."""
+    answers = _answers(_front(a_status(), ["key-1", "key-2"]), PATHS, headers=headers)
+    assert answers["/statusz"].status_code == 401
+    assert set(answers["/statusz"].json()) == {"error"}
+    assert set(answers["/statusz"].json()["error"]) == {"message", "type", "param", "code"}
+    assert {answers[path].status_code for path in PATHS[:-1]} == {200}
+
+
+@pytest.mark.parametrize("key", ["key-1", "key-2"])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_any_of_the_keys_opens_the_full_report(scheme: str, key: str) -> None:
+    """vLLM takes several keys, and so do we."""
+    front = _front(a_status(), ["key-1", "key-2"])
+    answers = _answers(front, ["/statusz"], headers={"authorization": f"{scheme} {key}"})
+    assert set(answers["/statusz"].json()) == FULL_KEYS
+
+
+def _report(status: Status, *, is_full: bool = True) -> dict[str, Any]:
+    return report(status, running=3, waiting=4, now_seconds=1002.5, is_full=is_full)
+
+
+def test_the_report_says_where_the_server_stands() -> None:
+    """State, reason, time and estimate are those of the status."""
+    found = _report(a_status(State.RECOVERING, eta_seconds=12.0))
+    assert found["state"] == "RECOVERING"
+    assert found["reason"] == "because of RECOVERING"
+    assert found["since"] == "2023-11-14T22:13:20.500+00:00"
+    assert found["eta_s"] == 12.0
+
+
+def test_the_report_shows_progress() -> None:
+    """Age of the newest step and both queues."""
+    assert _report(a_status(), is_full=False)["progress"] == {
+        "last_step_age_s": 2.5,
+        "running": 3,
+        "waiting": 4,
+    }
+
+
+def test_the_report_shows_the_life_of_the_engine() -> None:
+    """Generation, restarts and how the last one ended."""
+    engine = EngineReport(generation=3, restarts=2, starts=3, last_exit="stall")
+    assert _report(a_status(engine=engine))["engine"] == {
+        "generation": 3,
+        "restarts": 2,
+        "last_exit": "stall",
+    }
+
+
+def test_the_report_shows_each_step_of_the_probe() -> None:
+    """What was proven, what was left out, and why."""
+    probe = _report(a_status())["probe"]
+    assert (probe["passed"], probe["limited"], probe["proven_tokens"]) == (True, True, 2048)
+    assert [(step["name"], step["outcome"], step["reason"]) for step in probe["steps"]] == [
+        ("first_token", "passed", ""),
+        ("context_sweep", "passed", "journal"),
+        ("widest_decode", "skipped", "log-probs are off"),
+    ]
+
+
+def test_the_report_shows_workspace_and_memory_by_rank() -> None:
+    """Each rank has its slots, its last rejection and what was measured of its memory."""
+    ranks = (a_rank(), a_rank(rank=1, last_rejection=REJECTION, memory={}))
+    found = _report(a_status(ranks=ranks))
+    assert [(w["rank"], len(w["slots"])) for w in found["workspace"]] == [(0, 2), (1, 2)]
+    assert found["workspace"][1]["last_rejection"]["needed_bytes"] == REJECTION.needed_bytes
+    assert found["memory"][0]["weights_bytes"] == 100 * 1024 * 1024
+    assert found["memory"][1] == {"engine": 0, "rank": 1}
+
+
+def test_the_report_of_the_first_second_is_whole() -> None:
+    """Before anything is known every key is there, and null."""
+    found = json.loads(json.dumps(_report(a_fresh_status())))
+    assert set(found) == FULL_KEYS
+    assert found["progress"]["last_step_age_s"] is None
+    assert found["probe"] == {
+        "passed": None,
+        "limited": None,
+        "proven_tokens": None,
+        "steps": [],
+    }
+    assert (found["workspace"], found["memory"]) == ([], [])

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.lifecycle.states import State
+from holdfast.records import MEMORY_KINDS, RankStats, Status
+from holdfast.telemetry.collectors import (
+    HoldfastCollector,
+    last_step_age_seconds,
+    registry_of,
+)
+from holdfast.telemetry.exposition import render, vllm_registry
+from holdfast.telemetry.metrics import BY_NAME, METRICS
+from holdfast.telemetry.totals import RankCounters, Totals
+from statuses import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
+
+
+@dataclass
+class Traffic:
+    """What a gate would have counted."""
+
+    in_flight: int = 2
+    refused: Mapping[str, int] = field(default_factory=lambda: {"not_ready": 4, "draining": 0})
+
+
+class Server:
+    """A status that moves on, and the registry that is scraped from it."""
+
+    def __init__(self, status: Status) -> None:
+        self.status = status
+        self.totals = Totals()
+        collector = HoldfastCollector(
+            lambda: self.status,
+            totals=self.totals,
+            traffic=Traffic(),
+            version="0.1.0",
+            vllm_version="0.32.0",
+        )
+        self.registry = registry_of(collector)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The sample on the page; None if there is no such series."""
+        return self.registry.get_sample_value(f"holdfast_{name}", labels)
+
+    def names(self) -> set[str]:
+        """Every family that has a series."""
+        page, _ = render([self.registry])
+        families = text_string_to_metric_families(page.decode())
+        return {sample.name for found in families for sample in found.samples}
+
+
+def test_a_full_status_shows_exactly_the_table() -> None:
+    """What is emitted is what the table says: names, kinds, help and labels."""
+    rank = a_rank(last_rejection=REJECTION)
+    page, _ = render([Server(a_status(ranks=(rank,))).registry])
+    emitted = {
+        sample.name.removeprefix("holdfast_"): (found.type, found.documentation, set(sample.labels))
+        for found in text_string_to_metric_families(page.decode())
+        for sample in found.samples
+    }
+    assert emitted == {m.name: (m.kind, m.help, set(m.labels)) for m in METRICS}
+
+
+def test_a_fresh_status_shows_nothing_that_is_not_known() -> None:
+    """In the first second only what the front end itself knows has a series."""
+    assert Server(a_fresh_status()).names() == {
+        BY_NAME[name].full_name
+        for name in (
+            "state",
+            "engine_generation",
+            "engine_starts_total",
+            "probe_runs_total",
+            "requests_in_flight",
+            "requests_refused_total",
+            "build_info",
+        )
+    }
+
+
+def test_sizes_stand_under_their_slot() -> None:
+    """Each slot of a rank has its own size, reservation and high water."""
+    server = Server(a_status())
+    slot = {"engine": "0", "rank": "0", "ubatch": "0", "lane": "0"}
+    assert server.value("workspace_size_bytes", **slot) == 24 * MIB
+    assert server.value("workspace_reserved_bytes", **slot) == 22 * MIB
+    assert server.value("workspace_high_water_bytes", **slot) == 20 * MIB
+    assert server.value("workspace_size_bytes", **{**slot, "ubatch": "1"}) == 8 * MIB
+
+
+def test_only_measured_memory_has_a_series() -> None:
+    """A kind of memory that was not measured is absent, not zero."""
+    server = Server(a_status())
+    kinds = {k for k in MEMORY_KINDS if server.value("memory_bytes", engine="0", rank="0", kind=k)}
+    assert kinds == {"weights", "kv_cache"}
+    assert server.value("memory_bytes", engine="0", rank="0", kind="total") is None
+
+
+def test_the_last_rejection_shows_what_was_needed() -> None:
+    """The size of the refused request is known once one was refused, and absent before."""
+    server = Server(a_status())
+    assert server.value("workspace_last_rejection_bytes", engine="0", rank="0") is None
+    server.status = a_status(ranks=(a_rank(last_rejection=REJECTION),))
+    assert server.value("workspace_last_rejection_bytes", engine="0", rank="0") == 22 * MIB
+
+
+@pytest.mark.parametrize("state", State)
+def test_exactly_one_state_is_one(state: State) -> None:
+    """Every state has a series, and only the present one is 1."""
+    server = Server(a_status(state))
+    values = {other: server.value("state", state=other) for other in State}
+    assert values == {other: float(other is state) for other in State}
+
+
+def test_a_skipped_probe_step_has_no_series() -> None:
+    """An alert on a failed step does not fire for one that does not apply."""
+    server = Server(a_status())
+    assert server.value("probe_passed", step="context_sweep") == 1
+    assert server.value("probe_tokens", step="context_sweep") == 2048
+    assert server.value("probe_passed", step="widest_decode") is None
+
+
+def test_probe_runs_are_counted_by_result() -> None:
+    """Each finished run of the probe counts under what it found."""
+    server = Server(a_status())
+    server.totals.probe_ran(a_probe())
+    server.totals.probe_ran(a_probe(passed=False))
+    server.totals.probe_ran(a_probe())
+    assert server.value("probe_runs_total", result="passed") == 2
+    assert server.value("probe_runs_total", result="failed") == 1
+
+
+def test_the_gate_is_counted() -> None:
+    """What the gate counted stands on the page."""
+    server = Server(a_status())
+    assert server.value("requests_in_flight") == 2
+    assert server.value("requests_refused_total", reason="not_ready") == 4
+
+
+def test_the_age_is_that_of_the_newest_step() -> None:
+    """An idle rank beside a busy one does not make the engine look stuck."""
+    ranks = [a_rank(last_step_ended_seconds=end) for end in (None, 900.0, 1000.0)]
+    assert last_step_age_seconds(ranks, 1003.0) == 3.0
+
+
+def test_no_step_has_no_age() -> None:
+    """Before the first step the age is unknown."""
+    assert last_step_age_seconds([a_rank(last_step_ended_seconds=None)], 1003.0) is None
+
+
+def test_counters_rise_over_generations() -> None:
+    """A new generation starts at zero, the page goes on from where it was."""
+    server = Server(a_status(ranks=(a_rank(steps=10),)))
+    assert server.value("engine_steps_total", engine="0", rank="0") == 10
+    server.status = a_status(ranks=(a_rank(generation=2, steps=1),))
+    assert server.value("engine_steps_total", engine="0", rank="0") == 11
+
+
+def test_counters_stay_while_there_is_no_engine() -> None:
+    """Between two generations, when no rank reports, the totals are still on the page."""
+    server = Server(a_status(ranks=(a_rank(steps=10),)))
+    assert server.value("engine_steps_total", engine="0", rank="0") == 10
+    server.status = a_status(State.RECOVERING, ranks=())
+    assert server.value("engine_steps_total", engine="0", rank="0") == 10
+
+
+def test_the_last_words_of_a_dying_generation_are_kept_without_a_scrape() -> None:
+    """A rejection that killed the engine is on the page though no scrape came in between."""
+    server = Server(a_status())
+    dying = a_rank(rejections={"scratch": 1, "persistent": 0, "permute": 0})
+    server.totals.absorb([dying])
+    server.status = a_status(ranks=(a_rank(generation=2),))
+    labels = {"engine": "0", "rank": "0", "kind": "scratch"}
+    assert server.value("workspace_growth_rejections_total", **labels) == 1
+
+
+def _rank_of(generation: int, steps: int) -> RankStats:
+    return a_rank(generation=generation, steps=steps, scheduled_tokens=2 * steps)
+
+
+@given(lives=st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=5), max_size=5))
+def test_the_total_is_the_sum_of_what_each_generation_reached(lives: list[list[int]]) -> None:
+    """However often and in whatever order a generation was seen, it counts once, with its most."""
+    totals = Totals()
+    for generation, seen in enumerate(lives, start=1):
+        for steps in seen:
+            totals.absorb([_rank_of(generation, steps)])
+            totals.absorb([_rank_of(generation, steps)])
+    expected = sum(max(seen) for seen in lives)
+    counters = totals.ranks().get((0, 0), RankCounters())
+    assert (counters.steps, counters.scheduled_tokens) == (expected, 2 * expected)
+
+
+@given(seen=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 100)), max_size=20))
+def test_totals_never_fall(seen: Sequence[tuple[int, int]]) -> None:
+    """Not even when an old record comes after a new one."""
+    totals, before = Totals(), 0
+    for generation, steps in seen:
+        totals.absorb([_rank_of(generation, steps)])
+        after = totals.ranks()[(0, 0)].steps
+        assert after >= before
+        before = after
+
+
+def test_a_late_record_of_an_earlier_generation_adds_nothing() -> None:
+    """A slow scrape that still holds the dead generation does not count anything twice."""
+    totals = Totals()
+    for generation, steps in ((1, 10), (2, 5), (1, 9), (2, 6)):
+        totals.absorb([_rank_of(generation, steps)])
+    assert totals.ranks()[(0, 0)].steps == 16
+
+
+def test_ranks_are_counted_apart() -> None:
+    """Ranks of one engine, and engines, do not mix."""
+    totals = Totals()
+    totals.absorb([a_rank(engine=e, rank=r, steps=10 * e + r) for e in (0, 1) for r in (0, 1)])
+    steps = {key: counters.steps for key, counters in totals.ranks().items()}
+    assert steps == {(0, 0): 0, (0, 1): 1, (1, 0): 10, (1, 1): 11}
+
+
+def test_scrapes_and_the_supervisor_may_meet() -> None:
+    """Concurrent absorption of the same generation counts it once."""
+    totals = Totals()
+    ranks = [a_rank(rank=rank, steps=steps) for rank in range(4) for steps in range(200)]
+    threads = [threading.Thread(target=totals.absorb, args=(ranks,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [counters.steps for counters in totals.ranks().values()] == [199] * 4
+
+
+def test_one_page_holds_both_registries() -> None:
+    """Our families and those of another registry stand on the same page."""
+    other = CollectorRegistry()
+    Counter("vllm:prompt_tokens", "Tokens.", registry=other).inc(7)
+    page, content_type = render([Server(a_status()).registry, other])
+    names = {found.name for found in text_string_to_metric_families(page.decode())}
+    assert {"vllm:prompt_tokens", "holdfast_state"} <= names
+    assert content_type.startswith("text/plain")
+
+
+def test_openmetrics_is_spoken_when_asked_for() -> None:
+    """The page of many registries is one valid OpenMetrics exposition, with one end."""
+    other = CollectorRegistry()
+    Counter("vllm:prompt_tokens", "Tokens.", registry=other).inc(7)
+    accept = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;q=0.3"
+    page, content_type = render([Server(a_status()).registry, other], accept=accept)
+    parsed = openmetrics_families(page.decode())  # type: ignore[no-untyped-call]
+    names = {found.name for found in parsed}
+    assert {"vllm:prompt_tokens", "holdfast_build_info"} <= names
+    assert content_type.startswith("application/openmetrics-text")
+
+
+def test_a_caller_with_odd_characters_stays_one_label() -> None:
+    """Quotes, backslashes and line ends of a caller's name are escaped."""
+    caller = 'x"\\\n.py:1:f'
+    page, _ = render([Server(a_status(ranks=(a_rank(callers={caller: 1}),))).registry])
+    families = text_string_to_metric_families(page.decode())
+    callers = [s.labels["caller"] for f in families for s in f.samples if "caller" in s.labels]
+    assert callers == [caller]
+
+
+def test_multi_process_mode_reads_the_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """With a multi-process directory vLLM's metrics are read from there, anew each time."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    assert vllm_registry() is not vllm_registry()
+    page, _ = render([vllm_registry()])
+    assert page == b""

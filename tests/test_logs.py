@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from io import StringIO
+
+import pytest
+
+from holdfast.errors import ExitCode, UsageError
+from holdfast.telemetry.logs import ROOT, configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_before() -> Iterator[None]:
+    logger = logging.getLogger(ROOT)
+    before = (logger.level, logger.propagate, tuple(logger.handlers))
+    yield
+    logger.level, logger.propagate = before[:2]
+    logger.handlers[:] = before[2]
+
+
+def test_a_console_line_names_level_logger_and_message() -> None:
+    """A person reads what happened, how bad it is and who says so."""
+    stream = StringIO()
+    configure_logging("info", stream=stream)
+    logging.getLogger("holdfast.lifecycle").warning("growth of %d bytes", 7)
+    line = stream.getvalue()
+    assert line.startswith("WARNING ")
+    assert line.endswith("holdfast.lifecycle: growth of 7 bytes\n")
+
+
+def test_the_level_is_the_least_that_is_said() -> None:
+    """What is below the level is not printed."""
+    stream = StringIO()
+    configure_logging("warning", stream=stream)
+    logging.getLogger("holdfast.x").info("hidden")
+    assert stream.getvalue() == ""
+
+
+def test_a_json_line_holds_the_fields() -> None:
+    """A machine reads one object a line, with the values beside the message."""
+    stream = StringIO()
+    configure_logging("info", style="json", stream=stream)
+    logging.getLogger("holdfast.x").info("one\ntwo", extra={"fields": {"tokens": 7}})
+    record = json.loads(stream.getvalue())
+    assert stream.getvalue().count("\n") == 1
+    assert record["message"] == "one\ntwo"
+    assert (record["level"], record["logger"], record["tokens"]) == ("info", "holdfast.x", 7)
+
+
+def test_a_json_line_holds_the_traceback() -> None:
+    """An exception that is logged stays on the line of its message."""
+    stream = StringIO()
+    configure_logging("info", style="json", stream=stream)
+    try:
+        int("no number")
+    except ValueError:
+        logging.getLogger("holdfast.x").exception("failed")
+    assert "ValueError: invalid literal" in json.loads(stream.getvalue())["traceback"]
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_configuring_again_says_nothing_twice() -> None:
+    """The last call counts alone."""
+    first, second = StringIO(), StringIO()
+    configure_logging("info", stream=first)
+    configure_logging("info", stream=second)
+    logging.getLogger("holdfast.x").info("once")
+    assert first.getvalue() == ""
+    assert second.getvalue().count("once") == 1
+
+
+def test_the_root_logger_does_not_repeat_a_line() -> None:
+    """Whatever configures the root logger prints none of our lines a second time."""
+    stream = StringIO()
+    at_root = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(at_root)
+    try:
+        configure_logging("info", stream=StringIO())
+        logging.getLogger("holdfast.x").info("once")
+    finally:
+        logging.getLogger().removeHandler(at_root)
+    assert stream.getvalue() == ""
+
+
+def test_other_loggers_are_left_alone() -> None:
+    """vLLM's loggers and the root logger keep their handlers and levels."""
+    others = [logging.getLogger(), logging.getLogger("vllm")]
+    before = [(logger.level, list(logger.handlers), logger.propagate) for logger in others]
+    configure_logging("debug", stream=StringIO())
+    assert before == [(logger.level, list(logger.handlers), logger.propagate) for logger in others]
+
+
+def test_an_unknown_level_is_bad_usage() -> None:
+    """The error says which levels there are."""
+    with pytest.raises(UsageError) as caught:
+        configure_logging("loud")
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert "debug" in caught.value.line
+
+
+def test_the_default_stream_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard output stays free for what a command prints."""
+    configure_logging("info")
+    logging.getLogger("holdfast.x").info("hello")
+    out, error = capfd.readouterr()
+    assert out == ""
+    assert "hello" in error
