@@ -134,6 +134,8 @@ class RankStats:
     """The newest steps, oldest first (at most `stats.RECENT_STEPS`)."""
     fatal_error: str
     """Why this rank is lost, written before the exception left the worker; empty if it is not."""
+    is_unified_memory: bool = False
+    """Whether filling the device's memory fills the host's, as on GB10 and on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,30 @@ def reserve(slot: Slot, terms: Iterable[Term], headroom: float) -> Reservation:
 
 
 def growth_limit_bytes(given_bytes: int | None, slot_sizes: Mapping[Slot, int]) -> int:
-    """The most a rank may hold above its size at the lock: as given, else largest slot + 256 MiB."""
+    """The most a rank may hold above its size at the lock: the given, or largest slot + 256 MiB."""
     if given_bytes is not None:
         return given_bytes
     return max(slot_sizes.values(), default=0) + GROWTH_LIMIT_ABOVE_LARGEST_SLOT_BYTES
+
+
+def plan_reservations(
+    spec: WorkspaceSpec, slots: Iterable[Slot], declared: Iterable[Term]
+) -> tuple[Reservation, ...]:
+    """The reservation of each slot: what the user, an earlier run and the reservers ask for.
+
+    A declared term holds for every slot. That all ranks reserve the same is up to the caller.
+    """
+    everywhere = tuple(declared)
+    return tuple(
+        reserve(slot, (*_floor(spec), *_learned(spec, slot), *everywhere), spec.headroom)
+        for slot in slots
+    )
+
+
+def _floor(spec: WorkspaceSpec) -> tuple[Term, ...]:
+    return (Term("floor", "--workspace-reserve", spec.floor_bytes),) if spec.floor_bytes else ()
+
+
+def _learned(spec: WorkspaceSpec, slot: Slot) -> tuple[Term, ...]:
+    needed_bytes = spec.learned_bytes(slot)
+    return (Term("learned", "an earlier run", needed_bytes),) if needed_bytes else ()

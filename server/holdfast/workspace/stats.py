@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from holdfast.records import (
     GROWTH_PHASES,
@@ -24,7 +24,6 @@ from holdfast.records import (
     MemoryKind,
     RankStats,
     Rejection,
-    RejectionKind,
     SlotStats,
     StartPhase,
 )
@@ -80,6 +79,7 @@ class _Record(ctypes.Structure):
         ("lamport_bytes", ctypes.c_int64),
         ("is_locked", ctypes.c_int64),
         ("is_sealed", ctypes.c_int64),
+        ("is_unified_memory", ctypes.c_int64),
         ("growths", ctypes.c_int64 * len(GROWTH_PHASES)),
         ("rejections", ctypes.c_int64 * len(REJECTION_KINDS)),
         ("rejection_kind", ctypes.c_int64),
@@ -103,6 +103,37 @@ class _Record(ctypes.Structure):
 def stats_path(directory: Path, engine: int, rank: int) -> Path:
     """Where the rank keeps its file."""
     return directory / f"engine-{engine}-rank-{rank}.stats"
+
+
+class StatsSink(Protocol):
+    """What a workspace manager tells; `StatsWriter` says what each call means, and keeps it."""
+
+    def slot_count(self, count: int) -> None:
+        """Say how many slots there are."""
+
+    def slot(self, index: int, *, ubatch: int, lane: int, size_bytes: int) -> None:
+        """Write the identity and the current size of a slot."""
+
+    def reserved(self, index: int, size_bytes: int) -> None:
+        """Write what was reserved for a slot."""
+
+    def high_water(self, index: int, needed_bytes: int, caller: str) -> None:
+        """Write the largest need of a slot and who had it."""
+
+    def caller(self, name: str, needed_bytes: int) -> None:
+        """Keep the largest need of a caller."""
+
+    def growth(self, phase: GrowthPhase) -> None:
+        """Count one growth."""
+
+    def rejection(self, rejection: Rejection) -> None:
+        """Count a refusal and keep who asked."""
+
+    def holdings(self, *, retired_bytes: int, persistent_bytes: int) -> None:
+        """Write what is held beside the current buffers."""
+
+    def lock(self, *, is_sealed: bool, is_locked: bool) -> None:
+        """Write how far the manager is closed to change."""
 
 
 class StatsWriter:
@@ -214,6 +245,10 @@ class StatsWriter:
         self._record.is_sealed = is_sealed
         self._record.is_locked = is_locked
 
+    def unified_memory(self, *, is_unified: bool) -> None:
+        """Write whether the device shares its memory with the host."""
+        self._record.is_unified_memory = is_unified
+
     def memory(self, kind: MemoryKind, size_bytes: int) -> None:
         """Write one measured line of the memory ledger."""
         self._record.memory[MEMORY_KINDS.index(kind)] = size_bytes
@@ -293,6 +328,7 @@ def _rank_stats(record: _Record) -> RankStats:
         last_step_ended_seconds=record.last_step_ended_seconds or None,
         recent_steps=_recent_steps(record),
         fatal_error=_decoded(record.fatal_error),
+        is_unified_memory=bool(record.is_unified_memory),
     )
 
 
@@ -308,7 +344,7 @@ def _slot_stats(slot: _Slot) -> SlotStats:
 
 
 def _last_rejection(record: _Record) -> Rejection | None:
-    if record.rejection_kind == _UNKNOWN:
+    if record.rejection_kind not in range(len(REJECTION_KINDS)):  # none, or a corrupt file
         return None
     return Rejection(
         kind=REJECTION_KINDS[record.rejection_kind],

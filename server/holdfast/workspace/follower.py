@@ -1,0 +1,243 @@
+"""Follows one worker: reserve before the KV cache is sized, lock after warm-up, count each step.
+
+The order of vLLM's start (0.32, 0.33): init_device -> load_model -> determine_available_memory ->
+initialize_from_config -> compile_or_warm_up_model. The reservation stands at the start of
+`determine_available_memory`, resident during the whole profile, so that the KV budget counts it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed
+from vllm.distributed.parallel_state import get_world_group
+from vllm.platforms import current_platform
+from vllm.v1.worker import workspace
+
+from holdfast.records import StartPhase
+from holdfast.workspace.manager import WorkspaceManager
+from holdfast.workspace.plan import (
+    MIB,
+    GrowthPolicy,
+    Reservation,
+    WorkspaceSpec,
+    growth_limit_bytes,
+    plan_reservations,
+)
+from holdfast.workspace.reservers import ReserverContext, declared_terms
+from holdfast.workspace.stats import StatsWriter
+
+MEMORY_MARGIN_BYTES = 256 * MIB
+"""Left free on the device when ranks agree on how much each may grow."""
+
+logger = logging.getLogger("vllm.holdfast")
+
+
+class WorkerFollower:
+    """One worker of vLLM, its manager and its stats file."""
+
+    def __init__(self, worker: Any, vllm_config: Any, spec: WorkspaceSpec) -> None:
+        self._worker = worker
+        self._vllm_config = vllm_config
+        self._spec = spec
+        self._growth: GrowthPolicy = spec.growth
+        self._stats = StatsWriter(
+            Path(spec.stats_directory),
+            engine=vllm_config.parallel_config.data_parallel_index,
+            rank=worker.rank,
+            generation=spec.generation,
+        )
+
+    @contextmanager
+    def device_initialised(self) -> Iterator[None]:
+        """Entered around `init_device`; when left, the rest of the start is followed too."""
+        with self._fatal():
+            if current_platform.is_cpu() and not workspace.is_workspace_manager_initialized():
+                # vLLM creates none on the CPU, so that the mechanism would go untested there.
+                workspace.init_workspace_manager(torch.device("cpu"), 1, 1)
+            yield
+        self._bind()
+        self._stats.unified_memory(is_unified=_is_unified_memory(self._worker.device))
+        self._follow("load_model", self._loading)
+        self._follow("determine_available_memory", self._sizing)
+        self._follow("initialize_from_config", self._caching)
+        self._follow("compile_or_warm_up_model", self._warming_up)
+        for name in ("sample_tokens", "execute_dummy_batch"):
+            self._follow(name, lambda call: call())
+        self._follow_capture()
+
+    @contextmanager
+    def step(self, scheduler_output: Any) -> Iterator[None]:
+        """Entered around one `execute_model`; a failure is written down before it is raised.
+
+        vLLM also calls it with nothing scheduled, to say that requests are finished: no step.
+        """
+        scheduled_tokens = scheduler_output.total_num_scheduled_tokens
+        if not scheduled_tokens:
+            yield
+            return
+        self._stats.step_started()
+        with self._fatal():
+            yield
+        self._stats.step_ended(
+            scheduled_tokens=scheduled_tokens, requests=len(scheduler_output.num_scheduled_tokens)
+        )
+
+    def set_growth(self, policy: GrowthPolicy) -> None:
+        """Change what happens to a request for more after the lock."""
+        self._growth = policy
+        self._bind()
+
+    def _bind(self) -> None:
+        self._manager.bind(
+            self._stats, policy=self._growth, growth_limit_bytes=self._spec.growth_limit_bytes
+        )
+
+    @property
+    def _manager(self) -> WorkspaceManager:
+        # Asked for anew each time: vLLM replaces the manager when an elastic engine is rebuilt.
+        manager = workspace.current_workspace_manager()
+        if not isinstance(manager, WorkspaceManager):
+            raise TypeError(
+                "vLLM's own workspace manager is in use; another plugin replaced Holdfast's"
+            )
+        return manager
+
+    def _follow(self, name: str, around: Callable[[Callable[[], Any]], Any]) -> None:
+        method = getattr(self._worker, name, None)
+        if method is None:
+            return
+
+        @functools.wraps(method)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            with self._fatal():
+                return around(lambda: method(*args, **kwargs))
+
+        setattr(self._worker, name, followed)
+
+    def _follow_capture(self) -> None:
+        """Seal the manager when the first graph that stays is about to be captured."""
+        runner = self._worker.model_runner
+        capture = getattr(runner, "capture_model", None)
+        if capture is None:
+            return
+
+        @functools.wraps(capture)
+        def sealed(*args: Any, **kwargs: Any) -> Any:
+            # The graphs of `profile_only` are thrown away before the KV cache is allocated.
+            if not kwargs.get("profile_only", args[:1] == (True,)):
+                self._manager.seal()
+            return capture(*args, **kwargs)
+
+        runner.capture_model = sealed
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._stats.fatal_error(f"{type(error).__name__}: {error}")
+            raise
+
+    def _phase(self, name: StartPhase) -> None:
+        self._stats.phase(name)
+
+    def _loading(self, call: Callable[[], Any]) -> Any:
+        self._phase("load")
+        return call()
+
+    def _sizing(self, call: Callable[[], int]) -> int:
+        self._phase("kv_sizing")
+        self._reserve()
+        available_bytes = call()
+        if self._vllm_config.cache_config.kv_cache_memory_bytes is None:
+            return available_bytes
+        return self._deduct(available_bytes)
+
+    def _deduct(self, given_bytes: int) -> int:
+        """A given KV cache size bypasses vLLM's sizing, which would have seen the reservation."""
+        reserved_bytes = sum(self._manager.books.size_bytes)
+        if reserved_bytes >= given_bytes:
+            raise ValueError(
+                f"the workspaces take {reserved_bytes} bytes, and the KV cache was given only "
+                f"{given_bytes} bytes: raise --kv-cache-memory-bytes (VLLM_CPU_KVCACHE_SPACE)"
+            )
+        return given_bytes - reserved_bytes
+
+    def _caching(self, call: Callable[[], Any]) -> Any:
+        self._phase("kv_cache")
+        return call()
+
+    def _warming_up(self, call: Callable[[], Any]) -> Any:
+        self._phase("warmup")
+        # Again: a model without KV cache and a worker that joins an elastic engine skip the sizing.
+        self._reserve()
+        answer = call()
+        self._lock()
+        self._phase("locked")
+        return answer
+
+    def _reserve(self) -> None:
+        manager = self._manager
+        scheduler, model = self._vllm_config.scheduler_config, self._vllm_config.model_config
+        context = ReserverContext(
+            vllm_config=self._vllm_config,
+            max_model_len=model.max_model_len,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_num_seqs=scheduler.max_num_seqs,
+            hf_config=model.hf_config,
+        )
+        reservations = plan_reservations(self._spec, manager.slots, declared_terms(context))
+        manager.reserve(_agreed(reservations))
+
+    def _lock(self) -> None:
+        """Close the manager with a growth limit that every rank can hold, see `_smallest`."""
+        manager = self._manager
+        sizes = dict(zip(manager.slots, manager.books.size_bytes, strict=True))
+        wanted_bytes = growth_limit_bytes(self._spec.growth_limit_bytes, sizes)
+        free_bytes = max(0, _free_bytes(self._worker.device) - MEMORY_MARGIN_BYTES)
+        manager.lock(limit_bytes=_smallest(min(wanted_bytes, free_bytes)))
+
+
+def _agreed(reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
+    """The largest size of each slot over all ranks, so that all ranks size the KV cache alike."""
+    sizes = [reservation.size_bytes for reservation in reservations]
+    largest = _reduced(sizes, torch.distributed.ReduceOp.MAX)
+    return tuple(
+        Reservation(reservation.slot, reservation.terms, size_bytes)
+        for reservation, size_bytes in zip(reservations, largest, strict=True)
+    )
+
+
+def _smallest(size_bytes: int) -> int:
+    """The smallest value over all ranks: one that runs out alone hangs the others."""
+    return _reduced([size_bytes], torch.distributed.ReduceOp.MIN)[0]
+
+
+def _reduced(values: list[int], operation: Any) -> list[int]:
+    group = get_world_group()
+    if group.world_size == 1:
+        return values
+    tensor = torch.tensor(values, dtype=torch.int64)
+    torch.distributed.all_reduce(tensor, op=operation, group=group.cpu_group)
+    return [int(value) for value in tensor.tolist()]
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _is_unified_memory(device: torch.device) -> bool:
+    """Whether filling the device's memory fills the host's, as on GB10 and on the CPU."""
+    if device.type == "cuda":
+        return bool(torch.cuda.get_device_properties(device).is_integrated)
+    return str(device.type) == "cpu"

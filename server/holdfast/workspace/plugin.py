@@ -1,0 +1,94 @@
+"""The `vllm.general_plugins` entry point: vLLM loads it in every process before a worker exists.
+
+Without `HOLDFAST_WORKSPACE_SPEC` it changes nothing, so that a plain `vllm serve` in the same
+environment stays plain. With it, the workspace manager of this process is ours, and each worker is
+followed from its device to its lock, and through every step after that.
+
+The worker that is followed is kept on vLLM's own wrapper object, so that the one piece of state
+this module has lives and dies with what it describes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.workspace.causes import record_causes
+from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
+
+_ATTRIBUTE = "_holdfast"
+
+logger = logging.getLogger("vllm.holdfast")
+
+
+def register() -> None:
+    """Install Holdfast's workspace manager and follow this process's workers, if asked to.
+
+    Raises:
+        OSError, ValueError: the spec cannot be read; the process that loads the plugin ends, since
+            an engine without its reservation must not start.
+    """
+    path = os.environ.get(SPEC_VARIABLE)
+    if not path:
+        return
+    spec = WorkspaceSpec.read(Path(path))
+    record_causes(Path(spec.stats_directory))
+    _install(spec)
+
+
+def _install(spec: WorkspaceSpec) -> None:
+    from vllm.v1.worker import workspace  # noqa: PLC0415 - vLLM is only there when it loads us
+    from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415 - as above
+
+    from holdfast.workspace.manager import WorkspaceManager  # noqa: PLC0415 - imports vLLM
+
+    # `init_workspace_manager` looks the class up at call time, so this reaches every caller.
+    workspace.WorkspaceManager = WorkspaceManager
+    if not hasattr(WorkerWrapperBase, _ATTRIBUTE):
+        setattr(WorkerWrapperBase, _ATTRIBUTE, None)
+        WorkerWrapperBase.init_device = _following(WorkerWrapperBase.init_device, spec)
+        WorkerWrapperBase.execute_model = _measured(WorkerWrapperBase.execute_model)
+        WorkerWrapperBase.holdfast_set_growth = _set_growth
+
+
+def _following(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Callable[[Any], None]:
+    """Wrap `WorkerWrapperBase.init_device`: the first moment with a worker and its rank."""
+
+    def followed(wrapper: Any) -> None:
+        from holdfast.workspace.follower import WorkerFollower  # noqa: PLC0415 - imports vLLM
+
+        follower = WorkerFollower(wrapper.worker, wrapper.vllm_config, spec)
+        setattr(wrapper, _ATTRIBUTE, follower)
+        with follower.device_initialised():
+            init_device(wrapper)
+
+    return followed
+
+
+def _measured(execute_model: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Wrap `WorkerWrapperBase.execute_model`: one engine step of this rank."""
+
+    def measured(wrapper: Any, scheduler_output: Any) -> Any:
+        follower = getattr(wrapper, _ATTRIBUTE)
+        if follower is None:
+            return execute_model(wrapper, scheduler_output)
+        with follower.step(scheduler_output):
+            return execute_model(wrapper, scheduler_output)
+
+    return measured
+
+
+def _set_growth(wrapper: Any, policy: GrowthPolicy) -> dict[str, str]:
+    """Called by the front end through `collective_rpc`; must not raise, see the note there.
+
+    One worker that raises leaves the answers of the others unread, and every later call gets the
+    answer of the one before (seen on vLLM 0.32).
+    """
+    follower = getattr(wrapper, _ATTRIBUTE)
+    if follower is None:
+        return {"error": "this rank is not followed"}
+    follower.set_growth(policy)
+    return {"growth": policy}

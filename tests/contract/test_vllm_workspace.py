@@ -1,0 +1,196 @@
+"""What vLLM's layers rely on holds for vLLM's manager and, unbound, for ours."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.worker import gpu_worker, workspace
+
+from holdfast.workspace.manager import WorkspaceManager
+
+VLLMS_MANAGER = WorkspaceManager.__bases__[0]
+CPU = torch.device("cpu")
+BYTES = torch.uint8
+
+
+@pytest.fixture(params=[VLLMS_MANAGER, WorkspaceManager], ids=["vllm", "holdfast"])
+def manager_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Each class in vLLM's place; on a torch without accelerator vLLM's needs a no-op."""
+    if request.param is VLLMS_MANAGER:
+        monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    monkeypatch.setattr(workspace, "WorkspaceManager", request.param)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def no_manager_left() -> Iterator[None]:
+    """No test sees the manager of another."""
+    yield
+    workspace.reset_workspace_manager()
+
+
+def made_by_vllm(ubatches: int = 1, lanes: int = 1) -> Any:
+    workspace.init_workspace_manager(CPU, ubatches, lanes)
+    return workspace.current_workspace_manager()
+
+
+def only_view(manager: Any, size_bytes: int) -> torch.Tensor:
+    (view,) = manager.get_simultaneous(((size_bytes,), BYTES))
+    return view
+
+
+def test_two_lanes_are_for_dspark_alone() -> None:
+    """vLLM asks for a second lane only with the V2 runner and DSpark speculation."""
+
+    def lanes(*, is_second_runner: bool, method: str) -> Any:
+        speculation = SimpleNamespace(use_dspark=lambda: method == "dspark")
+        config = SimpleNamespace(speculative_config=speculation)
+        return gpu_worker._num_workspace_lanes(config, is_second_runner)
+
+    assert lanes(is_second_runner=True, method="dspark") == 2
+    assert lanes(is_second_runner=True, method="eagle3") == 1
+    assert lanes(is_second_runner=False, method="dspark") == 1
+
+
+@pytest.mark.usefixtures("manager_class")
+def test_lanes_do_not_alias_and_the_lane_is_restored() -> None:
+    """A lane has memory of its own, and leaving it gives the former lane back."""
+    manager = made_by_vllm(lanes=2)
+    outer = only_view(manager, 64).fill_(1)
+    with workspace.use_workspace_lane(1):
+        only_view(manager, 64).fill_(2)
+    assert only_view(manager, 64).data_ptr() == outer.data_ptr()
+    assert bool((outer == 1).all())
+
+
+@pytest.mark.usefixtures("manager_class")
+def test_lanes_compose_with_ubatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each (ubatch, lane) pair is a slot, at ubatch x lanes + lane."""
+    manager = made_by_vllm(ubatches=2, lanes=2)
+    for ubatch in range(2):
+        monkeypatch.setattr(workspace, "dbo_current_ubatch_id", partial(int, ubatch))
+        for lane in range(2):
+            with workspace.use_workspace_lane(lane):
+                only_view(manager, 256 * (1 + 2 * ubatch + lane))
+    assert [buffer.numel() for buffer in manager._current_workspaces] == [256, 512, 768, 1024]
+    assert len({buffer.data_ptr() for buffer in manager._current_workspaces}) == 4
+
+
+@pytest.mark.usefixtures("manager_class")
+def test_the_lock_stops_growth_until_it_is_opened() -> None:
+    """A locked manager serves what fits, refuses more in vLLM's words, and grows once unlocked."""
+    manager = made_by_vllm()
+    only_view(manager, 1024 * 1024)
+    workspace.lock_workspace()
+    assert manager.is_locked()
+    only_view(manager, 1000)
+    with pytest.raises(AssertionError) as refused:
+        only_view(manager, 2 * 1024 * 1024)
+    text = str(refused.value)
+    assert text.startswith("Workspace is locked but allocation from 'test_vllm_workspace.py:")
+    assert text.endswith(
+        ":only_view' requires 2.00 MB, current size is 1.00 MB. "
+        "Workspace growth is not allowed after locking."
+    )
+    workspace.unlock_workspace()
+    assert only_view(manager, 2 * 1024 * 1024).numel() == 2 * 1024 * 1024
+
+
+def test_lanes_are_validated(manager_class: Any) -> None:
+    """No manager without a lane, no negative lane, no lane beyond those configured."""
+    with pytest.raises(ValueError, match="num_lanes must be at least one"):
+        manager_class(CPU, num_lanes=0)
+    with pytest.raises(ValueError, match="non-negative"), workspace.use_workspace_lane(-1):
+        pass
+    manager = made_by_vllm()
+    only_view(manager, 8)
+    with (
+        workspace.use_workspace_lane(1),
+        pytest.raises(RuntimeError, match=r"lane 1 is not configured; manager has 1 lane"),
+    ):
+        only_view(manager, 8)
+
+
+@pytest.mark.usefixtures("manager_class")
+def test_persistent_resources_are_lazy_and_isolated() -> None:
+    """A factory runs once for each slot and key, at the first request."""
+    manager = made_by_vllm(lanes=2)
+    made: list[object] = []
+
+    def factory() -> object:
+        made.append(object())
+        return made[-1]
+
+    first = manager.get_persistent_resource("key", factory)
+    assert manager.get_persistent_resource("key", factory) is first
+    with workspace.use_workspace_lane(1):
+        assert manager.get_persistent_resource("key", factory) is not first
+    assert len(made) == 2
+
+
+@pytest.mark.usefixtures("manager_class")
+def test_the_lock_holds_for_the_resources_of_each_slot() -> None:
+    """A resource made in one slot before the lock is still missing in another after it."""
+    manager = made_by_vllm(lanes=2)
+    kept = manager.get_persistent_resource("key", object)
+    manager.lock()
+    assert manager.get_persistent_resource("key", object) is kept
+    with (
+        workspace.use_workspace_lane(1),
+        pytest.raises(AssertionError) as refused,
+    ):
+        manager.get_persistent_resource("key", object)
+    assert str(refused.value) == (
+        "Workspace is locked but 'key' was not allocated during warmup for the current "
+        "ubatch and lane."
+    )
+
+
+@pytest.mark.usefixtures("manager_class")
+def test_a_persistent_tensor_keeps_its_content_and_its_shape() -> None:
+    """It is zeroed once only, and another shape or dtype under its key is an error."""
+    manager = made_by_vllm()
+    tensor = manager.get_persistent("key", (4,), torch.int32, zero_init=True)
+    assert tensor.tolist() == [0, 0, 0, 0]
+    tensor.fill_(7)
+    assert manager.get_persistent("key", (4,), torch.int32, zero_init=True).tolist() == [7] * 4
+    with pytest.raises(ValueError, match="requested shape"):
+        manager.get_persistent("key", (5,), torch.int32)
+    with pytest.raises(ValueError, match="requested shape"):
+        manager.get_persistent("key", (4,), torch.float32)
+
+
+@pytest.mark.usefixtures("manager_class")
+def test_views_are_aligned_and_follow_each_other() -> None:
+    """The views of one call lie behind each other, each at a multiple of 256 bytes."""
+    first, second = made_by_vllm().get_simultaneous(((3,), torch.int32), ([2, 5], torch.bfloat16))
+    assert second.shape == (2, 5)
+    assert second.data_ptr() - first.data_ptr() == 256
+
+
+@pytest.mark.usefixtures("manager_class")
+def test_ubatch_threads_have_slots_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads of two ubatches never get the same memory."""
+    manager = made_by_vllm(ubatches=2)
+    ubatch_of: dict[int, int] = {}
+    monkeypatch.setattr(
+        workspace, "dbo_current_ubatch_id", lambda: ubatch_of[threading.get_ident()]
+    )
+    views: dict[int, torch.Tensor] = {}
+
+    def work(ubatch: int) -> None:
+        ubatch_of[threading.get_ident()] = ubatch
+        views[ubatch] = only_view(manager, 4096)
+
+    threads = [threading.Thread(target=work, args=(ubatch,)) for ubatch in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert views[0].data_ptr() != views[1].data_ptr()
