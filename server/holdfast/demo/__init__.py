@@ -1,0 +1,14 @@
+"""The embedded model: small, made by code on first use, and as demanding as DeepSeek-V4's prefill.
+
+`register` is a `vllm.general_plugins` entry point, so the model also runs under `vllm serve`.
+Nothing outside this package may know the model: reservers, probe and ledger treat it as any other.
+"""
+
+ARCHITECTURE = "HoldfastDemoForCausalLM"
+
+
+def register() -> None:
+    """Make the architecture known to vLLM by name; the model is imported when one is loaded."""
+    from vllm.model_executor.models import ModelRegistry  # noqa: PLC0415 - heavy
+
+    ModelRegistry.register_model(ARCHITECTURE, f"holdfast.demo.model:{ARCHITECTURE}")
