@@ -1,11 +1,13 @@
-"""What the rest of Holdfast may ask of an engine. `async_llm` answers it with vLLM; tests with a fake."""
+"""What Holdfast may ask of an engine: `async_llm` answers with vLLM, tests with a fake."""
 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from holdfast.records import EngineFacts, RankStats
+from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 
 
 class Engine(Protocol):
@@ -23,7 +25,7 @@ class Engine(Protocol):
         """What every rank last wrote. Never waits for the engine; works after its death."""
 
     def scheduling_held(self) -> AbstractAsyncContextManager[None]:
-        """While entered, requests queue up and no step is scheduled; leaving schedules them together."""
+        """While entered, requests queue up unscheduled; leaving schedules them together."""
 
     async def queued_requests(self) -> int:
         """Requests that the engine has accepted and not finished."""
@@ -33,3 +35,24 @@ class Engine(Protocol):
 
     async def until_dead(self) -> str:
         """Return, within a second of the death of any of its processes, the cause of it."""
+
+    async def set_growth(self, policy: GrowthPolicy) -> None:
+        """Change the growth policy of every rank; EngineStartError if one does not take it."""
+
+
+class EngineLauncher(Protocol):
+    """Starts one generation after the other from one configuration."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names everything that a learned reservation depends on."""
+
+    def next_generation(self) -> tuple[int, Path]:
+        """Its number, and the directory that its ranks will write to."""
+
+    def running(self, spec: WorkspaceSpec) -> AbstractAsyncContextManager[Engine]:
+        """While entered, an engine runs, all of whose ranks report; no process is left behind.
+
+        Raises:
+            EngineStartError: the engine did not come up; PluginMissingError: a rank is silent.
+        """

@@ -42,9 +42,7 @@ TRANSITIONS: MappingProxyType[State, frozenset[State]] = MappingProxyType(
             {State.PROBING, State.RECOVERING, State.SLEEPING, State.DRAINING, State.FAILED}
         ),
         State.RECOVERING: frozenset({State.PROBING, State.DRAINING, State.FAILED}),
-        State.SLEEPING: frozenset(
-            {State.PROBING, State.RECOVERING, State.DRAINING, State.FAILED}
-        ),
+        State.SLEEPING: frozenset({State.PROBING, State.RECOVERING, State.DRAINING, State.FAILED}),
         State.DRAINING: frozenset({State.STOPPED, State.FAILED}),
         State.FAILED: frozenset({State.STOPPED}),
         State.STOPPED: frozenset(),

@@ -1,0 +1,211 @@
+"""The composition root: every object is made here, given its collaborators, and ended here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import uvicorn
+from starlette.routing import Route
+
+from holdfast import __version__, listener
+from holdfast.api.front import FrontDoor
+from holdfast.api.gate import PROBE_HEADER, Admission
+from holdfast.api.health import health_routes
+from holdfast.api.metrics import metrics_route
+from holdfast.engine import processes
+from holdfast.engine.interface import Engine, EngineLauncher
+from holdfast.errors import ExitCode
+from holdfast.lifecycle.learning import Learning
+from holdfast.lifecycle.probe import ProbeJournal, Prober
+from holdfast.lifecycle.states import State
+from holdfast.lifecycle.supervisor import Supervisor
+from holdfast.records import ProbeReport, RankStats
+from holdfast.settings import Settings, WorkspaceSettings
+from holdfast.telemetry.collectors import HoldfastCollector, registry_of
+from holdfast.telemetry.exposition import render, vllm_registry
+from holdfast.telemetry.logs import configure_logging
+from holdfast.telemetry.progress import LogProgress, Progress, progress_for
+from holdfast.telemetry.totals import Totals
+from holdfast.versions import vllm_version
+from holdfast.workspace import learned
+
+if TYPE_CHECKING:
+    from holdfast.engine.configure import ConfiguredEngine
+
+
+def serve(settings: Settings) -> ExitCode:
+    """Run `holdfast serve` to its end.
+
+    Raises:
+        HoldfastError: why it could not go on; nothing is left behind.
+    """
+    configure_logging(
+        settings.listen.log_level, style="json" if settings.logs.format == "json" else "console"
+    )
+    with (
+        listener.bound(settings.listen) as sock,
+        tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True) as directory,
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        try:
+            runner.run(_Application(settings, sock, Path(directory)).run())
+        finally:
+            processes.end_resource_tracker()
+    return ExitCode.STOPPED
+
+
+class _Application:
+    """What one `holdfast serve` is made of; the supervisor's collaborators."""
+
+    def __init__(self, settings: Settings, sock: socket.socket, directory: Path) -> None:
+        self._settings = settings
+        self._sock = sock
+        self._directory = directory
+        self._learned_directory = _learned_directory(settings.workspace)
+        self._progress = _progress(settings)
+        self._probe_token = secrets.token_urlsafe(32)
+        self._totals = Totals()
+        self._supervisor = Supervisor(
+            settings.probe,
+            Learning(settings.workspace, self._learned_directory),
+            self._progress,
+            self,
+        )
+        self._admission = Admission(self._supervisor, probe_token=self._probe_token)
+        self._door = FrontDoor(self._routes(), self._admission, root_path=settings.listen.root_path)
+        self._server: uvicorn.Server | None = None
+        self._vllm: ConfiguredEngine | None = None
+        self._mounted = AsyncExitStack()
+
+    async def run(self) -> None:
+        """Listen, then start, prove and serve until asked to stop."""
+        with self._progress, _signals(self._supervisor.request_stop):
+            async with (
+                listener.serving(self._door, self._sock, self._settings.listen) as self._server,
+                self._mounted,
+            ):
+                await self._supervisor.run()
+
+    # What the supervisor asks for
+
+    async def load(self) -> EngineLauncher:
+        """Import vLLM and resolve the configuration, off the loop: it takes seconds."""
+        self._vllm = await asyncio.to_thread(self._configure)
+        return self._vllm.launcher
+
+    async def mount(self) -> None:
+        """Build vLLM's application once; its objects follow the engine through the proxy."""
+        if self._vllm is not None and not self._door.is_attached:
+            app = self._vllm.openai_app(self._server)
+            self._door.attach(await self._mounted.enter_async_context(app))
+
+    def prober(self, engine: Engine) -> Prober:
+        """A prober that comes through our own listener, past the gate by the token."""
+        return Prober(
+            self._settings.probe,
+            engine,
+            self._client,
+            ProbeJournal(self._learned_directory, engine.facts.fingerprint),
+            self._progress,
+        )
+
+    async def until_idle(self) -> bool:
+        """Wait for the requests in flight, as long as the drain may take."""
+        return await self._admission.until_idle(self._settings.supervision.drain_timeout_seconds)
+
+    def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
+        """Keep the last counters of a generation."""
+        self._totals.absorb(ranks)
+
+    def probe_ran(self, report: ProbeReport) -> None:
+        """Count a run of the suite."""
+        self._totals.probe_ran(report)
+
+    # What they are made of
+
+    def _configure(self) -> ConfiguredEngine:
+        from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
+
+        return configure(self._settings, self._directory, self._is_probing)
+
+    def _is_probing(self) -> bool:
+        return self._supervisor.state is State.PROBING
+
+    def _client(self) -> httpx.AsyncClient:
+        headers = {PROBE_HEADER: self._probe_token}
+        if self._settings.listen.api_keys:
+            headers["authorization"] = f"Bearer {self._settings.listen.api_keys[0]}"
+        return listener.own_client(self._sock, self._settings.listen, headers)
+
+    def _queue(self) -> tuple[int, int]:
+        return self._vllm.launcher.queues.totals() if self._vllm else (0, 0)
+
+    def _routes(self) -> list[Route]:
+        collector = HoldfastCollector(
+            self._supervisor.status,
+            totals=self._totals,
+            traffic=self._admission,
+            version=__version__,
+            vllm_version=vllm_version(),
+        )
+        registry = registry_of(collector)
+        return [
+            *health_routes(
+                self._supervisor.status,
+                queue=self._queue,
+                api_keys=self._settings.listen.api_keys,
+            ),
+            metrics_route(lambda accept: render((registry, vllm_registry()), accept=accept)),
+        ]
+
+
+def _learned_directory(settings: WorkspaceSettings) -> Path | None:
+    if settings.learned_directory == "default":
+        return learned.default_directory()
+    return settings.learned_directory
+
+
+def _progress(settings: Settings) -> Progress:
+    if settings.logs.format == "auto":
+        return progress_for(sys.stderr)
+    return LogProgress(logging.getLogger("holdfast.progress"))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop, as `vllm serve` uses, which comes with vLLM."""
+    import uvloop  # noqa: PLC0415 - not needed for --help
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """While entered, SIGTERM and SIGINT ask for a drain; a second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    handled = (signal.SIGTERM, signal.SIGINT)
+
+    def first() -> None:
+        stop()
+        for number in handled:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in handled:
+        loop.add_signal_handler(number, first)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)

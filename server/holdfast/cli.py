@@ -1,0 +1,239 @@
+"""argv -> Settings -> run, and the only place that ends the process with an exit code.
+
+vLLM takes seconds to import, so nothing here does: what needs vLLM's parser is parsed after the
+server listens, and `--help` never needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from holdfast import __version__
+from holdfast.errors import ExitCode, HoldfastError, UsageError
+from holdfast.settings import ListenSettings, Settings, add_flags, read_groups
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+_DESCRIPTION = "An OpenAI-compatible server around vLLM whose green light is true."
+_SERVE_EPILOG = """\
+Every flag of `vllm serve` and its `--config FILE.yaml` work too; `holdfast serve --help=all` shows
+them. Exit codes: 0 stopped cleanly, 1 unexpected, 2 bad usage or configuration, 3 engine could not
+start, 4 probe failed, 5 engine lost, 6 address in use.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and end the process; the last line on standard error names a failure."""
+    code = _run(sys.argv[1:] if arguments is None else list(arguments))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if "torch" in sys.modules:
+        # Everything we hold is released by now. Python's own end would add pages of complaints of
+        # native libraries below our last line, and wait for threads of vLLM.
+        os._exit(code)
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    is_debugging = False
+    try:
+        command, rest = _command(arguments)
+        if command == "version":
+            return _print_versions()
+        if any(argument.startswith("--help=") for argument in rest):
+            return _print_vllm_help(rest)
+        settings = parse_serve(rest, os.environ)
+        is_debugging = settings.listen.log_level == "debug"
+        from holdfast.app import serve  # noqa: PLC0415 - the web stack is not needed for --help
+
+        return int(serve(settings))
+    except HoldfastError as error:
+        if is_debugging:
+            _print_traceback()
+        return _fail(error.line, error.exit_code)
+    except KeyboardInterrupt:
+        return ExitCode.STOPPED
+    except Exception as error:  # noqa: BLE001 - the outermost edge: a clear line, whatever happened
+        if is_debugging:
+            _print_traceback()
+        return _fail(
+            f"unexpected {type(error).__name__}: {error}"
+            " Remedy: run again with --log-level debug and report the traceback.",
+            ExitCode.UNEXPECTED,
+        )
+
+
+def parse_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """The settings of `holdfast serve`, from flags, `--config` file and environment.
+
+    vLLM's own flags are kept as they are, but for those that the listener needs.
+
+    Raises:
+        UsageError: a value of ours is out of range, or the file cannot be read.
+    """
+    given = _with_two_token_config(arguments)
+    namespace, _ = _serve_parser().parse_known_args(_normalised([*_file_arguments(given), *given]))
+    return Settings(
+        is_demo=namespace.demo,
+        listen=_listen_settings(namespace, environment),
+        vllm_arguments=tuple(given),
+        **read_groups(namespace, environment),
+    )
+
+
+def _command(arguments: list[str]) -> tuple[str, list[str]]:
+    if arguments[:1] == ["serve"]:
+        return "serve", arguments[1:]
+    parser = _Parser(prog="holdfast", description=_DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands.add_parser("serve", help="serve a model (see `holdfast serve --help`)")
+    commands.add_parser("version", help="print our version, vLLM's and torch's")
+    return str(parser.parse_args(arguments).command), []
+
+
+def _serve_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="holdfast serve",
+        usage="holdfast serve MODEL [flags of vllm serve] [flags below]",
+        description=_DESCRIPTION,
+        epilog=_SERVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An abbreviation of ours could be a whole flag of vLLM's.
+        allow_abbrev=False,
+    )
+    # MODEL is left to vLLM's parser: only it knows which flags before it take a value.
+    parser.add_argument("--config", metavar="FILE.yaml", help="flags from a file, as in vLLM")
+    add_flags(parser)
+    listener = parser.add_argument_group("listener", "vLLM's flags, needed before vLLM is loaded.")
+    listener.add_argument("--host", default="")
+    listener.add_argument("--port", type=int, default=ListenSettings().port)
+    for name in ("uds", "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-ciphers"):
+        listener.add_argument(f"--{name}")
+    listener.add_argument("--ssl-cert-reqs", type=int, default=0)
+    listener.add_argument("--root-path", default="")
+    listener.add_argument("--uvicorn-log-level", default="info")
+    listener.add_argument("--disable-uvicorn-access-log", action="store_true")
+    listener.add_argument("--api-key", nargs="*")
+    listener.add_argument("--log-level", type=str.lower, choices=LOG_LEVELS, default="info")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers bad usage with our error instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}.", remedy=f"see `{self.prog} --help`.")
+
+
+def _listen_settings(
+    namespace: argparse.Namespace, environment: Mapping[str, str]
+) -> ListenSettings:
+    if not 0 <= namespace.port <= 65535:
+        raise UsageError(f"--port: {namespace.port} is not a port.", remedy="use 0 to 65535.")
+    keys = namespace.api_key or [key for key in [environment.get("VLLM_API_KEY", "")] if key]
+    return ListenSettings(
+        host=namespace.host,
+        port=namespace.port,
+        uds=namespace.uds,
+        ssl_keyfile=namespace.ssl_keyfile,
+        ssl_certfile=namespace.ssl_certfile,
+        ssl_ca_certs=namespace.ssl_ca_certs,
+        ssl_cert_reqs=namespace.ssl_cert_reqs,
+        ssl_ciphers=namespace.ssl_ciphers,
+        root_path=namespace.root_path,
+        uvicorn_log_level=namespace.uvicorn_log_level,
+        log_level=namespace.log_level,
+        has_access_log=not namespace.disable_uvicorn_access_log,
+        api_keys=tuple(keys),
+    )
+
+
+def _with_two_token_config(arguments: Sequence[str]) -> list[str]:
+    # vLLM accepts `--config=FILE` and silently ignores the file.
+    split = (
+        ("--config", argument.removeprefix("--config="))
+        if argument.startswith("--config=")
+        else (argument,)
+        for argument in arguments
+    )
+    return [token for tokens in split for token in tokens]
+
+
+def _normalised(arguments: Sequence[str]) -> list[str]:
+    """Underscores in flag names are dashes, as in vLLM's parser."""
+    return [
+        re.sub(r"^--[^=.]+", lambda name: name[0].replace("_", "-"), argument)
+        for argument in arguments
+    ]
+
+
+def _file_arguments(arguments: Sequence[str]) -> list[str]:
+    """The flags in the `--config` file, so that those given on the command line come later."""
+    if "--config" not in arguments:
+        return []
+    position = arguments.index("--config") + 1
+    if position == len(arguments):
+        raise UsageError("--config: expected one argument.", remedy="name a YAML file.")
+    tokens: list[str] = []
+    for name, value in _read_yaml(Path(arguments[position])).items():
+        flag = f"--{name}"
+        if name in {"model", "model_tag"}:
+            continue
+        if isinstance(value, list):
+            tokens += [flag, *map(str, value)]
+        elif value is True:
+            tokens.append(flag)
+        elif value is not False and value is not None:
+            tokens.append(f"{flag}={value}")
+    return tokens
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - only with --config
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UsageError(
+            f"--config: {path}: {error.strerror}.", remedy="name a readable YAML file."
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"--config: {path} is not YAML: {error}", remedy="write `flag: value` lines."
+        ) from None
+    if not isinstance(content, dict):
+        raise UsageError(f"--config: {path} is no mapping.", remedy="write `flag: value` lines.")
+    return {str(name): value for name, value in content.items()}
+
+
+def _print_vllm_help(arguments: list[str]) -> int:
+    from holdfast.engine.arguments import print_help  # noqa: PLC0415 - imports vLLM
+
+    print_help(arguments)
+    return ExitCode.STOPPED
+
+
+def _print_versions() -> int:
+    from holdfast.versions import installed_version, vllm_version  # noqa: PLC0415 - 20 ms
+
+    print(f"holdfast {__version__}")  # noqa: T201 - what was asked for
+    print(f"vllm {vllm_version()}")  # noqa: T201 - as above
+    print(f"torch {installed_version('torch')}")  # noqa: T201 - as above
+    return ExitCode.STOPPED
+
+
+def _print_traceback() -> None:
+    import traceback  # noqa: PLC0415 - only when something failed
+
+    traceback.print_exc()
+
+
+def _fail(line: str, code: ExitCode) -> ExitCode:
+    print(f"holdfast: error: {' '.join(line.split())}", file=sys.stderr, flush=True)  # noqa: T201 - the last line on standard error
+    return code

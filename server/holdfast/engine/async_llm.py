@@ -1,0 +1,285 @@
+"""Starts and stops vLLM's AsyncLLM, one generation after the other, in this process.
+
+The rules of a restart were each paid for in a run (vLLM 0.32): a VllmConfig is never reused, since
+a start adds to it; the constructor blocks, so it runs in a thread; its output handler must be
+started on the loop at once, or an early death is missed; the renderer outlives the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from holdfast.engine import compat, processes
+from holdfast.engine.client import EngineProxy
+from holdfast.engine.facts import engine_facts, world
+from holdfast.engine.stat_logger import Queues, prometheus_logger
+from holdfast.errors import EngineStartError, PluginMissingError
+from holdfast.records import EngineFacts, RankStats
+from holdfast.workspace.causes import root_cause
+from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
+from holdfast.workspace.stats import read_all
+
+logger = logging.getLogger("holdfast.engine")
+
+ABANDON_DEADLINE_SECONDS = 30.0
+DEATH_POLL_SECONDS = 0.2
+RPC_DEADLINE_SECONDS = 30.0
+SHUTDOWN_DEADLINE_SECONDS = 15.0
+
+
+class AsyncEngine:
+    """One generation of vLLM's engine. Made by `EngineLauncher.start`; see `interface.Engine`."""
+
+    def __init__(
+        self,
+        llm: Any,
+        facts: EngineFacts,
+        spec: WorkspaceSpec,
+        family: frozenset[psutil.Process],
+    ) -> None:
+        self._llm = llm
+        self._facts = facts
+        self._spec = spec
+        self._family = family
+
+    @property
+    def generation(self) -> int:
+        return self._spec.generation
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
+    def llm(self) -> Any:
+        """vLLM's object, for the proxy."""
+        return self._llm
+
+    def ranks(self) -> tuple[RankStats, ...]:
+        return read_all(Path(self._spec.stats_directory))
+
+    @asynccontextmanager
+    async def scheduling_held(self) -> AsyncIterator[None]:
+        async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+        try:
+            yield
+        finally:
+            async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+                await self._llm.resume_generation()
+
+    async def queued_requests(self) -> int:
+        return int(self._llm.get_num_unfinished_requests())
+
+    async def forget_prefixes(self) -> None:
+        async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+            await self._llm.reset_prefix_cache()
+
+    async def set_growth(self, policy: GrowthPolicy) -> None:
+        """Change the growth policy of every rank.
+
+        Raises:
+            EngineStartError: a rank did not take it.
+        """
+        async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+            answers = await self._llm.collective_rpc("holdfast_set_growth", args=(policy,))
+        failed = [answer["error"] for answer in answers if "error" in answer]
+        if failed:
+            raise EngineStartError(f"a rank refused the growth policy {policy}: {failed[0]}")
+
+    async def until_dead(self) -> str:
+        while True:
+            if cause := self._death():
+                return cause
+            await asyncio.sleep(DEATH_POLL_SECONDS)
+
+    def _death(self) -> str:
+        for rank in self.ranks():
+            if rank.fatal_error:
+                return f"rank {rank.rank} of engine {rank.engine}: {rank.fatal_error}"
+        if dead := processes.first_dead(self._family):
+            return root_cause(Path(self._spec.stats_directory)) or f"process {dead.pid} ended"
+        if self._llm.errored:
+            return root_cause(Path(self._spec.stats_directory)) or "vLLM reports a dead engine"
+        return ""
+
+    async def stop(self) -> None:
+        """End the engine and every process of it; returns when none is left."""
+        # The renderer is kept for the next generation, see `compat.kept_renderer`.
+        self._llm.renderer = None
+        try:
+            async with asyncio.timeout(SHUTDOWN_DEADLINE_SECONDS):
+                await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_DEADLINE_SECONDS / 3)
+        except TimeoutError:
+            logger.warning("vLLM did not stop its engine in time; killing its processes")
+        remaining = await asyncio.to_thread(processes.end, self._family)
+        if remaining:
+            logger.error("processes %s of the engine could not be killed", remaining)
+
+
+class EngineLauncher:
+    """Starts generations from one pristine configuration."""
+
+    def __init__(  # noqa: PLR0913 - what one configuration resolves to
+        self,
+        config: Any,
+        arguments: Any,
+        *,
+        fingerprint: str,
+        has_template: bool,
+        runtime_directory: Path,
+        is_probing: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._arguments = arguments
+        self._fingerprint = fingerprint
+        self._has_template = has_template
+        self._runtime_directory = runtime_directory
+        self.queues = Queues()
+        self._logger_class = prometheus_logger(is_probing, self.queues)
+        self._renderer: Any | None = None
+        self._generation = 0
+        self.proxy = EngineProxy()
+
+    @property
+    def fingerprint(self) -> str:
+        """Names what a learned reservation depends on."""
+        return self._fingerprint
+
+    def next_generation(self) -> tuple[int, Path]:
+        self._generation += 1
+        return self._generation, self._runtime_directory / str(self._generation)
+
+    @asynccontextmanager
+    async def running(self, spec: WorkspaceSpec) -> AsyncIterator[AsyncEngine]:
+        """A running engine behind the proxy; see `interface.EngineLauncher`."""
+        engine = await self._start(spec)
+        self.proxy.use(engine.llm)
+        try:
+            yield engine
+        finally:
+            self.proxy.use(None)
+            self.queues.clear()
+            await asyncio.shield(engine.stop())
+            shutil.rmtree(spec.stats_directory, ignore_errors=True)
+
+    async def _start(self, spec: WorkspaceSpec) -> AsyncEngine:
+        directory = Path(spec.stats_directory)
+        _prepare(directory, spec)
+        before = processes.children()
+        try:
+            llm = await self._construct(directory, before)
+        except BaseException:
+            await asyncio.shield(
+                asyncio.to_thread(lambda: processes.kill(processes.children() - before))
+            )
+            raise
+        family = processes.children() - before
+        try:
+            return await self._engine(llm, spec, family)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(processes.kill, family))
+            raise
+
+    async def _construct(self, directory: Path, before: frozenset[psutil.Process]) -> Any:
+        construct = asyncio.create_task(asyncio.to_thread(self._blocking_construct, directory))
+        try:
+            with compat.start_errors(lambda: root_cause(directory)):
+                return await asyncio.shield(construct)
+        except asyncio.CancelledError:
+            await _abandon(construct, before)
+            raise
+
+    def _blocking_construct(self, directory: Path) -> Any:
+        spec = str(directory / "spec.json")
+        is_silent = self._arguments.disable_log_stats
+        with _environment({SPEC_VARIABLE: spec}), compat.kept_renderer(self._renderer):
+            return AsyncLLM.from_vllm_config(
+                # A start adds to its configuration, so each gets its own copy.
+                vllm_config=copy.deepcopy(self._config),
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                enable_log_requests=self._arguments.enable_log_requests,
+                aggregate_engine_logging=self._arguments.aggregate_engine_logging,
+                disable_log_stats=is_silent,
+                stat_loggers=None if is_silent else [self._logger_class],
+            )
+
+    async def _engine(
+        self, llm: Any, spec: WorkspaceSpec, family: frozenset[psutil.Process]
+    ) -> AsyncEngine:
+        # On the loop at once, or vLLM misses a death before the first request.
+        llm._run_output_handler()  # noqa: SLF001 - started by the constructor only on a loop
+        async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+            tasks = frozenset(map(str, await llm.get_supported_tasks()))
+            await llm.reset_mm_cache()
+        self._renderer = llm.renderer
+        ranks = read_all(Path(spec.stats_directory))
+        _require_every_rank(world(self._config), ranks, spec)
+        facts = engine_facts(
+            llm,
+            tasks,
+            fingerprint=self._fingerprint,
+            has_template=self._has_template,
+            is_unified=any(rank.is_unified_memory for rank in ranks),
+        )
+        return AsyncEngine(llm, facts, spec, family)
+
+
+def _prepare(directory: Path, spec: WorkspaceSpec) -> None:
+    directory.mkdir(mode=0o700, parents=True)
+    spec.write(directory / "spec.json")
+
+
+def _require_every_rank(
+    wanted: tuple[tuple[int, int], ...], ranks: tuple[RankStats, ...], spec: WorkspaceSpec
+) -> None:
+    fresh = {
+        (rank.engine, rank.rank)
+        for rank in ranks
+        if rank.generation == spec.generation and rank.is_locked
+    }
+    silent = [place for place in wanted if place not in fresh]
+    if silent:
+        places = ", ".join(f"rank {rank} of engine {engine}" for engine, rank in silent)
+        raise PluginMissingError(
+            f"the workspace plugin did not report from {places}",
+            remedy="install holdfast in the environment of every worker, and name `holdfast` in "
+            "VLLM_PLUGINS if that is set.",
+        )
+
+
+async def _abandon(construct: asyncio.Task[Any], before: frozenset[psutil.Process]) -> None:
+    """End what the constructor's thread waits for until it returns: it cannot be cancelled."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + ABANDON_DEADLINE_SECONDS
+    while not construct.done() and loop.time() < deadline:
+        await asyncio.to_thread(lambda: processes.kill(processes.children() - before))
+        await asyncio.wait({construct}, timeout=DEATH_POLL_SECONDS)
+    if construct.done() and construct.exception() is None:
+        await asyncio.to_thread(construct.result().shutdown, timeout=0)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,131 @@
+"""What differs between vLLM 0.32 and 0.33, and the one place where vLLM's errors become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import vllm.logger as vllm_logger
+from vllm.entrypoints.serve.utils import api_utils
+from vllm.v1.engine import async_llm
+
+from holdfast.errors import EngineStartError, HoldfastError, UsageError
+
+try:
+    from vllm.entrypoints.launchers import cli_args
+except ImportError:  # moved in 0.33 without a shim (seen in the 0.33.0 wheel)
+    from vllm.entrypoints.common import cli_args
+
+propagate: Callable[[Any, Any], None] = cli_args.propagate_flash_late_interaction
+
+
+def make_arg_parser(parser: Any) -> Any:
+    """All of vLLM's flags on `parser`; `--log-level` takes lower case too, as uvicorn's does."""
+    parser = cli_args.make_arg_parser(parser)
+    for action in parser._actions:  # noqa: SLF001 - argparse has no look-up by flag
+        if "--log-level" in action.option_strings:
+            action.type = str.upper
+    return parser
+
+
+def cli_env_setup() -> None:
+    """Let vLLM choose the start method of its processes."""
+    if hasattr(api_utils, "cli_env_setup"):
+        api_utils.cli_env_setup()
+    else:  # moved in 0.33
+        from vllm.entrypoints.common import startup  # noqa: PLC0415
+
+        startup.cli_env_setup()
+
+
+def configure_logging(namespace: Any) -> None:
+    """Give vLLM's loggers the level that was asked for, here and in its processes."""
+    if hasattr(vllm_logger, "configure_logging_from_args"):
+        vllm_logger.configure_logging_from_args(namespace)
+
+
+def validate(namespace: Any) -> None:
+    """vLLM's own checks of its parsed flags and of the parsers they name."""
+    cli_args.validate_parsed_serve_args(namespace)
+    if hasattr(cli_args, "validate_api_server_args"):
+        cli_args.validate_api_server_args(namespace)
+    else:  # moved to cli_args in 0.33
+        from vllm.entrypoints.launchers import launcher  # noqa: PLC0415
+
+        launcher.validate_api_server_args(namespace)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Map what vLLM raises for flags, files and models that it cannot use to UsageError.
+
+    vLLM has no class of its own for these: it raises TypeError, ValueError (also pydantic's
+    ValidationError), KeyError, OSError (from Hugging Face look-ups), ImportError (an optional
+    package) and NotImplementedError, and its parser ends the process.
+    """
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except SystemExit as error:
+        raise UsageError("vLLM's parser refused the command line.") from error
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+        OSError,
+        ImportError,
+        NotImplementedError,
+        AssertionError,
+        RuntimeError,
+    ) as error:
+        raise UsageError(
+            _first_lines(error), remedy="correct the model or the flag that it names."
+        ) from error
+
+
+@contextmanager
+def start_errors(cause: Callable[[], str]) -> Iterator[None]:
+    """Map a failed start to EngineStartError; `cause` says what the engine's processes left behind.
+
+    vLLM's own message is "Engine core initialization failed. See root cause above".
+    """
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except (RuntimeError, ValueError, OSError, AssertionError, TypeError, KeyError) as error:
+        raise EngineStartError(
+            f"the engine could not start: {cause() or _first_lines(error)}",
+            remedy="correct what it names, or see the engine's log above.",
+        ) from error
+
+
+@contextmanager
+def kept_renderer(renderer: Any | None) -> Iterator[None]:
+    """Make the next AsyncLLM use `renderer`, so that tokenisation outlives an engine.
+
+    `AsyncLLM.shutdown` closes the renderer's thread pools; every serving object of vLLM's OpenAI
+    layer holds on to the first one. The name is bound in `vllm.v1.engine.async_llm` (0.32, 0.33).
+    """
+    if renderer is None:
+        yield
+        return
+    original = async_llm.renderer_from_config
+    async_llm.renderer_from_config = lambda _config: renderer
+    try:
+        yield
+    finally:
+        async_llm.renderer_from_config = original
+
+
+def _first_lines(error: BaseException) -> str:
+    """The message without pydantic's and transformers' appendices."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):  # pydantic.ValidationError
+        return "; ".join(
+            ".".join(map(str, item["loc"])) + ": " + item["msg"] if item["loc"] else item["msg"]
+            for item in errors()
+        )
+    return " ".join(str(error).split())[:600] or type(error).__name__

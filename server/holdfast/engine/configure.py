@@ -1,0 +1,83 @@
+"""From the command line to a launcher: the engine's configuration, resolved once and kept pristine.
+
+Importing this module imports vLLM and takes seconds: do it in a thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+from vllm.usage.usage_lib import UsageContext
+
+from holdfast.engine import arguments as vllm_arguments
+from holdfast.engine import compat, openai
+from holdfast.engine.async_llm import EngineLauncher
+from holdfast.engine.facts import fingerprint
+from holdfast.errors import PluginMissingError, UsageError
+from holdfast.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredEngine:
+    """What the command line resolved to."""
+
+    launcher: EngineLauncher
+    arguments: argparse.Namespace
+
+    @asynccontextmanager
+    async def openai_app(self, server: Any) -> AsyncIterator[ASGIApp]:
+        """vLLM's OpenAI layer on top of whichever engine runs, for the life of `server`."""
+        ssl_context = server.config.ssl
+        async with (
+            openai.openai_app(self.launcher.proxy, self.arguments, server) as app,
+            openai.certificates_refreshed(self.arguments, ssl_context),
+        ):
+            yield app
+
+
+def configure(
+    settings: Settings, runtime_directory: Path, is_probing: Callable[[], bool]
+) -> ConfiguredEngine:
+    """The engine that the command line describes.
+
+    Raises:
+        UsageError: a flag, a file or the model is wrong.
+        PluginMissingError: VLLM_PLUGINS leaves Holdfast out.
+    """
+    _check_environment(os.environ)
+    namespace = vllm_arguments.parse(settings)
+    compat.configure_logging(namespace)
+    engine_arguments = vllm_arguments.engine_arguments(namespace)
+    with compat.usage_errors():
+        config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        launcher = EngineLauncher(
+            config,
+            engine_arguments,
+            fingerprint=fingerprint(config),
+            has_template=namespace.chat_template is not None,
+            runtime_directory=runtime_directory,
+            is_probing=is_probing,
+        )
+    return ConfiguredEngine(launcher, namespace)
+
+
+def _check_environment(environment: Mapping[str, str]) -> None:
+    named: Any = environment.get("VLLM_PLUGINS")
+    if named is not None and "holdfast" not in named.split(","):
+        raise PluginMissingError(
+            f"VLLM_PLUGINS={named} leaves out the workspace plugin, so no rank would report.",
+            remedy="add holdfast to VLLM_PLUGINS, or unset it.",
+        )
+    if environment.get("VLLM_ENABLE_STARTUP_PLAN", "0") not in {"", "0"}:
+        raise UsageError(
+            "VLLM_ENABLE_STARTUP_PLAN reuses a KV cache size that was measured without the "
+            "reserved workspaces.",
+            remedy="unset it.",
+        )

@@ -1,0 +1,130 @@
+"""What the resolved VllmConfig says, as the frozen record that probe and supervisor read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import entry_points, version
+from typing import Any
+
+from vllm.v1.worker.startup_plan import compute_plan_fingerprint
+
+from holdfast import __version__
+from holdfast.records import EngineFacts
+
+_UNRELATED_VARIABLES = {
+    # Where things lie, who may ask and what is printed does not change what a workspace needs.
+    "VLLM_API_KEY",
+    "VLLM_CACHE_ROOT",
+    "VLLM_CONFIG_ROOT",
+    "VLLM_CONFIGURE_LOGGING",
+    "VLLM_HOST_IP",
+    "VLLM_LOGGING_CONFIG_PATH",
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_LOG_STATS_INTERVAL",
+    "VLLM_PORT",
+    "VLLM_RPC_BASE_PATH",
+}
+
+
+def engine_facts(
+    llm: Any, tasks: frozenset[str], *, fingerprint: str, has_template: bool, is_unified: bool
+) -> EngineFacts:
+    """The facts of a running AsyncLLM; its configuration was completed by the engine's answer."""
+    config = llm.vllm_config
+    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    tokenizer = llm.renderer.tokenizer
+    return EngineFacts(
+        model=_served_name(model),
+        world=world(config),
+        max_model_len=model.max_model_len,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        kv_capacity_tokens=_kv_capacity_tokens(config),
+        kv_block_tokens=cache.block_size or 1,
+        vocab_size=_vocab_size(model, tokenizer),
+        special_token_ids=frozenset(getattr(tokenizer, "all_special_ids", None) or ()),
+        max_logprobs=model.max_logprobs,
+        tasks=tasks,
+        has_tokenizer=tokenizer is not None,
+        has_chat_template=has_template or bool(getattr(tokenizer, "chat_template", None)),
+        has_prefix_caching=bool(cache.enable_prefix_caching),
+        has_chunked_prefill=bool(scheduler.enable_chunked_prefill),
+        is_encoder_decoder=bool(model.is_encoder_decoder),
+        data_parallel_size=config.parallel_config.data_parallel_size,
+        is_unified_memory=is_unified,
+        fingerprint=fingerprint,
+    )
+
+
+def world(config: Any) -> tuple[tuple[int, int], ...]:
+    """Every (engine, rank) whose stats file this host must have.
+
+    Ranks of other nodes write theirs there.
+    """
+    parallel = config.parallel_config
+    return tuple(
+        (engine, rank)
+        for engine in range(parallel.data_parallel_size_local or 1)
+        for rank in range(parallel.local_world_size)
+    )
+
+
+def fingerprint(config: Any) -> str:
+    """Name everything that the need for workspace depends on.
+
+    vLLM's own fingerprint of its start-up plan covers device, versions and most of the
+    configuration; added are the model's whole configuration, sizes, backends, VLLM_* variables, the
+    installed reservers and our version.
+    """
+    parallel, scheduler = config.parallel_config, config.scheduler_config
+    factors = {
+        "plan": compute_plan_fingerprint(config, 0, parallel.world_size),
+        "model": config.model_config.hf_config.to_json_string(),
+        "sizes": [
+            config.model_config.max_model_len,
+            scheduler.max_num_batched_tokens,
+            scheduler.max_num_seqs,
+            parallel.data_parallel_size,
+        ],
+        "attention": str(getattr(config, "attention_config", "")),
+        "kernels": str(getattr(config, "kernel_config", "")),
+        "is_eager": config.model_config.enforce_eager,
+        "variables": _related_variables(os.environ),
+        "reservers": sorted(
+            f"{point.value} {point.dist.version if point.dist else ''}"
+            for point in entry_points(group="holdfast.reservers")
+        ),
+        "holdfast": __version__,
+        "torch": version("torch"),
+    }
+    digest = hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
+    return digest[:24]
+
+
+def _related_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("VLLM_") and name not in _UNRELATED_VARIABLES
+    }
+
+
+def _served_name(model: Any) -> str:
+    name = model.served_model_name
+    return str(name[0] if isinstance(name, list) else name)
+
+
+def _kv_capacity_tokens(config: Any) -> int:
+    cache = config.cache_config
+    if cache.kv_cache_size_tokens:
+        return int(cache.kv_cache_size_tokens)
+    engines = config.parallel_config.data_parallel_size_local or 1
+    return int((cache.num_gpu_blocks or 0) // engines * (cache.block_size or 1))
+
+
+def _vocab_size(model: Any, tokenizer: Any) -> int:
+    size = int(model.get_vocab_size())
+    return min(size, len(tokenizer)) if tokenizer is not None else size

@@ -1,0 +1,222 @@
+"""The bench on which every step works: it sends, composes, waits and proves, under one deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import httpx
+
+from holdfast.engine.interface import Engine
+from holdfast.errors import HoldfastError, ProbeFailedError
+from holdfast.lifecycle.probe import measure, wire
+from holdfast.lifecycle.probe.budget import Budget
+from holdfast.lifecycle.probe.prompts import Prompts, grouped
+from holdfast.lifecycle.probe.sizes import Limits, is_pooling
+from holdfast.records import EngineFacts, EngineStep, ProbeStep, RankStats, StepName
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.01
+PROMPTS_PER_MESSAGE = 256
+"""Well below vLLM's limit of 1,024 prompts in one request."""
+
+
+class Progress(Protocol):
+    """Hears what the probe does; `telemetry.progress` shows it."""
+
+    def step_started(self, step: str, detail: str, tokens: int) -> None:
+        """A step began, or goes on with another size."""
+
+    def step_finished(self, step: ProbeStep) -> None:
+        """A step is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for word of what has already happened."""
+
+    proof_seconds: float = 2.0
+    """Another rank may write its stats a moment after the answer is here."""
+    death_seconds: float = 2.0
+    """The engine names its death within a second; a failed answer may come before."""
+    cleanup_seconds: float = 10.0
+
+
+@dataclass(slots=True)
+class Bench:
+    """What the steps of one run share."""
+
+    engine: Engine
+    client: httpx.AsyncClient
+    budget: Budget
+    progress: Progress
+    limits: Limits
+    prompts: Prompts
+    patience: Patience
+    start: measure.Mark
+    step: StepName = "first_token"
+    tried: str = ""
+    """The attempt that is being made, for the reason of a failure."""
+    served: dict[int | None, list[int]] = field(default_factory=dict)
+    """The context that each engine served last, so that its prefix is cached if anything is."""
+    ceiling_tokens: int | None = None
+    """The longest context that may be tried, once one had to be left out."""
+    prefers_many_requests: bool = False
+    """Whether this scheduler was seen to cut a long prompt where a step should have taken it."""
+    slowest_step_seconds: float = 0.0
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Sizes and capabilities of the engine."""
+        return self.engine.facts
+
+    @property
+    def engines(self) -> tuple[int | None, ...]:
+        """Whom each step is proven for; None is whichever engine vLLM chooses."""
+        if is_pooling(self.facts) and self.facts.data_parallel_size > 1:
+            return (None,)
+        return tuple(sorted({engine for engine, _ in self.facts.world}))
+
+    @property
+    def longest_allowed_tokens(self) -> int:
+        """The longest context that neither the sweep nor the journal warns of."""
+        bounds = [self.limits.prompt_tokens]
+        if self.ceiling_tokens is not None:
+            bounds.append(self.ceiling_tokens)
+        if self.budget.forbidden_tokens is not None:
+            bounds.append(self.budget.forbidden_tokens - 1)
+        return min(bounds)
+
+    def trying(self, detail: str, tokens: int) -> None:
+        """Say what is tried now, to people and to the reason of a failure."""
+        self.tried = detail
+        self.progress.step_started(self.step, detail, tokens)
+
+    def address(self, engine: int | None) -> int | None:
+        """What to write into a message for `engine`: nothing where there is only one."""
+        return engine if self.facts.data_parallel_size > 1 else None
+
+    def message(
+        self,
+        engine: int | None,
+        prompts: Sequence[list[int]],
+        tokens: int = 1,
+        extra: wire.Body | None = None,
+    ) -> wire.Message:
+        """One request of token-id prompts to one engine, each answered by `tokens` tokens."""
+        address = self.address(engine)
+        if is_pooling(self.facts):
+            path, body = wire.pooling(self.facts, prompts)
+            return wire.Message(path, body, len(prompts), address)
+        body = {**wire.completion(self.facts, prompts, tokens), **(extra or {})}
+        return wire.Message(wire.COMPLETIONS, body, len(prompts), address, len(prompts) * tokens)
+
+    def messages(
+        self,
+        lengths: Sequence[int],
+        make: Callable[[int], list[int]],
+        tokens: int = 1,
+        extra: wire.Body | None = None,
+    ) -> list[wire.Message]:
+        """Prompts that `make` makes of these lengths, the same to each engine."""
+        return [
+            self.message(engine, [make(length) for length in group], tokens, extra)
+            for engine in self.engines
+            for group in grouped(lengths, PROMPTS_PER_MESSAGE)
+        ]
+
+    async def guarded(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, unless the engine dies or the time of the suite is over.
+
+        Raises:
+            ProbeFailedError: either happened, or `work` failed.
+        """
+        try:
+            async with asyncio.timeout(max(0.0, self.budget.seconds_left())):
+                async with asyncio.TaskGroup() as group:
+                    watcher = group.create_task(self._fail_at_death())
+                    result = await work
+                    watcher.cancel()
+                return result
+        except TimeoutError:
+            raise ProbeFailedError("it was not done when the time of the probe was over.") from None
+        except BaseExceptionGroup as group:
+            raise first_failure(group) from None
+        finally:
+            work.close()
+
+    async def _fail_at_death(self) -> NoReturn:
+        raise ProbeFailedError(f"the engine died: {await self.engine.until_dead()}")
+
+    async def exchange_all(self, messages: Iterable[wire.Message]) -> list[wire.Body]:
+        """Send at once; the answers in the same order."""
+        async with asyncio.TaskGroup() as group:
+            sent = [group.create_task(wire.exchange(self.client, m)) for m in messages]
+        return [task.result() for task in sent]
+
+    async def together(self, messages: Sequence[wire.Message], running: int = 0) -> None:
+        """Send so that one engine step takes them all, beside `running` earlier requests."""
+        expected = running + sum(message.prompts for message in messages)
+        async with asyncio.TaskGroup() as group, self.engine.scheduling_held():
+            for message in messages:
+                group.create_task(wire.exchange(self.client, message))
+            await self.until_queued(expected)
+
+    async def until_queued(self, requests: int) -> None:
+        """Wait until the engine has exactly so many requests; the suite's deadline bounds it."""
+        while await self.engine.queued_requests() != requests:  # noqa: ASYNC110 - the engine has no event
+            await asyncio.sleep(POLL_SECONDS)
+
+    def mark(self) -> measure.Mark:
+        """Where the ranks stand now."""
+        return measure.mark(self.engine.ranks())
+
+    async def is_seen(self, proof: measure.Proof) -> bool:
+        """Whether every rank of every engine shows it, now or in a moment."""
+        waits = int(self.patience.proof_seconds / POLL_SECONDS)
+        for _ in range(waits):
+            if self._is_shown(proof):
+                return True
+            await asyncio.sleep(POLL_SECONDS)
+        return self._is_shown(proof)
+
+    async def prove(self, proof: measure.Proof, missing: str) -> None:
+        """Wait for the proof.
+
+        Raises:
+            ProbeFailedError: it did not come.
+        """
+        if not await self.is_seen(proof):
+            raise ProbeFailedError(missing)
+
+    async def prove_step(
+        self, since: measure.Mark, is_it: Callable[[EngineStep], bool], missing: str
+    ) -> None:
+        """Wait until every rank shows a step, ended after `since`, of which `is_it` holds."""
+
+        def proof(rank: RankStats) -> bool:
+            return any(map(is_it, since.new_steps(rank)))
+
+        await self.prove(proof, missing)
+
+    def _is_shown(self, proof: measure.Proof) -> bool:
+        ranks = self.engine.ranks()
+        self.observe(ranks)
+        return all(measure.is_shown(self.facts, ranks, engine, proof) for engine in self.engines)
+
+    def observe(self, ranks: Iterable[RankStats]) -> None:
+        """Keep the duration of the slowest step of this run, before newer ones displace it."""
+        seen = (step.duration_seconds for rank in ranks for step in self.start.new_steps(rank))
+        self.slowest_step_seconds = max(self.slowest_step_seconds, max(seen, default=0.0))
+
+
+def first_failure(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure that the others followed from: ours if there is one."""
+    ours = group.subgroup(HoldfastError)
+    found: BaseException = ours or group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

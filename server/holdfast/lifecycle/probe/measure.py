@@ -1,0 +1,108 @@
+"""What did the engine really do? Read from the ranks' stats, never from what was asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.records import EngineFacts, EngineStep, RankStats
+
+MEMORY_MARGIN_BYTES = 1024**3
+"""Left to the host on a machine whose GPU shares its memory: without it the machine freezes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far each (engine, rank) was at one moment."""
+
+    steps: Mapping[tuple[int, int], int]
+    scheduled_tokens: Mapping[tuple[int, int], int]
+    growths: Mapping[tuple[int, int], int]
+
+    def new_steps(self, rank: RankStats) -> tuple[EngineStep, ...]:
+        """The steps that ended since, oldest first, of those that are still kept."""
+        done = self.steps.get((rank.engine, rank.rank), 0)
+        return tuple(step for step in rank.recent_steps if step.index > done)
+
+    def new_tokens(self, rank: RankStats) -> int:
+        """The tokens that were scheduled since."""
+        return rank.scheduled_tokens - self.scheduled_tokens.get((rank.engine, rank.rank), 0)
+
+    def largest_step(self, ranks: Iterable[RankStats]) -> int:
+        """The most tokens that one step scheduled since."""
+        steps = (step for rank in ranks for step in self.new_steps(rank))
+        return max((step.scheduled_tokens for step in steps), default=0)
+
+    def grew(self, ranks: Iterable[RankStats]) -> bool:
+        """Whether a workspace of any rank grew since, in whatever phase."""
+        return any(
+            sum(rank.growths.values()) > self.growths.get((rank.engine, rank.rank), 0)
+            for rank in ranks
+        )
+
+
+def mark(ranks: Iterable[RankStats]) -> Mark:
+    """Where the ranks stand now."""
+    known = {(rank.engine, rank.rank): rank for rank in ranks}
+    return Mark(
+        steps={key: rank.steps for key, rank in known.items()},
+        scheduled_tokens={key: rank.scheduled_tokens for key, rank in known.items()},
+        growths={key: sum(rank.growths.values()) for key, rank in known.items()},
+    )
+
+
+Proof = Callable[[RankStats], bool]
+"""Whether one rank shows what is to be proven."""
+
+
+def is_shown(
+    facts: EngineFacts, ranks: Sequence[RankStats], engine: int | None, proof: Proof
+) -> bool:
+    """Whether every rank of `engine` shows it; of None, every rank of at least one engine."""
+    known = {(rank.engine, rank.rank): rank for rank in ranks}
+    engines = {member for member, _ in facts.world} if engine is None else {engine}
+    return any(
+        all(key in known and proof(known[key]) for key in facts.world if key[0] == member)
+        for member in engines
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A prefill that was served: how many tokens were computed, in how many seconds."""
+
+    tokens: int
+    seconds: float
+
+
+def expected_seconds(runs: Sequence[Run], tokens: int) -> float | None:
+    """How long `tokens` take at the rate of the largest run; None while it is not known.
+
+    The first run pays for kernels that compile on first use, so alone it says nothing.
+    """
+    measured = runs[1:]
+    if not measured:
+        return None
+    largest = max(measured, key=lambda run: run.tokens)
+    return tokens * largest.seconds / largest.tokens
+
+
+def leaves_margin(*, available_bytes: int, cost_bytes: int, growth: float) -> bool:
+    """Whether the host keeps its margin if a size `growth` times the last costs as much more."""
+    return available_bytes - max(0, cost_bytes) * growth >= MEMORY_MARGIN_BYTES
+
+
+def accusation(ranks: Iterable[RankStats]) -> str:
+    """What the ranks themselves say went wrong: caller, bytes needed, bytes held; else empty."""
+    return "; ".join(filter(None, map(_accusation, ranks)))
+
+
+def _accusation(rank: RankStats) -> str:
+    who = f"engine {rank.engine} rank {rank.rank}"
+    refused = rank.last_rejection
+    if refused is not None:
+        return (
+            f"{who} refused {refused.kind} workspace to {refused.caller}: needed "
+            f"{refused.needed_bytes} bytes, held {refused.held_bytes} bytes"
+        )
+    return f"{who} was lost: {rank.fatal_error}" if rank.fatal_error else ""

@@ -1,0 +1,178 @@
+"""Runs the suite and reports; the only part of the probe that the supervisor knows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from random import Random
+
+import httpx
+import psutil
+
+from holdfast.engine.interface import Engine
+from holdfast.errors import HoldfastError
+from holdfast.lifecycle.probe import measure
+from holdfast.lifecycle.probe.bench import Bench, Patience, Progress
+from holdfast.lifecycle.probe.budget import Budget
+from holdfast.lifecycle.probe.journal import ProbeJournal
+from holdfast.lifecycle.probe.prompts import Prompts
+from holdfast.lifecycle.probe.sizes import Limits, full_prompt_tokens
+from holdfast.lifecycle.probe.steps import STEPS, why_not
+from holdfast.records import (
+    PROBE_STEPS,
+    QUICK_STEPS,
+    ProbeReport,
+    ProbeStep,
+    StepName,
+)
+from holdfast.settings import ProbeSettings
+
+
+def available_memory_bytes() -> int:
+    """What the kernel says the host can still give away."""
+    return int(psutil.virtual_memory().available)
+
+
+class Prober:
+    """Proves, through the real API, that one engine generation serves its worst case.
+
+    `client_factory` makes a client with the base URL, the token that passes the gate and the API
+    key. The prober closes it, sets its own deadlines, and needs few connections at a time: many
+    prompts travel in one request.
+    """
+
+    def __init__(  # noqa: PLR0913 - the composition root names each collaborator
+        self,
+        settings: ProbeSettings,
+        engine: Engine,
+        client_factory: Callable[[], httpx.AsyncClient],
+        journal: ProbeJournal,
+        progress: Progress,
+        *,
+        available_memory: Callable[[], int] = available_memory_bytes,
+        clock: Callable[[], float] = time.monotonic,
+        patience: Patience | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._client_factory = client_factory
+        self._journal = journal
+        self._progress = progress
+        self._available_memory = available_memory
+        self._clock = clock
+        self._patience = patience or Patience()
+        self._random = random or Random()  # noqa: S311 - prompts, not secrets
+
+    async def run(self, steps: Sequence[StepName] | None = None) -> ProbeReport:
+        """The outcome of the suite, or of `steps` alone, in their order.
+
+        A step that fails is reported, not raised, and those after it are not run. Cancellation
+        propagates. The prefix cache is empty afterwards. With the suite `off` nothing is sent and
+        the report says that it passed, limited to 0 tokens.
+        """
+        suite = self._settings.suite
+        if suite == "off" and steps is None:
+            return ProbeReport(suite, True, True, 0, 0.0, ())
+        names = steps or (QUICK_STEPS if suite == "quick" else PROBE_STEPS)
+        started, start = self._clock(), measure.mark(self._engine.ranks())
+        async with self._client_factory() as client:
+            bench = self._bench(client, start)
+            try:
+                found = await self._run_all(bench, names)
+            finally:
+                not_forgotten = await self._forget_prefixes()
+        if not_forgotten and all(step.outcome != "failed" for step in found):
+            found[-1] = replace(found[-1], outcome="failed", reason=not_forgotten)
+        ranks = self._engine.ranks()
+        bench.observe(ranks)
+        proven = _proven_tokens(found)
+        is_short = "full_context" in names and proven < full_prompt_tokens(self._engine.facts)
+        return ProbeReport(
+            suite=suite,
+            passed=all(step.outcome != "failed" for step in found),
+            limited=is_short or any(step.limited for step in found),
+            proven_tokens=proven,
+            duration_seconds=self._clock() - started,
+            steps=tuple(found),
+            grew=start.grew(ranks),
+            slowest_step_seconds=bench.slowest_step_seconds,
+        )
+
+    def _bench(self, client: httpx.AsyncClient, start: measure.Mark) -> Bench:
+        facts = self._engine.facts
+        memory = self._available_memory if facts.is_unified_memory else None
+        return Bench(
+            engine=self._engine,
+            client=client,
+            budget=Budget(self._settings.timeout_seconds, self._journal, self._clock, memory),
+            progress=self._progress,
+            limits=Limits.of(facts, self._settings.max_tokens),
+            prompts=Prompts(facts, self._random),
+            patience=self._patience,
+            start=start,
+        )
+
+    async def _run_all(self, bench: Bench, names: Sequence[StepName]) -> list[ProbeStep]:
+        found: list[ProbeStep] = []
+        failed = ""
+        for name in names:
+            if failed:
+                step = ProbeStep(name, "skipped", 0.0, reason=f"not run, because {failed} failed")
+            else:
+                step = await self._run_one(bench, name)
+                failed = name if step.outcome == "failed" else ""
+            self._progress.step_finished(step)
+            found.append(step)
+        return found
+
+    async def _run_one(self, bench: Bench, name: StepName) -> ProbeStep:
+        if reason := why_not(name, bench.facts):
+            return ProbeStep(name, "skipped", 0.0, reason=reason)
+        if bench.budget.seconds_left() <= 0:
+            return ProbeStep(name, "skipped", 0.0, limited=True, reason="no time was left")
+        bench.step = name
+        started = self._clock()
+        try:
+            finding = await STEPS[name](bench)
+        except HoldfastError as error:
+            reason = await self._explain(bench, error.cause)
+            return ProbeStep(name, "failed", self._clock() - started, reason=reason)
+        return ProbeStep(
+            name,
+            "skipped" if finding.is_skipped else "passed",
+            self._clock() - started,
+            tokens=finding.tokens,
+            limited=finding.limited,
+            reason=finding.reason,
+        )
+
+    async def _explain(self, bench: Bench, cause: str) -> str:
+        """Step, size and cause, with what the engine says of its death and its workspaces."""
+        parts = [f"{bench.step} failed at {bench.tried}: {cause}"]
+        if "the engine died" not in cause:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._patience.death_seconds):
+                    parts.append(f"The engine died: {await self._engine.until_dead()}.")
+        parts.append(measure.accusation(self._engine.ranks()))
+        return " ".join(filter(None, parts))
+
+    async def _forget_prefixes(self) -> str:
+        """Empty the prefix cache; why it could not be done, or empty."""
+        try:
+            async with asyncio.timeout(self._patience.cleanup_seconds):
+                await self._engine.forget_prefixes()
+        except TimeoutError:
+            return "the prefix cache was not emptied in time"
+        except HoldfastError as error:
+            return f"the prefix cache was not emptied: {error}"
+        return ""
+
+
+def _proven_tokens(steps: Sequence[ProbeStep]) -> int:
+    """The longest context that was served whole."""
+    about_context = ("context_sweep", "full_context")
+    return max((s.tokens for s in steps if s.name in about_context), default=0)

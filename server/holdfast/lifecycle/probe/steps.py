@@ -1,0 +1,53 @@
+"""The steps by name, and to which engines each does not apply."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+
+from holdfast.lifecycle.probe.batches import batch_sweep, full_batch
+from holdfast.lifecycle.probe.bench import Bench
+from holdfast.lifecycle.probe.contexts import (
+    context_sweep,
+    first_token,
+    full_context,
+    prefix_continuation,
+)
+from holdfast.lifecycle.probe.decodes import mixed, widest_decode
+from holdfast.lifecycle.probe.finding import Finding
+from holdfast.lifecycle.probe.sizes import is_pooling
+from holdfast.records import EngineFacts, StepName
+
+Step = Callable[[Bench], Awaitable[Finding]]
+
+STEPS: Mapping[StepName, Step] = MappingProxyType(
+    {
+        "first_token": first_token,
+        "context_sweep": context_sweep,
+        "full_context": full_context,
+        "prefix_continuation": prefix_continuation,
+        "batch_sweep": batch_sweep,
+        "full_batch": full_batch,
+        "widest_decode": widest_decode,
+        "mixed": mixed,
+    }
+)
+
+_SERVED_TASKS = frozenset({"generate", "embed", "classify", "token_classify", "token_embed"})
+_COMPOSED: frozenset[StepName] = frozenset({"batch_sweep", "full_batch"})
+_DECODING: frozenset[StepName] = frozenset({"prefix_continuation", "widest_decode", "mixed"})
+
+
+def why_not(step: StepName, facts: EngineFacts) -> str:
+    """Why the step does not apply to the engine; empty if it does."""
+    pools = is_pooling(facts)
+    is_scattered = pools and facts.data_parallel_size > 1
+    rules = (
+        (facts.is_encoder_decoder, "an encoder-decoder model takes no prompt of bare tokens"),
+        (not facts.tasks & _SERVED_TASKS, "the model serves no task that takes tokens"),
+        (pools and step in _DECODING, "a pooling model decodes nothing"),
+        (is_scattered and step in _COMPOSED, "pooling requests cannot choose their engine"),
+        (step == "prefix_continuation" and not facts.has_prefix_caching, "prefix caching is off"),
+        (step == "mixed" and facts.max_num_seqs < 2, "the engine runs one request at a time"),
+    )
+    return next((reason for applies, reason in rules if applies), "")

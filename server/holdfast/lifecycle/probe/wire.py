@@ -1,0 +1,301 @@
+"""What is sent over the listener, and what must come back for an answer to count.
+
+The bodies are those of vLLM 0.32's OpenAI routes. An answer counts if it is whole: status 200,
+every choice ended by its length or a stop, and every number in it finite.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from holdfast.errors import ProbeFailedError
+from holdfast.records import EngineFacts
+
+Body = dict[str, Any]
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+POOLING = "/pooling"
+RANK_HEADER = "X-data-parallel-rank"
+CLAMPED_LOGPROB = -9999.0
+"""vLLM writes this for minus infinity, which no sampled token can have; NaN it answers with 500."""
+_EXCERPT_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One HTTP request, and for which engine it is."""
+
+    path: str
+    body: Body
+    prompts: int = 1
+    engine: int | None = None
+    """None leaves the choice to vLLM."""
+    output_tokens: int | None = None
+    """Tokens that all its answers together must have."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What addresses the engine."""
+        return {} if self.engine is None else {RANK_HEADER: str(self.engine)}
+
+
+def completion(facts: EngineFacts, prompts: Sequence[Sequence[int]], tokens: int) -> Body:
+    """Token-id prompts that all answer with exactly `tokens` tokens."""
+    return {
+        "model": facts.model,
+        "prompt": list(prompts),
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "add_special_tokens": False,
+    }
+
+
+def chat(facts: EngineFacts, tokens: int) -> Body:
+    """A chat that goes through template and tokenizer."""
+    return {
+        "model": facts.model,
+        "messages": [{"role": "user", "content": "Say one word."}],
+        "max_tokens": tokens,
+        "temperature": 0.0,
+    }
+
+
+def pooling(facts: EngineFacts, prompts: Sequence[Sequence[int]]) -> tuple[str, Body]:
+    """Token-id prompts for the first route that the model serves, and that route."""
+    body: Body = {"model": facts.model, "input": list(prompts), "add_special_tokens": False}
+    if "embed" in facts.tasks:
+        return EMBEDDINGS, body
+    task = next(t for t in ("classify", "token_classify", "token_embed") if t in facts.tasks)
+    return POOLING, {**body, "task": task}
+
+
+def streamed(body: Body) -> Body:
+    """The same request, answered as server-sent events that end with the usage."""
+    return {**body, "stream": True, "stream_options": {"include_usage": True}}
+
+
+async def post(client: httpx.AsyncClient, message: Message) -> httpx.Response:
+    """The response, whatever its status.
+
+    Raises:
+        ProbeFailedError: the connection failed.
+    """
+    try:
+        return await client.post(
+            message.path, json=message.body, headers=message.headers, timeout=None
+        )
+    except httpx.HTTPError as error:
+        raise ProbeFailedError(_broken(message, error)) from error
+
+
+async def exchange(client: httpx.AsyncClient, message: Message) -> Body:
+    """The whole answer to `message`.
+
+    Raises:
+        ProbeFailedError: there is none, or it is not whole.
+    """
+    return read(message, await post(client, message))
+
+
+def read(message: Message, response: httpx.Response) -> Body:
+    """The whole answer in `response`.
+
+    Raises:
+        ProbeFailedError: it is not whole.
+    """
+    if response.status_code != httpx.codes.OK:
+        raise ProbeFailedError(refusal(message, response.status_code, response.text))
+    answer = _object(message, response.text)
+    if message.path in (COMPLETIONS, CHAT):
+        _check_choices(message, answer)
+    else:
+        _check_vectors(message, answer)
+    return answer
+
+
+def refusal(message: Message, status: int, text: str) -> str:
+    """How an answer that is not 200 is named."""
+    return f"{message.path} answered HTTP {status}: {_excerpt(text)}"
+
+
+def is_whole(reason: Any) -> bool:
+    """Whether a choice that ended for `reason` was not broken off."""
+    return reason in ("length", "stop")
+
+
+def _check_choices(message: Message, answer: Body) -> None:
+    choices = _list(answer.get("choices"))
+    if len(choices) != message.prompts:
+        raise ProbeFailedError(f"{message.path} answered {len(choices)} of {message.prompts}.")
+    _check_ends(message, {_get(choice, "finish_reason") for choice in choices})
+    _check_usage(message, _get(answer, "usage"))
+    if message.body.get("logprobs") is not None:
+        for choice in choices:
+            _check_logprobs(_get(choice, "logprobs"), message.body["max_tokens"])
+
+
+def _check_ends(message: Message, reasons: Iterable[Any]) -> None:
+    odd = [reason for reason in reasons if not is_whole(reason)]
+    if odd:
+        raise ProbeFailedError(f"{message.path} broke off with finish_reason {odd[0]!r}.")
+
+
+def _check_usage(message: Message, usage: Any) -> None:
+    tokens = _get(usage, "completion_tokens")
+    if not isinstance(tokens, int) or tokens < 1:
+        raise ProbeFailedError(f"{message.path} answered with no token.")
+    if message.output_tokens is not None and tokens != message.output_tokens:
+        raise ProbeFailedError(
+            f"{message.path} answered {tokens} tokens instead of {message.output_tokens}."
+        )
+
+
+def _check_logprobs(logprobs: Any, tokens: int) -> None:
+    sampled = _list(_get(logprobs, "token_logprobs"))
+    if len(sampled) != tokens:
+        raise ProbeFailedError(f"{len(sampled)} log-probs came for {tokens} tokens.")
+    for value in sampled:
+        if not _is_finite(value) or value <= CLAMPED_LOGPROB:
+            raise ProbeFailedError(f"a sampled token has the non-finite log-prob {value}.")
+    for top in _list(_get(logprobs, "top_logprobs")):
+        values = top.values() if isinstance(top, dict) else (None,)
+        if not all(map(_is_finite, values)):
+            raise ProbeFailedError("a top log-prob is not finite.")
+
+
+def _check_vectors(message: Message, answer: Body) -> None:
+    data = _list(answer.get("data"))
+    if len(data) != message.prompts:
+        raise ProbeFailedError(f"{message.path} answered {len(data)} of {message.prompts}.")
+    for entry in data:
+        vector = _get(entry, "embedding") or _get(entry, "data")
+        if not vector or not _are_finite(vector):
+            raise ProbeFailedError(f"{message.path} answered a vector that is not finite.")
+
+
+def _are_finite(value: Any) -> bool:
+    return all(map(_are_finite, value)) if isinstance(value, list) else _is_finite(value)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+@dataclass(slots=True)
+class Stream:
+    """The server-sent events of one answer, read as they come."""
+
+    message: Message
+    lines: AsyncIterator[str]
+    begun: set[int] = field(default_factory=set)
+    """The choices that have sent something."""
+    reasons: dict[int, Any] = field(default_factory=dict)
+    usage: Any = None
+
+    async def until_all_began(self) -> None:
+        """Read until every prompt of the request has its first token.
+
+        Raises:
+            ProbeFailedError: the stream ended before.
+        """
+        while len(self.begun) < self.message.prompts:
+            if not await self._read_event():
+                raise ProbeFailedError(f"{self.message.path} ended before every first token.")
+
+    async def to_its_end(self) -> None:
+        """Read the rest.
+
+        Raises:
+            ProbeFailedError: what was streamed is not whole.
+        """
+        while await self._read_event():
+            pass
+        if len(self.begun) != self.message.prompts or self.reasons.keys() != self.begun:
+            raise ProbeFailedError(f"{self.message.path} streamed no whole answer.")
+        _check_ends(self.message, self.reasons.values())
+        _check_usage(self.message, self.usage)
+
+    async def _read_event(self) -> bool:
+        """Read one event; False at the end that a whole stream has."""
+        try:
+            async for line in self.lines:
+                if not line.startswith("data:"):
+                    continue
+                text = line.removeprefix("data:").strip()
+                if text == "[DONE]":
+                    return False
+                self._take(_object(self.message, text))
+                return True
+        except httpx.HTTPError as error:
+            raise ProbeFailedError(_broken(self.message, error)) from error
+        raise ProbeFailedError(f"{self.message.path} closed its stream without [DONE].")
+
+    def _take(self, event: Body) -> None:
+        if "error" in event:
+            text = _excerpt(json.dumps(event["error"]))
+            raise ProbeFailedError(f"{self.message.path} streamed an error: {text}")
+        self.usage = event.get("usage") or self.usage
+        for choice in _list(event.get("choices")):
+            index = _get(choice, "index")
+            self.begun.add(index)
+            if _get(choice, "finish_reason") is not None:
+                self.reasons[index] = _get(choice, "finish_reason")
+
+
+@asynccontextmanager
+async def stream(client: httpx.AsyncClient, message: Message) -> AsyncIterator[Stream]:
+    """The events of a streamed answer; leaving early aborts the request.
+
+    Raises:
+        ProbeFailedError: the connection failed, or the status is not 200.
+    """
+    request = client.build_request(
+        "POST", message.path, json=message.body, headers=message.headers, timeout=None
+    )
+    try:
+        response = await client.send(request, stream=True)
+    except httpx.HTTPError as error:
+        raise ProbeFailedError(_broken(message, error)) from error
+    try:
+        if response.status_code != httpx.codes.OK:
+            text = (await response.aread()).decode("utf-8", "replace")
+            raise ProbeFailedError(refusal(message, response.status_code, text))
+        yield Stream(message, response.aiter_lines())
+    finally:
+        await response.aclose()
+
+
+def _broken(message: Message, error: httpx.HTTPError) -> str:
+    return f"{message.path} gave no answer: {type(error).__name__} {error}"
+
+
+def _object(message: Message, text: str) -> Body:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ProbeFailedError(f"{message.path} answered no JSON object: {_excerpt(text)}")
+    return answer
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _excerpt(text: str) -> str:
+    return " ".join(text.split())[:_EXCERPT_CHARACTERS]

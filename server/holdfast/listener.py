@@ -1,0 +1,190 @@
+"""The socket that clients and the probe reach, open before anything else is known."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from holdfast.errors import AddressInUseError, UsageError
+from holdfast.settings import ListenSettings
+
+logger = logging.getLogger(__name__)
+
+START_DEADLINE_SECONDS = 30.0
+STOP_DEADLINE_SECONDS = 10.0
+
+
+@contextmanager
+def bound(settings: ListenSettings) -> Iterator[socket.socket]:
+    """A bound socket; a Unix socket's file is removed at the end.
+
+    Raises:
+        AddressInUseError: another process has the address.
+        UsageError: the address cannot be bound here.
+    """
+    name = f"unix:{settings.uds}" if settings.uds else f"{settings.host or '*'}:{settings.port}"
+    try:
+        sock = _bind_unix(settings.uds) if settings.uds else _bind_tcp(settings)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(
+                f"{name} is in use by another process.",
+                remedy="stop that process, or choose another --port, --host or --uds.",
+            ) from error
+        raise UsageError(
+            f"cannot listen on {name}: {error.strerror or error}.",
+            remedy="choose an address of this machine with --host, --port or --uds.",
+        ) from error
+    with sock:
+        try:
+            yield sock
+        finally:
+            if settings.uds:
+                Path(settings.uds).unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def serving(
+    app: Callable[..., Any], sock: socket.socket, settings: ListenSettings
+) -> AsyncIterator[uvicorn.Server]:
+    """While entered, `app` answers on `sock`. Signals are not uvicorn's: they are the supervisor's.
+
+    Raises:
+        UsageError: a TLS file is missing or wrong.
+    """
+    server = _Server(_config(app, settings))
+    task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
+    try:
+        await _until_started(server, task)
+        logger.info("listening on %s", address(sock, settings))
+        yield server
+    finally:
+        server.should_exit = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_DEADLINE_SECONDS):
+                await asyncio.shield(task)
+        server.force_exit = True
+        task.cancel()
+        await asyncio.wait({task}, timeout=STOP_DEADLINE_SECONDS)
+
+
+def address(sock: socket.socket, settings: ListenSettings) -> str:
+    """Where clients on this machine reach the server; with `--port 0` the only place that says."""
+    if settings.uds:
+        return f"unix:{settings.uds}"
+    return f"{_scheme(settings)}://{_reachable(sock)}"
+
+
+def own_client(
+    sock: socket.socket, settings: ListenSettings, headers: dict[str, str]
+) -> httpx.AsyncClient:
+    """A client that talks to our own listener, over TCP, Unix socket or TLS.
+
+    The certificate is not verified: it names the public host, and the peer is this process.
+    """
+    transport = httpx.AsyncHTTPTransport(
+        uds=settings.uds,
+        verify=_unverified(settings),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+    )
+    host = "localhost" if settings.uds else _reachable(sock)
+    return httpx.AsyncClient(
+        base_url=f"{_scheme(settings)}://{host}{settings.root_path.rstrip('/')}",
+        transport=transport,
+        headers=headers,
+        timeout=None,  # noqa: S113 - the probe has one deadline over everything
+        trust_env=False,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Leaves SIGTERM and SIGINT to the supervisor, which drains first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _config(app: Callable[..., Any], settings: ListenSettings) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        log_level=settings.uvicorn_log_level,
+        access_log=settings.has_access_log,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_ca_certs=settings.ssl_ca_certs,
+        ssl_cert_reqs=settings.ssl_cert_reqs,
+        ssl_ciphers=settings.ssl_ciphers,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise UsageError(
+            f"TLS cannot be set up: {error}.",
+            remedy="check --ssl-keyfile, --ssl-certfile and --ssl-ca-certs.",
+        ) from error
+    return config
+
+
+async def _until_started(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+    async with asyncio.timeout(START_DEADLINE_SECONDS):
+        while not server.started:
+            if task.done():
+                task.result()
+                raise RuntimeError("the listener ended before it began")
+            await asyncio.sleep(0.01)
+
+
+def _bind_unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _bind_tcp(settings: ListenSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((settings.host, settings.port))
+        # Taken now: until it listens, another process could bind the same address and listen first.
+        sock.listen(2048)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _scheme(settings: ListenSettings) -> str:
+    return "https" if settings.is_tls else "http"
+
+
+def _reachable(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - read, not bound
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104 - as above
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _unverified(settings: ListenSettings) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if settings.ssl_cert_reqs and settings.ssl_certfile:
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    return context
