@@ -15,7 +15,7 @@ from holdfast.records import RankStats
 async def batch_sweep(bench: Bench) -> Finding:
     """Prove engine steps of many sizes, up to the largest that can be made."""
     proven, obstacle = 0, ""
-    for size in batch_sizes(largest_step(bench.limits)):
+    for size in batch_sizes(largest_step(bench.allowed)):
         obstacle = bench.budget.time_obstacle(size)
         if obstacle:
             break
@@ -26,7 +26,7 @@ async def batch_sweep(bench: Bench) -> Finding:
 
 async def full_batch(bench: Bench) -> Finding:
     """Prove the largest engine step over as many requests as fit: once random, once one token."""
-    target, wanted = largest_step(bench.limits), bench.limits.step_tokens
+    target, wanted = largest_step(bench.allowed), bench.limits.step_tokens
     if not target:
         return Finding(is_skipped=True, limited=True, reason="no prompt fits in an engine step")
     for make in (bench.prompts.fresh, bench.prompts.repeated):
@@ -66,5 +66,5 @@ async def _make_step(
 
 def _splits(bench: Bench, size: int, *, is_widest: bool) -> Iterator[tuple[int, ...]]:
     order = (most, fewest) if is_widest else (fewest, most)
-    found = (split(bench.limits, size) for split in order)
+    found = (split(bench.allowed, size) for split in order)
     return iter(dict.fromkeys(lengths for lengths in found if lengths))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import httpx
@@ -89,6 +89,11 @@ class Bench:
         if self.budget.forbidden_tokens is not None:
             bounds.append(self.budget.forbidden_tokens - 1)
         return min(bounds)
+
+    @property
+    def allowed(self) -> Limits:
+        """The limits for prompts of any step, none of which may be longer than is allowed."""
+        return replace(self.limits, prompt_tokens=max(0, self.longest_allowed_tokens))
 
     def trying(self, detail: str, tokens: int) -> None:
         """Say what is tried now, to people and to the reason of a failure."""

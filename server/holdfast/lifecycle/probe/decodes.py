@@ -25,7 +25,7 @@ async def widest_decode(bench: Bench) -> Finding:
     Log-probs are left out where the server allows none, and the structured output where it refuses
     one; the reason says so.
     """
-    plans = sizes.widest_decodes(bench.limits)
+    plans = sizes.widest_decodes(bench.allowed)
     if not plans:
         return Finding(is_skipped=True, reason="no request has room to decode")
     if obstacle := bench.budget.time_obstacle(plans[0].requests * plans[0].prompt_tokens):
@@ -102,26 +102,25 @@ def _sampling(bench: Bench) -> wire.Body:
 
 async def mixed(bench: Bench) -> Finding:
     """Prove an engine step in which a long prompt is prefilled while others decode."""
-    plan = sizes.mixed(bench.limits)
+    plan = sizes.mixed(bench.allowed)
     if plan is None:
         reason = "no prompt has room beside a request that decodes"
         return Finding(is_skipped=True, reason=reason)
-    prefill = min(plan.prefill_tokens, bench.longest_allowed_tokens)
-    obstacle = ""
+    prefill, obstacle = plan.prefill_tokens, ""
     while prefill and (found := bench.budget.time_obstacle(prefill)):
         obstacle, prefill = obstacle or found, prefill // 2
     if prefill < 2:
-        return Finding(is_skipped=True, limited=True, reason=obstacle or "no context was proven")
+        return Finding(is_skipped=True, limited=True, reason=obstacle)
     decoders = plan.decoders
     bench.trying(f"a prompt of {prefill} tokens beside {decoders.requests} decodes", prefill)
     since = await _prefill_beside(bench, decoders, prefill)
-    wanted = min(prefill + decoders.requests, bench.limits.step_tokens)
 
     def is_mixed(step: EngineStep) -> bool:
-        # Half: rules of the scheduler may shorten the first chunk of the prompt.
-        return step.requests >= 2 and step.scheduled_tokens >= max(step.requests + 1, wanted // 2)
+        # The prompt makes one token, in the step that ends its prefill: it never decodes.
+        return step.scheduled_tokens > step.requests == decoders.requests + 1
 
-    await bench.prove_step(since, is_mixed, f"no mixed step of about {wanted} tokens was seen.")
+    missing = f"no step with {decoders.requests} decodes and a prefill was seen on every rank."
+    await bench.prove_step(since, is_mixed, missing)
     return Finding(tokens=prefill, limited=bool(obstacle), reason=obstacle)
 
 

@@ -270,7 +270,9 @@ async def stream(client: httpx.AsyncClient, message: Message) -> AsyncIterator[S
         if response.status_code != httpx.codes.OK:
             text = (await response.aread()).decode("utf-8", "replace")
             raise ProbeFailedError(refusal(message, response.status_code, text))
-        yield Stream(message, response.aiter_lines())
+        # Kept here: an iterator of lines that is collected closes the response.
+        events = Stream(message, response.aiter_lines())
+        yield events
     finally:
         await response.aclose()
 

@@ -1,0 +1,457 @@
+"""The one fake of our own seam: an engine that schedules as vLLM does and computes nothing.
+
+`FakeEngine` stands behind `holdfast.engine.interface.Engine`: requests queue, a step takes tokens
+up to `max_num_batched_tokens` from at most `max_num_seqs` requests, the KV cache hands out blocks,
+prefixes are cached by whole blocks, and every rank notes every step. `Faults` break one thing each.
+`openai_app` puts vLLM's OpenAI routes in front of it, as far as the probe uses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any, Self
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from holdfast.errors import EngineLostError
+from holdfast.records import EngineFacts, EngineStep, RankStats, Rejection
+from holdfast.workspace.plan import GrowthPolicy
+from holdfast.workspace.stats import RECENT_STEPS
+
+Body = dict[str, Any]
+
+FACTS = EngineFacts(
+    model="fake",
+    world=((0, 0),),
+    max_model_len=1001,
+    max_num_batched_tokens=512,
+    max_num_seqs=8,
+    kv_capacity_tokens=4096,
+    kv_block_tokens=16,
+    vocab_size=300,
+    special_token_ids=frozenset({0, 1, 2}),
+    max_logprobs=20,
+    tasks=frozenset({"generate"}),
+    has_tokenizer=True,
+    has_chat_template=True,
+    has_prefix_caching=True,
+    has_chunked_prefill=True,
+    is_encoder_decoder=False,
+    data_parallel_size=1,
+    is_unified_memory=False,
+    fingerprint="fake-fingerprint",
+)
+"""Small enough for a suite to run in a second, with prompts longer than a step."""
+
+
+class FakeClock:
+    """Time that passes only when the fake engine works."""
+
+    def __init__(self) -> None:
+        self.now_seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_seconds
+
+
+@dataclass(eq=False, slots=True)
+class FakeRequest:
+    """One sequence. `ended` is why it is over: `length`, or the cause of a failure."""
+
+    prompt: list[int]
+    max_tokens: int
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    made_tokens: int = 0
+    ended: str = ""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.computed_tokens < len(self.prompt)
+
+    async def until_made(self, tokens: int) -> None:
+        """Return when so many tokens are made, or the request is over."""
+        while self.made_tokens < tokens and not self.ended:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class FakeStep:
+    """What one step is about to compute: the tokens it takes from each request."""
+
+    taken: dict[FakeRequest, int]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.taken.values())
+
+    @property
+    def prefilling(self) -> list[FakeRequest]:
+        return [request for request in self.taken if request.is_prefilling]
+
+
+@dataclass(slots=True)
+class Faults:
+    """What is broken; nothing unless a test says so."""
+
+    kills: Callable[[FakeStep], bool] = lambda _: False
+    """Whether the step ends the engine with a refused workspace."""
+    hangs: Callable[[FakeStep], bool] = lambda _: False
+    """Whether the engine never returns from the step."""
+    longest_cut_tokens: int | None = None
+    """A scheduler that never takes more of one prompt into a step."""
+    forgets_prefixes: bool = False
+    refuses: Callable[[str, Body], int] = lambda _path, _body: 200
+    """The HTTP status of a request."""
+    logprob: float | None = -1.5
+    embedding: float | None = 0.25
+    finish_reason: str = "length"
+    streams_error: bool = False
+    streams_done: bool = True
+    blind_ranks: frozenset[tuple[int, int]] = frozenset()
+    """Ranks that note no step."""
+    grows_at_step: int | None = None
+    forgetting_fails: bool = False
+
+
+class _Lane:
+    """The scheduler and the ranks of one engine of a data-parallel group."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[FakeRequest] = deque()
+        self.running: list[FakeRequest] = []
+        self.cached: set[int] = set()
+        self.steps: deque[EngineStep] = deque(maxlen=RECENT_STEPS)
+        self.scheduled_tokens = 0
+        self.growths = 0
+
+    @property
+    def requests(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+
+class FakeEngine:
+    """An `Engine` of which everything is known. Use it as a context manager: it has a task."""
+
+    generation = 1
+
+    def __init__(
+        self,
+        facts: EngineFacts = FACTS,
+        faults: Faults | None = None,
+        clock: FakeClock | None = None,
+        tokens_per_second: float = 1e6,
+    ) -> None:
+        self.facts = facts
+        self.faults = faults or Faults()
+        self.clock = clock or FakeClock()
+        self.tokens_per_second = tokens_per_second
+        self.steps: list[FakeStep] = []
+        self.received: list[tuple[str, Body, int]] = []
+        """Path, body and engine of every HTTP request."""
+        self.forgotten = 0
+        self.growth_policy: GrowthPolicy = "alongside"
+        self.is_held = False
+        self._lanes = {engine: _Lane() for engine, _ in facts.world}
+        self._turns = cycle(self._lanes)
+        self._rejection: Rejection | None = None
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._work = asyncio.Event()
+        self._stepped = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._death.done():
+            self.kill("the test is over")
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def ranks(self) -> tuple[RankStats, ...]:
+        return tuple(self._stats(engine, rank) for engine, rank in self.facts.world)
+
+    @asynccontextmanager
+    async def scheduling_held(self) -> AsyncIterator[None]:
+        self.is_held = True
+        try:
+            yield
+        finally:
+            self.is_held = False
+            self._work.set()
+
+    async def queued_requests(self) -> int:
+        return sum(lane.requests for lane in self._lanes.values())
+
+    async def forget_prefixes(self) -> None:
+        if self.faults.forgetting_fails or self._death.done():
+            raise EngineLostError("the engine does not answer")
+        self.forgotten += 1
+        for lane in self._lanes.values():
+            lane.cached.clear()
+
+    async def set_growth(self, policy: GrowthPolicy) -> None:
+        self.growth_policy = policy
+
+    async def until_dead(self) -> str:
+        return await asyncio.shield(self._death)
+
+    async def until_stepped(self, tokens: int) -> None:
+        """Return once a step of exactly so many tokens has begun."""
+        while not any(step.tokens == tokens for step in self.steps):
+            self._stepped.clear()
+            await self._stepped.wait()
+
+    def kill(self, cause: str) -> None:
+        """End the engine as if a process of it had gone."""
+        self._death.set_result(cause)
+        for lane in self._lanes.values():
+            for request in (*lane.waiting, *lane.running):
+                request.ended = cause
+                request.changed.set()
+            lane.waiting.clear()
+            lane.running.clear()
+
+    def submit(self, prompt: list[int], max_tokens: int, engine: int | None = None) -> FakeRequest:
+        """Queue a request, at the engine whose turn it is unless one is given."""
+        lane = self._lanes[next(self._turns) if engine is None else engine]
+        request = FakeRequest(prompt, max_tokens)
+        lane.waiting.append(request)
+        self._work.set()
+        return request
+
+    def abort(self, request: FakeRequest) -> None:
+        """Drop a request whose client is gone."""
+        for lane in self._lanes.values():
+            if request in lane.waiting:
+                lane.waiting.remove(request)
+            if request in lane.running:
+                lane.running.remove(request)
+
+    async def _run(self) -> None:
+        while not self._death.done():
+            busy = [lane for lane in self._lanes.values() if lane.requests]
+            if self.is_held or not busy:
+                self._work.clear()
+                await self._work.wait()
+            for lane in busy:
+                await self._step(lane)
+            await asyncio.sleep(0)
+
+    async def _step(self, lane: _Lane) -> None:
+        if self.is_held or self._death.done():
+            return
+        step = self._schedule(lane)
+        if not step.taken:
+            return
+        self.steps.append(step)
+        self._stepped.set()
+        if self.faults.hangs(step):
+            await asyncio.Event().wait()
+        if self.faults.kills(step):
+            self._rejection = Rejection("scratch", "fake.py:7:forward", 2048, 1024, "locked")
+            self.kill("a workspace was refused")
+            return
+        self._compute(lane, step)
+
+    def _schedule(self, lane: _Lane) -> FakeStep:
+        budget = self.facts.max_num_batched_tokens
+        taken: dict[FakeRequest, int] = {}
+        while lane.waiting and len(lane.running) < self.facts.max_num_seqs:
+            if not self._has_blocks(lane, lane.waiting[0]):
+                break
+            request = lane.waiting.popleft()
+            request.cached_tokens = request.computed_tokens = self._cached_tokens(lane, request)
+            lane.running.append(request)
+        for request in lane.running:
+            wanted = len(request.prompt) - request.computed_tokens if request.is_prefilling else 1
+            cut = self.faults.longest_cut_tokens or wanted
+            if tokens := min(wanted, cut, budget):
+                taken[request] = tokens
+                budget -= tokens
+        return FakeStep(taken)
+
+    def _has_blocks(self, lane: _Lane, request: FakeRequest) -> bool:
+        if not self.facts.kv_capacity_tokens:
+            return True
+        held = sum(map(self._blocks, lane.running)) + self._blocks(request)
+        return held <= self.facts.kv_capacity_tokens // self.facts.kv_block_tokens - 1
+
+    def _blocks(self, request: FakeRequest) -> int:
+        tokens = len(request.prompt) + max(0, request.max_tokens - 1)
+        return -(-tokens // self.facts.kv_block_tokens)
+
+    def _cached_tokens(self, lane: _Lane, request: FakeRequest) -> int:
+        if not self.facts.has_prefix_caching or self.faults.forgets_prefixes:
+            return 0
+        block = self.facts.kv_block_tokens
+        edges = range(block, len(request.prompt), block)
+        return max((e for e in edges if hash(tuple(request.prompt[:e])) in lane.cached), default=0)
+
+    def _compute(self, lane: _Lane, step: FakeStep) -> None:
+        started = self.clock.now_seconds
+        self.clock.now_seconds += step.tokens / self.tokens_per_second
+        for request, tokens in step.taken.items():
+            self._advance(lane, request, tokens)
+        index = lane.steps[-1].index + 1 if lane.steps else 1
+        duration = self.clock.now_seconds - started
+        lane.steps.append(EngineStep(index, step.tokens, len(step.taken), started, duration))
+        lane.scheduled_tokens += step.tokens
+        lane.growths += index == self.faults.grows_at_step
+
+    def _advance(self, lane: _Lane, request: FakeRequest, tokens: int) -> None:
+        if request.is_prefilling:
+            request.computed_tokens += tokens
+            if request.computed_tokens < len(request.prompt):
+                return
+            block = self.facts.kv_block_tokens
+            edges = range(block, len(request.prompt) + 1, block)
+            lane.cached.update(hash(tuple(request.prompt[:edge])) for edge in edges)
+        request.made_tokens += 1
+        if request.made_tokens >= request.max_tokens:
+            request.ended = "length"
+            lane.running.remove(request)
+        request.changed.set()
+
+    def _stats(self, engine: int, rank: int) -> RankStats:
+        lane = self._lanes[engine]
+        is_blind = (engine, rank) in self.faults.blind_ranks
+        steps = () if is_blind else tuple(lane.steps)
+        return RankStats(
+            engine=engine,
+            rank=rank,
+            generation=1,
+            pid=1,
+            slots=(),
+            retired_bytes=0,
+            persistent_bytes=0,
+            lamport_bytes=0,
+            is_locked=True,
+            is_sealed=True,
+            growths={"warmup": 1, "sealed": 0, "locked": lane.growths},
+            rejections={},
+            last_rejection=self._rejection,
+            callers={},
+            memory={},
+            phases={},
+            steps=steps[-1].index if steps else 0,
+            scheduled_tokens=0 if is_blind else lane.scheduled_tokens,
+            running_step_started_seconds=None,
+            last_step_ended_seconds=None,
+            recent_steps=steps,
+            fatal_error=self._death.result() if self._death.done() else "",
+        )
+
+
+def openai_app(engine: FakeEngine) -> Starlette:
+    """The routes of vLLM that the probe calls, answered by `engine`."""
+
+    def route(path: str, answer: Callable[[Body, list[FakeRequest]], Response]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            body = await request.json()
+            address = request.headers.get("X-data-parallel-rank")
+            target = int(address) if address else None
+            engine.received.append((path, body, target or 0))
+            status = engine.faults.refuses(path, body)
+            if status != 200:
+                return JSONResponse({"error": {"message": "refused by a test"}}, status)
+            prompts, tokens = _prompts(body)
+            requests = [engine.submit(prompt, tokens, target) for prompt in prompts]
+            if body.get("stream"):
+                events = _events(engine, requests)
+                return StreamingResponse(events, media_type="text/event-stream")
+            return await _whole(engine, requests, lambda: answer(body, requests))
+
+        return Route(path, endpoint, methods=["POST"])
+
+    def completion(body: Body, requests: list[FakeRequest]) -> Response:
+        choices = [_choice(engine, body, i, r) for i, r in enumerate(requests)]
+        made = sum(request.made_tokens for request in requests)
+        return _json({"choices": choices, "usage": {"completion_tokens": made}})
+
+    def vectors(body: Body, requests: list[FakeRequest]) -> Response:
+        key = "data" if "task" in body else "embedding"
+        data = [{"index": i, key: [engine.faults.embedding] * 4} for i, _ in enumerate(requests)]
+        return _json({"data": data})
+
+    return Starlette(
+        routes=[
+            route("/v1/completions", completion),
+            route("/v1/chat/completions", completion),
+            route("/v1/embeddings", vectors),
+            route("/pooling", vectors),
+        ]
+    )
+
+
+def _json(content: Body) -> Response:
+    """As JSON with NaN, which some servers write and Starlette refuses to."""
+    return Response(json.dumps(content), media_type="application/json")
+
+
+def _prompts(body: Body) -> tuple[list[list[int]], int]:
+    if "messages" in body:
+        return [[5, 6, 7, 8, 9]], body["max_tokens"]
+    return body.get("prompt") or body["input"], body.get("max_tokens", 1)
+
+
+def _choice(engine: FakeEngine, body: Body, index: int, request: FakeRequest) -> Body:
+    choice: Body = {"index": index, "text": "", "finish_reason": engine.faults.finish_reason}
+    if body.get("logprobs") is not None:
+        values = [engine.faults.logprob] * request.made_tokens
+        choice["logprobs"] = {"token_logprobs": values, "top_logprobs": [{"a": v} for v in values]}
+    return choice
+
+
+async def _whole(
+    engine: FakeEngine, requests: list[FakeRequest], answer: Callable[[], Response]
+) -> Response:
+    try:
+        await asyncio.gather(*(_until_over(request) for request in requests))
+    finally:
+        for request in requests:
+            engine.abort(request)
+    if failed := [request.ended for request in requests if request.ended != "length"]:
+        return JSONResponse({"error": {"message": failed[0]}}, 500)
+    return answer()
+
+
+def _until_over(request: FakeRequest) -> Awaitable[None]:
+    return request.until_made(request.max_tokens)
+
+
+async def _events(engine: FakeEngine, requests: list[FakeRequest]) -> AsyncIterator[str]:
+    """Server-sent events in rounds: one token of each request, as long as it has any."""
+    try:
+        for tokens in range(1, requests[0].max_tokens + 1):
+            for index, request in enumerate(requests):
+                await request.until_made(tokens)
+                if request.ended not in ("", "length") or engine.faults.streams_error:
+                    yield _event({"error": {"message": request.ended, "code": 500}})
+                    return
+                is_last = tokens == request.max_tokens
+                reason = engine.faults.finish_reason if is_last else None
+                yield _event({"choices": [{"index": index, "text": "", "finish_reason": reason}]})
+        made = sum(request.made_tokens for request in requests)
+        yield _event({"choices": [], "usage": {"completion_tokens": made}})
+        if engine.faults.streams_done:
+            yield "data: [DONE]\n\n"
+    finally:
+        for request in requests:
+            engine.abort(request)
+
+
+def _event(content: Body) -> str:
+    return f"data: {json.dumps(content)}\n\n"
