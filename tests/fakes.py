@@ -13,7 +13,7 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any, Self
 
@@ -180,8 +180,9 @@ class FakeEngine:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def ranks(self) -> tuple[RankStats, ...]:
-        return tuple(self._stats(engine, rank) for engine, rank in self.facts.world)
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        found = (self._stats(engine, rank) for engine, rank in self.facts.world)
+        return tuple(rank if with_steps else replace(rank, recent_steps=()) for rank in found)
 
     @asynccontextmanager
     async def scheduling_held(self) -> AsyncIterator[None]:

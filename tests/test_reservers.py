@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,6 +44,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installer:
 
     def install(**modules: str) -> None:
         for name, source in modules.items():
+            monkeypatch.delitem(sys.modules, f"reserver_{name}", raising=False)
             (tmp_path / f"reserver_{name}.py").write_text(source)
         lines = [f"{name} = reserver_{name}:declare" for name in modules]
         metadata = tmp_path / "reservers_of_test-1.0.dist-info"
@@ -79,33 +80,36 @@ def test_installed_reservers_are_asked(installed: Installer) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("bad", "cause"),
     [
-        "raise OSError('at import')",
-        "import a_module_that_is_not_there",
-        "def another(context): return ()",
-        "class OwnError(Exception): pass\ndef declare(context): raise OwnError('own')",
-        "def declare(context): return None",
-        "def declare(context): return [5]",
-        GOOD.replace('"declared"', '"learned"'),
-        GOOD.replace("context.max_model_len", "-1"),
-        GOOD.replace("context.max_model_len", "1.5"),
-        GOOD.replace("context.max_model_len", "True"),
-        GOOD.replace('"good"', '""'),
-        GOOD.replace('"good"', "None"),
-        GOOD + "    raise ValueError('after a term')\n",
+        ("raise OSError('at import')", "OSError: at import"),
+        ("import a_module_that_is_not_there", "ModuleNotFoundError"),
+        ("def another(context): return ()", "has no attribute 'declare'"),
+        (
+            "class OwnError(Exception): pass\ndef declare(context): raise OwnError('own')",
+            "OwnError: own",
+        ),
+        ("def declare(context): return None", "'NoneType' object is not iterable"),
+        ("def declare(context): return [5]", "a reserver yields terms, not 5"),
+        (GOOD.replace('"declared"', '"learned"'), "its source is not 'learned'"),
+        (GOOD.replace("context.max_model_len", "-1"), "not -1"),
+        (GOOD.replace("context.max_model_len", "1.5"), "not 1.5"),
+        (GOOD.replace("context.max_model_len", "True"), "not True"),
+        (GOOD.replace('"good"', '""'), "a term names who asks"),
+        (GOOD.replace('"good"', "None"), "a term names who asks"),
+        (GOOD + "    raise ValueError('after a term')\n", "after a term"),
     ],
 )
 def test_a_bad_reserver_is_left_out(
-    bad: str, installed: Installer, caplog: pytest.LogCaptureFixture, request: Any
+    bad: str, cause: str, installed: Installer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it raises or answers stops nobody else, and the log names it."""
-    del request
+    """What it raises or answers stops nobody else, and the log names it and the cause."""
     installed(bad=bad, good=GOOD)
     with caplog.at_level(logging.WARNING):
         terms = by_test(declared_terms(CONTEXT))
     assert terms == [Term("declared", "good", 4096)]
     assert "Reserver bad (reserver_bad:declare) is left out" in caplog.text
+    assert cause in caplog.text
 
 
 def test_the_demo_is_a_reserver() -> None:

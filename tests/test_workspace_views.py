@@ -67,6 +67,15 @@ def test_a_reservation_invalidates_known_specs() -> None:
     assert old() is None
 
 
+def test_views_of_a_buffer_that_was_replaced_meanwhile_are_not_remembered() -> None:
+    """A thread that was overtaken by a reservation does not pin the old buffer."""
+    manager = WorkspaceManager(CPU)
+    old = torch.empty(64, dtype=torch.uint8)
+    manager.reserve([Reservation((0, 0), (), 2 * MIB)])
+    manager._remember(0, old, (((64,), torch.uint8),), (old,))
+    assert manager.get_simultaneous(((64,), torch.uint8))[0] is not old
+
+
 def test_the_memo_is_bounded() -> None:
     """Ever new sizes do not fill the memory of the host."""
     manager = WorkspaceManager(CPU)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import httpx
 import uvicorn
@@ -43,6 +47,8 @@ from holdfast.workspace import learned
 if TYPE_CHECKING:
     from holdfast.engine.configure import ConfiguredEngine
 
+SignalHandler = Callable[[int, object], NoReturn]
+
 
 def serve(settings: Settings) -> ExitCode:
     """Run `holdfast serve` to its end.
@@ -58,18 +64,42 @@ def serve(settings: Settings) -> ExitCode:
         tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True) as directory,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
+        processes.start_resource_tracker()
+        end_now = partial(_end_now, Path(directory), settings.listen.uds)
         try:
-            runner.run(_Application(settings, sock, Path(directory)).run())
+            runner.run(_Application(settings, sock, Path(directory), end_now).run())
         finally:
+            processes.kill(processes.children())
             processes.end_resource_tracker()
     return ExitCode.STOPPED
+
+
+def _end_now(directory: Path, uds: str | None, signal_number: int, _frame: object) -> NoReturn:
+    """End at once, with what no context manager gets the time for.
+
+    The exit code is 128 + the number of the signal, which is what a shell and a container report
+    for a process that a signal ended: this was no clean stop, and nothing was wrong either.
+    """
+    family = processes.children()
+    left_behind = processes.shared_memory(family)
+    processes.kill(family)
+    processes.unlink(left_behind)
+    shutil.rmtree(directory, ignore_errors=True)
+    if uds:
+        Path(uds).unlink(missing_ok=True)
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h")  # the cursor, which the progress view may have hidden
+    os._exit(128 + signal_number)
 
 
 class _Application:
     """What one `holdfast serve` is made of; the supervisor's collaborators."""
 
-    def __init__(self, settings: Settings, sock: socket.socket, directory: Path) -> None:
+    def __init__(
+        self, settings: Settings, sock: socket.socket, directory: Path, end_now: SignalHandler
+    ) -> None:
         self._settings = settings
+        self._end_now = end_now
         self._sock = sock
         self._directory = directory
         self._learned_directory = _learned_directory(settings.workspace)
@@ -90,7 +120,7 @@ class _Application:
 
     async def run(self) -> None:
         """Listen, then start, prove and serve until asked to stop."""
-        with self._progress, _signals(self._supervisor.request_stop):
+        with self._progress, _signals(self._supervisor.request_stop, self._end_now):
             async with (
                 listener.serving(self._door, self._sock, self._settings.listen) as self._server,
                 self._mounted,
@@ -101,7 +131,9 @@ class _Application:
 
     async def load(self) -> EngineLauncher:
         """Import vLLM and resolve the configuration, off the loop: it takes seconds."""
-        self._vllm = await asyncio.to_thread(self._configure)
+        # Not in the loop's own executor, for which its end would wait: an import has no way out.
+        loader = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._vllm = await asyncio.get_running_loop().run_in_executor(loader, self._configure)
         return self._vllm.launcher
 
     async def mount(self) -> None:
@@ -191,21 +223,23 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 @contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """While entered, SIGTERM and SIGINT ask for a drain; a second one ends the process at once."""
+def _signals(stop: Callable[[], None], end_now: SignalHandler) -> Iterator[None]:
+    """While entered, SIGTERM and SIGINT ask for a drain; every further one, and later, ends."""
     loop = asyncio.get_running_loop()
     handled = (signal.SIGTERM, signal.SIGINT)
 
-    def first() -> None:
-        stop()
+    def arm() -> None:
         for number in handled:
             loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, end_now)
+
+    def first() -> None:
+        arm()
+        stop()
 
     for number in handled:
         loop.add_signal_handler(number, first)
     try:
         yield
     finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
+        arm()

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast import __version__
+from holdfast.engine import refusals
 from holdfast.errors import ExitCode, HoldfastError, UsageError
-from holdfast.settings import ListenSettings, Settings, add_flags, read_groups
+from holdfast.settings import ListenSettings, Settings, add_flags, flags, read_groups
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 _DESCRIPTION = "An OpenAI-compatible server around vLLM whose green light is true."
@@ -32,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     code = _run(sys.argv[1:] if arguments is None else list(arguments))
     sys.stdout.flush()
     sys.stderr.flush()
-    if "torch" in sys.modules:
+    if "holdfast.app" in sys.modules:
         # Everything we hold is released by now. Python's own end would add pages of complaints of
-        # native libraries below our last line, and wait for threads of vLLM.
+        # native libraries below our last line, and wait for threads of vLLM, or for its import.
         os._exit(code)
     sys.exit(code)
 
@@ -74,10 +75,17 @@ def parse_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Set
     vLLM's own flags are kept as they are, but for those that the listener needs.
 
     Raises:
-        UsageError: a value of ours is out of range, or the file cannot be read.
+        UsageError: a value of ours is out of range, the file cannot be read, or what is asked for
+            cannot be done.
+        PluginMissingError: VLLM_PLUGINS leaves Holdfast out.
     """
     given = _with_two_token_config(arguments)
-    namespace, _ = _serve_parser().parse_known_args(_normalised([*_file_arguments(given), *given]))
+    namespace, others = _serve_parser().parse_known_args(
+        _normalised([*_file_arguments(given), *given])
+    )
+    refusals.refuse_environment(environment, is_demo=namespace.demo)
+    refusals.refuse_unsupported(namespace)
+    _check_model(given, namespace, others)
     return Settings(
         is_demo=namespace.demo,
         listen=_listen_settings(namespace, environment),
@@ -111,17 +119,45 @@ def _serve_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE.yaml", help="flags from a file, as in vLLM")
     add_flags(parser)
     listener = parser.add_argument_group("listener", "vLLM's flags, needed before vLLM is loaded.")
-    listener.add_argument("--host", default="")
+    listener.add_argument("--host", type=_address, default="")
     listener.add_argument("--port", type=int, default=ListenSettings().port)
-    for name in ("uds", "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-ciphers"):
-        listener.add_argument(f"--{name}")
-    listener.add_argument("--ssl-cert-reqs", type=int, default=0)
+    for name in ("uds", "ssl-keyfile", "ssl-certfile", "ssl-ca-certs"):
+        listener.add_argument(f"--{name}", type=_address)
+    listener.add_argument("--ssl-ciphers")
+    listener.add_argument("--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=0)
     listener.add_argument("--root-path", default="")
-    listener.add_argument("--uvicorn-log-level", default="info")
+    listener.add_argument("--uvicorn-log-level", choices=(*LOG_LEVELS, "trace"), default="info")
     listener.add_argument("--disable-uvicorn-access-log", action="store_true")
     listener.add_argument("--api-key", nargs="*")
     listener.add_argument("--log-level", type=str.lower, choices=LOG_LEVELS, default="info")
+    _add_unsupported(parser)
     return parser
+
+
+def _add_unsupported(parser: argparse.ArgumentParser) -> None:
+    """What is only read to refuse it at once, and not shown."""
+    for flag in refusals.UNSUPPORTED:
+        takes_value = flag.endswith("-rank")
+        parser.add_argument(
+            flag, action="store" if takes_value else "store_true", help=argparse.SUPPRESS
+        )
+    parser.add_argument("--api-server-count", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+
+
+def _address(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("it contains a NUL")
+    return text
+
+
+def _check_model(given: list[str], namespace: argparse.Namespace, others: list[str]) -> None:
+    """Refuse what is certainly wrong; what stands between vLLM's flags only its parser can tell."""
+    model = given[0] if given and not given[0].startswith("-") else namespace.model
+    if model is not None:
+        refusals.refuse_model(model, is_demo=namespace.demo)
+    elif not namespace.demo and all(argument.startswith("-") for argument in others):
+        raise refusals.no_model()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -136,6 +172,14 @@ def _listen_settings(
 ) -> ListenSettings:
     if not 0 <= namespace.port <= 65535:
         raise UsageError(f"--port: {namespace.port} is not a port.", remedy="use 0 to 65535.")
+    if namespace.ssl_keyfile and not namespace.ssl_certfile:
+        raise UsageError(
+            "--ssl-keyfile was given without a certificate.", remedy="add --ssl-certfile."
+        )
+    if namespace.root_path and not namespace.root_path.startswith("/"):
+        raise UsageError(
+            f"--root-path: {namespace.root_path!r} is no path.", remedy="begin it with a slash."
+        )
     keys = namespace.api_key or [key for key in [environment.get("VLLM_API_KEY", "")] if key]
     return ListenSettings(
         host=namespace.host,
@@ -180,30 +224,44 @@ def _file_arguments(arguments: Sequence[str]) -> list[str]:
     position = arguments.index("--config") + 1
     if position == len(arguments):
         raise UsageError("--config: expected one argument.", remedy="name a YAML file.")
-    tokens: list[str] = []
-    for name, value in _read_yaml(Path(arguments[position])).items():
-        flag = f"--{name}"
-        if name in {"model", "model_tag"}:
-            continue
-        if isinstance(value, list):
-            tokens += [flag, *map(str, value)]
-        elif value is True:
-            tokens.append(flag)
-        elif value is not False and value is not None:
-            tokens.append(f"{flag}={value}")
-    return tokens
+    if arguments.count("--config") > 1:
+        raise UsageError("--config: given more than once.", remedy="name one YAML file.")
+    path = Path(arguments[position])
+    return [
+        token
+        for name, value in _read_yaml(path).items()
+        for token in _flag_of_file(path, name, value)
+    ]
+
+
+def _flag_of_file(path: Path, name: str, value: Any) -> list[str]:
+    flag = f"--{name}"
+    if isinstance(value, list):
+        return [flag, *map(str, value)] if value else []
+    if value is True:
+        return [flag]
+    if value is False or value is None:
+        if flag.replace("_", "-") in {ours.name for ours in flags() if not ours.is_switch}:
+            # YAML reads `off` and `no` as false; vLLM would drop the one and read "None" as a name.
+            raise UsageError(
+                f"--config: {path}: {name}: {value} is no value.", remedy="put it in quotes."
+            )
+        return []
+    return [f"{flag}={value}"]
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - only with --config
 
+    if path.suffix not in {".yaml", ".yml"}:
+        raise UsageError(f"--config: {path} is not named so.", remedy="name a .yaml or .yml file.")
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
             f"--config: {path}: {error.strerror}.", remedy="name a readable YAML file."
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: also a date, bytes
         raise UsageError(
             f"--config: {path} is not YAML: {error}", remedy="write `flag: value` lines."
         ) from None

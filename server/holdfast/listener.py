@@ -22,7 +22,8 @@ from holdfast.settings import ListenSettings
 logger = logging.getLogger(__name__)
 
 START_DEADLINE_SECONDS = 30.0
-STOP_DEADLINE_SECONDS = 10.0
+STOP_DEADLINE_SECONDS = 3.0
+"""For the last bytes of answers; what could be waited for was drained before."""
 
 
 @contextmanager
@@ -36,14 +37,15 @@ def bound(settings: ListenSettings) -> Iterator[socket.socket]:
     name = f"unix:{settings.uds}" if settings.uds else f"{settings.host or '*'}:{settings.port}"
     try:
         sock = _bind_unix(settings.uds) if settings.uds else _bind_tcp(settings)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, ValueError) as error:  # ValueError: a host that no encoding of names allows
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise AddressInUseError(
                 f"{name} is in use by another process.",
-                remedy="stop that process, or choose another --port, --host or --uds.",
+                remedy="stop that process, or choose another --port, --host or --uds"
+                + (", or remove the file if nobody listens there." if settings.uds else "."),
             ) from error
         raise UsageError(
-            f"cannot listen on {name}: {error.strerror or error}.",
+            f"cannot listen on {name}: {getattr(error, 'strerror', None) or error}.",
             remedy="choose an address of this machine with --host, --port or --uds.",
         ) from error
     with sock:
@@ -118,7 +120,7 @@ class _Server(uvicorn.Server):
 
 def _config(app: Callable[..., Any], settings: ListenSettings) -> uvicorn.Config:
     config = uvicorn.Config(
-        app,
+        _cut_quietly(app),
         log_level=settings.uvicorn_log_level,
         access_log=settings.has_access_log,
         ssl_keyfile=settings.ssl_keyfile,
@@ -135,6 +137,16 @@ def _config(app: Callable[..., Any], settings: ListenSettings) -> uvicorn.Config
             remedy="check --ssl-keyfile, --ssl-certfile and --ssl-ca-certs.",
         ) from error
     return config
+
+
+def _cut_quietly(app: Callable[..., Any]) -> Callable[..., Any]:
+    """The application; a request that is cut because the server ends is no error of it."""
+
+    async def cut_quietly(scope: Any, receive: Any, send: Any) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return cut_quietly
 
 
 async def _until_started(server: uvicorn.Server, task: asyncio.Task[None]) -> None:

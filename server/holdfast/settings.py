@@ -11,6 +11,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,16 +28,22 @@ _UNITS = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
 }
+_MOST_BYTES = 1 << 50
+_MOST_TOKENS = 1 << 31
+_YEAR_SECONDS = 31_536_000
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"", "0", "false", "no", "off"}
 
 
 def size_bytes(text: str) -> int:
     """Bytes of a size such as `64MiB`, `1.5GB` or `1048576`; ValueError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise ValueError("expected a size such as 64MiB, 1.5GiB or a number of bytes")
-    return int(float(match[1]) * _UNITS[match[2]])
+    size = int(Decimal(match[1]) * _UNITS[match[2]])
+    if size >= _MOST_BYTES:
+        raise ValueError("expected a size below 1 PiB")
+    return size
 
 
 def headroom_fraction(text: str) -> float:
@@ -50,31 +57,36 @@ def headroom_fraction(text: str) -> float:
 def positive_seconds(text: str) -> float:
     """A time above 0 and below a year; ValueError for anything else."""
     value = _number(text)
-    if not 0 < value < 31_536_000:
-        raise ValueError("expected a number of seconds above 0")
+    if not 0 < value < _YEAR_SECONDS:
+        raise ValueError("expected a number of seconds above 0 and below a year")
     return value
 
 
 def seconds(text: str) -> float:
     """A time of 0 or more, below a year; ValueError for anything else."""
     value = _number(text)
-    if not 0 <= value < 31_536_000:
-        raise ValueError("expected a number of seconds, 0 or more")
+    if not 0 <= value < _YEAR_SECONDS:
+        raise ValueError("expected a number of seconds, 0 or more and below a year")
     return value
 
 
 def token_count(text: str) -> int:
     """A count of at least 2, the shortest prompt and its answer; ValueError for anything else."""
-    if not text.isdecimal() or int(text) < 2:
+    if not re.fullmatch("[0-9]{1,10}", text) or not 2 <= int(text) < _MOST_TOKENS:
         raise ValueError("expected a number of tokens, 2 or more")
     return int(text)
 
 
 def directory_or_none(text: str) -> Path | None:
-    """A directory, or None for the word `none`."""
-    if not text:
+    """A directory, or None for the word `none`; ValueError for what cannot be a path."""
+    if not text or "\0" in text:
         raise ValueError("expected a directory, or none")
-    return None if text == "none" else Path(text).expanduser()
+    if text == "none":
+        return None
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("expected a directory below the home of a known user") from None
 
 
 def truth(text: str) -> bool:
@@ -85,13 +97,10 @@ def truth(text: str) -> bool:
 
 
 def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError("expected a number") from None
-    if value != value:  # noqa: PLR0124 - the definition of NaN, which no range check refuses
+    # float() would take NaN, which no range check refuses, `1_0` and digits of other scripts too.
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", text.strip().lower()):
         raise ValueError("expected a number")
-    return value
+    return float(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +278,8 @@ class ListenSettings:
 
     @property
     def is_tls(self) -> bool:
-        """Whether clients must speak TLS."""
-        return bool(self.ssl_keyfile and self.ssl_certfile)
+        """Whether clients must speak TLS; the file of the certificate may hold the key too."""
+        return bool(self.ssl_certfile)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from statuses import REJECTION, a_fresh_status, a_rank, a_status
 
 PATHS = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz")
 OPEN_KEYS = {"state", "reason", "since", "eta_s", "progress", "probe"}
-FULL_KEYS = OPEN_KEYS | {"engine", "workspace", "memory"}
+FULL_KEYS = OPEN_KEYS | {"engine", "start", "workspace", "memory"}
 
 
 def _expected(path: str, status: Status) -> int:
@@ -134,6 +134,13 @@ def test_the_report_shows_progress() -> None:
         "running": 3,
         "waiting": 4,
     }
+
+
+def test_the_report_shows_what_the_start_spent_its_time_on() -> None:
+    """Seconds of each phase of the last start, empty before the first one."""
+    assert _report(a_fresh_status())["start"] == {"phases_s": {}}
+    status = a_status(start_phases={"import": 8.1, "probe": 6.9})
+    assert _report(status)["start"] == {"phases_s": {"import": 8.1, "probe": 6.9}}
 
 
 def test_the_report_shows_the_life_of_the_engine() -> None:

@@ -113,6 +113,7 @@ def report(
         "restarts": status.engine.restarts,
         "last_exit": status.engine.last_exit or None,
     }
+    known["start"] = {"phases_s": dict(status.start_phases)}
     known["probe"]["steps"] = [asdict(step) for step in status.probe.steps] if status.probe else []
     known["workspace"] = [_workspace(rank) for rank in status.ranks]
     known["memory"] = [_memory(rank) for rank in status.ranks]

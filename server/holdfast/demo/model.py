@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -133,13 +134,16 @@ def _strike(fault: DemoFault) -> None:
         raise InjectedFaultError(f"The demo model was told to fail: {fault}.")
     if fault.effect == "hang":
         threading.Event().wait()
+    if fault.effect == "slow":
+        time.sleep(fault.seconds)
     if not is_workspace_manager_initialized():
         return
     manager = current_workspace_manager()
     if fault.effect == "scratch":
         manager.get_simultaneous(((fault.scratch_bytes,), torch.uint8))
     if fault.effect == "persistent":
-        manager.get_persistent(f"holdfast_demo.{fault.when}", (fault.scratch_bytes,), torch.uint8)
+        key = f"holdfast_demo.{fault.when}.{fault.threshold}"
+        manager.get_persistent(key, (fault.scratch_bytes,), torch.uint8)
 
 
 @functools.cache

@@ -11,7 +11,8 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.workspace.plan import round_up
 
 CONFIG_KEY = "holdfast_demo"
-FaultEffect = Literal["scratch", "persistent", "raise", "hang", "nan"]
+FaultEffect = Literal["scratch", "persistent", "raise", "hang", "nan", "slow"]
+_MOST_SECONDS = 3600
 _SIZED_EFFECTS = ("scratch", "persistent")
 _WORKSPACE_ALIGNMENT_BYTES = 256
 """vLLM's manager rounds each tensor of a request up to this."""
@@ -27,7 +28,8 @@ class DemoFault:
 
     Due in every step whose quantity `when` is at least `threshold` and, if given, at most `until`.
     Effects: `scratch` takes `scratch_bytes` from the workspace, `persistent` the same as a
-    persistent resource, `raise` fails, `hang` never returns, `nan` makes every logit NaN.
+    persistent resource, `raise` fails, `hang` never returns, `nan` makes every logit NaN, `slow`
+    takes `seconds` longer.
     """
 
     when: StepQuantity
@@ -37,6 +39,7 @@ class DemoFault:
     rank: int | None = None
     """The rank of the engine's world that is hit; all are if None."""
     until: int | None = None
+    seconds: float = 0.0
 
     def is_due(self, step: StepShape, rank: int) -> bool:
         """Whether `step` on `rank` meets the fault."""
@@ -55,6 +58,7 @@ class DemoFault:
         _demand(fault.rank is None or _is_count(fault.rank), "rank", fault.rank)
         least_bytes = int(fault.effect in _SIZED_EFFECTS)
         _demand(_is_count(fault.scratch_bytes, least_bytes), "scratch_bytes", fault.scratch_bytes)
+        _demand(_is_time(fault.seconds), "seconds", fault.seconds)
         return fault
 
 
@@ -113,6 +117,10 @@ def _known_fields(record_class: type[Any], record: object) -> dict[str, Any]:
 
 def _is_count(number: object, least: int = 0) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= least
+
+
+def _is_time(number: object) -> bool:
+    return isinstance(number, int | float) and 0 <= number < _MOST_SECONDS
 
 
 def _demand(is_valid: bool, name: str, given: object) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any, NoReturn
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from holdfast import settings as ours
 from holdfast.demo.files import demo_directory, ensure_demo_model
-from holdfast.engine import compat
+from holdfast.engine import compat, refusals
 from holdfast.errors import UsageError
 from holdfast.settings import Settings
 
 DEMO_NAME = "holdfast-demo"
 """What clients call the demo model, whose path says nothing."""
+
+
+DEMO_KV_CACHE_BYTES = 256 * 1024 * 1024
 
 
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is Any to us
@@ -38,11 +42,11 @@ def parse(settings: Settings) -> argparse.Namespace:
     compat.cli_env_setup()
     with compat.usage_errors():
         namespace: argparse.Namespace = _parser().parse_args(list(settings.vllm_arguments))
-    _refuse_what_we_cannot(namespace)
+    refusals.refuse_unsupported(namespace)
     _refuse_abbreviations(namespace, settings)
     namespace.model = _model(namespace, settings)
-    if settings.is_demo and namespace.served_model_name is None:
-        namespace.served_model_name = [DEMO_NAME]
+    if settings.is_demo:
+        _set_demo_defaults(namespace)
     namespace.api_server_count = None
     namespace.shutdown_timeout = int(settings.supervision.drain_timeout_seconds)
     with compat.usage_errors():
@@ -72,51 +76,54 @@ def _parser() -> FlexibleArgumentParser:
     return compat.make_arg_parser(parser)
 
 
-def _refuse_what_we_cannot(namespace: argparse.Namespace) -> None:
-    refusals = {
-        "--grpc": namespace.grpc,
-        "--headless": namespace.headless,
-        "--data-parallel-external-lb": namespace.data_parallel_external_lb,
-        "--data-parallel-rank": namespace.data_parallel_rank is not None,
-        "--data-parallel-hybrid-lb": namespace.data_parallel_hybrid_lb,
-        "--data-parallel-start-rank": namespace.data_parallel_start_rank is not None,
-        "--data-parallel-multi-port-external-lb": namespace.data_parallel_multi_port_external_lb,
-    }
-    for flag, is_given in refusals.items():
-        if is_given:
-            raise UsageError(
-                f"{flag} is not supported: one front end owns the HTTP door and the whole engine, "
-                "so that its green light can speak for all of it.",
-                remedy=f"leave out {flag}, or use `vllm serve` for that layout.",
-            )
-    if namespace.api_server_count not in {None, 1}:
-        raise UsageError(
-            f"--api-server-count {namespace.api_server_count} is not supported: "
-            "one front end supervises the engine.",
-            remedy="leave out --api-server-count.",
-        )
+def _set_demo_defaults(namespace: argparse.Namespace) -> None:
+    if namespace.served_model_name is None:
+        namespace.served_model_name = [DEMO_NAME]
+    if namespace.kv_cache_memory_bytes is None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        # Plenty for it, and the machine that tries it out is not taken whole.
+        namespace.kv_cache_memory_bytes = DEMO_KV_CACHE_BYTES
+    if namespace.dtype == "auto":
+        # vLLM's `auto` would narrow it, and its greedy tokens would differ from transformers'.
+        namespace.dtype = "float32"
 
 
 def _refuse_abbreviations(namespace: argparse.Namespace, settings: Settings) -> None:
-    # vLLM's parser completes `--work` to a flag of ours; ours, which ran first, does not.
-    for name, understood in ours.read_groups(namespace, os.environ).items():
-        if understood != getattr(settings, name):
-            raise UsageError("a flag of Holdfast is abbreviated.", remedy="write it in full.")
+    for flag, theirs, read in _read_by_both(namespace, settings):
+        if theirs != read:
+            raise UsageError(f"{flag} is abbreviated.", remedy="write it in full.")
+
+
+def _read_by_both(
+    namespace: argparse.Namespace, settings: Settings
+) -> Iterator[tuple[str, Any, Any]]:
+    """Each flag that our parser reads first, with what vLLM's and ours made of it.
+
+    vLLM's completes `--work` and `--por`, ours does not: it knows too few flags to be sure.
+    """
+    yield "--demo", namespace.demo, settings.is_demo
+    for name, group in ours.read_groups(namespace, os.environ).items():
+        for member in fields(group):
+            read = getattr(getattr(settings, name), member.name)
+            yield member.metadata["flag"].name, getattr(group, member.name), read
+    listen = settings.listen
+    # vLLM leaves the attribute out if the flag is not given; a key may come from the environment.
+    level: str = getattr(namespace, "log_level", listen.log_level)
+    yield "--log-level", level.lower(), listen.log_level
+    yield "--api-key", tuple(namespace.api_key or listen.api_keys), listen.api_keys
+    for member in fields(listen):
+        if hasattr(namespace, member.name) and member.name != "log_level":
+            flag = "--" + member.name.replace("_", "-")
+            # What is not given is None in vLLM's and empty in ours.
+            yield flag, getattr(namespace, member.name) or "", getattr(listen, member.name) or ""
 
 
 def _model(namespace: argparse.Namespace, settings: Settings) -> str:
     named = namespace.model_tag or (
         namespace.model if namespace.model != AsyncEngineArgs.model else None
     )
-    if settings.is_demo:
-        if named is not None:
-            raise UsageError(
-                f"--demo serves its own model, but {named!r} was given too.",
-                remedy="leave out one of them.",
-            )
-        return str(ensure_demo_model(demo_directory()))
-    if named is None:
-        raise UsageError(
-            "no model was given.", remedy="name one, for example `holdfast serve --demo`."
-        )
-    return str(named)
+    if named is not None:
+        refusals.refuse_model(str(named), is_demo=settings.is_demo)
+        return str(named)
+    if not settings.is_demo:
+        raise refusals.no_model()
+    return str(ensure_demo_model(demo_directory()))

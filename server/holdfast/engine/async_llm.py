@@ -35,6 +35,8 @@ logger = logging.getLogger("holdfast.engine")
 
 ABANDON_DEADLINE_SECONDS = 30.0
 DEATH_POLL_SECONDS = 0.2
+LONGEST_SOCKET_PATH = 64
+"""Linux takes 107 bytes, and vLLM adds a slash and a UUID."""
 RPC_DEADLINE_SECONDS = 30.0
 SHUTDOWN_DEADLINE_SECONDS = 15.0
 
@@ -67,24 +69,24 @@ class AsyncEngine:
         """vLLM's object, for the proxy."""
         return self._llm
 
-    def ranks(self) -> tuple[RankStats, ...]:
-        return read_all(Path(self._spec.stats_directory))
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        return read_all(Path(self._spec.stats_directory), with_steps=with_steps)
 
     @asynccontextmanager
     async def scheduling_held(self) -> AsyncIterator[None]:
-        async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+        async with _answered():
             await self._llm.pause_generation(mode="keep", clear_cache=False)
         try:
             yield
         finally:
-            async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+            async with _answered():
                 await self._llm.resume_generation()
 
     async def queued_requests(self) -> int:
         return int(self._llm.get_num_unfinished_requests())
 
     async def forget_prefixes(self) -> None:
-        async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+        async with _answered():
             await self._llm.reset_prefix_cache()
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
@@ -93,7 +95,7 @@ class AsyncEngine:
         Raises:
             EngineStartError: a rank did not take it.
         """
-        async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+        async with _answered():
             answers = await self._llm.collective_rpc("holdfast_set_growth", args=(policy,))
         failed = [answer["error"] for answer in answers if "error" in answer]
         if failed:
@@ -106,7 +108,7 @@ class AsyncEngine:
             await asyncio.sleep(DEATH_POLL_SECONDS)
 
     def _death(self) -> str:
-        for rank in self.ranks():
+        for rank in self.ranks(with_steps=False):
             if rank.fatal_error:
                 return f"rank {rank.rank} of engine {rank.engine}: {rank.fatal_error}"
         if dead := processes.first_dead(self._family):
@@ -116,15 +118,21 @@ class AsyncEngine:
         return ""
 
     async def stop(self) -> None:
-        """End the engine and every process of it; returns when none is left."""
+        """End the engine and every process of it; returns when none is left.
+
+        Nothing runs in it any more, so that nobody is asked to leave in order: that takes vLLM's
+        processes seconds, which a client that waits for the next generation would wait too.
+        """
         # The renderer is kept for the next generation, see `compat.kept_renderer`.
         self._llm.renderer = None
+        left_behind = await asyncio.to_thread(processes.shared_memory, self._family)
         try:
             async with asyncio.timeout(SHUTDOWN_DEADLINE_SECONDS):
-                await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_DEADLINE_SECONDS / 3)
+                await asyncio.to_thread(self._llm.shutdown, timeout=0)
         except TimeoutError:
             logger.warning("vLLM did not stop its engine in time; killing its processes")
-        remaining = await asyncio.to_thread(processes.end, self._family)
+        remaining = await asyncio.to_thread(processes.kill, self._family)
+        processes.unlink(left_behind)
         if remaining:
             logger.error("processes %s of the engine could not be killed", remaining)
 
@@ -203,9 +211,9 @@ class EngineLauncher:
             raise
 
     def _blocking_construct(self, directory: Path) -> Any:
-        spec = str(directory / "spec.json")
+        variables = {SPEC_VARIABLE: str(directory / "spec.json"), **self._socket_directory()}
         is_silent = self._arguments.disable_log_stats
-        with _environment({SPEC_VARIABLE: spec}), compat.kept_renderer(self._renderer):
+        with _environment(variables), compat.kept_renderer(self._renderer):
             return AsyncLLM.from_vllm_config(
                 # A start adds to its configuration, so each gets its own copy.
                 vllm_config=copy.deepcopy(self._config),
@@ -215,6 +223,15 @@ class EngineLauncher:
                 disable_log_stats=is_silent,
                 stat_loggers=None if is_silent else [self._logger_class],
             )
+
+    def _socket_directory(self) -> dict[str, str]:
+        """Have vLLM's sockets in our directory: processes that are killed leave theirs behind.
+
+        Not where the user chose, nor where the path would be too long for a Unix socket.
+        """
+        path = str(self._runtime_directory)
+        is_ours = "VLLM_RPC_BASE_PATH" not in os.environ
+        return {"VLLM_RPC_BASE_PATH": path} if is_ours and len(path) < LONGEST_SOCKET_PATH else {}
 
     async def _engine(
         self, llm: Any, spec: WorkspaceSpec, family: frozenset[psutil.Process]
@@ -235,6 +252,14 @@ class EngineLauncher:
             is_unified=any(rank.is_unified_memory for rank in ranks),
         )
         return AsyncEngine(llm, facts, spec, family)
+
+
+@asynccontextmanager
+async def _answered() -> AsyncIterator[None]:
+    """A call to the engine that must answer in time; TimeoutError or EngineLostError if not."""
+    with compat.death_errors():
+        async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+            yield
 
 
 def _prepare(directory: Path, spec: WorkspaceSpec) -> None:

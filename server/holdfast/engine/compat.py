@@ -9,8 +9,9 @@ from typing import Any
 import vllm.logger as vllm_logger
 from vllm.entrypoints.serve.utils import api_utils
 from vllm.v1.engine import async_llm
+from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.errors import EngineStartError, HoldfastError, UsageError
+from holdfast.errors import EngineLostError, EngineStartError, HoldfastError, UsageError
 
 try:
     from vllm.entrypoints.launchers import cli_args
@@ -69,7 +70,9 @@ def usage_errors() -> Iterator[None]:
     except HoldfastError:
         raise
     except SystemExit as error:
-        raise UsageError("vLLM's parser refused the command line.") from error
+        raise UsageError(
+            "vLLM's parser refused the command line.", remedy="see `holdfast serve --help=all`."
+        ) from error
     except (
         TypeError,
         ValueError,
@@ -100,6 +103,15 @@ def start_errors(cause: Callable[[], str]) -> Iterator[None]:
             f"the engine could not start: {cause() or _first_lines(error)}",
             remedy="correct what it names, or see the engine's log above.",
         ) from error
+
+
+@contextmanager
+def death_errors() -> Iterator[None]:
+    """Map vLLM's EngineDeadError, which carries no cause, to EngineLostError."""
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineLostError("the engine died while it was asked for something") from error
 
 
 @contextmanager

@@ -6,8 +6,7 @@ Importing this module imports vLLM and takes seconds: do it in a thread.
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from holdfast.engine import arguments as vllm_arguments
 from holdfast.engine import compat, openai
 from holdfast.engine.async_llm import EngineLauncher
 from holdfast.engine.facts import fingerprint
-from holdfast.errors import PluginMissingError, UsageError
 from holdfast.settings import Settings
 
 
@@ -49,9 +47,7 @@ def configure(
 
     Raises:
         UsageError: a flag, a file or the model is wrong.
-        PluginMissingError: VLLM_PLUGINS leaves Holdfast out.
     """
-    _check_environment(os.environ)
     namespace = vllm_arguments.parse(settings)
     compat.configure_logging(namespace)
     engine_arguments = vllm_arguments.engine_arguments(namespace)
@@ -66,18 +62,3 @@ def configure(
             is_probing=is_probing,
         )
     return ConfiguredEngine(launcher, namespace)
-
-
-def _check_environment(environment: Mapping[str, str]) -> None:
-    named: Any = environment.get("VLLM_PLUGINS")
-    if named is not None and "holdfast" not in named.split(","):
-        raise PluginMissingError(
-            f"VLLM_PLUGINS={named} leaves out the workspace plugin, so no rank would report.",
-            remedy="add holdfast to VLLM_PLUGINS, or unset it.",
-        )
-    if environment.get("VLLM_ENABLE_STARTUP_PLAN", "0") not in {"", "0"}:
-        raise UsageError(
-            "VLLM_ENABLE_STARTUP_PLAN reuses a KV cache size that was measured without the "
-            "reserved workspaces.",
-            remedy="unset it.",
-        )

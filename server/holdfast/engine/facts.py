@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from typing import Any
 
-from vllm.v1.worker.startup_plan import compute_plan_fingerprint
+import torch
+from vllm import __version__ as vllm_version
+from vllm.platforms import current_platform
 
 from holdfast import __version__
 from holdfast.records import EngineFacts
@@ -40,7 +42,7 @@ def engine_facts(
         model=_served_name(model),
         world=world(config),
         max_model_len=model.max_model_len,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=_max_step_tokens(config),
         max_num_seqs=scheduler.max_num_seqs,
         kv_capacity_tokens=_kv_capacity_tokens(config),
         kv_block_tokens=cache.block_size or 1,
@@ -75,13 +77,21 @@ def world(config: Any) -> tuple[tuple[int, int], ...]:
 def fingerprint(config: Any) -> str:
     """Name everything that the need for workspace depends on.
 
-    vLLM's own fingerprint of its start-up plan covers device, versions and most of the
-    configuration; added are the model's whole configuration, sizes, backends, VLLM_* variables, the
-    installed reservers and our version.
+    The factors are those of vLLM's `startup_plan.compute_plan_fingerprint` without the rank, since
+    a reservation is the same on all of them, and without the size of the device's memory, on which
+    no workspace depends and which changes while a virtual machine's balloon is inflated. Added are
+    the model's whole configuration, sizes, backends, VLLM_* variables, the installed reservers and
+    our version.
     """
     parallel, scheduler = config.parallel_config, config.scheduler_config
     factors = {
-        "plan": compute_plan_fingerprint(config, 0, parallel.world_size),
+        "config": config.compute_hash(),
+        "device": [
+            current_platform.get_device_name(),
+            str(current_platform.get_device_capability() or ""),
+        ],
+        "versions": [vllm_version, torch.__version__, torch.version.cuda or "", __version__],
+        "world_size": parallel.world_size,
         "model": config.model_config.hf_config.to_json_string(),
         "sizes": [
             config.model_config.max_model_len,
@@ -97,8 +107,6 @@ def fingerprint(config: Any) -> str:
             f"{point.value} {point.dist.version if point.dist else ''}"
             for point in entry_points(group="holdfast.reservers")
         ),
-        "holdfast": __version__,
-        "torch": version("torch"),
     }
     digest = hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
     return digest[:24]
@@ -123,6 +131,16 @@ def _kv_capacity_tokens(config: Any) -> int:
         return int(cache.kv_cache_size_tokens)
     engines = config.parallel_config.data_parallel_size_local or 1
     return int((cache.num_gpu_blocks or 0) // engines * (cache.block_size or 1))
+
+
+def _max_step_tokens(config: Any) -> int:
+    """The most tokens that the scheduler puts into one step.
+
+    Under speculation it keeps slots for drafts, see `Scheduler.max_num_scheduled_tokens`.
+    """
+    scheduler = config.scheduler_config
+    limit = getattr(scheduler, "max_num_scheduled_tokens", None)
+    return int(limit or scheduler.max_num_batched_tokens)
 
 
 def _vocab_size(model: Any, tokenizer: Any) -> int:

@@ -21,8 +21,11 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts:
         """Sizes and capabilities, constant for this generation."""
 
-    def ranks(self) -> tuple[RankStats, ...]:
-        """What every rank last wrote. Never waits for the engine; works after its death."""
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        """What every rank last wrote. Never waits for the engine; works after its death.
+
+        Without the recent steps it is cheap enough for every health request.
+        """
 
     def scheduling_held(self) -> AbstractAsyncContextManager[None]:
         """While entered, requests queue up unscheduled; leaving schedules them together."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Iterable, Iterator
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 import psutil
 
-END_DEADLINE_SECONDS = 5.0
 KILL_DEADLINE_SECONDS = 10.0
+POLL_SECONDS = 0.05
 
 
 def children() -> frozenset[psutil.Process]:
@@ -22,16 +25,38 @@ def first_dead(processes: Iterable[psutil.Process]) -> psutil.Process | None:
     return next((process for process in processes if not _is_alive(process)), None)
 
 
+def start_resource_tracker() -> None:
+    """Start it now, so that it keeps quiet about what `unlink` removed before it."""
+    quiet = "ignore::UserWarning:multiprocessing.resource_tracker"
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
+
+
 def end_resource_tracker() -> None:
     """End Python's resource tracker, so that what it complains of stands before our last line."""
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public ends it
 
 
-def end(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
-    """Let them end by themselves for a while, then kill; the pids that remained are returned."""
-    family = tuple(processes)
-    psutil.wait_procs(family, timeout=END_DEADLINE_SECONDS)
-    return kill(family)
+def shared_memory(processes: Iterable[psutil.Process]) -> frozenset[Path]:
+    """The files of /dev/shm that `processes` map now."""
+    return frozenset(path for process in processes for path in _mapped_shared_memory(process))
+
+
+def unlink(paths: Iterable[Path]) -> None:
+    """Remove what processes that are gone have left; vLLM's names are unique, so none is shared.
+
+    A killed process leaves its rings behind, 400 MiB of address space an engine, which count
+    against a container's /dev/shm at the next start.
+    """
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
@@ -45,8 +70,22 @@ def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    _, remaining = psutil.wait_procs(alive, timeout=KILL_DEADLINE_SECONDS)
-    return tuple(process.pid for process in remaining)
+    return tuple(process.pid for process in _until_ended(alive, KILL_DEADLINE_SECONDS))
+
+
+def _until_ended(
+    processes: Iterable[psutil.Process], deadline_seconds: float
+) -> list[psutil.Process]:
+    """Wait until none of them runs; those that do at the deadline are returned.
+
+    A zombie has ended: an orphan stays one for ever where the init process reaps nobody.
+    """
+    deadline = time.monotonic() + deadline_seconds
+    remaining = list(processes)
+    while remaining and time.monotonic() < deadline:
+        _, remaining = psutil.wait_procs(remaining, timeout=POLL_SECONDS)
+        remaining = [process for process in remaining if _is_alive(process)]
+    return remaining
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -61,3 +100,14 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return any("resource_tracker" in word for word in process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return True
+
+
+def _mapped_shared_memory(process: psutil.Process) -> Iterator[Path]:
+    try:
+        lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, found, name = line.partition(" /dev/shm/")
+        if found and not name.endswith(" (deleted)"):
+            yield Path("/dev/shm", name)  # noqa: S108 - read from the kernel, not chosen

@@ -79,5 +79,5 @@ async def _follow(directory: Path, watch: _Watch) -> None:
 
 
 def _first_rank(directory: Path) -> Mapping[str, float]:
-    ranks = read_all(directory)
+    ranks = read_all(directory, with_steps=False)
     return {str(name): at for name, at in ranks[0].phases.items()} if ranks else {}

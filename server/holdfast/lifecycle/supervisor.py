@@ -104,7 +104,7 @@ class Supervisor:
             has_been_ready=self._has_been_ready,
             engine=self._report,
             probe=self._proof,
-            ranks=self._engine.ranks() if self._engine else self._last_ranks,
+            ranks=self._engine.ranks(with_steps=False) if self._engine else self._last_ranks,
             start_phases=dict(self._phases),
         )
 
@@ -216,11 +216,8 @@ class Supervisor:
             )
 
     def _become_ready(self, engine: Engine) -> None:
-        proof = self._proof
-        proven = f"{proof.proven_tokens} tokens proven" if proof and proof.proven_tokens else ""
-        limited = "limited proof" if proof and proof.limited else ""
         self._has_been_ready = True
-        self._move(State.READY, ", ".join(filter(None, [proven, limited])) or "not probed")
+        self._move(State.READY, _proven(self._proof))
         self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
 
     async def _drain(self) -> None:
@@ -244,3 +241,10 @@ class Supervisor:
             raise RuntimeError(f"no transition from {self.state} to {target}")
         self._standing = _Standing(target, reason, time.time())
         self._progress.state_changed(target, reason)
+
+
+def _proven(report: ProbeReport | None) -> str:
+    if report is None or report.suite == "off":
+        return "not probed"
+    limited = ", a limited proof" if report.limited else ""
+    return f"{report.proven_tokens} tokens proven{limited}"

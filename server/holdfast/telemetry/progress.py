@@ -20,11 +20,13 @@ from holdfast.records import Outcome, ProbeStep
 PHASE_LABELS: Mapping[str, str] = MappingProxyType(
     {
         "import": "import vLLM",
+        "processes": "start the engine's processes",
         "load": "load the weights",
         "kv_sizing": "size the KV cache",
         "kv_cache": "allocate the KV cache",
         "warmup": "warm up",
         "locked": "lock the workspaces",
+        "probe": "prove the worst case",
     }
 )
 _LEVELS = MappingProxyType[Outcome, int](

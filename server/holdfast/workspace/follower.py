@@ -63,7 +63,9 @@ class WorkerFollower:
                 # vLLM creates none on the CPU, so that the mechanism would go untested there.
                 workspace.init_workspace_manager(torch.device("cpu"), 1, 1)
             yield
-        self._bind()
+        self._manager.bind(
+            self._stats, policy=self._growth, growth_limit_bytes=self._spec.growth_limit_bytes
+        )
         self._stats.unified_memory(is_unified=_is_unified_memory(self._worker.device))
         self._follow("load_model", self._loading)
         self._follow("determine_available_memory", self._sizing)
@@ -93,12 +95,7 @@ class WorkerFollower:
     def set_growth(self, policy: GrowthPolicy) -> None:
         """Change what happens to a request for more after the lock."""
         self._growth = policy
-        self._bind()
-
-    def _bind(self) -> None:
-        self._manager.bind(
-            self._stats, policy=self._growth, growth_limit_bytes=self._spec.growth_limit_bytes
-        )
+        self._manager.set_policy(policy)
 
     @property
     def _manager(self) -> WorkspaceManager:

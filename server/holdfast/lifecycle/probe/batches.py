@@ -16,7 +16,8 @@ async def batch_sweep(bench: Bench) -> Finding:
     """Prove engine steps of many sizes, up to the largest that can be made."""
     proven, obstacle = 0, ""
     for size in batch_sizes(largest_step(bench.allowed)):
-        obstacle = bench.budget.time_obstacle(size)
+        least_seconds = bench.steps_seconds(1)
+        obstacle = bench.budget.time_obstacle(size, least_seconds=least_seconds)
         if obstacle:
             break
         await _make_step(bench, size, bench.prompts.fresh, is_widest=bench.prefers_many_requests)
@@ -30,7 +31,8 @@ async def full_batch(bench: Bench) -> Finding:
     if not target:
         return Finding(is_skipped=True, limited=True, reason="no prompt fits in an engine step")
     for make in (bench.prompts.fresh, bench.prompts.repeated):
-        if obstacle := bench.budget.time_obstacle(target):
+        least_seconds = bench.steps_seconds(1)
+        if obstacle := bench.budget.time_obstacle(target, least_seconds=least_seconds):
             return Finding(is_skipped=True, limited=True, reason=obstacle)
         await _make_step(bench, target, make, is_widest=True)
     reason = f"no step can be larger than {target} of {wanted} tokens" if target < wanted else ""

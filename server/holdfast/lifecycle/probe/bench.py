@@ -212,6 +212,11 @@ class Bench:
         self.observe(ranks)
         return all(measure.is_shown(self.facts, ranks, engine, proof) for engine in self.engines)
 
+    def steps_seconds(self, steps: int) -> float:
+        """What `steps` engine steps as slow as the slowest of this run take."""
+        self.observe(self.engine.ranks())
+        return steps * self.slowest_step_seconds
+
     def observe(self, ranks: Iterable[RankStats]) -> None:
         """Keep the duration of the slowest step of this run, before newer ones displace it."""
         seen = (step.duration_seconds for rank in ranks for step in self.start.new_steps(rank))

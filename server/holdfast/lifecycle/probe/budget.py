@@ -44,13 +44,17 @@ class Budget:
         """The smallest context that the journal forbids."""
         return self._journal.forbidden_tokens
 
-    def time_obstacle(self, tokens: int) -> str:
-        """Why `tokens` cannot be computed in the time left; empty if they can."""
+    def time_obstacle(self, tokens: int, *, least_seconds: float = 0.0) -> str:
+        """Why `tokens` cannot be computed in the time left; empty if they can.
+
+        `least_seconds` is what any size takes, as the slowest steps seen tell.
+        """
         left = self.seconds_left()
-        expected = measure.expected_seconds(self._runs, tokens)
+        measured = measure.expected_seconds(self._runs, tokens)
+        expected = max(measured or 0.0, least_seconds)
         if left <= 0:
             return f"no time is left for {tokens} tokens"
-        if expected is not None and expected > left * SHARE_OF_TIME_LEFT:
+        if expected > left * SHARE_OF_TIME_LEFT:
             return (
                 f"{tokens} tokens would take about {expected:.0f} s at the measured rate, "
                 f"and {left:.0f} s are left"

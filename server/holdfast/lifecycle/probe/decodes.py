@@ -28,7 +28,8 @@ async def widest_decode(bench: Bench) -> Finding:
     plans = sizes.widest_decodes(bench.allowed)
     if not plans:
         return Finding(is_skipped=True, reason="no request has room to decode")
-    if obstacle := bench.budget.time_obstacle(plans[0].requests * plans[0].prompt_tokens):
+    tokens = plans[0].requests * plans[0].prompt_tokens
+    if obstacle := bench.budget.time_obstacle(tokens, least_seconds=bench.steps_seconds(2)):
         return Finding(is_skipped=True, limited=True, reason=obstacle)
     bench.trying("one structured output", 1)
     refused = await bench.guarded(_structure_refusal(bench))
@@ -107,7 +108,9 @@ async def mixed(bench: Bench) -> Finding:
         reason = "no prompt has room beside a request that decodes"
         return Finding(is_skipped=True, reason=reason)
     prefill, obstacle = plan.prefill_tokens, ""
-    while prefill and (found := bench.budget.time_obstacle(prefill)):
+    # The decoders' prompts, the prefill beside them, and a decode before it.
+    least_seconds = bench.steps_seconds(3)
+    while prefill and (found := bench.budget.time_obstacle(prefill, least_seconds=least_seconds)):
         obstacle, prefill = obstacle or found, prefill // 2
     if prefill < 2:
         return Finding(is_skipped=True, limited=True, reason=obstacle)

@@ -1,0 +1,100 @@
+"""What Holdfast cannot do, as far as it shows before vLLM is imported, which takes seconds."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast.errors import HoldfastError, PluginMissingError, UsageError
+
+UNSUPPORTED = (
+    "--grpc",
+    "--headless",
+    "--data-parallel-external-lb",
+    "--data-parallel-rank",
+    "--data-parallel-hybrid-lb",
+    "--data-parallel-start-rank",
+    "--data-parallel-multi-port-external-lb",
+)
+"""Flags of `vllm serve` for layouts in which no front end sees the whole engine."""
+_OFF = {"", "0"}
+
+
+def refuse_environment(environment: Mapping[str, str], *, is_demo: bool) -> None:
+    """Check the variables under which no green light would be true.
+
+    Raises:
+        PluginMissingError: VLLM_PLUGINS leaves out what Holdfast needs in every rank.
+        UsageError: another variable asks for what Holdfast cannot do.
+    """
+    if "VLLM_PLUGINS" in environment:
+        named = environment["VLLM_PLUGINS"].split(",")
+        needed = ("holdfast", "holdfast_demo") if is_demo else ("holdfast",)
+        if missing := [name for name in needed if name not in named]:
+            raise PluginMissingError(
+                f"VLLM_PLUGINS={environment['VLLM_PLUGINS']} leaves out {' and '.join(missing)}, "
+                "so no rank would report its workspaces or know the demo model.",
+                remedy=f"add {','.join(missing)} to VLLM_PLUGINS, or unset it.",
+            )
+    if environment.get("VLLM_ENABLE_STARTUP_PLAN", "0") not in _OFF:
+        raise UsageError(
+            "VLLM_ENABLE_STARTUP_PLAN reuses a KV cache size that was measured without the "
+            "reserved workspaces.",
+            remedy="unset it.",
+        )
+
+
+def refuse_unsupported(namespace: argparse.Namespace) -> None:
+    """Check the flags, as our parser or vLLM's has read them.
+
+    Raises:
+        UsageError: one asks for what Holdfast cannot do.
+    """
+    for flag in UNSUPPORTED:
+        value = getattr(namespace, flag.removeprefix("--").replace("-", "_"))
+        if value is not None and value is not False:
+            raise UsageError(
+                f"{flag} is not supported: one front end owns the HTTP door and the whole engine, "
+                "so that its green light can speak for all of it.",
+                remedy=f"leave out {flag}, or use `vllm serve` for that layout.",
+            )
+    if namespace.api_server_count not in {None, 1}:
+        raise UsageError(
+            f"--api-server-count {namespace.api_server_count} is not supported: "
+            "one front end supervises the engine.",
+            remedy="leave out --api-server-count.",
+        )
+
+
+def refuse_model(model: str, *, is_demo: bool) -> None:
+    """Check the model that was named.
+
+    Raises:
+        UsageError: the demo model was asked for too, or nothing is at that path.
+    """
+    if is_demo:
+        raise UsageError(
+            f"--demo serves its own model, but {model!r} was given too.",
+            remedy="leave out one of them.",
+        )
+    is_path = model.startswith(("/", "./", "../", "~"))
+    if is_path and not _exists(Path(model)):
+        raise UsageError(
+            f"there is no model at {model}, or it cannot be read.",
+            remedy="name a directory, or a model of the Hugging Face Hub as `owner/name`.",
+        )
+
+
+def no_model() -> HoldfastError:
+    """The error for a command line that names no model."""
+    return UsageError(
+        "no model was given.", remedy="name one, for example `holdfast serve --demo`."
+    )
+
+
+def _exists(path: Path) -> bool:
+    with suppress(OSError, ValueError):
+        return path.exists()
+    return False

@@ -1,0 +1,35 @@
+"""How tests share machines: two processes, and each engine in one of them."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+_SHARED_ENGINE = {
+    "test_openai.py": "demo",
+    "test_ranks.py": "demo",
+    "test_states.py": "demo",
+    "test_learned_restart.py": "learned",
+    "test_lock_bug.py": "learned",
+    "test_never_proves_again_in_the_same_engine_but_not_what_the_journal_forbids": "learned",
+}
+"""Files, and single tests, that use one engine, which is started once in the process that runs them all."""
+
+
+class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untyped to mypy
+    """Keeps together what shares an engine, and the quick tests of a file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, name = nodeid.partition("::")
+        path = PurePosixPath(file)
+        if path.parent.name == "engine":
+            return _SHARED_ENGINE.get(path.name) or _SHARED_ENGINE.get(name, nodeid)
+        return str(path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByEngine:
+    """Schedule by engine: xdist's own mark for it has no effect under pytest 9.2."""
+    return _ByEngine(config, log)

@@ -1,0 +1,76 @@
+"""Engines that many tests share: each start costs both cores half a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.demo.files import ensure_demo_model
+from holdfast.demo.switches import DemoSwitches
+from servers import SMALL, Demo, Server, Sight, running
+
+ROUTES = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz", "/metrics")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models that the tests make are kept."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def silent_demo(models: Path) -> Path:
+    """The demo model with its need undeclared."""
+    return ensure_demo_model(models, DemoSwitches(declares_need=False))
+
+
+@pytest.fixture(scope="session")
+def demo_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """The demo model, READY, and what each state before that looked like."""
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
+    with running(tmp_path_factory.mktemp("demo"), "--demo", *SMALL, *tools) as server:
+        sights: dict[str, Sight] = {}
+        server.until(lambda: _look(server, sights) == "READY", "READY")
+        yield Demo(server, sights)
+
+
+@pytest.fixture(scope="session")
+def demo(demo_start: Demo) -> Server:
+    """The demo model, READY."""
+    return demo_start.server
+
+
+@pytest.fixture(scope="session")
+def learned_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """State that the two starts below share."""
+    return tmp_path_factory.mktemp("learned")
+
+
+@pytest.fixture(scope="session")
+def first_start(silent_demo: Path, learned_state: Path) -> Iterator[Server]:
+    """A need that nobody declared, met for the first time."""
+    with running(learned_state, str(silent_demo), *SMALL, "--learned-restart=always") as server:
+        server.until_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def second_start(first_start: Server, silent_demo: Path, learned_state: Path) -> Iterator[Server]:
+    """The same model with what the first start learned."""
+    assert first_start.process.poll() is None
+    with running(learned_state, str(silent_demo), *SMALL, "--learned-restart=always") as server:
+        server.until_ready()
+        yield server
+
+
+def _look(server: Server, sights: dict[str, Sight]) -> str:
+    state = str(server.get("/livez").json()["state"])
+    if state not in sights:
+        codes = {route: server.get(route).status_code for route in ROUTES}
+        refusal = server.post("/v1/completions", {"model": "holdfast-demo", "prompt": "hold"})
+        metric = server.metric("state", state=state)
+        if server.get("/livez").json()["state"] == state:  # else it moved while we looked
+            sights[state] = Sight(codes, refusal, metric)
+    return state

@@ -1,0 +1,61 @@
+"""Models that our code does not know pass the same suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+from servers import SMALL, running
+
+pytestmark = pytest.mark.engine
+
+
+GENERATED = {
+    "first_token",
+    "context_sweep",
+    "full_context",
+    "prefix_continuation",
+    "batch_sweep",
+    "full_batch",
+    "widest_decode",
+    "mixed",
+}
+
+
+@pytest.mark.parametrize("make", [tiny_models.make_qwen, tiny_models.make_mixtral])
+def test_generating_model_passes_every_step(
+    make: Callable[[Path], Path], models: Path, tmp_path: Path
+) -> None:
+    """All eight steps pass and prove the whole context."""
+    model = make(models / make.__name__)
+    with running(tmp_path, str(model), *SMALL) as server:
+        server.until_ready()
+        probe = server.status["probe"]
+        assert {s["name"] for s in probe["steps"] if s["outcome"] == "passed"} == GENERATED
+        assert probe["passed"]
+        assert not probe["limited"]
+        assert probe["proven_tokens"] == tiny_models.MAX_MODEL_TOKENS - 1
+
+
+def test_embedding_model_passes_the_steps_that_apply(models: Path, tmp_path: Path) -> None:
+    """A pooling model proves its contexts and batches; what cannot apply says why."""
+    model = tiny_models.make_embedding(models / "embedding")
+    with running(tmp_path, str(model), *SMALL) as server:
+        server.until_ready()
+        steps = {step["name"]: step for step in server.status["probe"]["steps"]}
+        passed = {name for name, step in steps.items() if step["outcome"] == "passed"}
+        assert passed == {
+            "first_token",
+            "context_sweep",
+            "full_context",
+            "batch_sweep",
+            "full_batch",
+        }
+        skipped = [step for step in steps.values() if step["outcome"] == "skipped"]
+        assert len(skipped) == 3
+        assert all(step["reason"] for step in skipped)
+        answer = server.post("/v1/embeddings", {"model": server.model, "input": "hold fast"})
+        assert answer.status_code == 200

@@ -1,0 +1,81 @@
+"""Each step of the probe finds what no other finds, and a limited proof is told from a whole one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import probe_lab
+from holdfast.demo.files import ensure_demo_model
+from holdfast.demo.switches import DemoFault, DemoSwitches
+from servers import SMALL, Server, running
+
+pytestmark = pytest.mark.engine
+
+LAB_DEADLINE_SECONDS = 240
+
+
+def test_each_step_meets_its_own_fault_and_no_other_half_does(tmp_path: Path) -> None:
+    """What breaks in one kind of engine step is met by the step that is there for it."""
+    lab = subprocess.run(
+        [sys.executable, probe_lab.__file__, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=LAB_DEADLINE_SECONDS,
+        check=False,
+    )
+    assert lab.returncode == 0, lab.stderr[-4000:]
+    runs = json.loads(lab.stdout.rstrip().rpartition("\n")[2])
+    assert len(runs) == 4
+    for steps, met in runs:
+        # `first_token` proves template, tokenizer and streaming, of which the model knows nothing.
+        assert set(met) == set(steps) - {"first_token"}
+
+
+def test_slow_engine_has_a_limited_proof_which_may_be_refused(tmp_path: Path) -> None:
+    """Sizes that cannot be finished in time are left out; --probe-require-full then exits 4."""
+    slow = DemoFault("step_tokens", 16, "slow", seconds=0.25)
+    model = ensure_demo_model(tmp_path, DemoSwitches(faults=(slow,)))
+    flags = ("--max-num-batched-tokens=64", "--probe-timeout=8", "--probe-require-full")
+    with running(tmp_path, str(model), *SMALL, *flags) as server:
+        assert server.wait() == 4
+        assert "the proof is limited to" in server.last_line
+        assert "--probe-timeout" in server.last_line
+
+
+def test_never_proves_again_in_the_same_engine_but_not_what_the_journal_forbids(
+    first_start: Server, silent_demo: Path, learned_state: Path, tmp_path: Path
+) -> None:
+    """Without the restart a second pass shows no growth; a size in the journal is not tried again.
+
+    Both in one start: the journal of the first start says that its longest context never ended.
+    """
+    assert first_start.process.poll() is None
+    _forbid(learned_state, tmp_path, tokens=2000)
+    with running(tmp_path, str(silent_demo), *SMALL, "--learned-restart=never") as server:
+        server.until_ready()
+        assert server.metric("engine_starts_total") == 1
+        assert server.metric("workspace_growths_total", phase="locked") > 0
+        assert server.metric("probe_runs_total", result="passed") == 2
+        probe = server.status["probe"]
+        assert probe["limited"]
+        assert 1000 <= probe["proven_tokens"] < 2000
+        (slot,) = server.status["workspace"][0]["slots"]
+        assert slot["high_water_bytes"] < 2000 * 1024
+        assert "limited" in server.get("/readyz").json()["reason"]
+
+
+def _forbid(source: Path, target: Path, *, tokens: int) -> None:
+    """Copy the journal of a start, with an attempt in it that never ended."""
+    (journal,) = source.glob("state/holdfast/probe-*.json")
+    record = json.loads(journal.read_text())
+    record["unfinished_context_tokens"] = [tokens]
+    copied = target / journal.relative_to(source)
+    copied.parent.mkdir(parents=True)
+    shutil.copy(journal, copied)
+    copied.write_text(json.dumps(record))

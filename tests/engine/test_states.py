@@ -1,0 +1,57 @@
+"""What the routes say in each state that a start goes through, on a real engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from servers import Demo
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.mark.parametrize("state", ["STARTING", "PROBING"])
+def test_only_liveness_is_green_before_ready(demo_start: Demo, state: str) -> None:
+    """Before READY the process is alive, started and ready it is not, and all reports are there."""
+    assert demo_start.sights[state].codes == {
+        "/livez": 200,
+        "/readyz": 503,
+        "/health": 503,
+        "/ping": 503,
+        "/startupz": 503,
+        "/statusz": 200,
+        "/metrics": 200,
+    }
+    assert demo_start.sights[state].state_metric == 1
+
+
+@pytest.mark.parametrize("state", ["STARTING", "PROBING"])
+def test_inference_is_refused_before_ready(demo_start: Demo, state: str) -> None:
+    """503, an OpenAI error body, Retry-After within bounds, and the state in a header."""
+    refusal = demo_start.sights[state].refusal
+    assert refusal.status_code == 503
+    assert refusal.headers["x-holdfast-state"] == state
+    assert refusal.headers["x-should-retry"] == "true"
+    assert 1 <= int(refusal.headers["retry-after"]) <= 120
+    error = refusal.json()["error"]
+    assert error["code"] == 503
+    assert error["type"] == "service_unavailable"
+    assert state in error["message"]
+
+
+def test_everything_is_green_in_ready(demo_start: Demo) -> None:
+    """In READY all routes are 200 and requests are answered."""
+    sight = demo_start.sights["READY"]
+    assert set(sight.codes.values()) == {200}
+    assert sight.refusal.status_code == 200
+    assert demo_start.server.metric("state", state="STARTING") == 0
+
+
+def test_probe_leaves_no_trace_in_vllm_metrics(demo_start: Demo) -> None:
+    """What the probe sent is not counted among the requests of users."""
+    metrics = demo_start.server.metrics()
+    finished = sum(
+        value for (name, _), value in metrics.items() if name == "vllm:request_success_total"
+    )
+    steps = demo_start.server.metric("engine_steps_total")
+    assert steps > 50
+    assert finished < 50

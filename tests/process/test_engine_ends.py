@@ -1,0 +1,105 @@
+"""How a real engine's start ends when it cannot succeed, or is not to go on."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import pytest
+
+from holdfast.demo.files import ensure_demo_model
+from servers import Server, descendants, running, wait_until
+
+pytestmark = pytest.mark.engine
+
+FLAGS = ("--enforce-eager", "--probe=quick", "--learned-dir=none")
+DEADLINE_SECONDS = 20.0
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Where the server's temporary files are; pytest's own path is too long for Unix sockets."""
+    with TemporaryDirectory(prefix="held-") as directory:
+        yield Path(directory)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it is gone, or a zombie that nobody reaps."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def left_in(temporary: Path) -> list[Path]:
+    """What outlived the process, but for torch's cache and the file by which vLLM's ranks met."""
+    known = ("torchinductor_", "vllm_dist_")
+    return [path for path in temporary.iterdir() if not path.name.startswith(known)]
+
+
+def assert_start_failed(server: Server, temporary: Path, cause: str) -> None:
+    """Exit 3; the last line has vLLM's own cause and a remedy; nothing is left."""
+    children = server.until(lambda: descendants(server.process.pid), "the engine's processes")
+    assert server.wait() == 3, server.log[-4000:]
+    line = server.last_line
+    assert line.startswith("holdfast: error: the engine could not start: ")
+    assert cause in line
+    assert " Remedy: " in line
+    assert "root cause above" not in line
+    assert all(map(has_ended, children))
+    assert left_in(temporary) == []
+
+
+def test_a_model_that_cannot_be_loaded_is_an_engine_start_error(
+    tmp_path: Path, temporary: Path
+) -> None:
+    """The worker raises: its error, not vLLM's "see root cause above", is the last line."""
+    whole = ensure_demo_model(tmp_path / "models")
+    broken = tmp_path / "broken"
+    shutil.copytree(whole, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    flags = (str(broken), *FLAGS, "--kv-cache-memory-bytes=64M")
+    with running(tmp_path, *flags, environment={"TMPDIR": str(temporary)}) as server:
+        assert_start_failed(server, temporary, "SafetensorError")
+
+
+def test_a_kv_cache_for_less_than_one_request_is_an_engine_start_error(
+    tmp_path: Path, temporary: Path
+) -> None:
+    """What the reservation leaves does not hold max_model_len: vLLM's numbers are the last line."""
+    flags = ("--demo", *FLAGS, "--kv-cache-memory-bytes=12M")
+    with running(tmp_path, *flags, environment={"TMPDIR": str(temporary)}) as server:
+        assert_start_failed(server, temporary, "max seq len")
+
+
+def test_a_second_signal_ends_a_real_engine_at_once(tmp_path: Path, temporary: Path) -> None:
+    """While its processes start: neither they nor their sockets stay, whichever signal was in time.
+
+    The first may end all before the second is there, since nothing runs that could be drained.
+    """
+    flags = ("--demo", *FLAGS, "--kv-cache-memory-bytes=64M")
+    with running(tmp_path, *flags, environment={"TMPDIR": str(temporary)}) as server:
+        children = server.until(lambda: _engine_of(server), "an engine")
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(
+            lambda: "state: DRAINING" in server.log or server.process.poll() is not None,
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: server.log[-4000:],
+        )
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() in {0, 128 + signal.SIGTERM}
+        wait_until(
+            lambda: all(map(has_ended, children)),
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: f"still running: {children}",
+        )
+        assert left_in(temporary) == []
+
+
+def _engine_of(server: Server) -> set[psutil.Process]:
+    return {p for p in descendants(server.process.pid) if "EngineCore" in p.name()}

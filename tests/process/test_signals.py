@@ -1,0 +1,167 @@
+"""What SIGTERM and SIGINT do in each state; a real process, with a stand-in for the engine."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+import stand_in
+from servers import Server, descendants, running, wait_until
+
+COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
+UNPROBED = ("model", "--probe=off", "--learned-dir=none")
+LONG_CHUNKS = 3000
+DEADLINE_SECONDS = 20.0
+
+
+def serving(
+    directory: Path, *arguments: str, behaviour: str = ""
+) -> AbstractContextManager[Server]:
+    """A server around the stand-in, whose temporary files lie in `directory/tmp`."""
+    temporary = directory / "tmp"
+    temporary.mkdir(exist_ok=True)
+    environment = {"STAND_IN": behaviour, "TMPDIR": str(temporary)}
+    return running(directory, *arguments, environment=environment, command=COMMAND)
+
+
+def engine_of(server: Server) -> psutil.Process:
+    """The child that stands in for the engine, once it runs."""
+    return next(iter(server.until(lambda: descendants(server.process.pid), "an engine")))
+
+
+@contextmanager
+def stream(server: Server, chunks: int) -> Iterator[Iterator[str]]:
+    """The lines of a running stream, whose first was received."""
+    url = f"{server.url}/v1/stream?chunks={chunks}"
+    with httpx.stream("GET", url, timeout=DEADLINE_SECONDS) as response:
+        lines = response.iter_lines()
+        assert next(lines) == "0"
+        yield lines
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it is gone, or a zombie that nobody reaps."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def assert_nothing_left(directory: Path, *children: psutil.Process) -> None:
+    """No child runs and no temporary file is left."""
+    wait_until(
+        lambda: all(map(has_ended, children)),
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: f"still running: {children}",
+    )
+    assert list((directory / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_engine_starts_ends_cleanly(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """STARTING: exit 0, and the half-started engine is gone."""
+    with serving(tmp_path, *UNPROBED, behaviour="never-starts") as server:
+        child = engine_of(server)
+        assert server.stop(number) == 0
+        assert_nothing_left(tmp_path, child)
+        assert "holdfast: error" not in server.log
+
+
+def test_a_signal_while_probing_ends_cleanly(tmp_path: Path) -> None:
+    """PROBING: exit 0 at once, whatever the probe waits for."""
+    arguments = ("model", "--probe=quick", "--learned-dir=none")
+    with serving(tmp_path, *arguments, behaviour="never-answers") as server:
+        server.until_state("PROBING")
+        child = engine_of(server)
+        assert server.stop() == 0
+        assert_nothing_left(tmp_path, child)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_running_stream_finishes_and_nobody_new_enters(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """READY: the stream goes on to its end, a new request gets 503, and the exit code is 0."""
+    with serving(tmp_path, *UNPROBED) as server:
+        server.until_ready()
+        child = engine_of(server)
+        with stream(server, chunks=20) as lines:
+            server.process.send_signal(number)
+            server.until_state("DRAINING")
+            refused = server.get("/v1/models")
+            assert list(lines)[-1] == "19"
+        assert refused.status_code == 503
+        assert refused.headers["x-holdfast-state"] == "DRAINING"
+        assert server.wait() == 0
+        assert_nothing_left(tmp_path, child)
+
+
+def test_a_stream_that_outlasts_the_drain_is_cut(tmp_path: Path) -> None:
+    """After --drain-timeout the server ends cleanly, whoever still reads."""
+    with serving(tmp_path, *UNPROBED, "--drain-timeout=1") as server:
+        server.until_ready()
+        child = engine_of(server)
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), DEADLINE_SECONDS) as client:
+            client.sendall(
+                f"GET /v1/stream?chunks={LONG_CHUNKS} HTTP/1.1\r\nhost: h\r\n\r\n".encode()
+            )
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+            server.process.send_signal(signal.SIGTERM)
+            received = b"".join(iter(lambda: client.recv(4096), b""))
+        assert received
+        assert not received.endswith(b"\r\n0\r\n\r\n")
+        assert server.wait() == 0
+        assert_nothing_left(tmp_path, child)
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(tmp_path: Path, second: signal.Signals) -> None:
+    """While draining: 128 + the number of the signal, no engine, no socket, no temporary file."""
+    uds = tmp_path / "server.sock"
+    with serving(tmp_path, *UNPROBED, f"--uds={uds}", "--drain-timeout=600") as server:
+        server.until(lambda: "state: READY" in server.log, "READY")
+        child = engine_of(server)
+        client = httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), timeout=60)
+        url = f"http://localhost/v1/stream?chunks={LONG_CHUNKS}"
+        with client, client.stream("GET", url) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            server.until(lambda: "state: DRAINING" in server.log, "DRAINING")
+            server.process.send_signal(second)
+            assert server.wait() == 128 + second
+        assert_nothing_left(tmp_path, child)
+        assert not uds.exists()
+
+
+def test_a_clean_stop_removes_the_unix_socket(tmp_path: Path) -> None:
+    """Its file would make the next start believe that the address is in use."""
+    uds = tmp_path / "server.sock"
+    with serving(tmp_path, *UNPROBED, f"--uds={uds}") as server:
+        server.until(lambda: "state: READY" in server.log, "READY")
+        assert uds.is_socket()
+        assert server.stop() == 0
+        assert not uds.exists()
+
+
+def test_a_busy_port_is_known_before_anything_else(tmp_path: Path) -> None:
+    """Exit 6, and the one line names the address and what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with running(tmp_path, *UNPROBED, command=COMMAND, port=port) as server:
+            assert server.wait() == 6
+            line = re.escape(f"holdfast: error: 127.0.0.1:{port} is in use") + ".* Remedy: .+"
+            assert re.fullmatch(line, server.log.strip())

@@ -1,0 +1,85 @@
+"""What only vLLM's own parser can tell, refused by us before an engine is configured."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.cli import parse_serve
+from holdfast.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's parser sets a variable of its own, which ends with the test."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+
+
+def refused(*arguments: str) -> str:
+    """The one line for a command line that our parser let pass."""
+    from holdfast.engine.arguments import parse
+
+    settings = parse_serve(arguments, {})
+    with pytest.raises(UsageError) as caught:
+        parse(settings)
+    assert caught.value.remedy
+    return caught.value.line
+
+
+@pytest.mark.parametrize(
+    ("abbreviation", "flag"),
+    [
+        ("--por=9000", "--port"),
+        ("--hos=::1", "--host"),
+        ("--ud=/x", "--uds"),
+        ("--api-k=a", "--api-key"),
+        ("--ssl-certf=/x", "--ssl-certfile"),
+        ("--uvicorn-log=debug", "--uvicorn-log-level"),
+        ("--probe-tim=5", "--probe-timeout"),
+        ("--workspace-res=1MiB", "--workspace-reserve"),
+        ("--learned-d=none", "--learned-dir"),
+        ("--dem", "--demo"),
+    ],
+)
+def test_an_abbreviation_of_what_we_read_is_refused(abbreviation: str, flag: str) -> None:
+    """vLLM would go on with another value than ours, say another port than we listen on."""
+    assert f"{flag} is abbreviated" in refused("model", abbreviation)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--bogus",), "--bogus"),
+        (("--max-model-len", "banana"), "--max-model-len"),
+        (("-dph",), "--data-parallel-hybrid-lb"),
+        (("-dpe",), "--data-parallel-external-lb"),
+        (("-asc", "2"), "--api-server-count"),
+        (("--headl",), "--headless"),
+    ],
+)
+def test_what_vllm_does_not_take_is_refused(arguments: tuple[str, ...], named: str) -> None:
+    """Unknown and wrong flags, and ours to refuse in their short forms."""
+    assert named in refused("model", *arguments)
+
+
+@pytest.mark.parametrize("arguments", [("--dtype", "auto"), ("--enforce-eager", "--seed", "1")])
+def test_no_model_among_values_is_refused(arguments: tuple[str, ...]) -> None:
+    """A value of a flag is no model."""
+    assert "no model was given" in refused(*arguments)
+
+
+def test_a_model_after_flags_beside_the_demo_model_is_refused() -> None:
+    """And so is a path, wherever it stands."""
+    assert "serves its own model" in refused("--demo", "--dtype", "auto", "model")
+    assert "there is no model at /no/such" in refused("--dtype", "auto", "/no/such")
+
+
+def test_whole_flags_are_understood_alike() -> None:
+    """Both parsers read the same from flags that are written in full."""
+    from holdfast.engine.arguments import parse
+
+    given = ("model", "--port=9000", "--probe-timeout=5", "--host=::1", "--api-key", "a", "b")
+    settings = parse_serve([*given, "--uds=/x", "--log-level=DEBUG", "--root-path=/v"], {})
+    namespace = parse(settings)
+    assert (namespace.model, namespace.port) == ("model", settings.listen.port)
+    assert namespace.shutdown_timeout == 45

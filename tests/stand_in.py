@@ -1,0 +1,138 @@
+"""`holdfast` with a stand-in for the engine, so that what surrounds one is tested in a second.
+
+Everything but `holdfast.engine.configure` is real: the command line, the listener, the supervisor,
+the signals. The engine is a child process that ignores SIGTERM, as a worker in a collective does.
+`STAND_IN` names what it does otherwise: `never-starts` or `never-answers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from fakes import FACTS
+from holdfast.engine import processes
+from holdfast.records import EngineFacts, RankStats
+from holdfast.settings import Settings
+from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
+
+CHUNK_SECONDS = 0.1
+_STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+class StandInEngine:
+    """An engine of which nothing is known; it lives as long as its process."""
+
+    def __init__(self, generation: int, facts: EngineFacts) -> None:
+        self.generation = generation
+        self.facts = facts
+
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        del with_steps
+        return ()
+
+    @asynccontextmanager
+    async def scheduling_held(self) -> AsyncIterator[None]:
+        yield
+
+    async def queued_requests(self) -> int:
+        return 0
+
+    async def forget_prefixes(self) -> None:
+        pass
+
+    async def until_dead(self) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("an event that nobody sets was set")
+
+    async def set_growth(self, policy: GrowthPolicy) -> None:
+        pass
+
+
+def _start_child() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", _STUBBORN])
+
+
+class Queues:
+    """No request waits."""
+
+    def totals(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class StandInLauncher:
+    """Starts a child process and says that it is an engine."""
+
+    fingerprint = "stand-in"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._generation = 0
+        self.queues = Queues()
+
+    def next_generation(self) -> tuple[int, Path]:
+        self._generation += 1
+        return self._generation, self._directory / str(self._generation)
+
+    @asynccontextmanager
+    async def running(self, spec: WorkspaceSpec) -> AsyncIterator[StandInEngine]:
+        child = _start_child()
+        try:
+            if os.environ.get("STAND_IN") == "never-starts":
+                await asyncio.Event().wait()
+            yield StandInEngine(spec.generation, FACTS)
+        finally:
+            child.kill()
+            await asyncio.to_thread(processes.kill, processes.children())
+
+
+class StandInConfigured:
+    """What `holdfast.engine.configure` would have made of the command line."""
+
+    def __init__(self, directory: Path) -> None:
+        self.launcher = StandInLauncher(directory)
+
+    @asynccontextmanager
+    async def openai_app(self, _server: Any) -> AsyncIterator[Starlette]:
+        yield Starlette(routes=[Route("/v1/{path:path}", _answer, methods=["GET", "POST"])])
+
+
+async def _answer(request: Request) -> StreamingResponse:
+    """So many chunks as `?chunks=` says, ten a second."""
+
+    async def chunks() -> AsyncIterator[str]:
+        if os.environ.get("STAND_IN") == "never-answers":
+            await asyncio.Event().wait()
+        for number in range(int(request.query_params.get("chunks", 1))):
+            yield f"{number}\n"
+            await asyncio.sleep(CHUNK_SECONDS)
+
+    return StreamingResponse(chunks())
+
+
+def configure(
+    _settings: Settings, directory: Path, _is_probing: Callable[[], bool]
+) -> StandInConfigured:
+    """Stands in for `holdfast.engine.configure.configure`."""
+    return StandInConfigured(directory)
+
+
+if __name__ == "__main__":
+    module: Any = ModuleType("holdfast.engine.configure")
+    module.configure = configure
+    sys.modules[module.__name__] = module
+    from holdfast.cli import main
+
+    main()

@@ -1,0 +1,63 @@
+"""Every error has an exit code, a status and one line for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast import errors
+from holdfast.errors import ExitCode, HoldfastError, NotReadyError
+
+
+def tree(root: type[HoldfastError]) -> Iterator[type[HoldfastError]]:
+    """`root` and every class below it in `holdfast.errors`."""
+    yield root
+    for branch in root.__subclasses__():
+        if branch.__module__ == errors.__name__:
+            yield from tree(branch)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.HoldfastError, 1),
+        (errors.UsageError, 2),
+        (errors.EngineStartError, 3),
+        (errors.PluginMissingError, 3),
+        (errors.ProbeFailedError, 4),
+        (errors.EngineLostError, 5),
+        (errors.AddressInUseError, 6),
+    ],
+)
+def test_the_exit_code_is_that_of_the_contract(error: type[HoldfastError], code: int) -> None:
+    """Section 5.1 of the design names the codes; `docker run --restart` relies on them."""
+    assert error.exit_code == code
+
+
+def test_only_a_clean_stop_is_success() -> None:
+    """No error ends the process with 0."""
+    assert all(error.exit_code != ExitCode.STOPPED for error in tree(HoldfastError))
+
+
+def test_every_class_is_in_the_drawing_of_the_tree() -> None:
+    """The module's docstring names them all."""
+    assert all(error.__name__ in (errors.__doc__ or "") for error in tree(HoldfastError))
+
+
+def test_cause_and_remedy_are_one_line() -> None:
+    """Whatever line breaks the cause has."""
+    error = HoldfastError("it\nbroke\r\n  twice\u2028over.", remedy="mend it.")
+    assert error.line == "it broke twice over. Remedy: mend it."
+    assert len(error.line.splitlines()) == 1
+
+
+def test_without_a_remedy_the_cause_stands_alone() -> None:
+    """Nothing is promised that is not there."""
+    assert HoldfastError("it broke").line == "it broke"
+
+
+@pytest.mark.parametrize(("given", "told"), [(-1, 1), (0, 1), (7, 7), (121, 120), (10**9, 120)])
+def test_clients_are_told_to_wait_between_1_and_120_seconds(given: int, told: int) -> None:
+    """OpenAI's clients give up when told more."""
+    assert NotReadyError("later", retry_after_seconds=given).retry_after_seconds == told

@@ -1,0 +1,209 @@
+"""Every value is read as people write it, or refused by name; a flag wins over a variable."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from holdfast import settings
+from holdfast.errors import UsageError
+from holdfast.settings import Flag, Settings
+
+FLAGS = {flag.name: flag for flag in settings.flags()}
+VALUES = {
+    # flag: (text, value, another text, another value)
+    "--workspace-reserve": ("64MiB", 64 << 20, "1kB", 1000),
+    "--workspace-headroom": ("0.25", 0.25, "0", 0.0),
+    "--workspace-growth": ("deny", "deny", "alongside", "alongside"),
+    "--workspace-growth-limit": ("1.5GiB", 3 << 29, "7", 7),
+    "--learned-dir": ("none", None, "/x", Path("/x")),
+    "--learned-restart": ("never", "never", "always", "always"),
+    "--probe": ("quick", "quick", "off", "off"),
+    "--probe-timeout": ("9.5", 9.5, "1e2", 100.0),
+    "--probe-max-tokens": ("2", 2, "4096", 4096),
+    "--probe-require-full": ("1", True, "no", False),
+    "--drain-timeout": ("0", 0.0, "7", 7.0),
+    "--log-format": ("json", "json", "console", "console"),
+}
+SWITCHES = {name for name, flag in FLAGS.items() if flag.is_switch}
+NO_NUMBERS = ("", " ", "-1", "nan", "inf", "-inf", "1_0", "0x10", "٣", "½", "1e400", "ten", "1\0")
+
+
+def value_of(read: Settings, flag: Flag) -> object:
+    """What a flag came to."""
+    return next(
+        getattr(getattr(read, name), member.name)
+        for name, group in settings.GROUPS.items()
+        for member in fields(group)
+        if member.metadata["flag"] == flag
+    )
+
+
+def read(arguments: list[str], environment: dict[str, str]) -> Settings:
+    """The groups as the command line has them."""
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    return Settings(**settings.read_groups(parser.parse_args(arguments), environment))
+
+
+def test_the_table_of_this_test_is_complete() -> None:
+    """A new flag is tested with the rest."""
+    assert set(VALUES) == set(FLAGS)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_variable_stands_in_for_the_flag(name: str) -> None:
+    """`HOLDFAST_<FLAG>` is read like the flag."""
+    text, value, _, _ = VALUES[name]
+    assert FLAGS[name].variable == "HOLDFAST_" + name[2:].upper().replace("-", "_")
+    assert value_of(read([], {FLAGS[name].variable: text}), FLAGS[name]) == value
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_wins_over_its_variable(name: str) -> None:
+    """What stands on the command line holds."""
+    text, value, other_text, _ = VALUES[name]
+    given = [name] if name in SWITCHES else [f"{name}={text}"]
+    assert value_of(read(given, {FLAGS[name].variable: other_text}), FLAGS[name]) == value
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_variable_wins_over_the_default(name: str) -> None:
+    """Also when it says what is not the default in other words."""
+    _, _, other_text, other_value = VALUES[name]
+    assert value_of(read([], {FLAGS[name].variable: other_text}), FLAGS[name]) == other_value
+
+
+def test_nothing_given_is_the_default() -> None:
+    """Without flags and variables the groups are as declared."""
+    assert read([], {}) == Settings()
+
+
+@pytest.mark.parametrize("name", sorted(set(FLAGS) - SWITCHES - {"--learned-dir"}))
+def test_a_wrong_flag_is_refused_by_name(name: str) -> None:
+    """The error names the flag and the value."""
+    with pytest.raises(UsageError, match=f"^{name}: expected .*, not 'wrong!'") as caught:
+        read([f"{name}=wrong!"], {})
+    assert name in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", sorted(set(FLAGS) - {"--learned-dir"}))
+def test_a_wrong_variable_is_refused_by_name(name: str) -> None:
+    """The error names the variable, the value, and the flag that is documented."""
+    variable = FLAGS[name].variable
+    with pytest.raises(UsageError, match=f"^{variable}: expected .*, not 'wrong!'") as caught:
+        read([], {variable: "wrong!"})
+    assert name in caught.value.remedy
+
+
+NUMERIC = (
+    settings.size_bytes,
+    settings.headroom_fraction,
+    settings.positive_seconds,
+    settings.seconds,
+    settings.token_count,
+)
+
+
+@pytest.mark.parametrize("parse", NUMERIC)
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_what_is_no_plain_number_is_refused(parse: Callable[[str], object], text: str) -> None:
+    """Neither NaN, infinity, negative numbers, digits of other scripts nor Python's own forms."""
+    with pytest.raises(ValueError, match="expected a"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (settings.size_bytes, "1PiB"),
+        (settings.size_bytes, "1024TiB"),
+        (settings.size_bytes, "9" * 5000),
+        (settings.size_bytes, "1.MiB"),
+        (settings.size_bytes, "64 M iB"),
+        (settings.headroom_fraction, "10.001"),
+        (settings.positive_seconds, "0"),
+        (settings.positive_seconds, "31536000"),
+        (settings.seconds, "31536000"),
+        (settings.token_count, "1"),
+        (settings.token_count, "2.0"),
+        (settings.token_count, "9999999999"),
+        (settings.token_count, "9" * 5000),
+        (settings.directory_or_none, ""),
+        (settings.directory_or_none, "a\0b"),
+        (settings.directory_or_none, "~nobody-of-that-name/x"),
+        (settings.truth, "maybe"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(parse: Callable[[str], object], text: str) -> None:
+    """With a ValueError that says what was expected, however huge the value."""
+    with pytest.raises(ValueError, match="expected"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1048576", 1 << 20),
+        ("64MiB", 64 << 20),
+        ("64 mib", 64 << 20),
+        (" 1.5GiB ", 3 << 29),
+        ("2kB", 2000),
+        ("3B", 3),
+        ("1023TiB", 1023 << 40),
+    ],
+)
+def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
+    """Binary and decimal units, in any case, with a space or without."""
+    assert settings.size_bytes(text) == size
+
+
+@given(st.integers(0, (1 << 50) - 1))
+@example(9_007_199_254_740_993 >> 4)
+def test_no_byte_of_a_size_is_lost(size: int) -> None:
+    """A plain number of bytes comes back exactly."""
+    assert settings.size_bytes(str(size)) == size
+    assert settings.size_bytes(f"{size}B") == size
+
+
+@given(st.integers(0, (1 << 30) - 1), st.sampled_from(["KiB", "MiB", "kB", "MB"]))
+def test_units_multiply(number: int, unit: str) -> None:
+    """`N unit` is N times one unit, or beyond what is allowed."""
+    one = settings.size_bytes(f"1{unit}")
+    if number * one < 1 << 50:
+        assert settings.size_bytes(f"{number}{unit}") == number * one
+
+
+@given(st.floats(0, 10))
+def test_a_fraction_comes_back(value: float) -> None:
+    """Every fraction in range is read as Python writes it."""
+    assert settings.headroom_fraction(repr(value)) == value
+
+
+@given(st.floats(0, 31_535_999))
+def test_seconds_come_back(value: float) -> None:
+    """Every time in range is read as Python writes it."""
+    assert settings.seconds(repr(value)) == value
+
+
+@given(st.integers(2, (1 << 31) - 1))
+def test_a_count_comes_back(value: int) -> None:
+    """Every count in range."""
+    assert settings.token_count(str(value)) == value
+
+
+@given(st.text())
+@pytest.mark.parametrize("name", FLAGS)
+def test_any_text_is_a_value_or_a_usage_error(name: str, text: str) -> None:
+    """No text makes a parser fail in another way."""
+    try:
+        FLAGS[name].read(text, name)
+    except UsageError as error:
+        assert len(error.line.splitlines()) == 1  # noqa: PT017 - either outcome is right

@@ -1,0 +1,70 @@
+"""The table of states: every state can be reached, and STOPPED is the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.lifecycle.states import (
+    HEALTHY,
+    HOPELESS,
+    SERVING,
+    TRANSITIONS,
+    State,
+    is_allowed,
+)
+
+
+def reachable(source: State) -> set[State]:
+    """Every state that some moves lead to, `source` included."""
+    found, open_ends = {source}, [source]
+    while open_ends:
+        new = TRANSITIONS[open_ends.pop()] - found
+        found |= new
+        open_ends += new
+    return found
+
+
+def test_every_state_stands_in_the_table() -> None:
+    """No state is without a row."""
+    assert set(TRANSITIONS) == set(State)
+
+
+def test_every_state_is_reached_from_the_start() -> None:
+    """STARTING leads everywhere."""
+    assert reachable(State.STARTING) == set(State)
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_can_end(state: State) -> None:
+    """STOPPED can be reached from everywhere."""
+    assert State.STOPPED in reachable(state)
+
+
+def test_stopped_is_the_end() -> None:
+    """Nothing follows STOPPED."""
+    assert TRANSITIONS[State.STOPPED] == frozenset()
+
+
+@pytest.mark.parametrize("state", State)
+def test_no_state_follows_itself(state: State) -> None:
+    """Entering a state is an event; it cannot happen within the state."""
+    assert not is_allowed(state, state)
+
+
+@pytest.mark.parametrize("state", sorted(set(State) - {State.FAILED, State.STOPPED, State.DRAINING}))
+def test_a_stop_is_possible_while_it_lives(state: State) -> None:
+    """Every state of a living server leads to DRAINING, and may fail."""
+    assert is_allowed(state, State.DRAINING)
+    assert is_allowed(state, State.FAILED)
+
+
+@pytest.mark.parametrize("state", State)
+def test_nothing_is_ready_unproven(state: State) -> None:
+    """READY follows PROBING alone."""
+    assert is_allowed(state, State.READY) is (state is State.PROBING)
+
+
+def test_what_is_derived_from_the_state() -> None:
+    """What serves is healthy, and what is hopeless is neither."""
+    assert SERVING <= HEALTHY
+    assert not HOPELESS & HEALTHY

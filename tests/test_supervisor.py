@@ -1,0 +1,469 @@
+"""The life of a server, told by a scripted engine and prober: states, restarts, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import FACTS
+from holdfast.errors import (
+    EngineLostError,
+    EngineStartError,
+    HoldfastError,
+    ProbeFailedError,
+    UsageError,
+)
+from holdfast.lifecycle.learning import Learning
+from holdfast.lifecycle.states import TRANSITIONS, State
+from holdfast.lifecycle.supervisor import MOST_PASSES, Supervisor
+from holdfast.records import ProbeReport, ProbeStep, RankStats
+from holdfast.settings import ProbeSettings, WorkspaceSettings
+from holdfast.telemetry.progress import LogProgress
+from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
+from statuses import REJECTION, a_rank
+
+DEADLINE_SECONDS = 10.0
+PASSED = ProbeReport("worst-case", True, False, 1000, 1.0, (ProbeStep("first_token", "passed", 1),))
+GREW = ProbeReport("worst-case", True, False, 1000, 1.0, (), grew=True)
+LIMITED = ProbeReport(
+    "worst-case",
+    True,
+    True,
+    500,
+    1.0,
+    (ProbeStep("context_sweep", "passed", 1, 500, limited=True, reason="no time was left"),),
+)
+FAILED = ProbeReport(
+    "worst-case",
+    False,
+    False,
+    0,
+    1.0,
+    (
+        ProbeStep("first_token", "passed", 1),
+        ProbeStep("full_context", "failed", 1, reason="attention.py:10 needs 7 MB and holds 5"),
+    ),
+)
+REFUSING = a_rank(rejections={"scratch": 1}, last_rejection=REJECTION)
+
+
+class ScriptedEngine:
+    """An engine that dies when it is told to."""
+
+    def __init__(self, generation: int, ranks: tuple[RankStats, ...]) -> None:
+        self.generation = generation
+        self.facts = FACTS
+        self.policies: list[GrowthPolicy] = []
+        self._ranks = ranks
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        del with_steps
+        return self._ranks
+
+    def die(self, cause: str) -> None:
+        """End, as if a process of it had gone."""
+        self._death.set_result(cause)
+
+    async def until_dead(self) -> str:
+        return await asyncio.shield(self._death)
+
+    async def set_growth(self, policy: GrowthPolicy) -> None:
+        self.policies.append(policy)
+
+    @asynccontextmanager
+    async def scheduling_held(self) -> AsyncIterator[None]:
+        yield
+
+    async def queued_requests(self) -> int:
+        return 0
+
+    async def forget_prefixes(self) -> None:
+        pass
+
+
+async def at_once() -> None:
+    """What takes no time."""
+
+
+class Halt:
+    """What takes until it is released, if ever."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.released = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.entered.set()
+        await self.released.wait()
+
+
+async def fail_to_load() -> None:
+    """vLLM does not like the command line."""
+    raise UsageError("the model is unknown.", remedy="name another.")
+
+
+async def fail_to_start() -> None:
+    """vLLM does not come up."""
+    raise EngineStartError("the engine could not start: no memory", remedy="buy some.")
+
+
+@dataclass
+class World:
+    """Launcher, prober and composition root in one: what happens is scripted, and written down."""
+
+    directory: Path
+    reports: Sequence[ProbeReport] = (PASSED,)
+    ranks: tuple[RankStats, ...] = field(default_factory=lambda: (a_rank(),))
+    loading: Callable[[], Awaitable[None]] = at_once
+    starting: Callable[[], Awaitable[None]] = at_once
+    probing: Callable[[], Awaitable[None]] = at_once
+    draining: Callable[[], Awaitable[None]] = at_once
+    fingerprint: str = "f00d"
+    events: list[str] = field(default_factory=list)
+    specs: list[WorkspaceSpec] = field(default_factory=list)
+    engines: list[ScriptedEngine] = field(default_factory=list)
+    _passes: int = 0
+
+    async def load(self) -> World:
+        await self.loading()
+        return self
+
+    def next_generation(self) -> tuple[int, Path]:
+        generation = len(self.specs) + 1
+        return generation, self.directory / str(generation)
+
+    @asynccontextmanager
+    async def running(self, spec: WorkspaceSpec) -> AsyncIterator[ScriptedEngine]:
+        self.specs.append(spec)
+        await self.starting()
+        engine = ScriptedEngine(spec.generation, self.ranks)
+        self.engines.append(engine)
+        self.events.append(f"engine {spec.generation} runs")
+        try:
+            yield engine
+        finally:
+            self.events.append(f"engine {spec.generation} stopped")
+
+    async def mount(self) -> None:
+        self.events.append("mounted")
+
+    def prober(self, _engine: Any) -> World:
+        return self
+
+    async def run(self) -> ProbeReport:
+        await self.probing()
+        self._passes += 1
+        return self.reports[min(self._passes, len(self.reports)) - 1]
+
+    async def until_idle(self) -> bool:
+        self.events.append("drained")
+        await self.draining()
+        return True
+
+    def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
+        self.events.append(f"counters of {len(ranks)} ranks kept")
+
+    def probe_ran(self, _report: ProbeReport) -> None:
+        self.events.append("probe counted")
+
+
+class Moves(LogProgress):
+    """Every state that was entered."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.getLogger("test"))
+        self.states = [State.STARTING]
+        self.entered = asyncio.Event()
+
+    def state_changed(self, state: str, reason: str) -> None:
+        super().state_changed(state, reason)
+        self.states.append(State(state))
+        self.entered.set()
+
+
+class Life:
+    """A supervisor in its world, and every state it went through."""
+
+    def __init__(self, world: World, probe: ProbeSettings, workspace: WorkspaceSettings) -> None:
+        self.world = world
+        self._moves = Moves()
+        self.states = self._moves.states
+        learning = Learning(workspace, world.directory / "learned")
+        self.supervisor = Supervisor(probe, learning, self._moves, world)
+        self.error: HoldfastError | None = None
+        """Why `run` ended, if it did not end cleanly."""
+
+    async def run(self) -> None:
+        """To the end."""
+        try:
+            await self.supervisor.run()
+        except HoldfastError as error:
+            self.error = error
+
+    async def until(self, state: State) -> None:
+        """Wait for a state."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while self.supervisor.state is not state:
+                self._moves.entered.clear()
+                await self._moves.entered.wait()
+
+
+def lived(
+    world: World,
+    act: Callable[[Life], Awaitable[None]] | None = None,
+    *,
+    probe: ProbeSettings | None = None,
+    workspace: WorkspaceSettings | None = None,
+) -> Life:
+    """A life to its end, in the course of which `act` does something."""
+
+    async def live() -> Life:
+        life = Life(world, probe or ProbeSettings(), workspace or WorkspaceSettings())
+        async with asyncio.timeout(DEADLINE_SECONDS), asyncio.TaskGroup() as tasks:
+            tasks.create_task(life.run())
+            if act is not None:
+                await act(life)
+        return life
+
+    return asyncio.run(live())
+
+
+def stopped_in(state: State) -> Callable[[Life], Awaitable[None]]:
+    """Ask for the end once that state is reached."""
+
+    async def stop(life: Life) -> None:
+        await life.until(state)
+        life.supervisor.request_stop()
+
+    return stop
+
+
+def test_a_proven_engine_is_ready_until_the_stop(tmp_path: Path) -> None:
+    """STARTING, PROBING, READY, DRAINING, STOPPED; each thing is done once, in order."""
+    world = World(tmp_path)
+    life = lived(world, stopped_in(State.READY))
+    assert life.error is None
+    assert life.states == ["STARTING", "PROBING", "READY", "DRAINING", "STOPPED"]
+    assert world.events[:4] == ["engine 1 runs", "mounted", "probe counted", "drained"]
+    assert sorted(world.events[4:]) == ["counters of 1 ranks kept", "engine 1 stopped"]
+
+
+def test_the_status_of_each_state(tmp_path: Path) -> None:
+    """What is known grows: the engine with PROBING, the proof with READY, and it stays known."""
+    probing = Halt()
+    world = World(tmp_path, probing=probing)
+    seen = {}
+
+    async def look(life: Life) -> None:
+        seen["STARTING"] = life.supervisor.status()
+        await probing.entered.wait()
+        seen["PROBING"] = life.supervisor.status()
+        probing.released.set()
+        await life.until(State.READY)
+        seen["READY"] = life.supervisor.status()
+        life.supervisor.request_stop()
+
+    life = lived(world, look)
+    seen["STOPPED"] = life.supervisor.status()
+    assert {name: status.state for name, status in seen.items()} == {name: name for name in seen}
+    assert [status.engine.generation for status in seen.values()] == [0, 1, 1, 1]
+    assert [status.engine.starts for status in seen.values()] == [0, 1, 1, 1]
+    assert [len(status.ranks) for status in seen.values()] == [0, 1, 1, 1]
+    assert [status.has_been_ready for status in seen.values()] == [False, False, True, True]
+    assert [status.probe for status in seen.values()] == [None, None, PASSED, PASSED]
+    assert {"import", "processes", "probe"} <= set(seen["READY"].start_phases)
+    assert seen["READY"].engine.last_start_seconds is not None
+    assert "1000 tokens proven" in seen["READY"].reason
+
+
+@pytest.mark.parametrize("stuck", ["loading", "starting", "probing"])
+def test_a_stop_before_ready_does_not_drain(tmp_path: Path, stuck: str) -> None:
+    """Whatever the start is doing, it is broken off; nobody was let in who could be waited for."""
+    halt = Halt()
+    world = World(tmp_path)
+    setattr(world, stuck, halt)
+
+    async def stop(life: Life) -> None:
+        await halt.entered.wait()
+        life.supervisor.request_stop()
+
+    life = lived(world, stop)
+    assert life.error is None
+    assert life.states[-2:] == ["DRAINING", "STOPPED"]
+    assert "READY" not in life.states
+    assert "drained" not in world.events
+    assert world.events.count("engine 1 runs") == world.events.count("engine 1 stopped")
+
+
+def test_asking_twice_is_asking_once(tmp_path: Path) -> None:
+    """A second request to stop changes nothing here."""
+
+    async def ask_twice(life: Life) -> None:
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+        life.supervisor.request_stop()
+
+    assert lived(World(tmp_path), ask_twice).states[-2:] == ["DRAINING", "STOPPED"]
+
+
+def test_an_engine_that_dies_while_draining_is_no_failure(tmp_path: Path) -> None:
+    """The stop was asked for, so it is clean, and READY's error is not told."""
+    draining = Halt()
+    world = World(tmp_path, draining=draining)
+
+    async def kill(life: Life) -> None:
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+        await draining.entered.wait()
+        world.engines[0].die("somebody pulled the plug")
+        await asyncio.sleep(0)
+        draining.released.set()
+
+    life = lived(world, kill)
+    assert life.error is None
+    assert life.states[-1] == "STOPPED"
+
+
+def test_an_engine_that_dies_is_an_engine_lost(tmp_path: Path) -> None:
+    """READY, then FAILED with the cause: exit 5."""
+    world = World(tmp_path)
+
+    async def kill(life: Life) -> None:
+        await life.until(State.READY)
+        world.engines[0].die("rank 0: out of memory")
+
+    life = lived(world, kill)
+    assert isinstance(life.error, EngineLostError)
+    assert "rank 0: out of memory" in life.error.cause
+    assert life.states[-1] == "FAILED"
+    assert "out of memory" in life.supervisor.status().engine.last_exit
+    assert world.events.count("counters of 1 ranks kept") == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "failing", "error"),
+    [("loading", fail_to_load, UsageError), ("starting", fail_to_start, EngineStartError)],
+)
+def test_a_failed_start_is_told_as_it_is(
+    tmp_path: Path,
+    stage: str,
+    failing: Callable[[], Awaitable[None]],
+    error: type[HoldfastError],
+) -> None:
+    """The error of the collaborator, FAILED, and no second attempt."""
+    world = World(tmp_path)
+    setattr(world, stage, failing)
+    life = lived(world)
+    assert type(life.error) is error
+    assert life.states == ["STARTING", "FAILED"]
+    assert life.supervisor.reason == life.error.cause
+    assert world.events == []
+
+
+def test_a_failed_probe_names_step_and_cause(tmp_path: Path) -> None:
+    """FAILED; the engine is gone and its counters are kept."""
+    world = World(tmp_path, reports=(FAILED,))
+    life = lived(world)
+    assert isinstance(life.error, ProbeFailedError)
+    assert "full_context" in life.error.cause
+    assert "attention.py:10 needs 7 MB and holds 5" in life.error.cause
+    assert "--workspace-reserve" in life.error.remedy
+    assert life.states == ["STARTING", "PROBING", "FAILED"]
+    assert world.events.count("engine 1 stopped") == 1
+    assert life.supervisor.status().probe == FAILED
+
+
+def test_a_refusal_in_the_probe_is_learned_from(tmp_path: Path) -> None:
+    """The engine is started once more with what the first one needed; the second is proven."""
+    world = World(tmp_path, reports=(FAILED, PASSED), ranks=(REFUSING,))
+    life = lived(world, stopped_in(State.READY))
+    assert life.error is None
+    assert life.states[:5] == ["STARTING", "PROBING", "STARTING", "PROBING", "READY"]
+    assert world.specs[0].learned == ()
+    assert world.specs[1].learned
+    assert [spec.generation for spec in world.specs] == [1, 2]
+    assert world.events.count("counters of 1 ranks kept") == 2
+    assert life.supervisor.status().engine.starts == 2
+
+
+def test_a_second_refusal_is_a_failure(tmp_path: Path) -> None:
+    """There is one learned restart, not a loop."""
+    world = World(tmp_path, reports=(FAILED,), ranks=(REFUSING,))
+    life = lived(world)
+    assert isinstance(life.error, ProbeFailedError)
+    assert len(world.specs) == 2
+
+
+def test_growth_without_a_restart_is_probed_again(tmp_path: Path) -> None:
+    """`never`: the same engine passes the suite once more, and is ready with zero growth."""
+    world = World(tmp_path, reports=(GREW, PASSED))
+    workspace = WorkspaceSettings(learned_restart="never")
+    life = lived(world, stopped_in(State.READY), workspace=workspace)
+    assert life.states == ["STARTING", "PROBING", "READY", "DRAINING", "STOPPED"]
+    assert len(world.specs) == 1
+    assert world.events.count("probe counted") == 2
+
+
+def test_growth_without_end_is_a_failure(tmp_path: Path) -> None:
+    """After so many passes nothing is proven."""
+    world = World(tmp_path, reports=(GREW,))
+    life = lived(world, workspace=WorkspaceSettings(learned_restart="never"))
+    assert isinstance(life.error, ProbeFailedError)
+    assert f"pass {MOST_PASSES}" in life.error.cause
+    assert world.events.count("probe counted") == MOST_PASSES
+
+
+def test_deny_is_in_force_before_ready(tmp_path: Path) -> None:
+    """With nothing learned growth was let through for the probe; the proof ends that."""
+    world = World(tmp_path)
+    lived(world, stopped_in(State.READY), workspace=WorkspaceSettings(growth="deny"))
+    assert world.specs[0].growth == "alongside"
+    assert world.engines[0].policies == ["deny"]
+
+
+def test_a_limited_proof_is_ready_and_says_so(tmp_path: Path) -> None:
+    """With a smaller size, in words for people."""
+    reasons = []
+
+    async def look(life: Life) -> None:
+        await life.until(State.READY)
+        reasons.append(life.supervisor.reason)
+        life.supervisor.request_stop()
+
+    lived(World(tmp_path, reports=(LIMITED,)), look)
+    assert "500 tokens" in reasons[0]
+    assert "limited" in reasons[0]
+
+
+def test_a_limited_proof_is_a_failure_where_a_whole_one_is_required(tmp_path: Path) -> None:
+    """`--probe-require-full`: exit 4, with the step and the reason."""
+    world = World(tmp_path, reports=(LIMITED,))
+    life = lived(world, probe=ProbeSettings(require_full=True))
+    assert isinstance(life.error, ProbeFailedError)
+    assert "500 tokens (context_sweep: no time was left)" in life.error.cause
+    assert "--probe-require-full" in life.error.remedy
+
+
+@pytest.mark.parametrize("source", State)
+def test_no_move_is_made_that_is_not_in_the_table(tmp_path: Path, source: State) -> None:
+    """It would be a mistake of ours, and is loud."""
+    refused = [target for target in State if target not in TRANSITIONS[source]]
+
+    async def live() -> None:
+        for target in refused:
+            life = Life(World(tmp_path), ProbeSettings(), WorkspaceSettings())
+            standing = life.supervisor._standing
+            life.supervisor._standing = replace(standing, state=source)
+            with pytest.raises(RuntimeError, match=f"no transition from {source} to {target}"):
+                life.supervisor._move(target, "for fun")
+            assert life.supervisor.state is source
+
+    asyncio.run(live())
