@@ -16,7 +16,7 @@ _SHARED_ENGINE = {
     "test_lock_bug.py": "learned",
     "test_never_proves_again_in_the_same_engine_but_not_what_the_journal_forbids": "learned",
 }
-"""Files, and single tests, that use one engine, which is started once in the process that runs them all."""
+"""What uses one engine, which is started once in the process that runs all of it."""
 
 
 class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untyped to mypy

@@ -80,7 +80,7 @@ class _Lab(_Application):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.met: list[tuple[tuple[StepName, ...], list[str]]] = []
+        self.met: list[tuple[tuple[StepName, ...], list[StepName]]] = []
 
     def prober(self, engine: Engine) -> Any:
         """The experiment of this generation."""

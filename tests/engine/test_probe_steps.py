@@ -1,4 +1,4 @@
-"""Each step of the probe finds what no other finds, and a limited proof is told from a whole one."""
+"""Each step of the probe finds what no other finds; a limited proof is told from a whole one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_step_meets_its_own_fault_and_no_other_half_does(tmp_path: Path) ->
 
 def test_slow_engine_has_a_limited_proof_which_may_be_refused(tmp_path: Path) -> None:
     """Sizes that cannot be finished in time are left out; --probe-require-full then exits 4."""
-    slow = DemoFault("step_tokens", 16, "slow", seconds=0.25)
+    slow = DemoFault("step_tokens", 17, "slow", seconds=0.25)
     model = ensure_demo_model(tmp_path, DemoSwitches(faults=(slow,)))
     flags = ("--max-num-batched-tokens=64", "--probe-timeout=8", "--probe-require-full")
     with running(tmp_path, str(model), *SMALL, *flags) as server:

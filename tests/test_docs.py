@@ -1,0 +1,240 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from holdfast import cli
+from holdfast.api.health import health_routes
+from holdfast.api.metrics import metrics_route
+from holdfast.errors import ExitCode
+from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
+from holdfast.records import PROBE_STEPS
+from holdfast.settings import flags
+from holdfast.telemetry.metrics import METRICS
+from statuses import a_status
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+OPERATING = ROOT / "docs" / "operating.md"
+HOW_IT_WORKS = ROOT / "docs" / "how-it-works.md"
+PAGES = (README, HOW_IT_WORKS, OPERATING, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
+
+Row = tuple[str, ...]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FLAG = re.compile(r"--[a-z][a-z-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}: {self.text[:60]!r}"
+
+
+def table(page: Path, heading: str) -> list[Row]:
+    """The rows of the first table below a heading, without its head, with escaped bars undone."""
+    _, found, section = page.read_text().partition(f"\n{heading}\n")
+    assert found, f"{page.name} has no heading {heading!r}"
+    table_lines: list[str] = []
+    for line in section.splitlines():
+        if line.startswith("|"):
+            table_lines.append(line)
+        elif table_lines:
+            break
+    return [_cells(line) for line in table_lines[2:]]
+
+
+def _cells(line: str) -> Row:
+    cells = re.split(r"(?<!\\)\|", line)[1:-1]
+    return tuple(cell.strip().replace(r"\|", "|") for cell in cells)
+
+
+def blocks(*languages: str) -> list[Block]:
+    """Every fenced block of these languages, on any page."""
+    return [
+        Block(page, language, text)
+        for page in PAGES
+        for language, text in BLOCK.findall(page.read_text())
+        if language in languages
+    ]
+
+
+def commands() -> Iterator[tuple[Path, list[str]]]:
+    """Every command after a `$` prompt, with the lines that it is continued on."""
+    for block in blocks("console"):
+        text = block.text.replace("\\\n", " ")
+        yield from (
+            (block.page, shlex.split(line.removeprefix("$ ")))
+            for line in text.splitlines()
+            if line.startswith("$ ")
+        )
+
+
+def route_paths() -> set[str]:
+    """The paths that the front end answers itself."""
+    routes = health_routes(a_status, queue=lambda: (0, 0))
+    return {route.path for route in [*routes, metrics_route(lambda _: (b"", ""))]}
+
+
+def test_the_flag_table_is_that_of_the_settings() -> None:
+    """Every flag of ours has its row, with the default and the meaning that `--help` shows."""
+    assert table(README, "### Flags") == [
+        (f"`{f'{flag.name} {flag.metavar}'.strip()}`", flag.shown_default, flag.meaning)
+        for flag in flags()
+    ]
+
+
+def test_the_metric_table_is_that_of_the_code() -> None:
+    """Every metric has its row, with its kind, its labels and its help."""
+    assert table(README, "### Metrics") == [
+        (f"`{metric.full_name}`", metric.kind, ", ".join(metric.labels), metric.help)
+        for metric in METRICS
+    ]
+
+
+def test_the_exit_codes_are_those_of_the_help() -> None:
+    """README has every exit code, in the words of `--help`."""
+    rows = table(README, "### Exit codes")
+    assert [row[0] for row in rows] == [str(int(code)) for code in ExitCode]
+    listed = ", ".join(" ".join(row) for row in rows)
+    assert f"Exit codes: {listed}." in " ".join(cli._SERVE_EPILOG.split())
+
+
+def test_every_exit_code_has_its_advice() -> None:
+    """The operating guide says for every exit code what to do."""
+    rows = table(OPERATING, "## Exit codes")
+    assert [row[0] for row in rows] == [str(int(code)) for code in ExitCode]
+
+
+def test_the_state_table_is_that_of_the_code() -> None:
+    """Every state has its row, with what the health routes answer in it."""
+
+    def answers(state: State) -> Row:
+        are_well = (state in SERVING, state in HEALTHY, state not in HOPELESS)
+        return tuple("200" if is_well else "503" for is_well in are_well)
+
+    rows = {row[0]: row[2:] for row in table(README, "### States")}
+    assert rows == {f"`{state}`": answers(state) for state in State}
+
+
+def test_the_route_table_is_that_of_the_code() -> None:
+    """Every route of ours has its row, under the one for those of vLLM."""
+    vllm, *ours = (row[0] for row in table(README, "### Routes"))
+    assert vllm.startswith("`/v1/*`")
+    assert {path.strip("`") for path in ours} == route_paths()
+
+
+def test_every_step_of_the_probe_is_explained() -> None:
+    """The table of steps is complete and in the order in which they run."""
+    assert [row[0].strip("`") for row in table(HOW_IT_WORKS, "## Probe")] == [*PROBE_STEPS]
+
+
+def test_every_command_of_holdfast_parses() -> None:
+    """Each `holdfast` command that a reader may copy is accepted by the parser."""
+    found = [words for _, words in commands() if words[0] == "holdfast"]
+    assert any(words[1] == "serve" for words in found)
+    for words in found:
+        command, rest = cli._command(words[1:])
+        if command == "serve":
+            cli.parse_serve(rest, {})
+
+
+def test_the_command_in_the_container_parses() -> None:
+    """What `docker run` starts is accepted by the parser, and its time-out covers the drain."""
+    (docker,) = (words for _, words in commands() if words[0] == "docker")
+    command = docker[docker.index("holdfast") :]
+    settings = cli.parse_serve(command[2:], {})
+    stop_seconds = int(docker[docker.index("--stop-timeout") + 1])
+    assert command[:2] == ["holdfast", "serve"]
+    assert stop_seconds >= settings.supervision.drain_timeout_seconds + 30
+
+
+def test_every_make_target_exists() -> None:
+    """Each `make` command and each target named in the text is in the Makefile."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"(?:\$ |`|^    )make ([a-z-]+)", text, re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_every_flag_of_ours_that_is_named_exists(page: Path) -> None:
+    """A flag that begins like one of ours is one of ours or one that the listener takes."""
+    known = {option for action in cli._serve_parser()._actions for option in action.option_strings}
+    beginnings = {flag.name.split("-")[2] for flag in flags()} | {"demo"}
+    named = set(FLAG.findall(page.read_text()))
+    ours = {name for name in named if name.split("-")[2] in beginnings}
+    assert ours <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_every_variable_and_metric_that_is_named_exists(page: Path) -> None:
+    """`HOLDFAST_...` is the variable of a flag, `holdfast_...` a metric with labels that it has."""
+    variables = set(re.findall(r"\bHOLDFAST_[A-Z_]+\b", page.read_text()))
+    assert variables <= {flag.variable for flag in flags()}
+    labels_of = {metric.full_name: metric.labels for metric in METRICS}
+    for code in INLINE.findall(page.read_text()):
+        for name, label in re.findall(r"\b(holdfast_\w+)(?:\{(\w+)=)?", code):
+            assert name in labels_of
+            assert not label or label in labels_of[name]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into the page may name, by GitHub's rule."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in HEADING.findall(page.read_text())
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_every_relative_link_resolves(page: Path) -> None:
+    """Each link within the tree names a file that is there, and a heading of it."""
+    for link in LINK.findall(page.read_text()):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_every_python_block_compiles(block: Block) -> None:
+    """An example that does not compile is worse than none."""
+    compile(block.text, block.page.name, "exec")
+
+
+@pytest.mark.parametrize("block", blocks("json", "yaml"), ids=str)
+def test_every_data_block_parses(block: Block) -> None:
+    """JSON is JSON and YAML is YAML."""
+    assert json.loads(block.text) if block.language == "json" else yaml.safe_load(block.text)
+
+
+def test_the_probes_of_kubernetes_name_our_routes() -> None:
+    """Each probe in the guide asks a route that the front end answers itself, and its own one."""
+    (block,) = (block for block in blocks("yaml") if "livenessProbe" in block.text)
+    probes = {name: probe["httpGet"]["path"] for name, probe in yaml.safe_load(block.text).items()}
+    assert set(probes.values()) <= route_paths()
+    assert probes == {
+        "startupProbe": "/startupz",
+        "livenessProbe": "/livez",
+        "readinessProbe": "/readyz",
+    }
