@@ -203,6 +203,9 @@ class FakeEngine:
         for lane in self._lanes.values():
             lane.cached.clear()
 
+    def last_words(self) -> str:
+        return ""
+
     async def set_growth(self, policy: GrowthPolicy) -> None:
         self.growth_policy = policy
 

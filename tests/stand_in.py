@@ -57,6 +57,9 @@ class StandInEngine:
         await asyncio.Event().wait()
         raise AssertionError("an event that nobody sets was set")
 
+    def last_words(self) -> str:
+        return ""
+
     async def set_growth(self, policy: GrowthPolicy) -> None:
         pass
 

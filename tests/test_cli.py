@@ -265,6 +265,7 @@ _VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(_WORDS).filter(lambda words: not {"-h", "--help"} & set(words)))
 def test_any_words_are_settings_or_one_of_our_errors(words: list[str]) -> None:
     """Nothing that is typed ends in another way."""
@@ -274,7 +275,7 @@ def test_any_words_are_settings_or_one_of_our_errors(words: list[str]) -> None:
         assert len(error.line.splitlines()) == 1  # noqa: PT017 - either outcome is right
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary() | st.text(max_size=40).map(str.encode))
 def test_any_bytes_are_a_file_or_one_of_our_errors(tmp_path: Path, content: bytes) -> None:
     """Nothing that is written in the file ends in another way."""
@@ -284,7 +285,7 @@ def test_any_bytes_are_a_file_or_one_of_our_errors(tmp_path: Path, content: byte
         assert error.remedy  # noqa: PT017 - either outcome is right
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(_NAMES.map(lambda name: name[2:]) | st.text(), _VALUES))
 def test_any_mapping_is_a_file_or_one_of_our_errors(
     tmp_path: Path, content: dict[str, object]

@@ -44,6 +44,9 @@ class GrowthRecorder:
     def __init__(self) -> None:
         self.policies: list[GrowthPolicy] = []
 
+    def last_words(self) -> str:
+        return ""
+
     async def set_growth(self, policy: GrowthPolicy) -> None:
         self.policies.append(policy)
 

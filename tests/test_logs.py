@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 
 from holdfast.errors import ExitCode, UsageError
-from holdfast.telemetry.logs import ROOT, configure_logging
+from holdfast.telemetry.logs import ROOT, configure_logging, quieten_access_log
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +107,29 @@ def test_the_default_stream_is_standard_error(capfd: pytest.CaptureFixture[str])
     out, error = capfd.readouterr()
     assert out == ""
     assert "hello" in error
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "is_probing", "is_logged"),
+    [
+        ("/v1/completions", 200, False, True),
+        ("/v1/completions?x=1", 200, True, False),
+        ("/v1/completions", 503, True, True),
+        ("/readyz", 503, False, False),
+        ("/metrics?name=up", 200, False, False),
+    ],
+)
+def test_access_log_leaves_out_checks_and_probe(
+    target: str, status: int, is_probing: bool, is_logged: bool
+) -> None:
+    """Health checks, scrapes and the probe's own requests are left out; refusals stay."""
+    logger = logging.getLogger("uvicorn.access")
+    before = list(logger.filters)
+    quieten_access_log({"/readyz", "/metrics"}, is_probing=lambda: is_probing)
+    record = logger.makeRecord(
+        logger.name, logging.INFO, "", 0, "%s", ("client", "GET", target, "1.1", status), None
+    )
+    try:
+        assert bool(logger.filter(record)) is is_logged
+    finally:
+        logger.filters = before

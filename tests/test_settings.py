@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from holdfast import settings
@@ -33,6 +34,8 @@ VALUES = {
 }
 SWITCHES = {name for name, flag in FLAGS.items() if flag.is_switch}
 NO_NUMBERS = ("", " ", "-1", "nan", "inf", "-inf", "1_0", "0x10", "٣", "½", "1e400", "ten", "1\0")
+
+untimed = hypothesis_settings(deadline=None)
 
 
 def value_of(read: Settings, flag: Flag) -> object:
@@ -165,6 +168,7 @@ def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
     assert settings.size_bytes(text) == size
 
 
+@untimed
 @given(st.integers(0, (1 << 50) - 1))
 @example(9_007_199_254_740_993 >> 4)
 def test_no_byte_of_a_size_is_lost(size: int) -> None:
@@ -173,6 +177,7 @@ def test_no_byte_of_a_size_is_lost(size: int) -> None:
     assert settings.size_bytes(f"{size}B") == size
 
 
+@untimed
 @given(st.integers(0, (1 << 30) - 1), st.sampled_from(["KiB", "MiB", "kB", "MB"]))
 def test_units_multiply(number: int, unit: str) -> None:
     """`N unit` is N times one unit, or beyond what is allowed."""
@@ -181,24 +186,28 @@ def test_units_multiply(number: int, unit: str) -> None:
         assert settings.size_bytes(f"{number}{unit}") == number * one
 
 
+@untimed
 @given(st.floats(0, 10))
 def test_a_fraction_comes_back(value: float) -> None:
     """Every fraction in range is read as Python writes it."""
     assert settings.headroom_fraction(repr(value)) == value
 
 
+@untimed
 @given(st.floats(0, 31_535_999))
 def test_seconds_come_back(value: float) -> None:
     """Every time in range is read as Python writes it."""
     assert settings.seconds(repr(value)) == value
 
 
+@untimed
 @given(st.integers(2, (1 << 31) - 1))
 def test_a_count_comes_back(value: int) -> None:
     """Every count in range."""
     assert settings.token_count(str(value)) == value
 
 
+@untimed
 @given(st.text())
 @pytest.mark.parametrize("name", FLAGS)
 def test_any_text_is_a_value_or_a_usage_error(name: str, text: str) -> None:

@@ -75,6 +75,9 @@ class ScriptedEngine:
     async def until_dead(self) -> str:
         return await asyncio.shield(self._death)
 
+    def last_words(self) -> str:
+        return ""
+
     async def set_growth(self, policy: GrowthPolicy) -> None:
         self.policies.append(policy)
 

@@ -38,7 +38,7 @@ from holdfast.records import ProbeReport, RankStats
 from holdfast.settings import Settings, WorkspaceSettings
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
 from holdfast.telemetry.exposition import render, vllm_registry
-from holdfast.telemetry.logs import configure_logging
+from holdfast.telemetry.logs import configure_logging, quieten_access_log
 from holdfast.telemetry.progress import LogProgress, Progress, progress_for
 from holdfast.telemetry.totals import Totals
 from holdfast.versions import vllm_version
@@ -46,6 +46,9 @@ from holdfast.workspace import learned
 
 if TYPE_CHECKING:
     from holdfast.engine.configure import ConfiguredEngine
+
+QUIET_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping", "/metrics"})
+"""What probes and scrapes ask for every few seconds, which no access log needs."""
 
 SignalHandler = Callable[[int, object], NoReturn]
 
@@ -125,6 +128,7 @@ class _Application:
                 listener.serving(self._door, self._sock, self._settings.listen) as self._server,
                 self._mounted,
             ):
+                quieten_access_log(QUIET_PATHS, is_probing=lambda: self._state() is State.PROBING)
                 await self._supervisor.run()
 
     # What the supervisor asks for
@@ -169,10 +173,10 @@ class _Application:
     def _configure(self) -> ConfiguredEngine:
         from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
 
-        return configure(self._settings, self._directory, self._is_probing)
+        return configure(self._settings, self._directory, self._state)
 
-    def _is_probing(self) -> bool:
-        return self._supervisor.state is State.PROBING
+    def _state(self) -> State:
+        return self._supervisor.state
 
     def _client(self) -> httpx.AsyncClient:
         headers = {PROBE_HEADER: self._probe_token}

@@ -63,6 +63,7 @@ def test_deny_without_learning_fails_and_names_the_caller(
     flags = ("--workspace-growth=deny", "--learned-dir=none")
     with running(tmp_path, str(silent_demo), *SMALL, *flags) as server:
         assert server.wait() == 4
+        assert "Traceback" not in server.log
         last = server.last_line
     assert last.startswith("holdfast: error: the probe failed in ")
     assert re.search(r"model\.py:\d+:_staged", last)

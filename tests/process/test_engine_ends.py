@@ -50,6 +50,7 @@ def assert_start_failed(server: Server, temporary: Path, cause: str) -> None:
     assert cause in line
     assert " Remedy: " in line
     assert "root cause above" not in line
+    assert "Traceback" not in server.log
     assert all(map(has_ended, children))
     assert left_in(temporary) == []
 

@@ -27,7 +27,7 @@ from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.stat_logger import Queues, prometheus_logger
 from holdfast.errors import EngineStartError, PluginMissingError
 from holdfast.records import EngineFacts, RankStats
-from holdfast.workspace.causes import root_cause
+from holdfast.workspace.causes import root_cause, tracebacks
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.stats import read_all
 
@@ -100,6 +100,9 @@ class AsyncEngine:
         failed = [answer["error"] for answer in answers if "error" in answer]
         if failed:
             raise EngineStartError(f"a rank refused the growth policy {policy}: {failed[0]}")
+
+    def last_words(self) -> str:
+        return tracebacks(Path(self._spec.stats_directory))
 
     async def until_dead(self) -> str:
         while True:

@@ -19,7 +19,9 @@ from holdfast.engine import arguments as vllm_arguments
 from holdfast.engine import compat, openai
 from holdfast.engine.async_llm import EngineLauncher
 from holdfast.engine.facts import fingerprint
+from holdfast.lifecycle.states import SERVING, State
 from holdfast.settings import Settings
+from holdfast.workspace.causes import without_tracebacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class ConfiguredEngine:
 
 
 def configure(
-    settings: Settings, runtime_directory: Path, is_probing: Callable[[], bool]
+    settings: Settings, runtime_directory: Path, state: Callable[[], State]
 ) -> ConfiguredEngine:
     """The engine that the command line describes.
 
@@ -50,6 +52,8 @@ def configure(
     """
     namespace = vllm_arguments.parse(settings)
     compat.configure_logging(namespace)
+    if settings.listen.log_level != "debug":
+        without_tracebacks(lambda: state() not in SERVING)
     engine_arguments = vllm_arguments.engine_arguments(namespace)
     with compat.usage_errors():
         config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
@@ -59,6 +63,6 @@ def configure(
             fingerprint=fingerprint(config),
             has_template=namespace.chat_template is not None,
             runtime_directory=runtime_directory,
-            is_probing=is_probing,
+            is_probing=lambda: state() is State.PROBING,
         )
     return ConfiguredEngine(launcher, namespace)

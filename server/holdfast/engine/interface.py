@@ -39,6 +39,9 @@ class Engine(Protocol):
     async def until_dead(self) -> str:
         """Return, within a second of the death of any of its processes, the cause of it."""
 
+    def last_words(self) -> str:
+        """The tracebacks that its processes left, for the log; empty if there is none."""
+
     async def set_growth(self, policy: GrowthPolicy) -> None:
         """Change the growth policy of every rank; EngineStartError if one does not take it."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.errors import EngineLostError, HoldfastError, ProbeFailedError
@@ -17,6 +18,8 @@ from holdfast.lifecycle.states import State, is_allowed
 from holdfast.records import EngineReport, ProbeReport, RankStats, Status
 from holdfast.settings import ProbeSettings
 from holdfast.telemetry.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 MOST_PASSES = 3
 """How often the suite runs in one engine until a pass goes through with no growth."""
@@ -138,11 +141,15 @@ class Supervisor:
             async with self._running(launcher) as engine:
                 if await self._is_proven(engine):
                     self._become_ready(engine)
-                    raise EngineLostError(
-                        f"the engine died: {await engine.until_dead()}",
-                        remedy="see the engine's log above, and start again.",
-                    )
+                    await self._serve(engine)
             self._move(State.STARTING, "once more, with the learned reservation")
+
+    async def _serve(self, engine: Engine) -> NoReturn:
+        cause = await engine.until_dead()
+        logger.error("the engine died: %s\n%s", cause, engine.last_words())
+        raise EngineLostError(
+            f"the engine died: {cause}", remedy="see the engine's log above, and start again."
+        )
 
     @asynccontextmanager
     async def _running(self, launcher: EngineLauncher) -> AsyncIterator[Engine]:

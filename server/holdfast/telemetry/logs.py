@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable, Container
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Literal, TextIO, get_args
 
 from holdfast.errors import UsageError
@@ -16,6 +18,8 @@ LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 LOG_STYLES: tuple[LogStyle, ...] = get_args(LogStyle)
 
 ROOT = "holdfast"
+_ACCESS_ARGUMENTS = 5
+"""uvicorn's: client, method, target, HTTP version, status."""
 _CONSOLE_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 
 
@@ -39,6 +43,29 @@ def configure_logging(
     for old in tuple(logger.handlers):
         logger.removeHandler(old)
     logger.addHandler(handler)
+
+
+def quieten_access_log(paths: Container[str], *, is_probing: Callable[[], bool]) -> None:
+    """Leave out of uvicorn's access log what is asked every few seconds, and what the probe asks.
+
+    The paths of health checks and scrapes are left out for good, what is answered while the probe
+    is the only one who is let in is left out too; what is refused stays.
+    """
+    logging.getLogger("uvicorn.access").addFilter(_AccessFilter(paths, is_probing))
+
+
+class _AccessFilter(logging.Filter):
+    def __init__(self, paths: Container[str], is_probing: Callable[[], bool]) -> None:
+        super().__init__()
+        self._paths = paths
+        self._is_probing = is_probing
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not isinstance(record.args, tuple) or len(record.args) != _ACCESS_ARGUMENTS:
+            return True
+        _, _, target, _, status = record.args
+        is_probed = self._is_probing() and status == HTTPStatus.OK
+        return not is_probed and str(target).partition("?")[0] not in self._paths
 
 
 class JSONLines(logging.Formatter):

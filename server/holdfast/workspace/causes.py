@@ -10,6 +10,8 @@ import json
 import logging
 import os
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +26,7 @@ class Cause:
     at_seconds: float
     logged: str
     error: str
+    traceback: str = ""
 
     @property
     def is_consequence(self) -> bool:
@@ -56,16 +59,50 @@ class _CauseHandler(logging.Handler):
             time.monotonic(),
             record.getMessage(),
             f"{type(error).__name__}: {error}",
+            "".join(traceback.format_exception(error)),
         )
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(cause)) + "\n")
 
 
+class _WithoutTraceback(logging.Filter):
+    """Leaves the message of an error, while `is_quiet`, and takes its traceback."""
+
+    def __init__(self, is_quiet: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_quiet = is_quiet
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and self._is_quiet():
+            record.exc_info = record.exc_text = None
+        return True
+
+
 def record_causes(directory: Path) -> None:
-    """Keep what vLLM logs as exceptions in this process in a file under `directory`."""
+    """Keep what vLLM logs as exceptions in this process in a file under `directory`.
+
+    Unless vLLM logs at level debug, the tracebacks are kept there and not printed: the front end
+    prints the one that matters, where it matters.
+    """
     logger = logging.getLogger("vllm")
-    if not any(isinstance(handler, _CauseHandler) for handler in logger.handlers):
-        logger.addHandler(_CauseHandler(directory / f"{os.getpid()}{_SUFFIX}"))
+    if any(isinstance(handler, _CauseHandler) for handler in logger.handlers):
+        return
+    if not logger.isEnabledFor(logging.DEBUG):
+        without_tracebacks(lambda: True)
+        # How `multiprocessing` prints what ends a process, which vLLM has logged before.
+        traceback.print_exc = _print_nothing
+    # The first, because the filter takes the traceback from the record that all handlers share.
+    logger.handlers.insert(0, _CauseHandler(directory / f"{os.getpid()}{_SUFFIX}"))
+
+
+def without_tracebacks(is_quiet: Callable[[], bool]) -> None:
+    """Have vLLM's log lines in this process stand without their tracebacks while `is_quiet`."""
+    for handler in logging.getLogger("vllm").handlers:
+        handler.addFilter(_WithoutTraceback(is_quiet))
+
+
+def _print_nothing(*_: object, **__: object) -> None:
+    pass
 
 
 def read_causes(directory: Path) -> tuple[Cause, ...]:
@@ -78,6 +115,11 @@ def read_causes(directory: Path) -> tuple[Cause, ...]:
             except (ValueError, TypeError):
                 continue
     return tuple(sorted(found, key=lambda cause: cause.at_seconds))
+
+
+def tracebacks(directory: Path) -> str:
+    """The tracebacks of a generation's processes that are no echo of another's, oldest first."""
+    return "\n".join(c.traceback for c in read_causes(directory) if not c.is_consequence)
 
 
 def root_cause(directory: Path) -> str:

@@ -36,7 +36,13 @@ def register() -> None:
         return
     spec = WorkspaceSpec.read(Path(path))
     record_causes(Path(spec.stats_directory))
+    # Two lines for each engine step that the probe composes.
+    logging.getLogger("vllm.v1.core.sched.scheduler").addFilter(_is_no_pause)
     _install(spec)
+
+
+def _is_no_pause(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("setting pause state")
 
 
 def _install(spec: WorkspaceSpec) -> None:
