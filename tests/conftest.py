@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 _SHARED_ENGINE = {
     "test_openai.py": "demo",
