@@ -195,9 +195,10 @@ class Supervisor:
         )
 
     async def _pass(self, engine: Engine, attempt: int) -> ProbeReport:
-        nth = f", pass {attempt}" if attempt > 1 else ""
         if attempt == 1:
-            self._move(State.PROBING, f"running the {self._probe.suite} suite{nth}")
+            self._move(State.PROBING, f"running the {self._probe.suite} suite")
+        else:
+            logger.info("a workspace grew: running the suite again, pass %d", attempt)
         with timed("probe", self._phases, self._progress):
             report = await self._with.prober(engine).run()
         self._proof = report
