@@ -106,6 +106,13 @@ def test_only_measured_memory_has_a_series() -> None:
     assert server.value("memory_bytes", engine="0", rank="0", kind="total") is None
 
 
+def test_lamport_workspace_has_a_series_where_it_was_measured() -> None:
+    """A rank without one has none, and one that was measured as empty says 0."""
+    for size_bytes in (None, 0, 6 * MIB):
+        server = Server(a_status(ranks=(a_rank(lamport_bytes=size_bytes),)))
+        assert server.value("lamport_workspace_bytes", engine="0", rank="0") == size_bytes
+
+
 def test_the_last_rejection_shows_what_was_needed() -> None:
     """The size of the refused request is known once one was refused, and absent before."""
     server = Server(a_status())

@@ -109,7 +109,9 @@ def test_the_growth_limit_is_given_or_the_largest_slot_and_256_mib() -> None:
 
 def test_deny_is_the_first_reason() -> None:
     """Under `deny` neither a capture nor the limit matters."""
-    assert GrowthRule().reason_against(0, is_sealed=True, is_capturing=True) == DENIED
+    assert (
+        GrowthRule().reason_against(0, is_locked=True, is_sealed=True, is_capturing=True) == DENIED
+    )
 
 
 @given(
@@ -121,7 +123,9 @@ def test_a_growth_that_is_granted_stays_within_the_limit(
     """Once sealed, what is granted and then rounded up never exceeds the limit."""
     rule = GrowthRule("alongside", limit_bytes, locked_bytes)
     held_bytes = locked_bytes + grown_bytes
-    reason = rule.reason_against(held_bytes + required_bytes, is_sealed=True, is_capturing=False)
+    reason = rule.reason_against(
+        held_bytes + required_bytes, is_locked=True, is_sealed=True, is_capturing=False
+    )
     assert bool(reason) == (grown_bytes + required_bytes > limit_bytes)
     size_bytes = rule.size_bytes(required_bytes, held_bytes, is_limited=True)
     assert size_bytes >= required_bytes

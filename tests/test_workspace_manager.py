@@ -17,7 +17,7 @@ from vllm.v1.worker import workspace
 from holdfast.errors import HoldfastError
 from holdfast.records import RankStats
 from holdfast.workspace.books import NoStats
-from holdfast.workspace.manager import WorkspaceManager
+from holdfast.workspace.manager import WorkspaceManager, bound_class
 from holdfast.workspace.plan import MIB, GrowthPolicy, Reservation, Slot, Term
 from holdfast.workspace.stats import StatsWriter, read_stats
 
@@ -27,10 +27,12 @@ IMPOSSIBLE_BYTES = 1 << 50
 
 
 class CapturingManager(WorkspaceManager):
-    """A manager whose stream is always being captured, as only a GPU's can be."""
+    """A manager whose stream can be captured, as only a GPU's can be."""
+
+    is_in_capture = False
 
     def _is_capturing(self) -> bool:
-        return True
+        return self.is_in_capture
 
 
 def locked_manager(
@@ -262,12 +264,31 @@ def test_the_policy_can_change_after_the_lock() -> None:
 
 def test_nothing_grows_during_a_capture() -> None:
     """Memory allocated during a capture would belong to the graph."""
-    manager = locked_manager("alongside", manager=CapturingManager(CPU))
+    manager = CapturingManager(CPU)
+    locked_manager("alongside", manager=manager)
+    manager.is_in_capture = True
     with pytest.raises(AssertionError, match="captured into a graph"):
         view(manager, 2 * MIB)
     with pytest.raises(AssertionError, match="captured into a graph"):
         manager.get_persistent("late", (4,), torch.int32)
     assert manager.books.rejections == {"scratch": 1, "persistent": 1, "permute": 0}
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_nothing_grows_during_a_capture_before_the_lock(*, sealed: bool) -> None:
+    """The graphs that are captured before it have the old address; a need that fits is served."""
+    manager = CapturingManager(CPU)
+    manager.bind(NoStats(), "alongside")
+    kept = view(manager, MIB).data_ptr()
+    if sealed:
+        manager.seal()
+    manager.is_in_capture = True
+    assert view(manager, MIB).data_ptr() == kept
+    with pytest.raises(AssertionError, match="captured into a graph") as refused:
+        view(manager, 2 * MIB)
+    assert ("sealed" if sealed else "being captured") in str(refused.value)
+    assert view(manager, MIB).data_ptr() == kept
+    assert manager.books.rejections["scratch"] == 1
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -403,9 +424,14 @@ def test_unlocked_growth_after_the_seal_still_keeps_the_old() -> None:
         view(manager, 8 * MIB)
 
 
-def test_reserving_while_ubatches_request_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_reserving_while_ubatches_request_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, *, is_bound: bool
+) -> None:
     """Requests of two ubatch threads and reservations of a third never mix up slots."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
+    if is_bound:  # then each thread replaces the buffer of the other one too
+        manager.bind(NoStats(), "deny")
     ubatch_of: dict[int, int] = {}
     monkeypatch.setattr(
         workspace, "dbo_current_ubatch_id", lambda: ubatch_of[threading.get_ident()]
@@ -428,3 +454,134 @@ def test_reserving_while_ubatches_request_loses_nothing(monkeypatch: pytest.Monk
         thread.join(timeout=60)
     assert not failures
     assert min(manager.slot_sizes().values()) == 399 * 512
+
+
+def test_what_one_ubatch_needs_before_the_lock_every_ubatch_gets() -> None:
+    """Growth in slot (0, 0) fills (1, 0) at once, where the sizing of the KV cache sees it."""
+    manager = WorkspaceManager(CPU, num_ubatches=2, num_lanes=2)
+    manager.bind(NoStats(), "deny")
+    view(manager, MIB)
+    assert manager.slot_sizes() == {(0, 0): MIB, (0, 1): 0, (1, 0): MIB, (1, 1): 0}
+    assert held(manager, 0).data_ptr() != held(manager, 2).data_ptr()
+    assert manager.books.high_water_bytes == [MIB, 0, 0, 0]
+    assert manager.books.growths["warmup"] == 1
+
+
+@pytest.mark.parametrize("is_locking", [True, False])
+def test_ubatches_are_alike_at_the_seal_and_at_the_lock(*, is_locking: bool) -> None:
+    """Reservations that differ are levelled within each lane before addresses are captured."""
+    manager = WorkspaceManager(CPU, num_ubatches=2, num_lanes=2)
+    manager.bind(NoStats(), "deny")
+    manager.reserve([reservation((1, 0), GRANULE), reservation((0, 1), 2 * GRANULE)])
+    if is_locking:
+        manager.lock()
+    else:
+        manager.seal()
+    assert list(manager.slot_sizes().values()) == [GRANULE, 2 * GRANULE, GRANULE, 2 * GRANULE]
+    assert manager.books.retired_bytes == 0
+
+
+def test_a_request_is_served_from_the_buffer_that_levelling_left() -> None:
+    """A slot that grows beside a larger one gets that one's size, and the view lies in it."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    manager.bind(NoStats(), "deny")
+    manager.reserve([reservation((1, 0), GRANULE)])
+    assert view(manager, MIB).data_ptr() == held(manager).data_ptr()
+    assert list(manager.slot_sizes().values()) == [GRANULE, GRANULE]
+
+
+def test_levelling_after_the_seal_keeps_the_old_buffer_of_each_ubatch() -> None:
+    """Graphs of either ubatch may hold the address of its own buffer."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    manager.bind(NoStats(), "deny")
+    view(manager, MIB)
+    manager.seal()
+    view(manager, 2 * MIB)
+    assert list(manager.slot_sizes().values()) == [2 * MIB, 2 * MIB]
+    assert manager.books.retired_bytes == 2 * MIB
+
+
+def test_growth_after_the_lock_is_for_the_slot_that_asked() -> None:
+    """The limit is not spent on slots that may never ask."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    locked_manager("alongside", manager=manager)
+    view(manager, 2 * MIB)
+    assert list(manager.slot_sizes().values()) == [2 * MIB, MIB]
+
+
+def test_a_single_slot_is_never_levelled() -> None:
+    """Where there is one ubatch nothing is held but what was asked for."""
+    manager = WorkspaceManager(CPU, num_lanes=2)
+    manager.bind(NoStats(), "deny")
+    view(manager, MIB)
+    address = held(manager).data_ptr()
+    manager.seal()
+    manager.lock()
+    assert list(manager.slot_sizes().values()) == [MIB, 0]
+    assert held(manager).data_ptr() == address
+
+
+def test_sleep_and_wake_change_neither_sizes_nor_views() -> None:
+    """vLLM discards what stands in a workspace and keeps its address, so that the memo holds."""
+    entered: list[bool] = []
+
+    @contextmanager
+    def pool() -> Iterator[None]:
+        entered.append(True)
+        yield
+
+    manager = WorkspaceManager(CPU, alloc_context=pool)
+    locked_manager("alongside", manager=manager)
+    before = view(manager, MIB)
+    sizes, held_bytes = manager.slot_sizes(), manager.books.held_bytes
+    held(manager).fill_(0)  # as another owner of the physical memory leaves it
+    after = view(manager, MIB)
+    assert after.data_ptr() == before.data_ptr()
+    assert (manager.slot_sizes(), manager.books.held_bytes) == (sizes, held_bytes)
+    view(manager, 2 * MIB)
+    assert len(entered) == 2
+
+
+def test_unlocked_growth_moves_the_base_of_the_limit() -> None:
+    """Elastic scaling unlocks, grows and locks: retired bytes count, from the new lock on."""
+    manager = locked_manager("alongside", limit_bytes=4 * MIB)
+    manager.unlock()
+    view(manager, 16 * MIB)
+    manager.lock()
+    assert (manager.books.held_bytes, manager.books.retired_bytes) == (17 * MIB, MIB)
+    with pytest.raises(AssertionError, match=r"hold 18\.00 MB above .* limit is 4\.00 MB"):
+        view(manager, 18 * MIB)
+    assert manager.books.growths == {"warmup": 1, "sealed": 1, "locked": 0}
+
+
+def test_a_replaced_manager_is_bound_and_knows_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM resets its manager when an engine is rebuilt: the new one writes to the same file."""
+    with stats_of(tmp_path) as writer:
+        bound = bound_class(lambda manager: manager.bind(writer, "alongside", 4 * MIB))
+        monkeypatch.setattr(workspace, "WorkspaceManager", bound)
+        for size_bytes in (8 * MIB, MIB):
+            workspace.init_workspace_manager(CPU)
+            manager = workspace.current_workspace_manager()
+            assert not written(writer).is_locked
+            view(manager, size_bytes)
+            manager.seal()
+            manager.lock()
+            assert (written(writer).is_sealed, written(writer).is_locked) == (True, True)
+            assert written(writer).slots[0].size_bytes == size_bytes
+            workspace.reset_workspace_manager()
+        assert view(manager, 2 * MIB).numel() == 2 * MIB
+        assert written(writer).growths["locked"] == 1
+        assert written(writer).retired_bytes == MIB
+
+
+def test_a_manager_that_was_reset_frees_what_it_held() -> None:
+    """Retired buffers live as long as their manager, whose graphs end with it."""
+    manager = locked_manager("alongside")
+    first = weakref.ref(held(manager))
+    view(manager, 2 * MIB)
+    assert first() is not None
+    del manager
+    gc.collect()
+    assert first() is None

@@ -114,7 +114,8 @@ class RankStats:
     slots: tuple[SlotStats, ...]
     retired_bytes: int
     persistent_bytes: int
-    lamport_bytes: int
+    lamport_bytes: int | None
+    """None where no Lamport all-reduce workspace was measured."""
     is_locked: bool
     is_sealed: bool
     growths: Mapping[GrowthPhase, int]

@@ -104,7 +104,8 @@ def _workspace_families(ranks: tuple[RankStats, ...]) -> Iterator[Metric]:
     yield _family("workspace_retired_bytes", [(key, r.retired_bytes) for key, r in keyed])
     yield _family("workspace_persistent_bytes", [(key, r.persistent_bytes) for key, r in keyed])
     yield _family("workspace_locked", [(key, r.is_locked) for key, r in keyed])
-    yield _family("lamport_workspace_bytes", [(key, r.lamport_bytes) for key, r in keyed])
+    lamport = [(key, r.lamport_bytes) for key, r in keyed if r.lamport_bytes is not None]
+    yield _family("lamport_workspace_bytes", lamport)
     yield _family(
         "workspace_last_rejection_bytes",
         [(key, r.last_rejection.needed_bytes) for key, r in keyed if r.last_rejection],

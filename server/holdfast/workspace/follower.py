@@ -22,7 +22,8 @@ from vllm.platforms import current_platform
 from vllm.v1.worker import workspace
 
 from holdfast.records import StartPhase
-from holdfast.workspace.manager import WorkspaceManager
+from holdfast.workspace.manager import WorkspaceManager, bound_class
+from holdfast.workspace.memory import MemoryLedger, as_table
 from holdfast.workspace.plan import (
     MIB,
     GrowthPolicy,
@@ -32,6 +33,7 @@ from holdfast.workspace.plan import (
     plan_reservations,
 )
 from holdfast.workspace.reservers import ReserverContext, declared_terms
+from holdfast.workspace.reservers.lamport import lamport_bytes
 from holdfast.workspace.stats import StatsWriter
 
 MEMORY_MARGIN_BYTES = 256 * MIB
@@ -54,18 +56,19 @@ class WorkerFollower:
             rank=worker.rank,
             generation=spec.generation,
         )
+        self._ledger = MemoryLedger(worker, self._stats)
 
     @contextmanager
     def device_initialised(self) -> Iterator[None]:
         """Entered around `init_device`; when left, the rest of the start is followed too."""
         with self._fatal():
+            # vLLM looks the class up at each call: a manager that replaces this one is ours too.
+            workspace.WorkspaceManager = bound_class(self._bind)
             if current_platform.is_cpu() and not workspace.is_workspace_manager_initialized():
                 # vLLM creates none on the CPU, so that the mechanism would go untested there.
                 workspace.init_workspace_manager(torch.device("cpu"), 1, 1)
             yield
-        self._manager.bind(
-            self._stats, policy=self._growth, growth_limit_bytes=self._spec.growth_limit_bytes
-        )
+        self._bind(self._manager)  # one that was there before
         self._stats.unified_memory(is_unified=_is_unified_memory(self._worker.device))
         self._follow("load_model", self._loading)
         self._follow("determine_available_memory", self._sizing)
@@ -96,6 +99,11 @@ class WorkerFollower:
         """Change what happens to a request for more after the lock."""
         self._growth = policy
         self._manager.set_policy(policy)
+
+    def _bind(self, manager: WorkspaceManager) -> None:
+        manager.bind(
+            self._stats, policy=self._growth, growth_limit_bytes=self._spec.growth_limit_bytes
+        )
 
     @property
     def _manager(self) -> WorkspaceManager:
@@ -129,9 +137,12 @@ class WorkerFollower:
         @functools.wraps(capture)
         def sealed(*args: Any, **kwargs: Any) -> Any:
             # The graphs of `profile_only` are thrown away before the KV cache is allocated.
-            if not kwargs.get("profile_only", args[:1] == (True,)):
-                self._manager.seal()
-            return capture(*args, **kwargs)
+            if kwargs.get("profile_only", args[:1] == (True,)):
+                return capture(*args, **kwargs)
+            self._manager.seal()
+            size_bytes = capture(*args, **kwargs)
+            self._ledger.captured(size_bytes)
+            return size_bytes
 
         runner.capture_model = sealed
 
@@ -148,12 +159,19 @@ class WorkerFollower:
 
     def _loading(self, call: Callable[[], Any]) -> Any:
         self._phase("load")
-        return call()
+        before_bytes = self._manager.books.held_bytes
+        answer = call()
+        made_bytes = self._manager.books.held_bytes - before_bytes
+        self._ledger.loaded(made_workspace_bytes=made_bytes)
+        if held_bytes := lamport_bytes():
+            self._stats.lamport(held_bytes)
+        return answer
 
     def _sizing(self, call: Callable[[], int]) -> int:
         self._phase("kv_sizing")
         self._reserve()
         available_bytes = call()
+        self._ledger.sized(workspace_bytes=self._manager.books.held_bytes)
         if self._vllm_config.cache_config.kv_cache_memory_bytes is None:
             return available_bytes
         return self._deduct(available_bytes)
@@ -179,7 +197,15 @@ class WorkerFollower:
         answer = call()
         self._lock()
         self._phase("locked")
+        self._close_ledger()
         return answer
+
+    def _close_ledger(self) -> None:
+        ledger = self._ledger
+        ledger.closed(workspace_bytes=self._manager.books.held_bytes)
+        engine = self._vllm_config.parallel_config.data_parallel_index
+        title = f"Memory of rank {self._worker.rank} of engine {engine}:"
+        logger.info("%s", as_table(title, ledger.sizes, ledger.used_bytes()))
 
     def _reserve(self) -> None:
         manager = self._manager
@@ -190,9 +216,11 @@ class WorkerFollower:
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             max_num_seqs=scheduler.max_num_seqs,
             hf_config=model.hf_config,
+            model=self._worker.get_model(),
         )
         reservations = plan_reservations(self._spec, manager.slots, declared_terms(context))
         manager.reserve(_agreed(reservations))
+        manager.level()
 
     def _lock(self) -> None:
         """Close the manager with a growth limit that every rank can hold, see `_smallest`."""

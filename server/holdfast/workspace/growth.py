@@ -1,10 +1,16 @@
-"""May a workspace grow, and by how much? The rules of growth; knows neither vLLM nor torch."""
+"""May a workspace grow, and by how much? The rules of growth, and the words of their refusals.
+
+Knows neither vLLM nor torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
+from holdfast.records import GrowthPhase, Rejection
 from holdfast.workspace.plan import MIB, RESERVE_GRANULE_BYTES, GrowthPolicy, round_up
 
 DENIED: Final = "the growth policy is deny"
@@ -19,14 +25,16 @@ class GrowthRule:
     locked_bytes: int = 0
     """Held at the lock: current, retired and persistent."""
 
-    def reason_against(self, held_bytes: int, *, is_sealed: bool, is_capturing: bool) -> str:
-        """Why `held_bytes` in all may not be reached after the lock; empty if it may."""
-        if self.policy == "deny":
+    def reason_against(
+        self, held_bytes: int, *, is_locked: bool, is_sealed: bool, is_capturing: bool
+    ) -> str:
+        """Why `held_bytes` in all may not be reached now; empty if it may."""
+        if is_locked and self.policy == "deny":
             return DENIED
         if is_capturing:
             return "the stream is being captured into a graph"
         # Before the seal the old buffer is freed, so that growth is no more than vLLM's own.
-        if is_sealed and not self.is_within_limit(held_bytes):
+        if is_locked and is_sealed and not self.is_within_limit(held_bytes):
             return (
                 f"it would hold {(held_bytes - self.locked_bytes) / MIB:.2f} MB above the size at "
                 f"the lock and the growth limit is {self.limit_bytes / MIB:.2f} MB"
@@ -43,3 +51,40 @@ class GrowthRule:
         if is_limited and not self.is_within_limit(held_bytes + rounded_bytes):
             return required_bytes
         return rounded_bytes
+
+
+def scratch_message(rejection: Rejection, phase: GrowthPhase) -> str:
+    """What is raised when scratch may not grow; under `deny` vLLM's own text, to the letter."""
+    return (
+        f"Workspace is {_STATES[phase]} but allocation from '{rejection.caller}' requires "
+        f"{rejection.needed_bytes / MIB:.2f} MB, current size is "
+        f"{rejection.held_bytes / MIB:.2f} MB. {_verdict('Workspace', rejection.reason)}"
+    )
+
+
+def resource_message(key: Hashable, reason: str) -> str:
+    """What is raised when a persistent resource is missing; under `deny` vLLM's own text."""
+    message = (
+        f"Workspace is locked but {key!r} was not allocated during warmup for the current "
+        "ubatch and lane."
+    )
+    return message if reason == DENIED else f"{message} Refused: {reason}."
+
+
+def permute_message(rows: int, held_rows: int, phase: GrowthPhase, reason: str) -> str:
+    """What is raised when MoE permute scratch may not grow; under `deny` vLLM's own text."""
+    return (
+        f"Workspace is {_STATES[phase]} but MoE permute scratch requires {rows} rows, current "
+        f"capacity is {held_rows} rows. {_verdict('Scratch', reason)}"
+    )
+
+
+_STATES: Mapping[GrowthPhase, str] = MappingProxyType(
+    {"warmup": "being captured", "sealed": "sealed", "locked": "locked"}
+)
+
+
+def _verdict(what: str, reason: str) -> str:
+    if reason == DENIED:
+        return f"{what} growth is not allowed after locking."
+    return f"Growth was refused: {reason}."

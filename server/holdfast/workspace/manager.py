@@ -3,6 +3,10 @@
 Three moments close it to change, in this order: the reservation (before the KV cache is sized), the
 seal (a graph has captured addresses: nothing is freed any more) and the lock (warm-up is over:
 growth follows the policy). Without `bind` it behaves as vLLM's own, refusals included.
+
+Two ubatches run the same layers, but vLLM's metadata builders and its unsplit dummy runs ask in
+slot 0 alone. So once it is bound, what one ubatch needs before the lock every ubatch of its lane
+gets, at once: early enough for the sizing of the KV cache and for the addresses of the graphs.
 """
 
 from __future__ import annotations
@@ -10,22 +14,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from types import FrameType
-from typing import NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from vllm.v1.worker import workspace as vllm_workspace
 
 from holdfast.errors import HoldfastError
 from holdfast.records import GrowthPhase, Rejection
+from holdfast.workspace import permute
 from holdfast.workspace.books import Books
 from holdfast.workspace.callers import first_frame
 from holdfast.workspace.footprint import tensor_bytes
-from holdfast.workspace.growth import DENIED, GrowthRule
+from holdfast.workspace.growth import GrowthRule, resource_message, scratch_message
 from holdfast.workspace.plan import (
     MIB,
     RESERVE_GRANULE_BYTES,
@@ -90,8 +96,10 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         self._retired: list[torch.Tensor] = []
         self._rule = GrowthRule()
         self._given_limit_bytes: int | None = None
+        self._is_bound = False
         # Ubatches run in threads of their own. Reentrant: an allocation may end in a callback.
         self._changing = threading.RLock()
+        self._admitted_thread: int | None = None
 
     def bind(
         self, stats: StatsSink, policy: GrowthPolicy, growth_limit_bytes: int | None = None
@@ -103,6 +111,7 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         with self._changing:
             self._rule.policy = policy
             self._given_limit_bytes = growth_limit_bytes
+            self._is_bound = True
             self.books.bind(stats)
 
     def set_policy(self, policy: GrowthPolicy) -> None:
@@ -142,9 +151,20 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
             size_bytes = round_up(term.needed_bytes, RESERVE_GRANULE_BYTES)
             self.reserve(Reservation(slot, (term,), size_bytes) for slot in self.slots)
 
+    def level(self) -> None:
+        """Make the ubatches of each lane alike, if it is bound: as large as the largest of them."""
+        with self._changing:
+            largest = dict.fromkeys(range(self._num_lanes), 0)
+            for (_, lane), size_bytes in self.slot_sizes().items():
+                largest[lane] = max(largest[lane], size_bytes)
+            for index, (_, lane) in enumerate(self.slots):
+                if self._is_bound and self.books.size_bytes[index] < largest[lane]:
+                    self._replace(index, largest[lane], is_touched=self._device.type == "cpu")
+
     def seal(self) -> None:
         """From now on no buffer is freed: a graph is about to capture addresses."""
         with self._changing:
+            self.level()
             self.books.closed(is_sealed=True, is_locked=self._locked)
 
     @property
@@ -159,6 +179,7 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         """
         with self._changing:
             if not self._locked:
+                self.level()
                 self._weigh_holdings()
                 self._rule.locked_bytes = self.books.held_bytes
                 self._rule.limit_bytes = growth_limit_bytes(
@@ -174,6 +195,10 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         with self._changing:
             super().unlock()
             self.books.closed(is_sealed=self.is_sealed, is_locked=False)
+
+    def is_locked(self) -> bool:
+        """Whether warm-up is over; not for the thread whose growth is admitted, see `growing`."""
+        return self._locked and self._admitted_thread != threading.get_ident()
 
     # Requests
 
@@ -207,10 +232,42 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
                 if self._locked:
                     self._refuse_resource(key, f"out of memory: {error}")
                 raise
+            permute.follow(made, _current)
             resources[key] = made
             with self._changing:
                 self._weigh_holdings()
         return cast("Resource", resources[key])
+
+    @contextmanager
+    def growing(self, request: Rejection, message: Callable[[str], str]) -> Iterator[None]:
+        """Entered around growth outside of the slots; refused if what `request` needs may not be.
+
+        `request` becomes the rejection: its reason names what is needed, and why not is added.
+        `message` makes of the latter what is raised.
+        """
+        with self._changing:
+            reason = self._reason_against(request.needed_bytes)
+            if reason:
+                self.refuse(_because(request, reason), message(reason))
+            self._admitted_thread = threading.get_ident()
+            try:
+                yield
+            except RuntimeError as error:  # the allocator's, torch.OutOfMemoryError among them
+                if not self._locked:
+                    raise
+                reason = f"out of memory: {error}"
+                self.refuse(_because(request, reason), message(reason))
+            finally:
+                self._admitted_thread = None
+                self._weigh_holdings()
+
+    def replaced(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count a growth outside of the slots; once sealed, `tensors` are kept alive."""
+        with self._changing:
+            if self.is_sealed:
+                self._retired.extend(tensors)
+            self._weigh_holdings()
+            self.books.grew(self.phase)
 
     def refuse(self, rejection: Rejection, message: str) -> NoReturn:
         """Write the refusal to the stats, then raise what vLLM raises, with `message`."""
@@ -281,28 +338,32 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
             try:
                 buffer = self._replace(index, self._growth_bytes(required_bytes))
             except RuntimeError as error:  # the allocator's, torch.OutOfMemoryError among them
-                if self._phase == "warmup":
+                if self.phase == "warmup":
                     raise
                 self._refuse_growth(index, required_bytes, caller, f"out of memory: {error}")
             self._note_growth(index, held_bytes, caller)
-            return buffer
+            if not self._locked:
+                self.level()
+            current = self._current_workspaces[index]  # another one, if that levelled this slot
+            return buffer if current is None else current
 
     @property
-    def _phase(self) -> GrowthPhase:
+    def phase(self) -> GrowthPhase:
+        """How far it is closed to change."""
         if self._locked:
             return "locked"
         return "sealed" if self.is_sealed else "warmup"
 
     def _reason_against(self, more_bytes: int) -> str:
-        if not self._locked:
-            return ""
-        held_bytes = self.books.held_bytes + more_bytes
         return self._rule.reason_against(
-            held_bytes, is_sealed=self.is_sealed, is_capturing=self._is_capturing()
+            self.books.held_bytes + more_bytes,
+            is_locked=self._locked,
+            is_sealed=self.is_sealed,
+            is_capturing=self._is_capturing(),
         )
 
     def _growth_bytes(self, required_bytes: int) -> int:
-        if self._phase == "warmup":
+        if self.phase == "warmup":
             return required_bytes
         return self._rule.size_bytes(
             required_bytes,
@@ -314,13 +375,13 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         return self._device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
     def _note_growth(self, index: int, held_bytes: int, caller: str) -> None:
-        self.books.grew(self._phase)
+        self.books.grew(self.phase)
         logger.log(
-            logging.INFO if self._phase == "warmup" else logging.WARNING,
+            logging.INFO if self.phase == "warmup" else logging.WARNING,
             "Workspace %s grew for '%s' (%s): %.2f MB -> %.2f MB",
             self.slots[index],
             caller,
-            self._phase,
+            self.phase,
             held_bytes / MIB,
             self.books.size_bytes[index] / MIB,
         )
@@ -330,7 +391,7 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
 
         Before the seal and the lock the old one is freed first, as in vLLM, for the lower peak.
         """
-        if self._phase == "warmup":
+        if self.phase == "warmup":
             self._install(index, None)
             if self._device.type != "cpu":
                 torch.accelerator.empty_cache()
@@ -360,11 +421,11 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         is_growth = self._current_workspaces[index] is not None
         self._replace(index, size_bytes, is_touched=self._device.type == "cpu")
         if is_growth:
-            self.books.grew(self._phase)
+            self.books.grew(self.phase)
 
     def _weigh_holdings(self) -> None:
         self.books.holds(
-            retired_bytes=sum(buffer.numel() for buffer in self._retired),
+            retired_bytes=sum(buffer.nbytes for buffer in self._retired),
             persistent_bytes=tensor_bytes(self._persistent_resources),
         )
 
@@ -379,25 +440,41 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         logger.warning("Persistent workspace %r is made after the lock for '%s'", key, _caller())
 
     def _refuse_resource(self, key: Hashable, reason: str) -> NoReturn:
-        message = (
-            f"Workspace is locked but {key!r} was not allocated during warmup for the current "
-            "ubatch and lane."
-        )
         # What it needs would only be known after its factory ran.
         rejection = Rejection("persistent", _caller(), 0, self.books.persistent_bytes, reason)
-        self.refuse(rejection, message if reason == DENIED else f"{message} Refused: {reason}.")
+        self.refuse(rejection, resource_message(key, reason))
 
     def _refuse_growth(self, index: int, required_bytes: int, caller: str, reason: str) -> NoReturn:
-        held_bytes = self.books.size_bytes[index]
-        closed = "locked" if self._locked else "sealed"
-        message = (
-            f"Workspace is {closed} but allocation from '{caller}' requires "
-            f"{required_bytes / MIB:.2f} MB, current size is {held_bytes / MIB:.2f} MB. "
+        rejection = Rejection(
+            "scratch", caller, required_bytes, self.books.size_bytes[index], reason
         )
-        # Under `deny` the text is vLLM's own, to the letter.
-        denied = "Workspace growth is not allowed after locking."
-        message += denied if reason == DENIED else f"Growth was refused: {reason}."
-        self.refuse(Rejection("scratch", caller, required_bytes, held_bytes, reason), message)
+        self.refuse(rejection, scratch_message(rejection, self.phase))
+
+
+def bound_class(bind: Callable[[WorkspaceManager], None]) -> type[WorkspaceManager]:
+    """A manager class whose objects are handed to `bind` as soon as they are made.
+
+    vLLM makes a new manager whenever an engine is rebuilt in its process, and tells nobody.
+    """
+
+    class BoundWorkspaceManager(WorkspaceManager):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            bind(self)
+
+    return BoundWorkspaceManager
+
+
+def _current() -> WorkspaceManager | None:
+    """The manager of this process, if it is one of ours."""
+    if not vllm_workspace.is_workspace_manager_initialized():
+        return None
+    manager = vllm_workspace.current_workspace_manager()
+    return manager if isinstance(manager, WorkspaceManager) else None
+
+
+def _because(request: Rejection, reason: str) -> Rejection:
+    return replace(request, reason=f"{request.reason}: {reason}")
 
 
 def _caller() -> str:

@@ -1,18 +1,22 @@
 """One mmap file per rank: written by its worker alone, read by anyone, also after its death.
 
-The layout is a ctypes structure; every number is aligned, so that a reader sees a whole value and
-never a torn one. Reading never calls into the engine. Knows neither vLLM nor torch.
+The file holds several copies of the record. A write fills the oldest and then shows it with one
+aligned store, so that a reader sees all of a write or nothing of it, wherever the writer was
+killed. Reading never calls into the engine. Knows neither vLLM nor torch.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Concatenate, ParamSpec, Protocol, Self
 
 from holdfast.records import (
     GROWTH_PHASES,
@@ -28,7 +32,7 @@ from holdfast.records import (
     StartPhase,
 )
 
-LAYOUT = 1
+LAYOUT = 2
 """Changes with the structures below; a file of another layout is not read."""
 MAGIC = 0x484F4C44
 MAX_SLOTS = 8
@@ -37,6 +41,10 @@ RECENT_STEPS = 1024
 _NAME_BYTES = 120
 _TEXT_BYTES = 2000
 _UNKNOWN = -1
+_COPIES = 8
+_READ_ATTEMPTS = 1000
+"""One takes microseconds and is in vain if `_COPIES` writes fall into it; so many never are."""
+_Parameters = ParamSpec("_Parameters")
 
 
 class _Slot(ctypes.Structure):
@@ -66,8 +74,6 @@ class _Step(ctypes.Structure):
 
 class _Record(ctypes.Structure):
     _fields_ = (
-        ("magic", ctypes.c_int64),
-        ("layout", ctypes.c_int64),
         ("engine", ctypes.c_int64),
         ("rank", ctypes.c_int64),
         ("generation", ctypes.c_int64),
@@ -95,9 +101,25 @@ class _Record(ctypes.Structure):
         ("scheduled_tokens", ctypes.c_int64),
         ("running_step_started_seconds", ctypes.c_double),
         ("last_step_ended_seconds", ctypes.c_double),
-        ("recent_steps", _Step * RECENT_STEPS),
         ("fatal_error", ctypes.c_char * _TEXT_BYTES),
     )
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (
+        ("magic", ctypes.c_int64),
+        ("layout", ctypes.c_int64),
+        ("writes", ctypes.c_int64),
+    )
+
+
+class _Ring(ctypes.Structure):
+    # More than are shown: a step that is written while they are read is never among them.
+    _fields_ = (("steps", _Step * (RECENT_STEPS + _COPIES)),)
+
+
+class _File(ctypes.Structure):
+    _fields_ = (("header", _Header), ("records", _Record * _COPIES), ("ring", _Ring))
 
 
 def stats_path(directory: Path, engine: int, rank: int) -> Path:
@@ -136,6 +158,22 @@ class StatsSink(Protocol):
         """Write how far the manager is closed to change."""
 
 
+def _whole(
+    write: Callable[Concatenate[StatsWriter, _Parameters], None],
+) -> Callable[Concatenate[StatsWriter, _Parameters], None]:
+    """`write`, whose changes of the record all appear in the file at once."""
+
+    @functools.wraps(write)
+    def shown_at_once(
+        self: StatsWriter, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
+    ) -> None:
+        with self._writing:
+            write(self, *args, **kwargs)
+            self._show()
+
+    return shown_at_once
+
+
 class StatsWriter:
     """The one writer of a rank's file. Closing it leaves the file to its readers."""
 
@@ -144,18 +182,23 @@ class StatsWriter:
         # A new inode: a reader that still maps the file of an earlier worker keeps its content.
         temporary = self.path.with_suffix(f".{os.getpid()}.new")
         with temporary.open("w+b") as file:
-            file.truncate(ctypes.sizeof(_Record))
-            self._map = mmap.mmap(file.fileno(), ctypes.sizeof(_Record))
-        self._record = _Record.from_buffer(self._map)
+            # Not a file with holes: a disk that fills up later would end the worker with SIGBUS.
+            os.posix_fallocate(file.fileno(), 0, ctypes.sizeof(_File))
+            self._map = mmap.mmap(file.fileno(), ctypes.sizeof(_File))
+        self._file = _File.from_buffer(self._map)
+        self._record = _Record()
+        self._writing = threading.Lock()  # ubatches run in threads of their own
         for index in range(len(MEMORY_KINDS)):
             self._record.memory[index] = _UNKNOWN
         self._record.rejection_kind = _UNKNOWN
+        self._record.lamport_bytes = _UNKNOWN
         self._record.engine = engine
         self._record.rank = rank
         self._record.generation = generation
         self._record.pid = os.getpid()
-        self._record.layout = LAYOUT
-        self._record.magic = MAGIC
+        self._show()
+        self._file.header.layout = LAYOUT
+        self._file.header.magic = MAGIC
         temporary.replace(self.path)
 
     def __enter__(self) -> Self:
@@ -171,17 +214,25 @@ class StatsWriter:
 
     def close(self) -> None:
         """Unmap the file; writing after this is an error."""
-        del self._record
+        del self._file
         self._map.close()
 
+    def _show(self) -> None:
+        writes = self._file.header.writes + 1
+        self._file.records[writes % _COPIES] = self._record
+        self._file.header.writes = writes
+
+    @_whole
     def phase(self, name: StartPhase) -> None:
         """Note that a phase of the start begins now."""
         self._record.phases[START_PHASES.index(name)] = time.monotonic()
 
+    @_whole
     def slot_count(self, count: int) -> None:
         """Say how many slots there are; at most `MAX_SLOTS`."""
         self._record.slot_count = count
 
+    @_whole
     def slot(self, index: int, *, ubatch: int, lane: int, size_bytes: int) -> None:
         """Write the identity and the current size of a slot."""
         slot = self._record.slots[index]
@@ -189,16 +240,21 @@ class StatsWriter:
         slot.lane = lane
         slot.size_bytes = size_bytes
 
+    @_whole
     def reserved(self, index: int, size_bytes: int) -> None:
         """Write what was reserved for a slot before the KV cache was sized."""
         self._record.slots[index].reserved_bytes = size_bytes
 
+    @_whole
     def high_water(self, index: int, needed_bytes: int, caller: str) -> None:
-        """Write the largest need of a slot and who had it."""
+        """Write the largest need of a slot and who had it; it never falls, whose ever it is."""
         slot = self._record.slots[index]
+        if needed_bytes < slot.high_water_bytes:
+            return
         slot.high_water_caller = _encoded(caller, _NAME_BYTES)
         slot.high_water_bytes = needed_bytes
 
+    @_whole
     def caller(self, name: str, needed_bytes: int) -> None:
         """Keep the largest need of a caller; beyond `MAX_CALLERS` the smallest makes room."""
         record = self._record
@@ -217,10 +273,12 @@ class StatsWriter:
         if smallest.needed_bytes < needed_bytes:
             smallest.name, smallest.needed_bytes = encoded, needed_bytes
 
+    @_whole
     def growth(self, phase: GrowthPhase) -> None:
         """Count one growth."""
         self._record.growths[GROWTH_PHASES.index(phase)] += 1
 
+    @_whole
     def rejection(self, rejection: Rejection) -> None:
         """Count a refusal and keep who asked, before it is raised."""
         record = self._record
@@ -231,39 +289,45 @@ class StatsWriter:
         record.rejection_kind = REJECTION_KINDS.index(rejection.kind)
         record.rejections[REJECTION_KINDS.index(rejection.kind)] += 1
 
+    @_whole
     def holdings(self, *, retired_bytes: int, persistent_bytes: int) -> None:
         """Write what is held beside the current buffers."""
         self._record.retired_bytes = retired_bytes
         self._record.persistent_bytes = persistent_bytes
 
+    @_whole
     def lamport(self, size_bytes: int) -> None:
         """Write the size of the Lamport all-reduce workspace."""
         self._record.lamport_bytes = size_bytes
 
+    @_whole
     def lock(self, *, is_sealed: bool, is_locked: bool) -> None:
         """Write how far the manager is closed to change."""
         self._record.is_sealed = is_sealed
         self._record.is_locked = is_locked
 
+    @_whole
     def unified_memory(self, *, is_unified: bool) -> None:
         """Write whether the device shares its memory with the host."""
         self._record.is_unified_memory = is_unified
 
+    @_whole
     def memory(self, kind: MemoryKind, size_bytes: int) -> None:
         """Write one measured line of the memory ledger."""
         self._record.memory[MEMORY_KINDS.index(kind)] = size_bytes
 
+    @_whole
     def step_started(self) -> None:
         """Note that a step runs."""
         self._record.running_step_started_seconds = time.monotonic()
 
+    @_whole
     def step_ended(self, *, scheduled_tokens: int, requests: int) -> None:
         """Note that the running step is over, and what it was."""
         record = self._record
         started, now = record.running_step_started_seconds, time.monotonic()
         index = record.steps + 1
-        step = record.recent_steps[index % RECENT_STEPS]
-        step.index = 0  # not valid while it is written
+        step = self._file.ring.steps[index % (RECENT_STEPS + _COPIES)]
         step.scheduled_tokens = scheduled_tokens
         step.requests = requests
         step.started_seconds = started
@@ -274,6 +338,7 @@ class StatsWriter:
         record.last_step_ended_seconds = now
         record.running_step_started_seconds = 0.0
 
+    @_whole
     def fatal_error(self, cause: str) -> None:
         """Keep why the rank is lost; the first cause stands."""
         if not self._record.fatal_error:
@@ -290,15 +355,34 @@ def read_stats(path: Path, *, with_steps: bool = True) -> RankStats | None:
     Without the recent steps it costs a tenth.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb", buffering=0) as file:
+            found = _shown(file.fileno(), with_steps=with_steps)
     except OSError:
         return None
-    if len(content) < ctypes.sizeof(_Record):
+    return _rank_stats(*found) if found else None
+
+
+def _shown(descriptor: int, *, with_steps: bool) -> tuple[_Record, tuple[EngineStep, ...]] | None:
+    """The record and the steps as they were at one moment."""
+    if os.fstat(descriptor).st_size < ctypes.sizeof(_File):
         return None
-    record = _Record.from_buffer_copy(content)
-    if record.magic != MAGIC or record.layout != LAYOUT:
-        return None
-    return _rank_stats(record, with_steps=with_steps)
+    for _ in range(_READ_ATTEMPTS):
+        header = _Header.from_buffer_copy(_part(descriptor, 0, _Header))
+        if header.magic != MAGIC or header.layout != LAYOUT:
+            return None
+        place = _File.records.offset + header.writes % _COPIES * ctypes.sizeof(_Record)
+        content = _part(descriptor, place, _Record)
+        steps = _part(descriptor, _File.ring.offset, _Ring) if with_steps else b""
+        now = _Header.from_buffer_copy(_part(descriptor, 0, _Header))
+        # Only the write after these would fill the copy that was read.
+        if now.writes - header.writes < _COPIES - 1:
+            record = _Record.from_buffer_copy(content)
+            return record, _recent_steps(steps, record.steps) if steps else ()
+    return None
+
+
+def _part(descriptor: int, offset: int, kind: type[ctypes.Structure]) -> bytes:
+    return os.pread(descriptor, ctypes.sizeof(kind), offset)
 
 
 def read_all(directory: Path, *, with_steps: bool = True) -> tuple[RankStats, ...]:
@@ -307,7 +391,7 @@ def read_all(directory: Path, *, with_steps: bool = True) -> tuple[RankStats, ..
     return tuple(sorted((s for s in found if s), key=lambda s: (s.engine, s.rank)))
 
 
-def _rank_stats(record: _Record, *, with_steps: bool) -> RankStats:
+def _rank_stats(record: _Record, recent_steps: tuple[EngineStep, ...]) -> RankStats:
     return RankStats(
         engine=record.engine,
         rank=record.rank,
@@ -316,7 +400,7 @@ def _rank_stats(record: _Record, *, with_steps: bool) -> RankStats:
         slots=tuple(_slot_stats(slot) for slot in record.slots[: record.slot_count]),
         retired_bytes=record.retired_bytes,
         persistent_bytes=record.persistent_bytes,
-        lamport_bytes=record.lamport_bytes,
+        lamport_bytes=None if record.lamport_bytes == _UNKNOWN else record.lamport_bytes,
         is_locked=bool(record.is_locked),
         is_sealed=bool(record.is_sealed),
         growths=dict(zip(GROWTH_PHASES, record.growths, strict=True)),
@@ -329,7 +413,7 @@ def _rank_stats(record: _Record, *, with_steps: bool) -> RankStats:
         scheduled_tokens=record.scheduled_tokens,
         running_step_started_seconds=record.running_step_started_seconds or None,
         last_step_ended_seconds=record.last_step_ended_seconds or None,
-        recent_steps=_recent_steps(record) if with_steps else (),
+        recent_steps=recent_steps,
         fatal_error=_decoded(record.fatal_error),
         is_unified_memory=bool(record.is_unified_memory),
     )
@@ -358,11 +442,11 @@ def _last_rejection(record: _Record) -> Rejection | None:
     )
 
 
-def _recent_steps(record: _Record) -> tuple[EngineStep, ...]:
+def _recent_steps(content: bytes, newest: int) -> tuple[EngineStep, ...]:
     steps = (
         EngineStep(s.index, s.scheduled_tokens, s.requests, s.started_seconds, s.duration_seconds)
-        for s in record.recent_steps
-        if s.index
+        for s in _Ring.from_buffer_copy(content).steps
+        if max(0, newest - RECENT_STEPS) < s.index <= newest
     )
     return tuple(sorted(steps, key=lambda step: step.index))
 
