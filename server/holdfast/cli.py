@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast import __version__
-from holdfast.engine import refusals
+from holdfast.engine import plan_flags, refusals
 from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.settings import ListenSettings, Settings, add_flags, flags, read_groups
 
@@ -44,8 +44,8 @@ def _run(arguments: list[str]) -> int:
     is_debugging = False
     try:
         command, rest = _command(arguments)
-        if command == "version":
-            return _print_versions()
+        if command != "serve":
+            return _print_plan(rest) if command == "plan" else _print_versions()
         if any(argument.startswith("--help=") for argument in rest):
             return _print_vllm_help(rest)
         settings = parse_serve(rest, os.environ)
@@ -95,12 +95,13 @@ def parse_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Set
 
 
 def _command(arguments: list[str]) -> tuple[str, list[str]]:
-    if arguments[:1] == ["serve"]:
-        return "serve", arguments[1:]
+    if arguments[:1] in (["serve"], ["plan"]):
+        return arguments[0], arguments[1:]
     parser = _Parser(prog="holdfast", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("serve", help="serve a model (see `holdfast serve --help`)")
+    commands.add_parser("plan", help="print what would be reserved, and why; starts no engine")
     commands.add_parser("version", help="print our version, vLLM's and torch's")
     return str(parser.parse_args(arguments).command), []
 
@@ -147,7 +148,7 @@ def _add_unsupported(parser: argparse.ArgumentParser) -> None:
 
 def _address(text: str) -> str:
     if "\0" in text:
-        raise ValueError("it contains a NUL")
+        raise argparse.ArgumentTypeError("it contains a NUL")
     return text
 
 
@@ -275,6 +276,17 @@ def _print_vllm_help(arguments: list[str]) -> int:
 
     print_help(arguments)
     return ExitCode.STOPPED
+
+
+def _print_plan(arguments: list[str]) -> int:
+    flags, others = plan_flags.take_plan_flags(arguments)
+    # vLLM logs to standard output, which is the plan's.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    settings = parse_serve(others, os.environ)
+    from holdfast.engine.planning import print_plan  # noqa: PLC0415 - imports vLLM
+
+    return print_plan(settings, flags)
 
 
 def _print_versions() -> int:

@@ -1,0 +1,89 @@
+"""What does a token cost in the KV cache of one rank? From the model's configuration alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_ELEMENT_BYTES = {
+    "half": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "float": 4,
+    "float32": 4,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+_STATE_SPACE = ("layers_block_type", "hybrid_override_pattern", "ssm_cfg", "linear_attn_config")
+
+
+@dataclass(frozen=True, slots=True)
+class KvCost:
+    """Bytes of one token in one layer of one rank; None if that is no single number."""
+
+    bytes_per_token_and_layer: int | None
+    meaning: str
+
+    def bytes_per_token(self, layers: int) -> int | None:
+        """What a token takes on a rank with so many layers."""
+        if self.bytes_per_token_and_layer is None or not layers:
+            return None
+        return self.bytes_per_token_and_layer * layers
+
+    def tokens(self, size_bytes: int, layers: int) -> int | None:
+        """How many tokens fewer the KV cache of the rank holds for `size_bytes`."""
+        token_bytes = self.bytes_per_token(layers)
+        return None if token_bytes is None else -(-size_bytes // token_bytes)
+
+
+def kv_cost(model: Any, parallel: Any, cache_dtype: str, model_dtype: str) -> KvCost:
+    """The cost in a uniform KV cache, or the reason why there is no such number."""
+    text, architecture = model.hf_text_config, model.architecture
+    if reason := _irregularity(text, architecture, parallel):
+        return KvCost(None, f"unknown: {reason}")
+    element_bytes = _element_bytes(text, cache_dtype, model_dtype)
+    if element_bytes is None:
+        return KvCost(None, f"unknown: the format {cache_dtype} is measured at first start")
+    if architecture.is_deepseek_mla:
+        return KvCost(
+            architecture.head_size * element_bytes,
+            f"MLA: one latent of {architecture.head_size} x {element_bytes} bytes a token and "
+            "layer, the same on every tensor-parallel rank",
+        )
+    heads, size = model.get_num_kv_heads(parallel), model.get_head_size()
+    return KvCost(
+        2 * heads * size * element_bytes,
+        f"keys and values of {heads} heads x {size} x {element_bytes} bytes a token and layer",
+    )
+
+
+def _irregularity(text: Any, architecture: Any, parallel: Any) -> str:
+    kinds = set(getattr(text, "layer_types", None) or ())
+    checks = {
+        "its compressed layers keep fewer entries than tokens": hasattr(text, "compress_ratios"),
+        "its indexer keeps a cache of its own": getattr(text, "index_topk", None) is not None,
+        "its layers differ": bool(kinds - {"full_attention"})
+        or architecture.per_layer_overrides is not None,
+        "its sliding window bounds what a request keeps": not kinds
+        and getattr(text, "sliding_window", None) is not None,
+        "some layers have a state instead of a KV cache": any(
+            getattr(text, name, None) is not None for name in _STATE_SPACE
+        ),
+        "some layers share the KV cache of others": bool(getattr(text, "num_kv_shared_layers", 0)),
+        "an encoder has a cache of its own": bool(getattr(text, "is_encoder_decoder", False)),
+        "context parallelism splits the cache of a request": parallel.decode_context_parallel_size
+        > 1,
+        "it has no attention": not architecture.head_size or not architecture.total_num_kv_heads,
+    }
+    return next((reason for reason, holds in checks.items() if holds), "")
+
+
+def _element_bytes(text: Any, cache_dtype: str, model_dtype: str) -> int | None:
+    if cache_dtype != "auto":
+        return _ELEMENT_BYTES.get(cache_dtype)
+    if model_dtype != "auto":
+        return _ELEMENT_BYTES.get(model_dtype)
+    stored = str(getattr(text, "dtype", None) or "").removeprefix("torch.")
+    # vLLM's `auto` narrows what is stored in 32 bits; it takes 16 where nothing is said.
+    return 2 if stored in {"", "float32", "float16", "bfloat16"} else None

@@ -1,0 +1,51 @@
+"""The flags of `holdfast plan` beyond those of `serve`; imports neither vLLM nor torch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from holdfast.errors import UsageError
+
+DEVICE_NAMES = ("gb10", "rtxpro6000", "h100", "h200", "b200", "cpu")
+_EPILOG = """\
+All flags of `holdfast serve` work too. No engine is started and nothing is downloaded: MODEL is a
+directory, or lies in the cache of the Hugging Face Hub. What cannot be known without the device is
+"measured at first start".
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFlags:
+    """How the plan is shown, and for which device; that of this machine if None."""
+
+    device: str | None
+    is_json: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}.", remedy="see `holdfast plan --help`.")
+
+
+def take_plan_flags(arguments: Sequence[str]) -> tuple[PlanFlags, list[str]]:
+    """Our flags, and the arguments that are left for the parser of `serve`.
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    parser = _Parser(
+        prog="holdfast plan",
+        usage="holdfast plan MODEL [flags of holdfast serve] [flags below]",
+        description="Print what would be reserved, per rank and slot, with reasons.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An abbreviation of ours could be a whole flag of vLLM's.
+        allow_abbrev=False,
+    )
+    parser.add_argument("--device", choices=DEVICE_NAMES, help="plan for it instead of this one")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    namespace, others = parser.parse_known_args(arguments)
+    return PlanFlags(namespace.device, namespace.json), others

@@ -1,0 +1,174 @@
+"""What is known of an engine's configuration from files and flags, without a device to resolve it.
+
+The names are those of vLLM's configuration, so that a reserver reads both alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config.model import _get_and_verify_max_len
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.transformers_utils.config import get_config, get_hf_text_config
+from vllm.transformers_utils.model_arch_config_convertor import (
+    MODEL_ARCH_CONFIG_CONVERTORS,
+    ModelArchConfigConvertorBase,
+)
+from vllm.usage.usage_lib import UsageContext
+
+from holdfast.workspace.reservers import Device
+
+DEVICES = {
+    "gb10": Device("gb10", is_cuda=True, capability_major=12),
+    "rtxpro6000": Device("rtxpro6000", is_cuda=True, capability_major=12),
+    "h100": Device("h100", is_cuda=True, capability_major=9),
+    "h200": Device("h200", is_cuda=True, capability_major=9),
+    "b200": Device("b200", is_cuda=True, capability_major=10),
+    "cpu": Device("cpu", is_cuda=False),
+}
+_GPU_STEP_TOKENS = {"gb10": 8192, "rtxpro6000": 8192, "h100": 8192, "h200": 8192, "b200": 16384}
+"""vLLM's defaults of `max_num_batched_tokens` for a server, by the memory of the device."""
+_GPU_SEQUENCES = 1024
+_CPU_STEP_TOKENS = 2048
+_CPU_SEQUENCES = 128
+"""On the CPU both are for each rank of an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model's configuration, with those methods of vLLM's ModelConfig that reservers use."""
+
+    hf_config: Any
+    hf_text_config: Any
+    architecture: Any
+    max_model_len: int
+
+    def get_head_size(self) -> int:
+        """Elements of one head of keys or values."""
+        return int(self.architecture.head_size)
+
+    def get_num_attention_heads(self, parallel_config: Any) -> int:
+        """Query heads of one rank."""
+        heads = int(self.architecture.total_num_attention_heads)
+        return heads // int(parallel_config.tensor_parallel_size)
+
+    def get_num_kv_heads(self, parallel_config: Any) -> int:
+        """Key heads of one rank; ranks beyond their number share."""
+        heads = int(self.architecture.total_num_kv_heads)
+        return max(1, heads // int(parallel_config.tensor_parallel_size))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedScheduler:
+    """The sizes of a step; None for one that depends on an unknown device."""
+
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    enable_chunked_prefill: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCache:
+    """How the KV cache is stored."""
+
+    cache_dtype: str
+    block_size: int | None
+    enable_prefix_caching: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedConfig:
+    """The part of vLLM's configuration that is known without resolving it for a device."""
+
+    model_config: PlannedModel
+    parallel_config: Any
+    scheduler_config: PlannedScheduler
+    cache_config: PlannedCache
+    attention_config: Any
+
+
+def planned_config(
+    arguments: AsyncEngineArgs, device: Device | None, *, is_named: bool
+) -> PlannedConfig:
+    """What the model's files, the flags and the defaults for `device` say.
+
+    vLLM's errors for files that it cannot use are raised as they are.
+    """
+    model = _read_model(arguments)
+    step_tokens, sequences = _sizes(arguments, model, device, is_named=is_named)
+    attention = arguments.attention_config
+    if arguments.attention_backend is not None:
+        attention.backend = type(attention).validate_backend_before(arguments.attention_backend)
+    return PlannedConfig(
+        model_config=model,
+        # The command line has the sizes under the names of vLLM's ParallelConfig.
+        parallel_config=arguments,
+        scheduler_config=PlannedScheduler(step_tokens, sequences, arguments.enable_chunked_prefill),
+        cache_config=PlannedCache(
+            str(arguments.kv_cache_dtype), arguments.block_size, arguments.enable_prefix_caching
+        ),
+        attention_config=attention,
+    )
+
+
+def _read_model(arguments: AsyncEngineArgs) -> PlannedModel:
+    overrides = arguments.hf_overrides
+    hf_config = get_config(
+        arguments.model,
+        arguments.trust_remote_code,
+        hf_overrides_kw=overrides if isinstance(overrides, dict) else None,
+        hf_overrides_fn=overrides if callable(overrides) else None,
+    )
+    text_config = get_hf_text_config(hf_config)
+    convertor = MODEL_ARCH_CONFIG_CONVERTORS.get(hf_config.model_type, ModelArchConfigConvertorBase)
+    converted = convertor(hf_config, text_config)
+    architecture = converted.convert()
+    max_model_len = _get_and_verify_max_len(
+        hf_config=converted.hf_text_config,
+        model_arch_config=architecture,
+        tokenizer_config=None,
+        max_model_len=arguments.max_model_len,
+        disable_sliding_window=arguments.disable_sliding_window,
+        sliding_window=getattr(text_config, "sliding_window", None),
+    )
+    return PlannedModel(hf_config, text_config, architecture, int(max_model_len))
+
+
+def _sizes(
+    arguments: AsyncEngineArgs, model: PlannedModel, device: Device | None, *, is_named: bool
+) -> tuple[int | None, int | None]:
+    """`max_num_batched_tokens` and `max_num_seqs`: given, or vLLM's default for the device."""
+    tokens, sequences = arguments.max_num_batched_tokens, arguments.max_num_seqs
+    if device is None or (tokens is not None and sequences is not None):
+        return tokens, sequences
+    default_tokens, default_sequences = _default_sizes(arguments, device, is_named=is_named)
+    factor = 2 if arguments.performance_mode == "throughput" else 1
+    if sequences is None:
+        sequences = default_sequences * factor
+    if tokens is None and not _has_other_default(arguments, model):
+        tokens = default_tokens * factor
+        if arguments.enable_chunked_prefill is False:
+            tokens = max(tokens, model.max_model_len)
+        tokens = min(tokens, sequences * model.max_model_len)
+    if arguments.max_num_seqs is None and tokens is not None:
+        sequences = min(sequences, tokens)
+    return tokens, sequences
+
+
+def _default_sizes(
+    arguments: AsyncEngineArgs, device: Device, *, is_named: bool
+) -> tuple[int, int]:
+    world = arguments.pipeline_parallel_size * arguments.tensor_parallel_size
+    if not is_named:
+        tokens, sequences = arguments.get_batch_defaults(world)
+        return tokens[UsageContext.OPENAI_API_SERVER], sequences[UsageContext.OPENAI_API_SERVER]
+    if not device.is_cuda:
+        return _CPU_STEP_TOKENS * world, _CPU_SEQUENCES * world
+    return _GPU_STEP_TOKENS[device.name], _GPU_SEQUENCES
+
+
+def _has_other_default(arguments: AsyncEngineArgs, model: PlannedModel) -> bool:
+    """Whether vLLM looks at more than the device: an image must fit, or experts are batched."""
+    is_batched = arguments.enable_expert_parallel and arguments.data_parallel_size > 1
+    return bool(model.architecture.is_mm_prefix_lm or is_batched)
