@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 bin := .venv/bin
 export PYTHON
 
-.PHONY: help setup demo test test-fast lint check-format check-lint check-types format bench clean
+.PHONY: help setup demo test test-fast soak lint check-format check-lint check-types format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -21,6 +21,9 @@ test: setup ## run all tests; ARGS="-k words" adds flags
 
 test-fast: setup ## run the tests that start no engine
 	@exec $(bin)/pytest -n 2 --no-loadscope-reorder -m "not engine" $(ARGS)
+
+soak: setup ## run the long proofs (hours): random requests, killed writers
+	@exec $(bin)/pytest soak $(ARGS)
 
 lint: check-format check-lint check-types ## check format, lint and types
 

@@ -17,6 +17,7 @@ _SHARED_ENGINE = {
     "test_ranks.py": "demo",
     "test_states.py": "demo",
     "test_learned_restart.py": "learned",
+    "test_requests_after_ready.py": "learned",
     "test_lock_bug.py": "learned",
     "test_never_proves_again_in_the_same_engine_but_not_what_the_journal_forbids": "learned",
 }

@@ -6,12 +6,16 @@ found by it. Knows neither vLLM nor torch.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import re
+import stat
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,9 @@ from holdfast.workspace.stats import MAX_SLOTS
 SCHEMA = 1
 MOST_BYTES = 1 << 40
 """A need is below 1 TiB; more is a mistake that would end every start."""
+LOCK_SECONDS = 5.0
+"""A process that hangs while it writes holds up another no longer than this."""
+_LOCK_POLL_SECONDS = 0.02
 _LARGEST_FILE_BYTES = 64 * 1024
 _FINGERPRINT = re.compile(r"[A-Za-z0-9_-]{1,128}")
 logger = logging.getLogger(__name__)
@@ -45,36 +52,94 @@ def learned_path(directory: Path, fingerprint: str) -> Path:
 def read(directory: Path, fingerprint: str) -> Mapping[Slot, int]:
     """The need of each slot in bytes, as learned; empty if nothing is known.
 
-    A file that is broken, unreadable or of another make is renamed to `*.broken`, with a warning.
+    What is broken or of another make, or no file at all, is renamed to `*.broken`, with a warning;
+    a file that cannot be read now is left alone.
     """
     path = learned_path(directory, fingerprint)
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE_BYTES + 1)
-        return _parsed(content, fingerprint)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError) as error:
-        _set_aside(path, error)
+        return _load(path, fingerprint)
+    except OSError as error:
+        logger.warning("%s is ignored: %s", path, error)
         return {}
 
 
 def write(directory: Path, fingerprint: str, slots: Mapping[Slot, int]) -> None:
-    """Keep the larger of what is known and `slots`, whole or not at all.
+    """Keep the larger of what is known and `slots`, whole or not at all, whoever else writes.
 
     A directory that cannot be written is a warning: the next start learns again.
     """
     for slot, needed_bytes in slots.items():
         _checked(slot, needed_bytes)
-    known = read(directory, fingerprint)
-    merged = {slot: max(known.get(slot, 0), slots.get(slot, 0)) for slot in {*known, *slots}}
-    if merged == known:
-        return
+    path = learned_path(directory, fingerprint)
     try:
+        known = _load(path, fingerprint)
+        if _merged(known, slots) == known:
+            return
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _replace(learned_path(directory, fingerprint), _document(fingerprint, merged))
+        with _writing(directory):
+            known = _load(path, fingerprint, is_alone=True)
+            _replace(path, _document(fingerprint, _merged(known, slots)))
     except OSError as error:
         logger.warning("Learned reservations are not kept in %s: %s", directory, error)
+
+
+def _merged(known: Mapping[Slot, int], slots: Mapping[Slot, int]) -> Mapping[Slot, int]:
+    return {slot: max(known.get(slot, 0), slots.get(slot, 0)) for slot in {*known, *slots}}
+
+
+def _load(path: Path, fingerprint: str, *, is_alone: bool = False) -> Mapping[Slot, int]:
+    """What is known. What is wrong is set aside by one process alone, which looks again first.
+
+    Else a good file that another process put there since would be taken for the broken one.
+    """
+    try:
+        return _parsed(_content(path), fingerprint)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
+        if is_alone:
+            _set_aside(path, error)
+            return {}
+    with _writing(path.parent):
+        return _load(path, fingerprint, is_alone=True)
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file, up to one too many; a ValueError if it is none. Never waits."""
+    # A FIFO or a device would keep a reader waiting, and some cannot be opened at all.
+    if path.is_symlink() and not path.exists():
+        raise ValueError("it is a link to nothing")
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no file")
+        return file.read(_LARGEST_FILE_BYTES + 1)
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Entered by one process at a time, as far as the file system and the deadline allow."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_POLL_SECONDS)
+        except OSError:  # some network file systems lock no directory
+            return
+        else:
+            return
 
 
 def _document(fingerprint: str, slots: Mapping[Slot, int]) -> str:
@@ -115,13 +180,16 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _set_aside(path: Path, error: Exception) -> None:
-    aside = path.with_suffix(".broken")
-    try:
-        path.replace(aside)
-    except OSError as failure:
-        logger.warning("%s is ignored: %s; it cannot be set aside: %s", path, error, failure)
-    else:
-        logger.warning("%s is set aside as %s: %s", path, aside.name, error)
+    # The second name is for a directory that is in the way.
+    for aside in (path.with_suffix(".broken"), path.with_suffix(f".{time.time_ns()}.broken")):
+        try:
+            path.replace(aside)
+        except OSError as failure:
+            problem = failure
+        else:
+            logger.warning("%s is set aside as %s: %s", path, aside.name, error)
+            return
+    logger.warning("%s is ignored: %s; it cannot be set aside: %s", path, error, problem)
 
 
 def _parsed(content: bytes, fingerprint: str) -> Mapping[Slot, int]:

@@ -1,0 +1,347 @@
+"""The workspace manager against an oracle, for any order of what can happen to it."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from vllm.v1.worker import workspace
+
+from holdfast.errors import HoldfastError
+from holdfast.records import RankStats
+from holdfast.workspace.manager import WorkspaceManager
+from holdfast.workspace.plan import Reservation
+from holdfast.workspace.stats import StatsWriter, read_stats
+from oracle import ALIGNMENT_BYTES, Oracle, Policy, Refusal, offsets
+
+CPU = torch.device("cpu")
+KIB = 1024
+SIZES = st.one_of(st.integers(0, 3 * KIB), st.integers(0, 6 * KIB).map(lambda size: size * KIB))
+REASONS = {
+    "deny": "the growth policy is deny",
+    "capture": "captured into a graph",
+    "limit": "the growth limit is",
+}
+
+
+class StreamManager(WorkspaceManager):
+    """A manager whose stream is captured when the test says so, as only a GPU's can be."""
+
+    is_stream_captured = False
+
+    def _is_capturing(self) -> bool:
+        return self.is_stream_captured
+
+
+def small_kernel(manager: WorkspaceManager, sizes: list[int]) -> list[torch.Tensor]:
+    """One of two that ask."""
+    return manager.get_simultaneous(*[((size,), torch.uint8) for size in sizes])
+
+
+def large_kernel(manager: WorkspaceManager, sizes: list[int]) -> list[torch.Tensor]:
+    """The other one; of another type, because a known spec costs too little to see who asks."""
+    return manager.get_simultaneous(*[((size,), torch.int8) for size in sizes])
+
+
+class Graphs:
+    """What graphs have captured: addresses, which keep nothing alive."""
+
+    def __init__(self) -> None:
+        self._captured: dict[int, tuple[int, weakref.ref[torch.Tensor]]] = {}
+
+    def capture(self, buffer: torch.Tensor) -> None:
+        """Remember where the buffer lies."""
+        self._captured[buffer.data_ptr()] = (buffer.numel(), weakref.ref(buffer))
+
+    def check(self) -> None:
+        """Raise AssertionError if a replay would write into freed memory."""
+        for address, (size_bytes, reference) in self._captured.items():
+            buffer = reference()
+            assert buffer is not None, "a captured buffer is freed"
+            assert (buffer.data_ptr(), buffer.numel()) == (address, size_bytes)
+
+
+class OracleMachine(RuleBasedStateMachine):
+    """Does the same to the manager and to the oracle, and compares them after every step."""
+
+    @initialize(
+        ubatches=st.integers(1, 2),
+        lanes=st.integers(1, 2),
+        policy=st.sampled_from(["deny", "alongside", "alongside"]),
+        limit_bytes=st.one_of(st.none(), st.integers(0, 16 * KIB).map(lambda size: size * KIB)),
+        is_closed=st.booleans(),
+    )
+    def start(
+        self,
+        ubatches: int,
+        lanes: int,
+        policy: Policy,
+        limit_bytes: int | None,
+        *,
+        is_closed: bool,
+    ) -> None:
+        self.shape = (ubatches, lanes)
+        self.oracle = Oracle(ubatches, lanes, policy, limit_bytes)
+        self.writer = StatsWriter(Path(self.directory.name), engine=0, rank=0, generation=1)
+        self.make()
+        if is_closed:  # where most rules hold
+            self.resource(0, "a", 64)
+            self.seal()
+            self.lock(None)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.patches = pytest.MonkeyPatch()
+        self.next_mark = 0
+
+    def teardown(self) -> None:
+        self.patches.undo()
+        self.directory.cleanup()
+
+    def make(self) -> None:
+        """A new manager in the place of what was there, bound to the stats of the rank."""
+        self.manager = StreamManager(CPU, *self.shape)
+        self.manager.is_stream_captured = self.oracle.is_capturing
+        self.manager.bind(self.writer, self.oracle.policy, self.oracle.given_limit_bytes)
+        self.earlier_rejections = dict(self.oracle.rank.rejections)
+        self.graphs = Graphs()
+        self.contents: list[tuple[torch.Tensor, int]] = []
+        self.current: dict[int, tuple[torch.Tensor, int]] = {}
+
+    @contextmanager
+    def acting_in(self, index: int) -> Iterator[int]:
+        """As the thread of a ubatch and the context of a lane; yields the slot that they have."""
+        index %= len(self.oracle.slots)
+        ubatch, lane = divmod(index, self.shape[1])
+        self.patches.setattr(workspace, "dbo_current_ubatch_id", lambda: ubatch)
+        with workspace.use_workspace_lane(lane), self.watching_buffers():
+            yield index
+
+    @contextmanager
+    def watching_buffers(self) -> Iterator[None]:
+        """Where a buffer was replaced: kept once sealed, else gone unless a view needs it."""
+        before, marks = self.buffers(), dict(self.current)
+        yield
+        after = self.buffers()
+        for index, mark in marks.items():
+            if before[index] is not after[index]:
+                if self.oracle.is_sealed:
+                    self.contents.append(mark)
+                if self.current[index] is mark:
+                    del self.current[index]
+        changed = [
+            weakref.ref(old)
+            for old, new in zip(before, after, strict=True)
+            if old is not None and old is not new
+        ]
+        marks.clear()
+        del before, after
+        if changed and not self.oracle.is_sealed:
+            gc.collect(0)
+            assert all(reference() is None for reference in changed), "a replaced buffer is kept"
+
+    def buffers(self) -> list[Any]:
+        """The current buffer of each slot."""
+        return list(self.manager._current_workspaces)
+
+    def ask(self, index: int, sizes: list[int], *, is_large: bool) -> None:
+        """One request of both, and what its views look like."""
+        ask = large_kernel if is_large else small_kernel
+        expected = self.oracle.request(index, sizes, ask.__name__)
+        try:
+            views = ask(self.manager, sizes)
+        except AssertionError:
+            assert expected is not None
+            self.check_refusal(expected, ask.__name__)
+            return
+        assert expected is None, f"not refused: {expected}"
+        self.check_views(index, sizes, views)
+
+    def check_views(self, index: int, sizes: list[int], views: list[torch.Tensor]) -> None:
+        """Each view lies in the buffer of its slot where vLLM would put it."""
+        assert [view.numel() for view in views] == sizes
+        buffer = self.manager._current_workspaces[index]
+        for view, start in zip(views, offsets(sizes), strict=False):
+            if view.numel():
+                assert buffer is not None
+                assert view.data_ptr() == buffer.data_ptr() + start
+                assert start + view.numel() <= buffer.numel()
+        largest = max(views, key=torch.Tensor.numel, default=None)
+        if largest is not None and largest.numel():
+            self.next_mark = self.next_mark % 120 + 1
+            largest[0] = largest[-1] = self.next_mark  # all of it would cost too much
+            self.current[index] = (largest, self.next_mark)
+
+    def check_refusal(self, expected: Refusal, caller: str) -> None:
+        """The stats name it before anyone could catch it."""
+        found = self.stats().last_rejection
+        assert found is not None
+        assert (found.kind, found.needed_bytes, found.held_bytes) == (
+            expected.kind,
+            expected.needed_bytes,
+            expected.held_bytes,
+        )
+        assert found.caller.endswith(f":{caller}")
+        assert REASONS[expected.reason] in found.reason
+
+    def stats(self) -> RankStats:
+        """What a reader sees."""
+        stats = read_stats(self.writer.path, with_steps=False)
+        assert stats is not None
+        return stats
+
+    @rule(index=st.integers(0, 3), sizes=st.lists(SIZES, max_size=3), is_large=st.booleans())
+    def request(self, index: int, sizes: list[int], *, is_large: bool) -> None:
+        with self.acting_in(index) as slot:
+            self.ask(slot, sizes, is_large=is_large)
+
+    @rule(index=st.integers(0, 3), more_bytes=st.sampled_from([1, 4 * KIB, KIB * KIB, 3 << 20]))
+    def grow(self, index: int, more_bytes: int) -> None:
+        with self.acting_in(index) as slot:
+            held_bytes = self.oracle.slots[slot].size_bytes or 0
+            if held_bytes < 32 << 20:
+                self.ask(slot, [held_bytes + more_bytes], is_large=True)
+
+    @precondition(lambda self: self.oracle.is_locked and self.oracle.is_sealed)
+    @rule(index=st.integers(0, 3), beyond_bytes=st.sampled_from([-ALIGNMENT_BYTES, 0, 1]))
+    def grow_to_the_limit(self, index: int, beyond_bytes: int) -> None:
+        oracle = self.oracle
+        room_bytes = oracle.limit_bytes + oracle.locked_bytes - oracle.held_bytes
+        room_bytes = room_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES + beyond_bytes
+        with self.acting_in(index) as slot:
+            if 0 < room_bytes < 32 << 20:
+                self.ask(slot, [room_bytes], is_large=True)
+
+    @rule(index=st.integers(0, 3), size_bytes=SIZES)
+    def reserve(self, index: int, size_bytes: int) -> None:
+        with self.watching_buffers():
+            place = index % len(self.oracle.slots)
+            is_met = self.oracle.reserve(place, size_bytes)
+            reservation = Reservation(self.manager.slots[place], (), size_bytes)
+            try:
+                self.manager.reserve([reservation])
+            except HoldfastError:
+                assert not is_met
+            else:
+                assert is_met
+
+    @rule(index=st.integers(0, 3), key=st.sampled_from("abc"), size_kib=st.integers(1, 4 * KIB))
+    def resource(self, index: int, key: str, size_kib: int) -> None:
+        with self.acting_in(index) as slot:
+            size_bytes = self.oracle.slots[slot].resources.get(key, size_kib * KIB)
+            expected = self.oracle.persistent(slot, key, size_bytes)
+            try:
+                tensor = self.manager.get_persistent(key, (size_bytes,), torch.uint8)
+            except AssertionError:
+                assert expected is not None
+                self.check_refusal(expected, "resource")
+            else:
+                assert expected is None
+                assert tensor.numel() == size_bytes
+
+    @precondition(lambda self: not self.oracle.is_locked)
+    @rule()
+    def seal(self) -> None:
+        with self.watching_buffers():
+            self.manager.seal()
+            self.oracle.seal()
+
+    @rule(is_capturing=st.sampled_from([False, False, True]))
+    def capture(self, *, is_capturing: bool) -> None:
+        self.oracle.is_capturing = self.manager.is_stream_captured = is_capturing
+
+    @rule(limit_bytes=st.one_of(st.none(), st.none(), st.integers(0, 8 << 20)))
+    def lock(self, limit_bytes: int | None) -> None:
+        with self.watching_buffers():
+            self.oracle.lock(limit_bytes)
+            self.manager.lock(limit_bytes)
+
+    @rule()
+    def unlock(self) -> None:
+        self.oracle.is_locked = False
+        self.manager.unlock()
+
+    @rule(policy=st.sampled_from(["deny", "alongside", "alongside"]))
+    def change_policy(self, policy: Policy) -> None:
+        self.oracle.policy = policy
+        self.manager.set_policy(policy)
+
+    @rule()
+    def reset(self) -> None:
+        self.oracle.reset()
+        self.make()
+
+    @invariant()
+    def stats_agree(self) -> None:
+        stats, rank = self.stats(), self.oracle.rank
+        slots = self.oracle.slots
+        assert [slot.size_bytes for slot in stats.slots] == [s.size_bytes or 0 for s in slots]
+        assert [slot.reserved_bytes for slot in stats.slots] == [s.reserved_bytes for s in slots]
+        assert [slot.high_water_bytes for slot in stats.slots] == rank.high_water_bytes
+        assert [(slot.ubatch, slot.lane) for slot in stats.slots] == list(self.manager.slots)
+        assert stats.retired_bytes == sum(self.oracle.retired)
+        assert stats.persistent_bytes == self.oracle.persistent_bytes
+        assert (stats.is_sealed, stats.is_locked) == (self.oracle.is_sealed, self.oracle.is_locked)
+        assert stats.growths == rank.growths
+        assert stats.rejections == rank.rejections
+        assert _needs_by_function(stats) == rank.callers
+
+    @invariant()
+    def books_agree(self) -> None:
+        books = self.manager.books
+        assert books.held_bytes == self.oracle.held_bytes
+        for kind, count in books.rejections.items():
+            assert count + self.earlier_rejections[kind] == self.oracle.rank.rejections[kind]
+
+    @invariant()
+    def buffers_agree(self) -> None:
+        sizes = [0 if buffer is None else buffer.numel() for buffer in self.buffers()]
+        assert sizes == [slot.size_bytes or 0 for slot in self.oracle.slots]
+
+    @invariant()
+    def no_view_points_into_freed_memory(self) -> None:
+        if self.oracle.is_sealed:
+            for buffer in self.buffers():
+                if buffer is not None:
+                    self.graphs.capture(buffer)
+        self.graphs.check()
+        for view, mark in (*self.contents, *self.current.values()):
+            assert int(view[0]) == int(view[-1]) == mark
+
+    @invariant()
+    def memos_hold_views_of_the_current_buffer_alone(self) -> None:
+        for buffer, memo in zip(self.buffers(), self.manager._memos, strict=True):
+            for view in (view for views in memo.values() for view in views if view.numel()):
+                storage = view.untyped_storage()
+                assert buffer is not None
+                assert storage.data_ptr() == buffer.untyped_storage().data_ptr()
+
+
+def _needs_by_function(stats: RankStats) -> dict[str, int]:
+    needs: dict[str, int] = {}
+    for caller, needed_bytes in stats.callers.items():
+        if not needed_bytes:  # who asks for nothing again is not seen
+            continue
+        name = caller.rpartition(":")[2]
+        needs[name] = max(needs.get(name, 0), needed_bytes)
+    return needs
+
+
+OracleMachine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestManagerAgainstOracle = OracleMachine.TestCase
