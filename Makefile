@@ -17,10 +17,10 @@ demo: setup ## serve the embedded model; ARGS="--port 9000" adds flags
 	@exec $(bin)/holdfast serve --demo $(ARGS)
 
 test: setup ## run all tests; ARGS="-k words" adds flags
-	@exec $(bin)/pytest -n 2 --no-loadscope-reorder $(ARGS)
+	@exec $(bin)/pytest -n 3 --no-loadscope-reorder $(ARGS)
 
 test-fast: setup ## run the tests that start no engine
-	@exec $(bin)/pytest -n 2 --no-loadscope-reorder -m "not engine" $(ARGS)
+	@exec $(bin)/pytest -n 3 --no-loadscope-reorder -m "not engine" $(ARGS)
 
 soak: setup ## run the long proofs (hours): random requests, killed writers
 	@exec $(bin)/pytest soak $(ARGS)

@@ -1,4 +1,4 @@
-"""How tests share machines: two processes, and each engine in one of them."""
+"""How tests share machines: a few processes, and each engine in one of them."""
 
 from __future__ import annotations
 

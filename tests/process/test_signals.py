@@ -34,8 +34,20 @@ def serving(
 
 
 def engine_of(server: Server) -> psutil.Process:
-    """The child that stands in for the engine, once it runs."""
-    return next(iter(server.until(lambda: descendants(server.process.pid), "an engine")))
+    """The child that stands in for the engine, once it runs; Python's own tracker is none."""
+    engines = server.until(lambda: _engines_below(server.process.pid), "an engine")
+    return engines[0]
+
+
+def _engines_below(pid: int) -> list[psutil.Process]:
+    return [child for child in descendants(pid) if not _is_tracker(child)]
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("resource_tracker" in word for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return True
 
 
 @contextmanager
