@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import stand_in
+from holdfast.engine import processes
 from servers import Server, descendants, running, wait_until
 
 COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
@@ -40,14 +41,7 @@ def engine_of(server: Server) -> psutil.Process:
 
 
 def _engines_below(pid: int) -> list[psutil.Process]:
-    return [child for child in descendants(pid) if not _is_tracker(child)]
-
-
-def _is_tracker(process: psutil.Process) -> bool:
-    try:
-        return any("resource_tracker" in word for word in process.cmdline())
-    except psutil.NoSuchProcess:
-        return True
+    return [child for child in descendants(pid) if not processes._is_resource_tracker(child)]
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from holdfast.errors import UsageError
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogStyle = Literal["console", "json"]
 LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
-LOG_STYLES: tuple[LogStyle, ...] = get_args(LogStyle)
 
 ROOT = "holdfast"
 _ACCESS_ARGUMENTS = 5

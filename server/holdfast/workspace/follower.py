@@ -178,7 +178,7 @@ class WorkerFollower:
 
     def _deduct(self, given_bytes: int) -> int:
         """A given KV cache size bypasses vLLM's sizing, which would have seen the reservation."""
-        reserved_bytes = sum(self._manager.books.size_bytes)
+        reserved_bytes = self._manager.total_size_bytes()
         if reserved_bytes >= given_bytes:
             raise ValueError(
                 f"the workspaces take {reserved_bytes} bytes, and the KV cache was given only "
@@ -225,7 +225,7 @@ class WorkerFollower:
     def _lock(self) -> None:
         """Close the manager with a growth limit that every rank can hold, see `_smallest`."""
         manager = self._manager
-        sizes = dict(zip(manager.slots, manager.books.size_bytes, strict=True))
+        sizes = manager.slot_sizes()
         wanted_bytes = growth_limit_bytes(self._spec.growth_limit_bytes, sizes)
         free_bytes = max(0, _free_bytes(self._worker.device) - MEMORY_MARGIN_BYTES)
         manager.lock(limit_bytes=_smallest(min(wanted_bytes, free_bytes)))
