@@ -35,6 +35,19 @@ StepName = Literal[
     "mixed",
 ]
 Outcome = Literal["passed", "failed", "skipped"]
+DeathCause = Literal[
+    "workspace_rejection",
+    "worker_exception",
+    "worker_exit",
+    "core_exit",
+    "out_of_memory",
+    "stall",
+    "terminated",
+    "start_failure",
+    "requested",
+    "unknown",
+]
+LossReason = Literal["stream_broken", "not_replayable", "quarantined", "engine_lost", "drained"]
 
 GROWTH_PHASES: tuple[GrowthPhase, ...] = ("warmup", "sealed", "locked")
 REJECTION_KINDS: tuple[RejectionKind, ...] = ("scratch", "persistent", "permute")
@@ -55,6 +68,25 @@ START_PHASES: tuple[StartPhase, ...] = (
     "kv_cache",
     "warmup",
     "locked",
+)
+DEATH_CAUSES: tuple[DeathCause, ...] = (
+    "workspace_rejection",
+    "worker_exception",
+    "worker_exit",
+    "core_exit",
+    "out_of_memory",
+    "stall",
+    "terminated",
+    "start_failure",
+    "requested",
+    "unknown",
+)
+LOSS_REASONS: tuple[LossReason, ...] = (
+    "stream_broken",
+    "not_replayable",
+    "quarantined",
+    "engine_lost",
+    "drained",
 )
 PROBE_STEPS: tuple[StepName, ...] = (
     "first_token",
@@ -137,6 +169,34 @@ class RankStats:
     """Why this rank is lost, written before the exception left the worker; empty if it is not."""
     is_unified_memory: bool = False
     """Whether filling the device's memory fills the host's, as on GB10 and on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A request that was in the step that ended an engine."""
+
+    request_id: str
+    """vLLM's internal name of it, which contains the one the request was sent with."""
+    reached_tokens: int
+    """Its context at the end of that step: a replay that got further is innocent."""
+    is_prefill: bool
+    """Whether the step computed a part of its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why a generation of the engine ended."""
+
+    cause: DeathCause
+    reason: str
+    """For people: which process or rank, and its exception."""
+    is_accusing: bool = False
+    """Whether a request may have caused it: an exception, a rejection or a stall, no signal."""
+    suspects: tuple[Suspect, ...] | None = None
+    """The requests in the step that failed; None where that is not known."""
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

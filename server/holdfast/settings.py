@@ -77,6 +77,13 @@ def token_count(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """A whole number, 0 or more; ValueError for anything else."""
+    if not re.fullmatch("[0-9]{1,6}", text):
+        raise ValueError("expected a number, 0 or more")
+    return int(text)
+
+
 def directory_or_none(text: str) -> Path | None:
     """A directory, or None for the word `none`; ValueError for what cannot be a path."""
     if not text or "\0" in text:
@@ -234,8 +241,40 @@ class ProbeSettings:
 
 @dataclass(frozen=True, slots=True)
 class SupervisionSettings:
-    """How the server ends."""
+    """What happens when the engine dies or hangs, and how the server ends."""
 
+    max_engine_restarts: int = _flag(
+        "--max-engine-restarts",
+        count,
+        3,
+        "N",
+        "restarts of a dead engine within the restart window before the server ends with exit 5",
+    )
+    restart_window_seconds: float = _flag(
+        "--restart-window",
+        positive_seconds,
+        1800.0,
+        "SECONDS",
+        "the window that `--max-engine-restarts` counts in",
+        shown="1800",
+    )
+    hold_timeout_seconds: float = _flag(
+        "--hold-timeout",
+        seconds,
+        60.0,
+        "SECONDS",
+        "while recovering, new requests are held if the wait promises to be shorter, else 503",
+        shown="60",
+    )
+    stall_timeout_seconds: float = _flag(
+        "--stall-timeout",
+        positive_seconds,
+        120.0,
+        "SECONDS",
+        "an engine with requests and without a step for so long, and for three times its slowest "
+        "probed step, is ended and started again",
+        shown="120",
+    )
     drain_timeout_seconds: float = _flag(
         "--drain-timeout",
         seconds,

@@ -114,8 +114,31 @@ METRICS: tuple[Metric, ...] = (
     Metric("engine_generation", "gauge", "Generation of the engine, 0 before the first."),
     Metric("engine_starts_total", "counter", "Starts of the engine, finished or not."),
     Metric("engine_start_duration_seconds", "gauge", "Time the last finished start took."),
+    Metric("engine_deaths_total", "counter", "Deaths of the engine by cause.", ("cause",)),
+    Metric(
+        "engine_restarts_left",
+        "gauge",
+        "Restarts that --max-engine-restarts still allows within the restart window.",
+    ),
+    Metric(
+        "event_loop_lag_seconds",
+        "gauge",
+        "Longest delay of the event loop of the front end in the last minute.",
+    ),
     Metric("last_step_age_seconds", "gauge", "Time since any rank last finished a step."),
     Metric("requests_in_flight", "gauge", "Requests let in and not yet answered whole."),
+    Metric("requests_held", "gauge", "Requests that wait for the next generation of the engine."),
+    Metric(
+        "requests_replayed_total",
+        "counter",
+        "Requests that were sent again to the next generation of the engine.",
+    ),
+    Metric(
+        "requests_lost_total",
+        "counter",
+        "Requests that the death of an engine cost their answer, by reason.",
+        ("reason",),
+    ),
     Metric(
         "requests_refused_total",
         "counter",
