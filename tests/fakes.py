@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from holdfast.errors import EngineLostError
-from holdfast.records import EngineFacts, EngineStep, RankStats, Rejection
+from holdfast.records import Death, EngineFacts, EngineStep, RankStats, Rejection
 from holdfast.workspace.plan import GrowthPolicy
 from holdfast.workspace.stats import RECENT_STEPS
 
@@ -51,6 +51,30 @@ FACTS = EngineFacts(
     fingerprint="fake-fingerprint",
 )
 """Small enough for a suite to run in a second, with prompts longer than a step."""
+
+
+class Calm:
+    """The part of an `Engine` that nothing is wrong with."""
+
+    is_paused = False
+
+    def running_requests(self) -> dict[int, int]:
+        return {}
+
+    def blocked_since_seconds(self) -> dict[int, float]:
+        return {}
+
+    def is_compiling(self) -> bool:
+        return False
+
+    async def canary(self) -> None:
+        pass
+
+    async def dump_stacks(self) -> str:
+        return ""
+
+    def last_words(self) -> str:
+        return ""
 
 
 class FakeClock:
@@ -141,7 +165,7 @@ class _Lane:
         return len(self.waiting) + len(self.running)
 
 
-class FakeEngine:
+class FakeEngine(Calm):
     """An `Engine` of which everything is known. Use it as a context manager: it has a task."""
 
     generation = 1
@@ -203,14 +227,11 @@ class FakeEngine:
         for lane in self._lanes.values():
             lane.cached.clear()
 
-    def last_words(self) -> str:
-        return ""
-
     async def set_growth(self, policy: GrowthPolicy) -> None:
         self.growth_policy = policy
 
-    async def until_dead(self) -> str:
-        return await asyncio.shield(self._death)
+    async def until_dead(self) -> Death:
+        return Death("unknown", await asyncio.shield(self._death))
 
     async def until_stepped(self, tokens: int) -> None:
         """Return once a step of exactly so many tokens has begun."""

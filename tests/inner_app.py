@@ -22,6 +22,20 @@ class View:
     state: State = State.READY
     reason: str = "all is well"
     eta_seconds: float | None = None
+    is_recovering: bool = False
+
+    def __post_init__(self) -> None:
+        self._moved = asyncio.Event()
+
+    async def until_moved(self) -> None:
+        """Return when `move` is called."""
+        await self._moved.wait()
+
+    def move(self, state: State, *, is_recovering: bool = False) -> None:
+        """Enter another state."""
+        self.state, self.is_recovering = state, is_recovering
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
 
 class InnerApp(Starlette):

@@ -22,9 +22,11 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from fakes import FACTS
+from callers import PlainDialect
+from fakes import FACTS, Calm
 from holdfast.engine import processes
-from holdfast.records import EngineFacts, RankStats
+from holdfast.engine.calls import Calls
+from holdfast.records import Death, EngineFacts, RankStats
 from holdfast.settings import Settings
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 
@@ -32,7 +34,7 @@ CHUNK_SECONDS = 0.1
 _STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
-class StandInEngine:
+class StandInEngine(Calm):
     """An engine of which nothing is known; it lives as long as its process."""
 
     def __init__(self, generation: int, facts: EngineFacts) -> None:
@@ -53,12 +55,9 @@ class StandInEngine:
     async def forget_prefixes(self) -> None:
         pass
 
-    async def until_dead(self) -> str:
+    async def until_dead(self) -> Death:
         await asyncio.Event().wait()
         raise AssertionError("an event that nobody sets was set")
-
-    def last_words(self) -> str:
-        return ""
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
         pass
@@ -79,8 +78,10 @@ class StandInLauncher:
     """Starts a child process and says that it is an engine."""
 
     fingerprint = "stand-in"
+    is_restartable = True
 
     def __init__(self, directory: Path) -> None:
+        self.calls = Calls(PlainDialect())
         self._directory = directory
         self._generation = 0
         self.queues = Queues()

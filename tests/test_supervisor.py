@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from fakes import FACTS
+from callers import PlainDialect
+from fakes import FACTS, Calm
+from holdfast.engine.calls import Calls
 from holdfast.errors import (
     EngineLostError,
     EngineStartError,
@@ -20,11 +22,13 @@ from holdfast.errors import (
     ProbeFailedError,
     UsageError,
 )
+from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.states import TRANSITIONS, State
 from holdfast.lifecycle.supervisor import MOST_PASSES, Supervisor
-from holdfast.records import ProbeReport, ProbeStep, RankStats
-from holdfast.settings import ProbeSettings, WorkspaceSettings
+from holdfast.records import Death, ProbeReport, ProbeStep, RankStats
+from holdfast.settings import ProbeSettings, SupervisionSettings, WorkspaceSettings
+from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import LogProgress
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from statuses import REJECTION, a_rank
@@ -51,10 +55,12 @@ FAILED = ProbeReport(
         ProbeStep("full_context", "failed", 1, reason="attention.py:10 needs 7 MB and holds 5"),
     ),
 )
+PLUG_PULLED = Death("core_exit", "somebody pulled the plug")
+RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", is_accusing=True)
 REFUSING = a_rank(rejections={"scratch": 1}, last_rejection=REJECTION)
 
 
-class ScriptedEngine:
+class ScriptedEngine(Calm):
     """An engine that dies when it is told to."""
 
     def __init__(self, generation: int, ranks: tuple[RankStats, ...]) -> None:
@@ -62,21 +68,18 @@ class ScriptedEngine:
         self.facts = FACTS
         self.policies: list[GrowthPolicy] = []
         self._ranks = ranks
-        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
     def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
         del with_steps
         return self._ranks
 
-    def die(self, cause: str) -> None:
+    def die(self, death: Death) -> None:
         """End, as if a process of it had gone."""
-        self._death.set_result(cause)
+        self._death.set_result(death)
 
-    async def until_dead(self) -> str:
+    async def until_dead(self) -> Death:
         return await asyncio.shield(self._death)
-
-    def last_words(self) -> str:
-        return ""
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
         self.policies.append(policy)
@@ -135,6 +138,9 @@ class World:
     engines: list[ScriptedEngine] = field(default_factory=list)
     _passes: int = 0
 
+    is_restartable: bool = True
+    calls: Calls = field(default_factory=lambda: Calls(PlainDialect()))
+
     async def load(self) -> World:
         await self.loading()
         return self
@@ -150,9 +156,11 @@ class World:
         engine = ScriptedEngine(spec.generation, self.ranks)
         self.engines.append(engine)
         self.events.append(f"engine {spec.generation} runs")
+        self.calls.started(engine, spec.generation)
         try:
             yield engine
         finally:
+            self.calls.ended()
             self.events.append(f"engine {spec.generation} stopped")
 
     async def mount(self) -> None:
@@ -165,6 +173,10 @@ class World:
         await self.probing()
         self._passes += 1
         return self.reports[min(self._passes, len(self.reports)) - 1]
+
+    async def run_again(self) -> ProbeReport:
+        self.events.append("one request")
+        return PASSED
 
     async def until_idle(self) -> bool:
         self.events.append("drained")
@@ -195,12 +207,26 @@ class Moves(LogProgress):
 class Life:
     """A supervisor in its world, and every state it went through."""
 
-    def __init__(self, world: World, probe: ProbeSettings, workspace: WorkspaceSettings) -> None:
+    def __init__(
+        self,
+        world: World,
+        probe: ProbeSettings | None = None,
+        workspace: WorkspaceSettings | None = None,
+        supervision: SupervisionSettings | None = None,
+    ) -> None:
         self.world = world
+        self.outages = Outages()
         self._moves = Moves()
         self.states = self._moves.states
-        learning = Learning(workspace, world.directory / "learned")
-        self.supervisor = Supervisor(probe, learning, self._moves, world)
+        self.supervisor = Supervisor(
+            probe or ProbeSettings(),
+            supervision or SupervisionSettings(),
+            world,
+            learning=Learning(workspace or WorkspaceSettings(), world.directory / "learned"),
+            forecast=Forecast(world.directory / "learned", ["model"]),
+            outages=self.outages,
+            progress=self._moves,
+        )
         self.error: HoldfastError | None = None
         """Why `run` ended, if it did not end cleanly."""
 
@@ -225,11 +251,12 @@ def lived(
     *,
     probe: ProbeSettings | None = None,
     workspace: WorkspaceSettings | None = None,
+    supervision: SupervisionSettings | None = None,
 ) -> Life:
     """A life to its end, in the course of which `act` does something."""
 
     async def live() -> Life:
-        life = Life(world, probe or ProbeSettings(), workspace or WorkspaceSettings())
+        life = Life(world, probe, workspace, supervision)
         async with asyncio.timeout(DEADLINE_SECONDS), asyncio.TaskGroup() as tasks:
             tasks.create_task(life.run())
             if act is not None:
@@ -326,7 +353,7 @@ def test_an_engine_that_dies_while_draining_is_no_failure(tmp_path: Path) -> Non
         await life.until(State.READY)
         life.supervisor.request_stop()
         await draining.entered.wait()
-        world.engines[0].die("somebody pulled the plug")
+        world.engines[0].die(PLUG_PULLED)
         await asyncio.sleep(0)
         draining.released.set()
 
@@ -335,17 +362,18 @@ def test_an_engine_that_dies_while_draining_is_no_failure(tmp_path: Path) -> Non
     assert life.states[-1] == "STOPPED"
 
 
-def test_an_engine_that_dies_is_an_engine_lost(tmp_path: Path) -> None:
-    """READY, then FAILED with the cause: exit 5."""
+def test_a_spent_budget_is_an_engine_lost(tmp_path: Path) -> None:
+    """With no restart left: READY, then FAILED with the cause, exit 5."""
     world = World(tmp_path)
 
     async def kill(life: Life) -> None:
         await life.until(State.READY)
-        world.engines[0].die("rank 0: out of memory")
+        world.engines[0].die(Death("out_of_memory", "rank 0: out of memory"))
 
-    life = lived(world, kill)
+    life = lived(world, kill, supervision=SupervisionSettings(max_engine_restarts=0))
     assert isinstance(life.error, EngineLostError)
     assert "rank 0: out of memory" in life.error.cause
+    assert "--max-engine-restarts" in life.error.remedy
     assert life.states[-1] == "FAILED"
     assert "out of memory" in life.supervisor.status().engine.last_exit
     assert world.events.count("counters of 1 ranks kept") == 1
@@ -462,7 +490,7 @@ def test_no_move_is_made_that_is_not_in_the_table(tmp_path: Path, source: State)
 
     async def live() -> None:
         for target in refused:
-            life = Life(World(tmp_path), ProbeSettings(), WorkspaceSettings())
+            life = Life(World(tmp_path))
             standing = life.supervisor._standing
             life.supervisor._standing = replace(standing, state=source)
             with pytest.raises(RuntimeError, match=f"no transition from {source} to {target}"):
@@ -470,3 +498,201 @@ def test_no_move_is_made_that_is_not_in_the_table(tmp_path: Path, source: State)
             assert life.supervisor.state is source
 
     asyncio.run(live())
+
+
+async def _die(life: Life, death: Death) -> None:
+    """READY, then the end of the engine that runs."""
+    await life.until(State.READY)
+    life.world.engines[-1].die(death)
+    await life.until(State.RECOVERING)
+
+
+def _revived(world: World, *deaths: Death, **options: Any) -> Life:
+    """A life with some deaths in it, each out of READY, that ends READY and is stopped."""
+
+    async def act(life: Life) -> None:
+        for death in deaths:
+            await _die(life, death)
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+
+    return lived(world, act, **options)
+
+
+def test_a_dead_engine_is_replaced(tmp_path: Path) -> None:
+    """RECOVERING, PROBING, READY in the same process; the death is counted and told."""
+    world = World(tmp_path)
+    life = _revived(world, PLUG_PULLED)
+    assert life.error is None
+    assert life.states[3:6] == ["RECOVERING", "PROBING", "READY"]
+    assert life.outages.deaths["core_exit"] == 1
+    report = life.supervisor.status().engine
+    assert (report.generation, report.restarts, report.starts) == (2, 1, 2)
+    assert "somebody pulled the plug" in report.last_exit
+
+
+def test_a_proof_that_stands_is_not_given_again(tmp_path: Path) -> None:
+    """One request is enough, and what was proven stays known."""
+    world = World(tmp_path)
+    life = _revived(world, PLUG_PULLED)
+    assert world.events.count("one request") == 1
+    assert world.events.count("probe counted") == 2
+    assert life.supervisor.status().probe == PASSED
+
+
+def test_a_refused_workspace_takes_the_whole_proof_again(tmp_path: Path) -> None:
+    """With the size that was learned from the refusal."""
+    world = World(tmp_path)
+    _revived(world, Death("workspace_rejection", "rank 0", is_accusing=True))
+    assert "one request" not in world.events
+    assert world.specs[1].learned
+
+
+def test_a_first_proof_that_a_signal_ended_is_tried_again(tmp_path: Path) -> None:
+    """The proof was not to blame: RECOVERING, and the whole suite."""
+    probing = Halt()
+    world = World(tmp_path, reports=(FAILED, PASSED), probing=probing)
+
+    async def act(life: Life) -> None:
+        await probing.entered.wait()
+        world.engines[0].die(PLUG_PULLED)
+        probing.released.set()
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert life.states[:5] == ["STARTING", "PROBING", "RECOVERING", "PROBING", "READY"]
+    assert "one request" not in world.events
+
+
+def test_a_first_proof_that_ends_the_engine_is_a_failure(tmp_path: Path) -> None:
+    """To start again would end the same way: exit 4, with step and cause; the death counts."""
+    probing = Halt()
+    world = World(tmp_path, reports=(FAILED,), probing=probing)
+
+    async def act(_life: Life) -> None:
+        await probing.entered.wait()
+        world.engines[0].die(RAISED)
+        probing.released.set()
+
+    life = lived(world, act)
+    assert isinstance(life.error, ProbeFailedError)
+    assert life.outages.deaths["worker_exception"] == 1
+    assert len(world.specs) == 1
+
+
+def test_a_start_that_fails_while_recovering_is_tried_again(tmp_path: Path) -> None:
+    """It is counted, and takes one more from the budget."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        world.starting = fail_once
+        world.engines[-1].die(PLUG_PULLED)
+        await life.until(State.RECOVERING)
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+
+    async def fail_once() -> None:
+        world.starting = at_once
+        await fail_to_start()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert life.outages.deaths["start_failure"] == 1
+    assert life.supervisor.restarts_left == SupervisionSettings().max_engine_restarts - 2
+
+
+def test_a_budget_is_spent_in_the_end(tmp_path: Path) -> None:
+    """One more death than restarts: exit 5."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await _die(life, PLUG_PULLED)
+        await _die(life, PLUG_PULLED)
+
+    life = lived(world, act, supervision=SupervisionSettings(max_engine_restarts=1))
+    assert isinstance(life.error, EngineLostError)
+    assert len(world.specs) == 2
+
+
+def test_an_engine_on_several_nodes_is_not_started_again(tmp_path: Path) -> None:
+    """The other nodes would not be told: exit 5."""
+    world = World(tmp_path, is_restartable=False)
+    life = lived(world, lambda life: _die(life, PLUG_PULLED))
+    assert isinstance(life.error, EngineLostError)
+    assert "several nodes" in life.error.cause
+
+
+def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
+    """It is counted as requested."""
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        assert life.supervisor.request_restart("new weights")
+        await life.until(State.RECOVERING)
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+
+    life = lived(World(tmp_path), act)
+    assert life.outages.deaths["requested"] == 1
+    assert life.supervisor.restarts_left == SupervisionSettings().max_engine_restarts
+    assert not life.supervisor.request_restart("nothing runs any more")
+
+
+def test_an_engine_that_dies_while_draining_comes_back_for_what_is_in_flight(
+    tmp_path: Path,
+) -> None:
+    """The state stays DRAINING, and the end is clean."""
+    draining = Halt()
+    world = World(tmp_path, draining=draining)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+        await draining.entered.wait()
+        world.engines[0].die(PLUG_PULLED)
+        while len(world.specs) < 2:  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0)
+        draining.released.set()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert life.states == ["STARTING", "PROBING", "READY", "DRAINING", "STOPPED"]
+
+
+def test_requests_lost_while_draining_are_no_clean_end(tmp_path: Path) -> None:
+    """The budget is spent with requests in flight: exit 5."""
+    draining = Halt()
+    world = World(tmp_path, draining=draining)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+        await draining.entered.wait()
+        world.engines[0].die(PLUG_PULLED)
+
+    life = lived(world, act, supervision=SupervisionSettings(max_engine_restarts=0))
+    assert isinstance(life.error, EngineLostError)
+
+
+def test_a_recovery_promises_what_the_last_start_took(tmp_path: Path) -> None:
+    """While recovering, and nothing once it is READY."""
+    starting = Halt()
+    world = World(tmp_path)
+    seen = []
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        seen.append(life.supervisor.eta_seconds)
+        world.starting = starting
+        world.engines[0].die(PLUG_PULLED)
+        await starting.entered.wait()
+        seen.append(life.supervisor.eta_seconds)
+        assert life.supervisor.is_recovering
+        life.supervisor.request_stop()
+
+    lived(world, act)
+    assert seen[0] is None
+    assert seen[1] is not None

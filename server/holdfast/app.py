@@ -30,6 +30,7 @@ from holdfast.api.metrics import metrics_route
 from holdfast.engine import processes
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.errors import ExitCode
+from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.probe import ProbeJournal, Prober
 from holdfast.lifecycle.states import State
@@ -39,6 +40,7 @@ from holdfast.settings import Settings, WorkspaceSettings
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
 from holdfast.telemetry.exposition import render, vllm_registry
 from holdfast.telemetry.logs import configure_logging, quieten_access_log
+from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import LogProgress, Progress, progress_for
 from holdfast.telemetry.totals import Totals
 from holdfast.versions import vllm_version
@@ -109,13 +111,21 @@ class _Application:
         self._progress = _progress(settings)
         self._probe_token = secrets.token_urlsafe(32)
         self._totals = Totals()
+        self._outages = Outages()
         self._supervisor = Supervisor(
             settings.probe,
-            Learning(settings.workspace, self._learned_directory),
-            self._progress,
+            settings.supervision,
             self,
+            learning=Learning(settings.workspace, self._learned_directory),
+            forecast=Forecast(self._learned_directory, settings.vllm_arguments),
+            outages=self._outages,
+            progress=self._progress,
         )
-        self._admission = Admission(self._supervisor, probe_token=self._probe_token)
+        self._admission = Admission(
+            self._supervisor,
+            probe_token=self._probe_token,
+            hold_timeout_seconds=settings.supervision.hold_timeout_seconds,
+        )
         self._door = FrontDoor(self._routes(), self._admission, root_path=settings.listen.root_path)
         self._server: uvicorn.Server | None = None
         self._vllm: ConfiguredEngine | None = None

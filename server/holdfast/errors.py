@@ -8,6 +8,8 @@
   x EngineLostError            exit 5   the engine died and is not started again
   x AddressInUseError          exit 6   another process listens there
   x NotReadyError              HTTP 503 the gate is closed
+  x RequestLostError           HTTP 500 the engine died with the answer half given
+    + QuarantinedError         HTTP 500 the request has ended an engine alone
 
 Each class carries the exit code of the process that ends with it, and the HTTP status and OpenAI
 error type of the request that meets it. `remedy` tells the operator what to change.
@@ -95,3 +97,13 @@ class NotReadyError(HoldfastError):
     def __init__(self, cause: str, *, retry_after_seconds: int, remedy: str = "") -> None:
         super().__init__(cause, remedy=remedy)
         self.retry_after_seconds = min(120, max(1, retry_after_seconds))
+
+
+class RequestLostError(HoldfastError):
+    """The engine died, and this request cannot be given to the next generation."""
+
+    http_status = 500
+
+
+class QuarantinedError(RequestLostError):
+    """The request ended an engine while it was the only one in it; it is not tried again."""

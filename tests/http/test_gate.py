@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.responses import JSONResponse, StreamingResponse
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -19,6 +21,8 @@ from holdfast.api.gate import (
     Admission,
     retry_after_seconds,
 )
+from holdfast.api.waiting import READ_AHEAD_BYTES
+from holdfast.engine.tracked import REQUEST
 from holdfast.lifecycle.states import SERVING, State
 from inner_app import InnerApp, View
 
@@ -307,3 +311,148 @@ def test_a_request_cut_off_while_it_is_sent_is_not_in_flight() -> None:
             assert await gated.admission.until_idle(DEADLINE_SECONDS)
 
     asyncio.run(ask())
+
+
+class Held(Gated):
+    """A gate of a server that has lost its engine."""
+
+    def __init__(self, eta_seconds: float | None = None) -> None:
+        view = View(State.RECOVERING, "the engine died", eta_seconds, is_recovering=True)
+        super().__init__(view)
+        self.admission = Admission(view, probe_token=PROBE, hold_timeout_seconds=DEADLINE_SECONDS)
+        self.app = FrontDoor([], self.admission)
+        self.app.attach(self.inner)
+
+    async def until_held(self, count: int) -> None:
+        """Return when so many requests wait."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while self.admission.held != count:  # noqa: ASYNC110 - the loop is all there is
+                await asyncio.sleep(0.01)
+
+
+def test_a_request_is_held_until_the_engine_is_back() -> None:
+    """Over every state on the way; then it is answered as ever, with its body."""
+
+    async def scene() -> None:
+        gated = Held()
+        async with serving(gated.app) as client:
+            asking = asyncio.create_task(client.post("/v1/whoami", content=b"four"))
+            await gated.until_held(1)
+            gated.view.move(State.PROBING, is_recovering=True)
+            await gated.until_held(1)
+            gated.view.move(State.READY)
+            answer = await asking
+        assert (answer.status_code, answer.text) == (200, "inner 4")
+        assert gated.admission.held == 0
+
+    asyncio.run(scene())
+
+
+def test_a_wait_that_is_promised_to_be_longer_is_refused() -> None:
+    """At once, with the promise as Retry-After."""
+    answer = _answer(Held(DEADLINE_SECONDS + 30.0), "/v1/whoami")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == str(DEADLINE_SECONDS + 30)
+
+
+@pytest.mark.parametrize("state", [State.DRAINING, State.FAILED])
+def test_who_is_held_is_refused_when_no_engine_comes(state: State) -> None:
+    """Another server may take the request."""
+
+    async def scene() -> httpx.Response:
+        gated = Held()
+        async with serving(gated.app) as client:
+            asking = asyncio.create_task(client.post("/v1/whoami", content=b"four"))
+            await gated.until_held(1)
+            gated.view.move(state)
+            return await asking
+
+    answer = asyncio.run(scene())
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "true")
+
+
+def test_a_client_that_leaves_while_held_is_dropped() -> None:
+    """Its request never reaches the application, nor is it counted as refused."""
+
+    async def scene() -> None:
+        gated = Held()
+        async with serving(gated.app) as client:
+            asking = asyncio.create_task(client.post("/v1/whoami", content=b"four"))
+            await gated.until_held(1)
+            asking.cancel()
+            await asyncio.wait({asking})
+            await gated.until_held(0)
+            gated.view.move(State.READY)
+        assert not gated.inner.entered.is_set()
+        assert set(gated.admission.refused.values()) == {0}
+
+    asyncio.run(scene())
+
+
+def test_a_long_body_is_held_too() -> None:
+    """The part that is not read ahead stays where it is, and arrives whole."""
+
+    async def scene() -> httpx.Response:
+        gated = Held()
+        async with serving(gated.app) as client:
+            body = b"x" * (3 * READ_AHEAD_BYTES)
+            asking = asyncio.create_task(client.post("/v1/whoami", content=body))
+            await gated.until_held(1)
+            gated.view.move(State.READY)
+            return await asking
+
+    assert asyncio.run(scene()).text == f"inner {3 * READ_AHEAD_BYTES}"
+
+
+def test_a_websocket_is_held_too() -> None:
+    """It is accepted when the engine is back."""
+
+    async def scene() -> str:
+        gated = Held()
+        async with serving(gated.app) as client:
+            url = str(client.base_url).replace("http", "ws")
+            connecting = asyncio.create_task(_first_word(f"{url}/v1/realtime"))
+            await gated.until_held(1)
+            gated.view.move(State.READY)
+            return await connecting
+
+    assert asyncio.run(scene()) == "hello"
+
+
+async def _first_word(url: str) -> str:
+    async with connect(url) as socket:
+        return str(await socket.recv())
+
+
+@pytest.mark.parametrize(("may_be_retried", "header"), [(True, "true"), (False, "false")])
+def test_an_answer_says_whether_to_ask_again(may_be_retried: bool, header: str) -> None:
+    """When the engine's fate has decided it; OpenAI's clients obey."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        tracked = REQUEST.get()
+        assert tracked is not None
+        tracked.may_be_retried = may_be_retried
+        await JSONResponse({}, 500)(scope, receive, send)
+
+    gated = Gated()
+    gated.app.attach(app)
+    assert _answer(gated, "/v1/whoami").headers["x-should-retry"] == header
+
+
+def test_a_broken_stream_has_no_clean_end() -> None:
+    """vLLM sends `[DONE]` after an error too; without it clients know."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def events() -> AsyncIterator[str]:
+            yield "data: one\n\n"
+            tracked = REQUEST.get()
+            assert tracked is not None
+            tracked.is_broken = True
+            yield 'data: {"error": {}}\n\n'
+            yield "data: [DONE]\n\n"
+
+        await StreamingResponse(events())(scope, receive, send)
+
+    gated = Gated()
+    gated.app.attach(app)
+    assert _answer(gated, "/v1/whoami").text == 'data: one\n\ndata: {"error": {}}\n\n'

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.replies import SHOULD_RETRY_HEADER, STATE_HEADER, openai_error
+from holdfast.api.waiting import PatientReceive
+from holdfast.engine.tracked import REQUEST, Tracked
 from holdfast.errors import NotReadyError
 from holdfast.lifecycle.states import SERVING, State
 
@@ -23,6 +25,7 @@ WEBSOCKET_TRY_AGAIN_LATER = 1013
 Refusal = Literal["not_ready", "draining", "failed"]
 REFUSALS: tuple[Refusal, ...] = ("not_ready", "draining", "failed")
 
+_DONE = b"data: [DONE]\n\n"
 _PROBE_HEADER_BYTES = PROBE_HEADER.encode()
 _REFUSAL_OF = MappingProxyType[State, Refusal](
     {State.DRAINING: "draining", State.STOPPED: "draining", State.FAILED: "failed"}
@@ -44,12 +47,24 @@ class GateView(Protocol):
     def eta_seconds(self) -> float | None:
         """Time until READY, if anything is known of it."""
 
+    @property
+    def is_recovering(self) -> bool:
+        """Whether an engine that was lost is being replaced, so that it is worth to wait."""
+
+    async def until_moved(self) -> None:
+        """Return when the state has changed."""
+
 
 class Admission:
     """Decides by the state, and counts. Belongs to one event loop."""
 
-    def __init__(self, view: GateView, *, probe_token: str) -> None:
+    def __init__(
+        self, view: GateView, *, probe_token: str, hold_timeout_seconds: float = 0.0
+    ) -> None:
         self.view = view
+        self.held = 0
+        """Requests that wait at the gate for the next generation of the engine."""
+        self._hold_timeout_seconds = hold_timeout_seconds
         self.in_flight = 0
         """Requests let in and not yet answered whole, the probe's own left out."""
         self._probe_token = probe_token.encode()
@@ -66,6 +81,28 @@ class Admission:
         """Whether a request that comes now may enter."""
         state = self.view.state
         return state in SERVING or (is_probe and state is State.PROBING)
+
+    async def is_opened_in_time(self) -> bool:
+        """Whether the gate opens while a request waits; False at once where that is not promised.
+
+        A lost engine is worth to wait for while its next generation is expected within the
+        hold time-out.
+        """
+        deadline = asyncio.get_running_loop().time() + self._hold_timeout_seconds
+        self.held += 1
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self._is_worth_to_wait(deadline):
+                    await self.view.until_moved()
+        except TimeoutError:
+            pass
+        finally:
+            self.held -= 1
+        return self.is_open(is_probe=False)
+
+    def _is_worth_to_wait(self, deadline: float) -> bool:
+        left_seconds = deadline - asyncio.get_running_loop().time()
+        return self.view.is_recovering and (self.view.eta_seconds or 0.0) <= left_seconds
 
     def is_probe_token(self, given: bytes) -> bool:
         """Whether this is the token of this start; an empty token opens nothing."""
@@ -104,23 +141,37 @@ class Gate:
         self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let in, or answer 503 (close with 1013 for a WebSocket)."""
+        """Let in, hold until the engine is back, or answer 503 (close a WebSocket with 1013)."""
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
         scope, is_probe = self._without_probe_header(scope)
-        if not self._admission.is_open(is_probe=is_probe):
-            if not is_probe:
-                self._admission.refuse()
-            await _turn_away(self._admission.view, scope, receive, send)
+        if self._admission.is_open(is_probe=is_probe):
+            await self._let_in(scope, receive, send, is_probe=is_probe)
         elif is_probe:
-            await self._app(scope, receive, send)
+            await _turn_away(self._admission.view, scope, receive, send)
         else:
-            self._admission.enter()
-            try:
-                await self._app(scope, receive, send)
-            finally:
-                self._admission.leave()
+            await self._hold(scope, PatientReceive(receive), send)
+
+    async def _hold(self, scope: Scope, receive: PatientReceive, send: Send) -> None:
+        is_opened = await receive.while_here(self._admission.is_opened_in_time())
+        if is_opened:
+            await self._let_in(scope, receive, send, is_probe=False)
+        elif is_opened is not None:
+            self._admission.refuse()
+            await _turn_away(self._admission.view, scope, receive, send)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send, *, is_probe: bool) -> None:
+        tracked = Tracked(is_probe=is_probe)
+        REQUEST.set(tracked)
+        if is_probe:
+            await self._app(scope, receive, send)
+            return
+        self._admission.enter()
+        try:
+            await self._app(scope, receive, _telling(send, tracked))
+        finally:
+            self._admission.leave()
 
     def _without_probe_header(self, scope: Scope) -> tuple[Scope, bool]:
         """The scope as the inner app may see it, and whether the request is the probe's."""
@@ -131,6 +182,29 @@ class Gate:
         kept = [(name, value) for name, value in headers if name != _PROBE_HEADER_BYTES]
         is_probe = any(self._admission.is_probe_token(token) for token in tokens)
         return {**scope, "headers": kept}, is_probe
+
+
+def _telling(send: Send, tracked: Tracked) -> Send:
+    """Say what became of the request in ways that vLLM's layer does not."""
+
+    async def tell(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = _with_advice(message, tracked)
+        elif tracked.is_broken and message.get("body") == _DONE:
+            # vLLM ends a stream so even after an error, which clients take for a whole answer.
+            message = {**message, "body": b""}
+        await send(message)
+
+    return tell
+
+
+def _with_advice(message: Message, tracked: Tracked) -> Message:
+    if tracked.may_be_retried is None:
+        return message
+    advice = [(SHOULD_RETRY_HEADER.encode(), b"true" if tracked.may_be_retried else b"false")]
+    if tracked.may_be_retried:
+        advice.append((b"retry-after", str(RETRY_AFTER_UNKNOWN_SECONDS).encode()))
+    return {**message, "headers": [*message.get("headers", ()), *advice]}
 
 
 def retry_after_seconds(eta_seconds: float | None) -> int:

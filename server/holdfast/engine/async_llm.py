@@ -22,11 +22,12 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from holdfast.engine import compat, processes
+from holdfast.engine.calls import Calls
 from holdfast.engine.client import EngineProxy
 from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.stat_logger import Queues, prometheus_logger
 from holdfast.errors import EngineStartError, PluginMissingError
-from holdfast.records import EngineFacts, RankStats
+from holdfast.records import Death, EngineFacts, RankStats
 from holdfast.workspace.causes import root_cause, tracebacks
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.stats import read_all
@@ -104,11 +105,31 @@ class AsyncEngine:
     def last_words(self) -> str:
         return tracebacks(Path(self._spec.stats_directory))
 
-    async def until_dead(self) -> str:
+    async def until_dead(self) -> Death:
         while True:
             if cause := self._death():
-                return cause
+                return Death("unknown", cause)
             await asyncio.sleep(DEATH_POLL_SECONDS)
+
+    is_paused = False
+
+    def gives_up(self) -> None:
+        pass
+
+    def running_requests(self):
+        return {}
+
+    def blocked_since_seconds(self):
+        return {}
+
+    def is_compiling(self):
+        return False
+
+    async def canary(self):
+        pass
+
+    async def dump_stacks(self):
+        return ""
 
     def _death(self) -> str:
         for rank in self.ranks(with_steps=False):
@@ -169,6 +190,16 @@ class EngineLauncher:
         """Names what a learned reservation depends on."""
         return self._fingerprint
 
+    @property
+    def calls(self) -> Calls:
+        """What clients ask of the engine, whichever generation answers."""
+        return self.proxy.calls
+
+    @property
+    def is_restartable(self) -> bool:
+        """Whether a dead engine can be started again: on several nodes the others are not told."""
+        return int(self._config.parallel_config.nnodes) == 1
+
     def next_generation(self) -> tuple[int, Path]:
         self._generation += 1
         return self._generation, self._runtime_directory / str(self._generation)
@@ -178,9 +209,13 @@ class EngineLauncher:
         """A running engine behind the proxy; see `interface.EngineLauncher`."""
         engine = await self._start(spec)
         self.proxy.use(engine.llm)
+        self.calls.started(engine.llm, engine.generation)
+        self.calls.gave_up = engine.gives_up
         try:
             yield engine
         finally:
+            self.calls.ended()
+            compat.declare_dead(engine.llm)
             self.proxy.use(None)
             self.queues.clear()
             await asyncio.shield(engine.stop())

@@ -1,18 +1,25 @@
 """The EngineClient that vLLM's OpenAI layer holds for life, whichever engine is behind it.
 
 The delegation is generated from vLLM's own abstract class, so that a method added in another
-version is forwarded too.
+version is forwarded too. `generate` and `encode` go through `calls.Calls`, where they outlive the
+engine; what the OpenAI layer reads of the configuration stays readable while there is no engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from vllm.engine.protocol import EngineClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
-_OWN = {"is_running", "is_stopped", "errored", "dead_error", "shutdown"}
+from holdfast.engine.calls import Calls, Method
+from holdfast.engine.dialect import VllmDialect
+
+_OWN = {"is_running", "is_stopped", "errored", "dead_error", "shutdown", "generate", "encode"}
+_KEPT = ("vllm_config", "model_config", "renderer", "input_processor")
+"""Attributes of EngineClient; the serving objects hold on to the first ones anyway."""
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
@@ -42,6 +49,8 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
 
     def __init__(self) -> None:
         self._current: Any | None = None
+        self._kept: dict[str, Any] = {}
+        self.calls = Calls(VllmDialect())
 
     @property
     def current(self) -> Any:
@@ -57,11 +66,54 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     def use(self, engine: Any | None) -> None:
         """Put another engine, or none, behind the proxy."""
         self._current = engine
+        if engine is not None:
+            self._kept = {name: getattr(engine, name) for name in _KEPT}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self.current, name)
+        return self._kept[name] if name in self._kept else getattr(self.current, name)
+
+    def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """As vLLM's; a call that has yielded nothing outlives the engine, see `Calls.run`."""
+        return self._run("generate", args, kwargs)
+
+    def encode(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """As vLLM's; a call that has yielded nothing outlives the engine, see `Calls.run`."""
+        return self._run("encode", args, kwargs)
+
+    def _run(
+        self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        names = _POSITIONAL[method]
+        return self.calls.run(method, {**dict(zip(names, args, strict=False)), **kwargs})
+
+    async def abort(self, request_id: str | Iterable[str], *args: Any, **kwargs: Any) -> None:
+        """As vLLM's; there is nothing to abort while there is no engine."""
+        names = [request_id] if isinstance(request_id, str) else list(request_id)
+        self.calls.expect_abort(frozenset(names))
+        if self._current is not None:
+            await self._current.abort(names, *args, **kwargs)
+
+    async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's, which gives up what runs unless it is told to wait or to keep it."""
+        self.calls.expect_aborts()
+        await self.current.pause_generation(*args, **kwargs)
+
+    async def sleep(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's, which gives up what runs unless it is told to wait."""
+        self.calls.expect_aborts()
+        await self.current.sleep(*args, **kwargs)
+
+    async def do_log_stats(self) -> None:
+        """As vLLM's; a loop of its OpenAI layer calls it, and would end with an exception."""
+        if self._current is not None:
+            await self._current.do_log_stats()
+
+    def check_admission(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's; while there is no engine, calls are held and not turned away."""
+        if self._current is not None:
+            self._current.check_admission(*args, **kwargs)
 
     @property
     def is_running(self) -> bool:
@@ -82,3 +134,16 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Nothing: engines are stopped by who started them."""
+
+
+def _positional(method: Method) -> tuple[str, ...]:
+    """The names of vLLM's parameters, in their order, without `self`."""
+    parameters = inspect.signature(getattr(EngineClient, method)).parameters
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    return tuple(name for name, one in parameters.items() if one.kind is not keyword_only)[1:]
+
+
+_POSITIONAL: dict[Method, tuple[str, ...]] = {
+    "generate": _positional("generate"),
+    "encode": _positional("encode"),
+}

@@ -114,6 +114,16 @@ def death_errors() -> Iterator[None]:
         raise EngineLostError("the engine died while it was asked for something") from error
 
 
+def declare_dead(llm: Any) -> None:
+    """Have every call that `llm` still has raise EngineDeadError now, and every later one.
+
+    A stopped core says nothing, and `AsyncLLM.shutdown` cancels the task that would pass a death
+    on: without this, calls wait for ever (0.32, 0.33).
+    """
+    llm.engine_core.resources.engine_dead = True
+    llm.output_processor.propagate_error(EngineDeadError())
+
+
 @contextmanager
 def kept_renderer(renderer: Any | None) -> Iterator[None]:
     """Make the next AsyncLLM use `renderer`, so that tokenisation outlives an engine.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.records import EngineFacts, RankStats
+from holdfast.engine.calls import Calls
+from holdfast.records import Death, EngineFacts, RankStats
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 
 
@@ -36,8 +38,27 @@ class Engine(Protocol):
     async def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
 
-    async def until_dead(self) -> str:
+    async def until_dead(self) -> Death:
         """Return, within a second of the death of any of its processes, the cause of it."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it was told not to schedule, or to sleep."""
+
+    def running_requests(self) -> Mapping[int, int]:
+        """Requests that each engine of several has; empty where there is one."""
+
+    def blocked_since_seconds(self) -> Mapping[int, float]:
+        """Since when a scheduler has said that requests wait, nothing holds them, and none runs."""
+
+    def is_compiling(self) -> bool:
+        """Whether a compiler runs below it. Costs a walk over the process table."""
+
+    async def canary(self) -> None:
+        """Have it make one token; EngineLostError if it dies over it."""
+
+    async def dump_stacks(self) -> str:
+        """What its processes are doing, for the log. Takes some seconds and never fails."""
 
     def last_words(self) -> str:
         """The tracebacks that its processes left, for the log; empty if there is none."""
@@ -52,6 +73,14 @@ class EngineLauncher(Protocol):
     @property
     def fingerprint(self) -> str:
         """Names everything that a learned reservation depends on."""
+
+    @property
+    def is_restartable(self) -> bool:
+        """Whether a dead engine can be started again."""
+
+    @property
+    def calls(self) -> Calls:
+        """What clients ask of the engine, whichever generation answers."""
 
     def next_generation(self) -> tuple[int, Path]:
         """Its number, and the directory that its ranks will write to."""

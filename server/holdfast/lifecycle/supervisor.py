@@ -1,28 +1,43 @@
-"""Is it up? The one owner of the state: starts the engine, has it proven, and ends it."""
+"""Is it up? The one owner of the state: starts the engine, has it proven, revives and ends it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import NoReturn, Protocol
+from typing import Protocol
 
+from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
-from holdfast.errors import EngineLostError, HoldfastError, ProbeFailedError
+from holdfast.errors import (
+    EngineLostError,
+    EngineStartError,
+    HoldfastError,
+    NotReadyError,
+    ProbeFailedError,
+)
+from holdfast.lifecycle.forecast import Forecast
+from holdfast.lifecycle.heartbeat import Heartbeat
 from holdfast.lifecycle.learning import Learning, has_rejection
 from holdfast.lifecycle.phases import timed, watched
+from holdfast.lifecycle.restarts import RestartBudget
 from holdfast.lifecycle.states import State, is_allowed
-from holdfast.records import EngineReport, ProbeReport, RankStats, Status
-from holdfast.settings import ProbeSettings
+from holdfast.records import Death, EngineReport, ProbeReport, RankStats, Status
+from holdfast.settings import ProbeSettings, SupervisionSettings
+from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 MOST_PASSES = 3
 """How often the suite runs in one engine until a pass goes through with no growth."""
+DEATH_DEADLINE_SECONDS = 2.0
+"""For a death to be seen after a pass of the probe has failed."""
+RETRY_AFTER_SECONDS = 5
+"""For those who wait when no engine will come: another server may take their place."""
 
 
 class Prober(Protocol):
@@ -30,6 +45,9 @@ class Prober(Protocol):
 
     async def run(self) -> ProbeReport:
         """The report of one pass; a failed step is in it, not raised."""
+
+    async def run_again(self) -> ProbeReport:
+        """The report of one request, which is enough where the proof stands."""
 
 
 class Collaborators(Protocol):
@@ -66,21 +84,39 @@ class _Standing:
 class Supervisor:
     """Moves through `states.TRANSITIONS`; everybody else reads `state` and `status()`."""
 
-    def __init__(
-        self, probe: ProbeSettings, learning: Learning, progress: Progress, with_: Collaborators
+    def __init__(  # noqa: PLR0913 - the composition root names each collaborator
+        self,
+        probe: ProbeSettings,
+        supervision: SupervisionSettings,
+        with_: Collaborators,
+        *,
+        learning: Learning,
+        forecast: Forecast,
+        outages: Outages,
+        progress: Progress,
     ) -> None:
         self._probe = probe
+        self._supervision = supervision
         self._learning = learning
+        self._forecast = forecast
+        self._outages = outages
         self._progress = progress
         self._with = with_
+        self._restarts = RestartBudget(
+            supervision.max_engine_restarts, supervision.restart_window_seconds
+        )
         self._standing = _Standing(State.STARTING, "importing vLLM", time.time())
+        self._moved = asyncio.Event()
         self._report = EngineReport()
         self._proof: ProbeReport | None = None
+        self._last_death: Death | None = None
         self._engine: Engine | None = None
+        self._calls: Calls | None = None
         self._last_ranks: tuple[RankStats, ...] = ()
         self._phases: dict[str, float] = {}
         self._has_been_ready = False
         self._stop_requested = asyncio.Event()
+        self._restart_requested: asyncio.Future[str] | None = None
 
     @property
     def state(self) -> State:
@@ -93,9 +129,23 @@ class Supervisor:
         return self._standing.reason
 
     @property
+    def is_recovering(self) -> bool:
+        """Whether an engine that was lost is being replaced, so that it is worth to wait."""
+        return self._last_death is not None and self.state in {State.RECOVERING, State.PROBING}
+
+    @property
     def eta_seconds(self) -> float | None:
         """Time until READY, if anything is known of it."""
-        return None
+        return self._forecast.seconds_left
+
+    @property
+    def restarts_left(self) -> int:
+        """Restarts that the budget still allows."""
+        return self._restarts.left
+
+    async def until_moved(self) -> None:
+        """Return when the state has changed."""
+        await self._moved.wait()
 
     def status(self) -> Status:
         """Everything that is known now. Never waits for the engine."""
@@ -115,47 +165,76 @@ class Supervisor:
         """Drain and end. Asking twice is asking once."""
         self._stop_requested.set()
 
+    def request_restart(self, reason: str) -> bool:
+        """End the engine and start the next generation; False if none runs."""
+        requested = self._restart_requested
+        if requested is None or requested.done():
+            return False
+        requested.set_result(reason)
+        return True
+
     async def run(self) -> None:
         """Serve until asked to stop; returns when the engine is gone.
 
         Raises:
             HoldfastError: why the server cannot become or stay ready; the state is FAILED.
         """
+        self._forecast.began("start")
         living = asyncio.create_task(self._live(), name="engine")
         stopping = asyncio.create_task(self._stop_requested.wait(), name="stop requested")
         try:
             await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not living.done():
-                await self._drain()
+                await self._drain(living)
         finally:
+            is_cut = not living.done()
             stopping.cancel()
             living.cancel()
             await asyncio.wait({living, stopping})
-        self._conclude(living)
+        self._conclude(None if is_cut or living.cancelled() else living.exception())
 
     async def _live(self) -> None:
         with timed("import", self._phases, self._progress):
             launcher = await self._with.load()
+        self._calls = launcher.calls
         self._learning.open(launcher.fingerprint)
         while True:
-            async with self._running(launcher) as engine:
-                if await self._is_proven(engine):
-                    self._become_ready(engine)
-                    await self._serve(engine)
-            self._move(State.STARTING, "once more, with the learned reservation")
+            death = await self._one_life(launcher)
+            if death is None:
+                self._enter(State.STARTING, "once more, with the learned reservation")
+            else:
+                await self._back_off(launcher, death)
 
-    async def _serve(self, engine: Engine) -> NoReturn:
-        cause = await engine.until_dead()
-        logger.error("the engine died: %s\n%s", cause, engine.last_words())
-        raise EngineLostError(
-            f"the engine died: {cause}", remedy="see the engine's log above, and start again."
-        )
+    async def _one_life(self, launcher: EngineLauncher) -> Death | None:
+        """Start, prove and serve with one generation; how it died, or None to learn from it.
+
+        Raises:
+            EngineStartError: the first start failed; ProbeFailedError: the proof did.
+        """
+        try:
+            async with self._running(launcher) as engine, self._fate(engine, launcher) as fate:
+                outcome = await self._proven(engine, fate)
+                if outcome is not True:
+                    return outcome or None
+                await _unless(fate, launcher.calls.try_suspects())
+                if not fate.done():
+                    self._become_ready(engine, launcher.calls)
+                return self._mourn(engine, launcher.calls, await fate)
+        except EngineStartError as error:
+            if self._last_death is None:
+                raise
+            return self._fallen(Death("start_failure", error.cause))
 
     @asynccontextmanager
     async def _running(self, launcher: EngineLauncher) -> AsyncIterator[Engine]:
         """The next generation of the engine; ended, and learned from, when left."""
         generation, directory = launcher.next_generation()
-        self._report = replace(self._report, generation=generation, starts=self._report.starts + 1)
+        self._report = replace(
+            self._report,
+            generation=generation,
+            starts=self._report.starts + 1,
+            restarts=self._report.restarts + (self._last_death is not None),
+        )
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             async with watched(directory, self._phases, self._progress):
@@ -172,19 +251,55 @@ class Supervisor:
                 self._learning.learn(self._last_ranks)
                 self._with.generation_ended(self._last_ranks)
 
-    async def _is_proven(self, engine: Engine) -> bool:
-        """Whether a whole pass went through with no growth; False asks for the learned restart.
+    @asynccontextmanager
+    async def _fate(
+        self, engine: Engine, launcher: EngineLauncher
+    ) -> AsyncIterator[asyncio.Task[Death]]:
+        """While entered, a task that ends with the death of the engine, and says why."""
+        self._restart_requested = asyncio.get_running_loop().create_future()
+        heartbeat = Heartbeat(
+            engine,
+            launcher.calls,
+            stall_timeout_seconds=self._supervision.stall_timeout_seconds,
+            slowest_step_seconds=lambda: self._proof.slowest_step_seconds if self._proof else 0.0,
+            may_try=lambda: self.state is State.READY,
+        )
+        fate = asyncio.create_task(
+            _first_of(
+                engine.until_dead(), heartbeat.until_stalled(), _requested(self._restart_requested)
+            ),
+            name="fate of the engine",
+        )
+        try:
+            yield fate
+        finally:
+            fate.cancel()
+            await asyncio.wait({fate})
+            self._restart_requested.cancel()
+
+    async def _proven(self, engine: Engine, fate: asyncio.Task[Death]) -> Death | bool:
+        """Whether a whole pass went through with no growth, or the death that came between.
+
+        False asks for the learned restart.
 
         Raises:
             ProbeFailedError: the worst case was not served.
         """
+        stands = self._proof_stands
         for attempt in range(1, MOST_PASSES + 1):
-            report = await self._pass(engine, attempt)
+            report = await self._pass(engine, attempt, is_again=stands and attempt == 1)
+            death = await _within(fate, 0.0 if report.passed else DEATH_DEADLINE_SECONDS)
             ranks = engine.ranks()
             start_seconds = self._report.last_start_seconds or 0.0
             has_fallen_short = report.grew or has_rejection(ranks)
             if has_fallen_short and self._learning.takes_restart(ranks, start_seconds):
+                if death is not None:
+                    self._outages.died(death.cause)
                 return False
+            if death is not None and not self._is_the_proof_to_blame(report, death):
+                return self._mourn(engine, self._calls, death)
+            if death is not None:
+                self._outages.died(death.cause)
             self._require(report)
             if not report.grew:
                 await self._learning.settle(engine)
@@ -194,14 +309,28 @@ class Supervisor:
             remedy="reserve more with --workspace-reserve.",
         )
 
-    async def _pass(self, engine: Engine, attempt: int) -> ProbeReport:
+    def _is_the_proof_to_blame(self, report: ProbeReport, death: Death) -> bool:
+        """Whether the first proof itself ended the engine: to start again would not help."""
+        return not report.passed and death.is_accusing and self._last_death is None
+
+    @property
+    def _proof_stands(self) -> bool:
+        """Whether the worst case was served so, and nothing has said otherwise since."""
+        death, proof = self._last_death, self._proof
+        is_short = death is not None and death.cause == "workspace_rejection"
+        return proof is not None and proof.passed and not is_short
+
+    async def _pass(self, engine: Engine, attempt: int, *, is_again: bool) -> ProbeReport:
         if attempt == 1:
-            self._move(State.PROBING, f"running the {self._probe.suite} suite")
+            what = "one request" if is_again else f"the {self._probe.suite} suite"
+            self._enter(State.PROBING, f"running {what}")
         else:
             logger.info("a workspace grew: running the suite again, pass %d", attempt)
+        prober = self._with.prober(engine)
         with timed("probe", self._phases, self._progress):
-            report = await self._with.prober(engine).run()
-        self._proof = report
+            report = await (prober.run_again() if is_again else prober.run())
+        if not is_again:
+            self._proof = report
         self._with.probe_ran(report)
         self._learning.learn(engine.ranks())
         return report
@@ -223,32 +352,101 @@ class Supervisor:
                 "--probe-require-full.",
             )
 
-    def _become_ready(self, engine: Engine) -> None:
-        self._has_been_ready = True
-        self._move(State.READY, _proven(self._proof))
-        self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
+    def _become_ready(self, engine: Engine, calls: Calls) -> None:
+        if self.state is not State.DRAINING:
+            self._has_been_ready = True
+            self._move(State.READY, _proven(self._proof))
+            self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
+        self._forecast.ready()
+        self._last_death = None
+        calls.opened()
 
-    async def _drain(self) -> None:
-        was_ready = self.state is State.READY
+    def _mourn(self, engine: Engine, calls: Calls | None, death: Death) -> Death:
+        """Take in a death while its engine can still be asked for its last words."""
+        if words := engine.last_words():
+            logger.error("what the engine's processes left:\n%s", words)
+        if calls is not None:
+            calls.ended()
+            calls.accuse(death)
+        return self._fallen(death)
+
+    def _fallen(self, death: Death) -> Death:
+        logger.error("the engine died: %s", death)
+        self._outages.died(death.cause)
+        self._last_death = death
+        self._report = replace(self._report, last_exit=str(death))
+        self._forecast.began("recovery", guess_seconds=self._report.last_start_seconds)
+        self._enter(State.RECOVERING, f"the engine died: {death}")
+        return death
+
+    async def _back_off(self, launcher: EngineLauncher, death: Death) -> None:
+        """Wait as the budget of restarts says.
+
+        Raises:
+            EngineLostError: it is spent, or this engine cannot be started again.
+        """
+        if not launcher.is_restartable:
+            raise EngineLostError(
+                f"the engine died: {death}, and one on several nodes is not started again",
+                remedy="start all nodes again.",
+            )
+        wait_seconds = 0.0 if death.cause == "requested" else self._restarts.take()
+        if wait_seconds is None:
+            settings = self._supervision
+            raise EngineLostError(
+                f"the engine died: {death}, after {settings.max_engine_restarts} restarts within "
+                f"{settings.restart_window_seconds:.0f} s",
+                remedy="see the engine's log above, and start again; --max-engine-restarts allows "
+                "more.",
+            )
+        if wait_seconds:
+            logger.info("waiting %.0f s before the next start", wait_seconds)
+            await asyncio.sleep(wait_seconds)
+
+    async def _drain(self, living: asyncio.Task[None]) -> None:
+        """Let what is in flight finish, also over the death of an engine."""
         self._move(State.DRAINING, "asked to stop")
-        if was_ready:
-            await self._with.until_idle()
+        if not self._has_been_ready:
+            return
+        idling = asyncio.create_task(self._with.until_idle(), name="until idle")
+        try:
+            await asyncio.wait({living, idling}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idling.cancel()
+            await asyncio.wait({idling})
 
-    def _conclude(self, living: asyncio.Task[None]) -> None:
-        error = None if living.cancelled() else living.exception()
+    def _conclude(self, error: BaseException | None) -> None:
         if isinstance(error, HoldfastError):
             self._report = replace(self._report, last_exit=error.cause)
-        if self.state is State.DRAINING or error is None:
+        if self._calls is not None:
+            end = NotReadyError("The server has ended.", retry_after_seconds=RETRY_AFTER_SECONDS)
+            self._calls.fail(end, "engine_lost" if error else "drained")
+        if error is None:
             self._move(State.STOPPED, "stopped")
             return
         self._move(State.FAILED, str(error))
         raise error
 
+    def _enter(self, target: State, reason: str) -> None:
+        """Move as the engine's life goes; while draining it may come and go, and the state stays.
+
+        An engine that fails to come back is still being recovered, for another reason.
+        """
+        if target is self.state:
+            self._stand(target, reason)
+        elif self.state is not State.DRAINING:
+            self._move(target, reason)
+
     def _move(self, target: State, reason: str) -> None:
         if not is_allowed(self.state, target):
             raise RuntimeError(f"no transition from {self.state} to {target}")
-        self._standing = _Standing(target, reason, time.time())
-        self._progress.state_changed(target, reason)
+        self._stand(target, reason)
+
+    def _stand(self, state: State, reason: str) -> None:
+        self._standing = _Standing(state, reason, time.time())
+        self._progress.state_changed(state, reason)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
 
 def _proven(report: ProbeReport | None) -> str:
@@ -256,3 +454,37 @@ def _proven(report: ProbeReport | None) -> str:
         return "not probed"
     limited = ", a limited proof" if report.limited else ""
     return f"{report.proven_tokens} tokens proven{limited}"
+
+
+async def _requested(request: asyncio.Future[str]) -> Death:
+    return Death("requested", await request)
+
+
+async def _first_of(*fates: Awaitable[Death]) -> Death:
+    """The first to come; the others are given up."""
+    tasks = [asyncio.ensure_future(fate) for fate in fates]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _within(fate: asyncio.Task[Death], deadline_seconds: float) -> Death | None:
+    """The death, if it comes in time."""
+    await asyncio.wait({fate}, timeout=deadline_seconds)
+    return fate.result() if fate.done() else None
+
+
+async def _unless(fate: asyncio.Task[Death], work: Awaitable[None]) -> None:
+    """Do the work; it is given up when the engine dies."""
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({fate, working}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        await asyncio.wait({working})
+    if not working.cancelled():
+        working.result()

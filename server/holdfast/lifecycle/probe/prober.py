@@ -102,6 +102,13 @@ class Prober:
             slowest_step_seconds=bench.slowest_step_seconds,
         )
 
+    async def run_again(self) -> ProbeReport:
+        """The outcome of one request: the first step that applies to the model."""
+        if self._settings.suite == "off":
+            return await self.run()
+        facts = self._engine.facts
+        return await self.run([next(name for name in QUICK_STEPS if not why_not(name, facts))])
+
     def _bench(self, client: httpx.AsyncClient, start: measure.Mark) -> Bench:
         facts = self._engine.facts
         memory = self._available_memory if facts.is_unified_memory else None

@@ -1,0 +1,88 @@
+"""How vLLM says that an engine died, and how its routes are told what to answer.
+
+Seen in vLLM 0.32 and, by its source, in 0.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from vllm.exceptions import GenerationError, GracefulHTTPError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from holdfast.engine.calls import Method
+from holdfast.errors import HoldfastError, NotReadyError
+
+_CHILD_SEPARATOR = "_"
+_RANDOM_SEPARATOR = "-"
+
+
+class VllmDialect:
+    """`calls.Dialect` for an AsyncLLM."""
+
+    def is_death(self, error: Exception, llm: Any) -> bool:
+        """Whether `error` came of the engine's end.
+
+        A call that is just being sent when the sockets close fails with an EngineGenerateError.
+        """
+        if isinstance(error, EngineDeadError):
+            return True
+        return isinstance(error, EngineGenerateError) and bool(llm.errored)
+
+    def is_abort(self, output: Any) -> bool:
+        """Whether the engine gave the request up: what a core that got SIGTERM answers to all."""
+        return output.finished and any(
+            getattr(one, "finish_reason", None) == "abort" for one in _completions(output)
+        )
+
+    def lifted(self, error: HoldfastError) -> Exception:
+        """GenerationError, which vLLM answers cleanly before and within a stream, or a plain 503.
+
+        Any other class is logged with its traceback for each request.
+        """
+        answer: Exception = (
+            GracefulHTTPError(error.cause, HTTPStatus(error.http_status))
+            if isinstance(error, NotReadyError)
+            else GenerationError(error.cause)
+        )
+        return answer
+
+    def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
+        """Not a prompt that comes as a stream, nor one whose KV cache another engine holds."""
+        if isinstance(arguments.get("prompt"), AsyncGenerator):
+            return False
+        extra = getattr(arguments.get("sampling_params"), "extra_args", None) or {}
+        return "kv_transfer_params" not in extra
+
+    def identity(self, arguments: Mapping[str, Any]) -> str:
+        """Prompt and parameters; the request's own name and its trace are no part of it."""
+        parameters = arguments.get("sampling_params") or arguments.get("pooling_params")
+        return f"{arguments.get('prompt')!r} {parameters!r} {arguments.get('lora_request')!r}"
+
+    def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """With an output after each token, as a stream has it."""
+        if method == "encode":
+            return dict(arguments)
+        parameters: SamplingParams = arguments["sampling_params"].clone()
+        parameters.output_kind = RequestOutputKind.CUMULATIVE
+        return {**arguments, "sampling_params": parameters}
+
+    def context_tokens(self, output: Any) -> int:
+        """The prompt and the longest of its answers."""
+        made = [len(getattr(one, "token_ids", None) or ()) for one in _completions(output)]
+        return len(output.prompt_token_ids or ()) + max(made, default=0)
+
+    def is_same_request(self, internal_id: str, request_id: str) -> bool:
+        """vLLM appends `-` and 8 characters, and puts the index of a child and `_` before it."""
+        name = internal_id.rpartition(_RANDOM_SEPARATOR)[0]
+        index, _, rest = name.partition(_CHILD_SEPARATOR)
+        return request_id in {name, rest if index.isdigit() else name}
+
+
+def _completions(output: Any) -> tuple[Any, ...]:
+    """The answers in an output; a pooling output has one, which is no list."""
+    outputs = getattr(output, "outputs", ())
+    return tuple(outputs) if isinstance(outputs, list | tuple) else (outputs,)

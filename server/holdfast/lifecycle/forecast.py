@@ -1,0 +1,93 @@
+"""How long until READY? Learned from earlier starts with the same command line.
+
+The times are kept on disk, so that the first start of a process knows what the last one took. The
+file is a convenience: what cannot be read or written is as if there were none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["start", "recovery"]
+KINDS: tuple[Kind, ...] = ("start", "recovery")
+REMEMBERED = 5
+"""Newest times of each kind that count."""
+OVERDUE_FRACTION = 0.25
+"""What is overdue is expected to take this much of its time so far again."""
+
+
+class Forecast:
+    """The times of earlier starts and recoveries, and what the running one promises."""
+
+    def __init__(
+        self,
+        directory: Path | None,
+        arguments: Sequence[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        name = hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:32]
+        self._path = directory / f"times-{name}.json" if directory else None
+        self._clock = clock
+        self._seconds = _read(self._path) if self._path else {kind: [] for kind in KINDS}
+        self._running: tuple[Kind, float] | None = None
+        self._guess_seconds: float | None = None
+
+    def began(self, kind: Kind, *, guess_seconds: float | None = None) -> None:
+        """The way to READY begins; a recovery that fails and begins anew is the same one.
+
+        The guess stands as long as nothing of this kind was ever seen to its end.
+        """
+        self._guess_seconds = guess_seconds
+        if self._running is None or self._running[0] != kind:
+            self._running = (kind, self._clock())
+
+    def ready(self) -> None:
+        """READY is reached: what it took is remembered."""
+        if self._running is None:
+            return
+        kind, began = self._running
+        self._running = None
+        self._seconds[kind] = [*self._seconds[kind], self._clock() - began][-REMEMBERED:]
+        if self._path is not None:
+            _write(self._path, self._seconds)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time until READY; None if nothing is known of it, or nothing is under way."""
+        if self._running is None:
+            return None
+        kind, began = self._running
+        seen = self._seconds[kind]
+        expected = statistics.median(seen) if seen else self._guess_seconds
+        if expected is None:
+            return None
+        passed = self._clock() - began
+        return max(expected - passed, passed * OVERDUE_FRACTION, 1.0)
+
+
+def _read(path: Path) -> dict[Kind, list[float]]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return {kind: [float(value) for value in record[kind]][-REMEMBERED:] for kind in KINDS}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {kind: [] for kind in KINDS}
+
+
+def _write(path: Path, seconds: dict[Kind, list[float]]) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(seconds), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        logger.debug("the times of this start are not kept: %s", error)

@@ -1,0 +1,185 @@
+"""Does the engine make progress? Read from what its ranks wrote, never asked of it.
+
+The rules, each of which somebody's outage paid for:
+
+* Requests are in the engine, and no rank ends a step for the stall time-out, and for three times
+  the slowest step that the probe saw: a prefill in chunks is progress, a long step is not a stall.
+* Requests wait and none runs for a minute, though the scheduler says that nothing holds them back.
+* While a compiler runs below the engine, time does not count; nor while the engine is paused, nor
+  what passes while this process itself did not run.
+* An engine that has had nothing to do for a minute gets one token to make.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from holdfast.engine.calls import Calls
+from holdfast.engine.interface import Engine
+from holdfast.errors import HoldfastError
+from holdfast.records import Death, RankStats
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+ABSENCE_SECONDS = 5.0
+"""A look so late means that this process was stopped, or its loop blocked."""
+BLOCKED_SECONDS = 60.0
+IDLE_SECONDS = 60.0
+SLOWEST_STEP_FACTOR = 3.0
+LONGEST_COMPILE_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What one look at an engine saw. Times are of one monotonic clock."""
+
+    now_seconds: float
+    busy_since_seconds: float | None
+    """Since when it has had requests without a break; None if it has none."""
+    last_step_seconds: Mapping[int, float]
+    """When a rank of each engine last ended a step, for those that ever did."""
+    running: Mapping[int, int]
+    """Requests that each engine of several has; empty where there is one."""
+    blocked_since_seconds: Mapping[int, float]
+    """Since when each engine's scheduler has said that requests wait and none runs."""
+    is_paused: bool = False
+    is_compiling: bool = False
+
+
+class Rules:
+    """Looks at one pulse after the other; says what is wrong, if anything."""
+
+    def __init__(self, stall_timeout_seconds: float) -> None:
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._looked_seconds: float | None = None
+        self._excused_seconds = 0.0
+        """Nothing before this moment counts."""
+        self._compiling_since: float | None = None
+
+    def verdict(self, pulse: Pulse, slowest_step_seconds: float) -> str:
+        """Why the engine is stalled; empty while it is not."""
+        self._excuse(pulse)
+        if pulse.busy_since_seconds is None:
+            return ""
+        patience = max(self._stall_timeout_seconds, SLOWEST_STEP_FACTOR * slowest_step_seconds)
+        newest = max(pulse.last_step_seconds.values(), default=0.0)
+        quiet = self._quiet(pulse, newest)
+        if quiet >= patience:
+            return f"requests are in the engine, and no step ended for {quiet:.0f} s"
+        for engine, count in pulse.running.items():
+            quiet = self._quiet(pulse, pulse.last_step_seconds.get(engine, 0.0))
+            if count and quiet >= patience:
+                return f"engine {engine} has {count} requests, and ended no step for {quiet:.0f} s"
+        for engine, since in pulse.blocked_since_seconds.items():
+            blocked = pulse.now_seconds - max(since, self._excused_seconds)
+            if blocked >= BLOCKED_SECONDS:
+                return f"requests wait for engine {engine}, and none ran for {blocked:.0f} s"
+        return ""
+
+    def _quiet(self, pulse: Pulse, last_step_seconds: float) -> float:
+        since = max(last_step_seconds, pulse.busy_since_seconds or 0.0, self._excused_seconds)
+        return pulse.now_seconds - since
+
+    def _excuse(self, pulse: Pulse) -> None:
+        now, looked = pulse.now_seconds, self._looked_seconds
+        self._looked_seconds = now
+        if pulse.is_compiling and self._compiling_since is None:
+            self._compiling_since = now
+        if not pulse.is_compiling:
+            self._compiling_since = None
+        compiled = now - self._compiling_since if self._compiling_since is not None else 0.0
+        is_building = pulse.is_compiling and compiled < LONGEST_COMPILE_SECONDS
+        was_absent = looked is not None and now - looked > ABSENCE_SECONDS
+        if pulse.is_paused or is_building or was_absent:
+            self._excused_seconds = now
+
+
+class Heartbeat:
+    """Looks at one generation every second, and gives an idle one a token to make."""
+
+    def __init__(  # noqa: PLR0913 - the supervisor names each thing that is looked at
+        self,
+        engine: Engine,
+        calls: Calls,
+        *,
+        stall_timeout_seconds: float,
+        slowest_step_seconds: Callable[[], float],
+        may_try: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._calls = calls
+        self._rules = Rules(stall_timeout_seconds)
+        self._slowest_step_seconds = slowest_step_seconds
+        self._may_try = may_try
+        self._clock = clock
+        self._canary: asyncio.Task[None] | None = None
+        self._canary_since: float | None = None
+        self._idle_since = clock()
+
+    async def until_stalled(self) -> Death:
+        """Return when a rule is broken, with what the processes were doing in the log."""
+        try:
+            while not (reason := self._look()):  # noqa: ASYNC110 - nothing tells of what is not
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            await self._end_canary()
+        logger.error("the engine is stalled: %s\n%s", reason, await self._engine.dump_stacks())
+        return Death("stall", reason, is_accusing=True)
+
+    def _look(self) -> str:
+        now = self._clock()
+        ranks = self._engine.ranks(with_steps=False)
+        busy_since = self._calls.busy_since_seconds
+        self._tend_canary(now, ranks, is_busy=busy_since is not None)
+        # A compiler is looked for only while something is late: it costs a walk over /proc.
+        is_late = bool(busy_since) and now - max(_last_steps(ranks).values(), default=0.0) > 1
+        starts = [since for since in (busy_since, self._canary_since) if since is not None]
+        pulse = Pulse(
+            now_seconds=now,
+            busy_since_seconds=min(starts, default=None),
+            last_step_seconds=_last_steps(ranks),
+            running=self._engine.running_requests(),
+            blocked_since_seconds=self._engine.blocked_since_seconds(),
+            is_paused=self._engine.is_paused,
+            is_compiling=is_late and self._engine.is_compiling(),
+        )
+        return self._rules.verdict(pulse, self._slowest_step_seconds())
+
+    def _tend_canary(self, now: float, ranks: Iterable[RankStats], *, is_busy: bool) -> None:
+        if self._canary is not None:
+            if self._canary.done():
+                self._canary = self._canary_since = None
+                self._idle_since = now
+            return
+        newest = max(_last_steps(ranks).values(), default=0.0)
+        self._idle_since = now if is_busy else max(self._idle_since, newest)
+        if now - self._idle_since >= IDLE_SECONDS and self._may_try():
+            self._canary_since = now
+            self._canary = asyncio.create_task(self._sing(), name="canary")
+
+    async def _sing(self) -> None:
+        # Its death, if that is why it fails, is seen by who waits for that.
+        with suppress(HoldfastError):
+            await self._engine.canary()
+
+    async def _end_canary(self) -> None:
+        if self._canary is not None:
+            self._canary.cancel()
+            await asyncio.wait({self._canary})
+
+
+def _last_steps(ranks: Iterable[RankStats]) -> dict[int, float]:
+    """When a rank of each engine last ended a step."""
+    newest: dict[int, float] = {}
+    for rank in ranks:
+        if rank.last_step_ended_seconds is not None:
+            known = newest.get(rank.engine, 0.0)
+            newest[rank.engine] = max(known, rank.last_step_ended_seconds)
+    return newest
