@@ -1,0 +1,333 @@
+"""What `engine.stat_logger` takes from vLLM's metrics, and what it makes of them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.parser import metrics as parser_metrics
+from vllm.v1.engine import FinishReason
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
+
+from holdfast.engine.stat_logger import LastingStatLogger, Queues, prometheus_logger
+from holdfast.telemetry.exposition import render, vllm_registry
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+CONFIGURATION: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "vocab_size": 1000,
+}
+RUNNING = "vllm:num_requests_running"
+GENERATED = "vllm:generation_tokens_total"
+CACHE_CONFIG = "vllm:cache_config_info"
+
+
+def make_config(directory: Path) -> Any:
+    """A configuration with every kind of metric that needs no other package."""
+    (directory / "config.json").write_text(json.dumps(CONFIGURATION))
+    return AsyncEngineArgs(
+        model=str(directory),
+        served_model_name=["tiny"],
+        skip_tokenizer_init=True,
+        kv_cache_metrics=True,
+        speculative_config={
+            "method": "ngram",
+            "num_speculative_tokens": 2,
+            "prompt_lookup_max": 2,
+        },
+        kv_transfer_config={
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20},
+        },
+    ).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return make_config(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def no_metric_left() -> Iterator[None]:
+    """No test sees the metrics of another."""
+    unregister_vllm_metrics()
+    yield
+    unregister_vllm_metrics()
+
+
+class Server:
+    """The loggers of one server, a generation at a time."""
+
+    def __init__(self, config: Any, *, is_probing: Callable[[], bool] = lambda: False) -> None:
+        self.config = config
+        self.queues = Queues()
+        self.logger_class: Any = prometheus_logger(is_probing, self.queues)
+
+    def start(self, blocks: int = 100) -> Any:
+        """A logger as an engine makes it, whose KV cache has so many blocks."""
+        config = copy.deepcopy(self.config)
+        config.cache_config.num_gpu_blocks = blocks
+        logger = self.logger_class(vllm_config=config, engine_indexes=[0])
+        logger.log_engine_initialized()
+        return logger
+
+
+@pytest.fixture
+def server(config: Any) -> Server:
+    return Server(config)
+
+
+def page() -> dict[Series, float]:
+    """Every series of vLLM's on the page."""
+    text, _ = render([vllm_registry()])
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+        if sample.name.startswith("vllm:")
+    }
+
+
+def values(name: str) -> list[float]:
+    return [value for (found, _), value in page().items() if found == name]
+
+
+def is_cumulative(series: Series) -> bool:
+    return series[0].endswith(("_total", "_bucket", "_sum", "_count"))
+
+
+def serve(logger: Any, tokens: int = 7) -> None:
+    """Record a step in which one request ended and others run and wait."""
+    iteration = IterationStats()
+    iteration.num_generation_tokens = tokens
+    iteration.time_to_first_tokens_iter.append(0.2)
+    iteration.finished_requests.append(
+        FinishedRequestStats(
+            finish_reason=FinishReason.LENGTH, num_prompt_tokens=5, num_generation_tokens=tokens
+        )
+    )
+    scheduler = SchedulerStats(num_running_reqs=3, num_waiting_reqs=2, kv_cache_usage=0.5)
+    logger.record(scheduler, iteration, engine_idx=0)
+
+
+def test_vllms_own_logger_starts_over(config: Any) -> None:
+    """What ours is for: a second engine sets the counters of the first to 0."""
+    serve(PrometheusStatLogger(config, [0]))
+    assert values(GENERATED) == [7]
+    PrometheusStatLogger(config, [0])
+    assert values(GENERATED) == [0]
+
+
+def test_nothing_is_on_the_page_that_vllm_has_not(config: Any, server: Server) -> None:
+    """Ours makes the families, the labels and the buckets that vLLM's makes."""
+    PrometheusStatLogger(config, [0]).log_engine_initialized()
+    expected = {name: dict(labels).keys() for name, labels in page()}
+    buckets = {series for series in page() if series[0].endswith("_bucket")}
+    unregister_vllm_metrics()
+    server.start()
+    assert {name: dict(labels).keys() for name, labels in page()} == expected
+    assert {series for series in page() if series[0].endswith("_bucket")} == buckets
+
+
+def test_every_metric_of_vllms_logger_lasts(server: Server) -> None:
+    """No part of vLLM's logger makes a metric past the hooks: a second one adds no collector."""
+    server.start()
+    before = set(REGISTRY._collector_to_names)
+    server.logger_class.generation_ended()
+    server.start()
+    assert set(REGISTRY._collector_to_names) == before
+
+
+def test_counters_go_on_in_the_next_generation(server: Server) -> None:
+    """What two generations generated is on the page as a sum, histograms too."""
+    for _ in range(2):
+        serve(server.start())
+        server.logger_class.generation_ended()
+    assert values(GENERATED) == [14]
+    assert values("vllm:time_to_first_token_seconds_count") == [2]
+    assert values("vllm:time_to_first_token_seconds_sum") == pytest.approx([0.4])
+
+
+def test_a_series_was_created_once(server: Server) -> None:
+    """`_created` stays too, by which a scraper sees a reset."""
+    server.start()
+    before = {s: value for s, value in page().items() if s[0].endswith("_created")}
+    server.logger_class.generation_ended()
+    server.start()
+    assert before
+    assert {s: value for s, value in page().items() if s[0].endswith("_created")} == before
+
+
+def test_counters_never_fall_and_never_vanish(server: Server) -> None:
+    """Whenever a scrape comes, also while a generation ends and the next one starts."""
+    serve(server.start())
+    pages = [page()]
+    is_over = threading.Event()
+
+    def scrape() -> None:
+        while not is_over.is_set():
+            pages.append(page())
+
+    scraper = threading.Thread(target=scrape)
+    scraper.start()
+    try:
+        for blocks in range(20):
+            server.logger_class.generation_ended()
+            serve(server.start(blocks))
+    finally:
+        is_over.set()
+        scraper.join(timeout=60)
+    pages.append(page())
+    for earlier, later in itertools.pairwise(pages):
+        for series in filter(is_cumulative, earlier):
+            assert later[series] >= earlier[series]
+    assert values(GENERATED) == [21 * 7]
+
+
+def test_gauges_are_zero_without_an_engine(server: Server) -> None:
+    """No balancer sees the queue of an engine that is dead, and nobody takes it for awake."""
+    serve(server.start())
+    assert values(RUNNING) == [3]
+    assert server.queues.totals() == (3, 2)
+    server.logger_class.generation_ended()
+    gauges = [RUNNING, "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"]
+    assert [values(name) for name in gauges] == [[0], [0], [0]]
+    assert set(values("vllm:engine_sleep_state")) == {0}
+    assert server.queues.totals() == (0, 0)
+
+
+def test_the_next_engine_is_awake(server: Server) -> None:
+    """The gauges of the next generation are those of its own logger."""
+    server.start()
+    server.logger_class.generation_ended()
+    serve(server.start())
+    assert values(RUNNING) == [3]
+    assert sorted(values("vllm:engine_sleep_state")) == [0, 0, 1]
+
+
+def test_facts_of_a_dead_engine_are_gone(server: Server) -> None:
+    """A KV cache of another size does not stand beside that of the generation before."""
+    server.start(blocks=100)
+    server.logger_class.generation_ended()
+    assert values(CACHE_CONFIG) == []
+    server.start(blocks=90)
+    (labels,) = (dict(labels) for name, labels in page() if name == CACHE_CONFIG)
+    assert labels["num_gpu_blocks"] == "90"
+
+
+def test_a_dead_engine_says_nothing_more(server: Server) -> None:
+    """What vLLM still reads from the sockets of an engine that is gone changes no series."""
+    dead = server.start()
+    server.logger_class.generation_ended()
+    before = page()
+    serve(dead)
+    assert page() == before
+    assert server.queues.totals() == (0, 0)
+    server.start()
+    serve(dead)
+    assert values(RUNNING) == [0]
+
+
+def test_what_others_count_stays(server: Server) -> None:
+    """Metrics that vLLM's parsers and routes made themselves outlive an engine."""
+    parser_metrics.init_parser_metrics(model_name="tiny")
+    parser_metrics.record_tool_parser_invocation(
+        is_tool_called=True, is_streaming=False, request=None
+    )
+    name = "vllm:tool_call_parser_invocations_total"
+    assert sum(values(name)) == 1
+    server.start()
+    server.logger_class.generation_ended()
+    server.start()
+    assert sum(values(name)) == 1
+
+
+def test_probing_is_not_counted(config: Any) -> None:
+    """While only the probe or a canary asks, vLLM's series stay, and the queues are known."""
+    is_probing = True
+    server = Server(config, is_probing=lambda: is_probing)
+    logger = server.start()
+    before = page()
+    serve(logger)
+    assert page() == before
+    assert server.queues.totals() == (3, 2)
+    is_probing = False
+    serve(logger)
+    assert values(GENERATED) == [7]
+
+
+def test_servers_do_not_share(config: Any) -> None:
+    """The class of one server knows nothing of another's."""
+    first, second = Server(config), Server(config)
+    assert first.logger_class is not second.logger_class
+    assert issubclass(first.logger_class, LastingStatLogger)
+    first.start()
+    unregister_vllm_metrics()
+    logger = second.start()
+    first.logger_class.generation_ended()
+    serve(logger)
+    assert second.queues.totals() == (3, 2)
+
+
+def write_two_generations(directory: Path) -> None:
+    """Serve one request in each of two generations, and write what the page said of each."""
+    server = Server(make_config(directory))
+    serve(server.start(blocks=100))
+    first = page()
+    server.logger_class.generation_ended()
+    between = [values(RUNNING), values(GENERATED)]
+    serve(server.start(blocks=90))
+    after = [values(RUNNING), values(GENERATED)]
+    second = page()
+    fallen = [
+        series[0] for series in filter(is_cumulative, first) if second[series] < first[series]
+    ]
+    (directory / "said.json").write_text(json.dumps([between, after, fallen]))
+
+
+def test_multi_process_mode_goes_on_too(tmp_path: Path) -> None:
+    """With files instead of a registry nothing falls, gauges are zeroed and nothing warns."""
+    (tmp_path / "files").mkdir()
+    here = Path(__file__)
+    program = (
+        f"import pathlib, {here.stem}; "
+        f"{here.stem}.write_two_generations(pathlib.Path({str(tmp_path)!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "files"),
+            "PYTHONPATH": os.pathsep.join([str(here.parent), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert said == [[[0], [7]], [[3], [14]], []]
+    assert "multi-process mode" not in done.stderr
