@@ -217,7 +217,7 @@ class EngineLauncher:
             self.calls.ended()
             compat.declare_dead(engine.llm)
             self.proxy.use(None)
-            self.queues.clear()
+            self._logger_class.generation_ended()
             await asyncio.shield(engine.stop())
             shutil.rmtree(spec.stats_directory, ignore_errors=True)
 
