@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.lifecycle.states import State
-from holdfast.records import MEMORY_KINDS, RankStats, Status
+from holdfast.records import DEATH_CAUSES, LOSS_REASONS, MEMORY_KINDS, LossReason, RankStats, Status
 from holdfast.telemetry.collectors import (
     HoldfastCollector,
     last_step_age_seconds,
@@ -22,6 +22,7 @@ from holdfast.telemetry.collectors import (
 )
 from holdfast.telemetry.exposition import render, vllm_registry
 from holdfast.telemetry.metrics import BY_NAME, METRICS
+from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.totals import RankCounters, Totals
 from statuses import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
 
@@ -31,7 +32,17 @@ class Traffic:
     """What a gate would have counted."""
 
     in_flight: int = 2
+    held: int = 1
     refused: Mapping[str, int] = field(default_factory=lambda: {"not_ready": 4, "draining": 0})
+
+
+@dataclass
+class Calls:
+    """What an engine proxy would have counted."""
+
+    held: int = 0
+    replayed: int = 0
+    lost: Mapping[LossReason, int] = field(default_factory=dict)
 
 
 class Server:
@@ -40,10 +51,18 @@ class Server:
     def __init__(self, status: Status) -> None:
         self.status = status
         self.totals = Totals()
+        self.outages = Outages()
+        self.calls: Calls | None = Calls()
+        self.restarts_left = 3
+        self.lag_seconds = 0.02
         collector = HoldfastCollector(
             lambda: self.status,
             totals=self.totals,
             traffic=Traffic(),
+            outages=self.outages,
+            calls=lambda: self.calls,
+            restarts_left=lambda: self.restarts_left,
+            loop_lag_seconds=lambda: self.lag_seconds,
             version="0.1.0",
             vllm_version="0.32.0",
         )
@@ -80,8 +99,14 @@ def test_a_fresh_status_shows_nothing_that_is_not_known() -> None:
             "state",
             "engine_generation",
             "engine_starts_total",
+            "engine_deaths_total",
+            "engine_restarts_left",
+            "event_loop_lag_seconds",
             "probe_runs_total",
             "requests_in_flight",
+            "requests_held",
+            "requests_replayed_total",
+            "requests_lost_total",
             "requests_refused_total",
             "build_info",
         )
@@ -152,6 +177,49 @@ def test_the_gate_is_counted() -> None:
     server = Server(a_status())
     assert server.value("requests_in_flight") == 2
     assert server.value("requests_refused_total", reason="not_ready") == 4
+
+
+def test_every_cause_of_death_counts_from_the_beginning() -> None:
+    """An alert sees the first death as a rise, because its series was there at 0 before."""
+    server = Server(a_fresh_status())
+    counts = {c: server.value("engine_deaths_total", cause=c) for c in DEATH_CAUSES}
+    assert counts == dict.fromkeys(DEATH_CAUSES, 0)
+    server.outages.died("stall")
+    server.outages.died("stall")
+    server.outages.died("core_exit")
+    counts = {c: server.value("engine_deaths_total", cause=c) for c in DEATH_CAUSES}
+    assert counts == {**dict.fromkeys(DEATH_CAUSES, 0), "stall": 2, "core_exit": 1}
+
+
+def test_every_reason_of_a_loss_counts_from_the_beginning() -> None:
+    """Reasons that the proxy has not met yet are 0, not absent."""
+    server = Server(a_status())
+    server.calls = Calls(lost={"stream_broken": 2})
+    counts = {r: server.value("requests_lost_total", reason=r) for r in LOSS_REASONS}
+    assert counts == {**dict.fromkeys(LOSS_REASONS, 0), "stream_broken": 2}
+
+
+def test_what_a_recovery_costs_is_counted() -> None:
+    """Replayed requests, restarts left, and requests held at the gate or behind it."""
+    server = Server(a_status(State.RECOVERING))
+    server.calls, server.restarts_left = Calls(held=5, replayed=4), 2
+    assert server.value("requests_held") == 1 + 5
+    assert server.value("requests_replayed_total") == 4
+    assert server.value("engine_restarts_left") == 2
+
+
+def test_nothing_was_replayed_or_lost_before_vllm_is_loaded() -> None:
+    """The counters begin at 0 in the first second, not with the first engine."""
+    server = Server(a_fresh_status())
+    server.calls = None
+    assert server.value("requests_replayed_total") == 0
+    assert server.value("requests_held") == 1
+    assert server.value("requests_lost_total", reason="stream_broken") == 0
+
+
+def test_the_lag_of_the_loop_is_shown() -> None:
+    """The page has what was measured, in seconds."""
+    assert Server(a_status()).value("event_loop_lag_seconds") == 0.02
 
 
 def test_the_age_is_that_of_the_newest_step() -> None:
@@ -245,6 +313,22 @@ def test_scrapes_and_the_supervisor_may_meet() -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert [counters.steps for counters in totals.ranks().values()] == [199] * 4
+
+
+def test_deaths_may_be_counted_in_any_thread() -> None:
+    """No death is lost between threads."""
+    outages = Outages()
+
+    def die() -> None:
+        for _ in range(1000):
+            outages.died("stall")
+
+    threads = [threading.Thread(target=die) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert outages.deaths["stall"] == 4000
 
 
 def test_one_page_holds_both_registries() -> None:

@@ -17,6 +17,7 @@ from holdfast.lifecycle.states import State
 from holdfast.records import Status
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
 from holdfast.telemetry.exposition import render
+from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.totals import Totals
 from inner_app import InnerApp, View
 from statuses import a_fresh_status, a_status
@@ -27,7 +28,15 @@ def _front(
 ) -> tuple[FrontDoor, InnerApp]:
     admission = Admission(View(State(status.state)), probe_token="")
     collector = HoldfastCollector(
-        lambda: status, totals=Totals(), traffic=admission, version="0.1.0", vllm_version="0.32.0"
+        lambda: status,
+        totals=Totals(),
+        traffic=admission,
+        outages=Outages(),
+        calls=lambda: None,
+        restarts_left=lambda: 3,
+        loop_lag_seconds=lambda: 0.0,
+        version="0.1.0",
+        vllm_version="0.32.0",
     )
     vllm = CollectorRegistry()
     Gauge("vllm:num_requests_running", "Running.", registry=vllm).set(1)

@@ -7,17 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from holdfast.lifecycle.states import State
-from holdfast.records import GROWTH_PHASES, REJECTION_KINDS, ProbeReport, RankStats, Status
+from holdfast.records import (
+    GROWTH_PHASES,
+    LOSS_REASONS,
+    REJECTION_KINDS,
+    LossReason,
+    ProbeReport,
+    RankStats,
+    Status,
+)
 from holdfast.telemetry.metrics import BY_NAME
+from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.totals import Totals
 
+Word = TypeVar("Word", bound=str)
 Samples = Iterable[tuple[tuple[object, ...], float]]
 
 
@@ -29,25 +39,56 @@ class Traffic(Protocol):
         """Requests let in and not yet answered whole."""
 
     @property
+    def held(self) -> int:
+        """Requests not let in yet, which wait for the next generation of the engine."""
+
+    @property
     def refused(self) -> Mapping[str, int]:
         """Requests turned away, by reason."""
 
 
-class HoldfastCollector(Collector):
-    """All families of `telemetry.metrics`. One scrape asks for the status once."""
+class Calls(Protocol):
+    """What the engine proxy counts over all generations. Read from another thread than its own."""
 
-    def __init__(
+    @property
+    def held(self) -> int:
+        """Calls of requests in flight that wait for the next generation."""
+
+    @property
+    def replayed(self) -> int:
+        """Calls that were sent again to a later generation."""
+
+    @property
+    def lost(self) -> Mapping[LossReason, int]:
+        """Calls that an engine's death cost their answer; a reason that is absent counts as 0."""
+
+
+class HoldfastCollector(Collector):
+    """All families of `telemetry.metrics`. One scrape asks for the status once.
+
+    Everything given is asked in the thread of the scrape. `calls` gives None before vLLM is loaded.
+    """
+
+    def __init__(  # noqa: PLR0913 - everybody who knows a number of the page
         self,
         status: Callable[[], Status],
         *,
         totals: Totals,
         traffic: Traffic,
+        outages: Outages,
+        calls: Callable[[], Calls | None],
+        restarts_left: Callable[[], int],
+        loop_lag_seconds: Callable[[], float],
         version: str,
         vllm_version: str,
     ) -> None:
         self._status = status
         self._totals = totals
         self._traffic = traffic
+        self._outages = outages
+        self._calls = calls
+        self._restarts_left = restarts_left
+        self._loop_lag_seconds = loop_lag_seconds
         self._build = (version, vllm_version)
 
     def collect(self) -> Iterator[Metric]:
@@ -60,8 +101,12 @@ class HoldfastCollector(Collector):
             *_counter_families(self._totals),
             *_probe_families(status.probe),
             *_engine_families(status),
+            _family("engine_deaths_total", _labelled(self._outages.deaths)),
+            _family("engine_restarts_left", [((), self._restarts_left())]),
+            _family("event_loop_lag_seconds", [((), self._loop_lag_seconds())]),
             _family("last_step_age_seconds", _last_step_age(status.ranks)),
             _family("requests_in_flight", [((), self._traffic.in_flight)]),
+            *_call_families(self._traffic, self._calls()),
             _family("requests_refused_total", _labelled(self._traffic.refused)),
             _family("build_info", [(self._build, 1)]),
         )
@@ -91,7 +136,7 @@ def _family(name: str, samples: Samples) -> Metric:
     return family
 
 
-def _labelled(values: Mapping[str, int]) -> Samples:
+def _labelled(values: Mapping[Word, int]) -> Samples:
     return [((label,), value) for label, value in values.items()]
 
 
@@ -167,6 +212,14 @@ def _engine_families(status: Status) -> Iterator[Metric]:
     yield _family("engine_starts_total", [((), engine.starts)])
     if engine.last_start_seconds is not None:
         yield _family("engine_start_duration_seconds", [((), engine.last_start_seconds)])
+
+
+def _call_families(traffic: Traffic, calls: Calls | None) -> Iterator[Metric]:
+    lost = calls.lost if calls else {}
+    yield _family("requests_held", [((), traffic.held + (calls.held if calls else 0))])
+    yield _family("requests_replayed_total", [((), calls.replayed if calls else 0)])
+    # All reasons from the first scrape on: an alert sees no rise in a series that begins at 1.
+    yield _family("requests_lost_total", [((word,), lost.get(word, 0)) for word in LOSS_REASONS])
 
 
 def _last_step_age(ranks: Iterable[RankStats]) -> Samples:
