@@ -40,6 +40,7 @@ from holdfast.settings import Settings, WorkspaceSettings
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
 from holdfast.telemetry.exposition import render, vllm_registry
 from holdfast.telemetry.logs import configure_logging, quieten_access_log
+from holdfast.telemetry.loop_lag import LoopLag
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import LogProgress, Progress, progress_for
 from holdfast.telemetry.totals import Totals
@@ -112,6 +113,7 @@ class _Application:
         self._probe_token = secrets.token_urlsafe(32)
         self._totals = Totals()
         self._outages = Outages()
+        self._loop_lag = LoopLag()
         self._supervisor = Supervisor(
             settings.probe,
             settings.supervision,
@@ -137,6 +139,7 @@ class _Application:
             async with (
                 listener.serving(self._door, self._sock, self._settings.listen) as self._server,
                 self._mounted,
+                self._loop_lag.measured(),
             ):
                 quieten_access_log(QUIET_PATHS, is_probing=lambda: self._state() is State.PROBING)
                 await self._supervisor.run()
@@ -202,6 +205,10 @@ class _Application:
             self._supervisor.status,
             totals=self._totals,
             traffic=self._admission,
+            outages=self._outages,
+            calls=lambda: self._vllm.launcher.calls if self._vllm else None,
+            restarts_left=lambda: self._supervisor.restarts_left,
+            loop_lag_seconds=self._loop_lag.lag_seconds,
             version=__version__,
             vllm_version=vllm_version(),
         )
