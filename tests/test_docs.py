@@ -17,7 +17,7 @@ from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.errors import ExitCode
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
-from holdfast.records import PROBE_STEPS
+from holdfast.records import DEATH_CAUSES, LOSS_REASONS, PROBE_STEPS
 from holdfast.settings import flags
 from holdfast.telemetry.metrics import METRICS
 from statuses import a_status
@@ -121,6 +121,18 @@ def test_every_exit_code_has_its_advice() -> None:
     """The operating guide says for every exit code what to do."""
     rows = table(OPERATING, "## Exit codes")
     assert [row[0] for row in rows] == [str(int(code)) for code in ExitCode]
+
+
+def test_every_cause_of_a_death_is_explained() -> None:
+    """The operating guide has every cause and what to look at, in the order of the code."""
+    rows = table(OPERATING, "### Causes of a death")
+    assert [row[0].strip("`") for row in rows] == [*DEATH_CAUSES]
+
+
+def test_every_reason_of_a_loss_is_explained() -> None:
+    """The operating guide has every way in which a death costs a request its answer."""
+    rows = table(OPERATING, "### Requests that it costs")
+    assert [row[0].strip("`") for row in rows] == [*LOSS_REASONS]
 
 
 def test_the_state_table_is_that_of_the_code() -> None:
