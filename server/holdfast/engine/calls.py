@@ -103,6 +103,8 @@ class Calls:
         self._in_engine = 0
         self._quarantined: deque[str] = deque(maxlen=QUARANTINE_SIZE)
         self._lost: dict[LossReason, int] = dict.fromkeys(LOSS_REASONS, 0)
+        self.held = 0
+        """Calls that wait for an engine."""
         self.replayed = 0
         """Calls that were given to another generation than the first."""
         self.busy_since_seconds: float | None = None
@@ -114,11 +116,6 @@ class Calls:
     def lost(self) -> Mapping[LossReason, int]:
         """Calls that the death of an engine ended, by reason."""
         return MappingProxyType(self._lost)
-
-    @property
-    def held(self) -> int:
-        """Calls that wait for an engine."""
-        return sum(call.waiter is not None for call in self._calls)
 
     @property
     def in_engine(self) -> int:
@@ -206,9 +203,11 @@ class Calls:
             if self._end is not None:
                 raise self._lift(call, *self._end)
             call.waiter = asyncio.get_running_loop().create_future()
+            self.held += 1
             try:
                 await call.waiter
             finally:
+                self.held -= 1
                 call.waiter = None
         if call.generation:
             self.replayed += 1

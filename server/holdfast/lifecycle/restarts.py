@@ -21,23 +21,19 @@ class RestartBudget:
         self._most = most
         self._window_seconds = window_seconds
         self._clock = clock
-        self._taken: deque[float] = deque()
+        self._taken: deque[float] = deque(maxlen=most or 1)
 
     @property
     def left(self) -> int:
-        """Restarts that are still allowed now."""
-        self._forget()
-        return self._most - len(self._taken)
+        """Restarts that are still allowed now. Safe to ask for from any thread."""
+        horizon = self._clock() - self._window_seconds
+        return self._most - sum(taken > horizon for taken in tuple(self._taken))
 
     def take(self) -> float | None:
         """Spend one restart; the seconds to wait before it, or None if there is none left."""
-        if not self.left:
+        left = self.left
+        if not left:
             return None
         self._taken.append(self._clock())
-        earlier = len(self._taken) - 1
+        earlier = self._most - left
         return min(LONGEST_BACKOFF_SECONDS, 2.0 ** (earlier - 1)) if earlier else 0.0
-
-    def _forget(self) -> None:
-        horizon = self._clock() - self._window_seconds
-        while self._taken and self._taken[0] <= horizon:
-            self._taken.popleft()
