@@ -190,7 +190,7 @@ class FakeEngine(Calm):
         self._lanes = {engine: _Lane() for engine, _ in facts.world}
         self._turns = cycle(self._lanes)
         self._rejection: Rejection | None = None
-        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
         self._work = asyncio.Event()
         self._stepped = asyncio.Event()
 
@@ -231,7 +231,7 @@ class FakeEngine(Calm):
         self.growth_policy = policy
 
     async def until_dead(self) -> Death:
-        return Death("unknown", await asyncio.shield(self._death))
+        return await asyncio.shield(self._death)
 
     async def until_stepped(self, tokens: int) -> None:
         """Return once a step of exactly so many tokens has begun."""
@@ -241,7 +241,7 @@ class FakeEngine(Calm):
 
     def kill(self, cause: str) -> None:
         """End the engine as if a process of it had gone."""
-        self._death.set_result(cause)
+        self._death.set_result(Death("unknown", cause))
         for lane in self._lanes.values():
             for request in (*lane.waiting, *lane.running):
                 request.ended = cause
@@ -376,7 +376,7 @@ class FakeEngine(Calm):
             running_step_started_seconds=None,
             last_step_ended_seconds=None,
             recent_steps=steps,
-            fatal_error=self._death.result() if self._death.done() else "",
+            fatal_error=self._death.result().reason if self._death.done() else "",
         )
 
 

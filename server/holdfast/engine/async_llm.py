@@ -24,6 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from holdfast.engine import compat, processes
 from holdfast.engine.calls import Calls
 from holdfast.engine.client import EngineProxy
+from holdfast.engine.deaths import DeathWatch, must_live
 from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.stat_logger import Queues, prometheus_logger
 from holdfast.errors import EngineStartError, PluginMissingError
@@ -51,11 +52,22 @@ class AsyncEngine:
         facts: EngineFacts,
         spec: WorkspaceSpec,
         family: frozenset[psutil.Process],
+        queues: Queues,
     ) -> None:
+        self._queues = queues
+        self._is_held = False
         self._llm = llm
         self._facts = facts
         self._spec = spec
         self._family = family
+        self._watch = DeathWatch(
+            Path(spec.stats_directory),
+            must_live(family, compat.core_processes(llm), self.ranks(with_steps=False)),
+            compat.core_processes(llm),
+            has_errored=lambda: bool(llm.errored),
+        )
+        # Before the first request: a pidfd is opened while its process is certain to be ours.
+        self._death = asyncio.create_task(self._watch.death(), name=f"death {spec.generation}")
 
     @property
     def generation(self) -> int:
@@ -75,13 +87,17 @@ class AsyncEngine:
 
     @asynccontextmanager
     async def scheduling_held(self) -> AsyncIterator[None]:
-        async with _answered():
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
+        self._is_held = True
         try:
-            yield
-        finally:
             async with _answered():
-                await self._llm.resume_generation()
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+            try:
+                yield
+            finally:
+                async with _answered():
+                    await self._llm.resume_generation()
+        finally:
+            self._is_held = False
 
     async def queued_requests(self) -> int:
         return int(self._llm.get_num_unfinished_requests())
@@ -106,39 +122,28 @@ class AsyncEngine:
         return tracebacks(Path(self._spec.stats_directory))
 
     async def until_dead(self) -> Death:
-        while True:
-            if cause := self._death():
-                return Death("unknown", cause)
-            await asyncio.sleep(DEATH_POLL_SECONDS)
+        return await asyncio.shield(self._death)
 
-    is_paused = False
+    def accuse_termination(self) -> None:
+        self._watch.accuse_termination()
 
-    def gives_up(self) -> None:
-        pass
+    @property
+    def is_paused(self) -> bool:
+        return self._is_held
 
-    def running_requests(self):
-        return {}
+    def running_requests(self) -> Mapping[int, int]:
+        return compat.requests_by_engine(self._llm)
 
-    def blocked_since_seconds(self):
-        return {}
+    def blocked_since_seconds(self) -> Mapping[int, float]:
+        return self._queues.blocked_since_seconds()
 
-    def is_compiling(self):
+    def is_compiling(self) -> bool:
         return False
 
-    async def canary(self):
+    async def canary(self) -> None:
         pass
 
-    async def dump_stacks(self):
-        return ""
-
-    def _death(self) -> str:
-        for rank in self.ranks(with_steps=False):
-            if rank.fatal_error:
-                return f"rank {rank.rank} of engine {rank.engine}: {rank.fatal_error}"
-        if dead := processes.first_dead(self._family):
-            return root_cause(Path(self._spec.stats_directory)) or f"process {dead.pid} ended"
-        if self._llm.errored:
-            return root_cause(Path(self._spec.stats_directory)) or "vLLM reports a dead engine"
+    async def dump_stacks(self) -> str:
         return ""
 
     async def stop(self) -> None:
@@ -147,6 +152,7 @@ class AsyncEngine:
         Nothing runs in it any more, so that nobody is asked to leave in order: that takes vLLM's
         processes seconds, which a client that waits for the next generation would wait too.
         """
+        self._death.cancel()
         # The renderer is kept for the next generation, see `compat.kept_renderer`.
         self._llm.renderer = None
         left_behind = await asyncio.to_thread(processes.shared_memory, self._family)
@@ -210,7 +216,7 @@ class EngineLauncher:
         engine = await self._start(spec)
         self.proxy.use(engine.llm)
         self.calls.started(engine.llm, engine.generation)
-        self.calls.gave_up = engine.gives_up
+        self.calls.gave_up = engine.accuse_termination
         try:
             yield engine
         finally:
@@ -289,7 +295,7 @@ class EngineLauncher:
             has_template=self._has_template,
             is_unified=any(rank.is_unified_memory for rank in ranks),
         )
-        return AsyncEngine(llm, facts, spec, family)
+        return AsyncEngine(llm, facts, spec, family, self.queues)
 
 
 @asynccontextmanager

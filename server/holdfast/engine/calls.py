@@ -109,6 +109,8 @@ class Calls:
         """Calls that were given to another generation than the first."""
         self.busy_since_seconds: float | None = None
         """When the engine got work after it had none; None while it has none."""
+        self.is_paused = False
+        """Whether somebody told the engine not to schedule, or to sleep."""
         self.gave_up: Callable[[], None] = lambda: None
         """Called when the engine gives requests up that nobody asked it to."""
 
@@ -127,6 +129,7 @@ class Calls:
     def started(self, llm: Any, generation: int) -> None:
         """An engine is up: the probe may use it."""
         self._llm, self._generation = llm, generation
+        self.is_paused = False
         self._wake()
 
     def opened(self) -> None:

@@ -98,12 +98,24 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM's, which gives up what runs unless it is told to wait or to keep it."""
         self.calls.expect_aborts()
+        self.calls.is_paused = True
         await self.current.pause_generation(*args, **kwargs)
+
+    async def resume_generation(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's."""
+        await self.current.resume_generation(*args, **kwargs)
+        self.calls.is_paused = False
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM's, which gives up what runs unless it is told to wait."""
         self.calls.expect_aborts()
+        self.calls.is_paused = True
         await self.current.sleep(*args, **kwargs)
+
+    async def wake_up(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's; woken in part, it is paused still."""
+        await self.current.wake_up(*args, **kwargs)
+        self.calls.is_paused = bool(await self.current.is_sleeping())
 
     async def do_log_stats(self) -> None:
         """As vLLM's; a loop of its OpenAI layer calls it, and would end with an exception."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import vllm.logger as vllm_logger
@@ -11,6 +13,7 @@ from vllm.entrypoints.serve.utils import api_utils
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from holdfast.engine.deaths import Core
 from holdfast.errors import EngineLostError, EngineStartError, HoldfastError, UsageError
 
 try:
@@ -114,6 +117,16 @@ def death_errors() -> Iterator[None]:
         raise EngineLostError("the engine died while it was asked for something") from error
 
 
+def requests_by_engine(llm: Any) -> dict[int, int]:
+    """How many requests each engine of a data-parallel group has; empty where there is one.
+
+    The client that balances between engines keeps the identity of each request's engine: its index
+    as two little-endian bytes (`DPLBAsyncMPClient`, 0.32, 0.33).
+    """
+    by_request = getattr(llm.engine_core, "reqs_in_flight", {})
+    return dict(Counter(int.from_bytes(identity, "little") for identity in by_request.values()))
+
+
 def declare_dead(llm: Any) -> None:
     """Have every call that `llm` still has raise EngineDeadError now, and every later one.
 
@@ -140,6 +153,19 @@ def kept_renderer(renderer: Any | None) -> Iterator[None]:
         yield
     finally:
         async_llm.renderer_from_config = original
+
+
+def core_processes(llm: Any) -> dict[int, Core]:
+    """The processes that the front end started for an AsyncLLM, by pid; none of Ray's.
+
+    Their exit codes are read where vLLM's own monitor leaves them: whoever asks a second time for
+    that of a child of a fork server gets 255 (CPython 3.11, `popen_forkserver.Popen.poll`).
+    """
+    resources = llm.engine_core.resources
+    found = list(getattr(resources.engine_manager, "processes", ()))
+    if resources.coordinator is not None:
+        found.append(resources.coordinator.proc)
+    return {p.pid: Core(p.name, partial(getattr, p._popen, "returncode")) for p in found}  # noqa: SLF001 - see above
 
 
 def _first_lines(error: BaseException) -> str:

@@ -20,11 +20,6 @@ def children() -> frozenset[psutil.Process]:
     return frozenset(child for child in found if not _is_resource_tracker(child))
 
 
-def first_dead(processes: Iterable[psutil.Process]) -> psutil.Process | None:
-    """One of `processes` that has ended; None while all run."""
-    return next((process for process in processes if not _is_alive(process)), None)
-
-
 def start_resource_tracker() -> None:
     """Start it now, so that it keeps quiet about what `unlink` removed before it."""
     quiet = "ignore::UserWarning:multiprocessing.resource_tracker"
@@ -64,7 +59,7 @@ def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
 
     A worker in a collective never looks at vLLM's death pipe, so asking is not enough.
     """
-    alive = [process for process in processes if _is_alive(process)]
+    alive = [process for process in processes if is_alive(process)]
     for process in alive:
         try:
             process.kill()
@@ -84,11 +79,12 @@ def _until_ended(
     remaining = list(processes)
     while remaining and time.monotonic() < deadline:
         _, remaining = psutil.wait_procs(remaining, timeout=POLL_SECONDS)
-        remaining = [process for process in remaining if _is_alive(process)]
+        remaining = [process for process in remaining if is_alive(process)]
     return remaining
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs; a zombie has ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -29,14 +30,27 @@ class Queues:
 
     def __init__(self) -> None:
         self._by_engine: dict[int, tuple[int, int]] = {}
+        self._blocked_since: dict[int, float] = {}
 
     def said(self, engine: int, running: int, waiting: int) -> None:
         """Take in what a scheduler said."""
         self._by_engine[engine] = (running, waiting)
+        if waiting and not running:
+            self._blocked_since.setdefault(engine, time.monotonic())
+        else:
+            self._blocked_since.pop(engine, None)
 
     def clear(self) -> None:
         """The engine is gone, and what it had with it."""
         self._by_engine.clear()
+        self._blocked_since.clear()
+
+    def blocked_since_seconds(self) -> Mapping[int, float]:
+        """Since when each engine's scheduler has said that requests wait and none runs.
+
+        What is deferred, for a transfer or an adapter, does not count as waiting in vLLM.
+        """
+        return dict(self._blocked_since)
 
     def totals(self) -> tuple[int, int]:
         """(running, waiting) over all engines."""

@@ -147,7 +147,7 @@ class Heartbeat:
             last_step_seconds=_last_steps(ranks),
             running=self._engine.running_requests(),
             blocked_since_seconds=self._engine.blocked_since_seconds(),
-            is_paused=self._engine.is_paused,
+            is_paused=self._engine.is_paused or self._calls.is_paused,
             is_compiling=is_late and self._engine.is_compiling(),
         )
         return self._rules.verdict(pulse, self._slowest_step_seconds())

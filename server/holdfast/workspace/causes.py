@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
 _SUFFIX = ".cause"
 
@@ -33,6 +35,11 @@ class Cause:
         """Whether it only repeats that another process failed."""
         return any(phrase in self.error for phrase in _CONSEQUENCES)
 
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the process ends with it; an RPC that failed, `add_lora` say, ends nothing."""
+        return self.logged.startswith(_FATAL)
+
 
 _CONSEQUENCES = (
     "See stack trace for root cause",
@@ -41,6 +48,8 @@ _CONSEQUENCES = (
     "Executor failed.",
     "cancelled",
 )
+_FATAL = ("EngineCore encountered a fatal error", "EngineCore failed", "WorkerProc failed")
+_TERMINATED_SUFFIX = ".terminated"
 
 
 class _CauseHandler(logging.Handler):
@@ -95,6 +104,27 @@ def record_causes(directory: Path) -> None:
     logger.handlers.insert(0, _CauseHandler(directory / f"{os.getpid()}{_SUFFIX}"))
 
 
+def note_termination(directory: Path) -> None:
+    """Leave a file under `directory` when this process is asked to end, and go on as before.
+
+    vLLM's EngineCore takes seconds for its end, and answers `abort` to every request meanwhile.
+    """
+    handle = signal.getsignal(signal.SIGTERM)
+    if not callable(handle):
+        return
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        (directory / f"{os.getpid()}{_TERMINATED_SUFFIX}").touch()
+        handle(number, frame)
+
+    signal.signal(signal.SIGTERM, noted)
+
+
+def was_terminated(directory: Path) -> bool:
+    """Whether a process of the generation was asked to end."""
+    return any(directory.glob(f"*{_TERMINATED_SUFFIX}"))
+
+
 def without_tracebacks(is_quiet: Callable[[], bool]) -> None:
     """Have vLLM's log lines in this process stand without their tracebacks while `is_quiet`."""
     for handler in logging.getLogger("vllm").handlers:
@@ -124,6 +154,11 @@ def tracebacks(directory: Path) -> str:
 
 def root_cause(directory: Path) -> str:
     """The oldest exception that is not the echo of another process's; empty if there is none."""
-    causes = read_causes(directory)
+    cause = root_of(read_causes(directory))
+    return cause.error if cause else ""
+
+
+def root_of(causes: Sequence[Cause]) -> Cause | None:
+    """The oldest of `causes` that is not the echo of another; the oldest, if all are echoes."""
     first = next((cause for cause in causes if not cause.is_consequence), None)
-    return (first or causes[0]).error if causes else ""
+    return first or next(iter(causes), None)

@@ -35,9 +35,13 @@ from holdfast.workspace.plan import (
 from holdfast.workspace.reservers import ReserverContext, declared_terms
 from holdfast.workspace.reservers.lamport import lamport_bytes
 from holdfast.workspace.stats import StatsWriter
+from holdfast.workspace.suspects import scheduled_requests, write_suspects
 
 MEMORY_MARGIN_BYTES = 256 * MIB
 """Left free on the device when ranks agree on how much each may grow."""
+
+_LEAVING = (SystemExit, KeyboardInterrupt)
+"""How vLLM's worker obeys a signal in the middle of whatever it does: no failure of its own."""
 
 logger = logging.getLogger("vllm.holdfast")
 
@@ -50,13 +54,16 @@ class WorkerFollower:
         self._vllm_config = vllm_config
         self._spec = spec
         self._growth: GrowthPolicy = spec.growth
+        self._directory = Path(spec.stats_directory)
         self._stats = StatsWriter(
-            Path(spec.stats_directory),
+            self._directory,
             engine=vllm_config.parallel_config.data_parallel_index,
             rank=worker.rank,
             generation=spec.generation,
         )
         self._ledger = MemoryLedger(worker, self._stats)
+        self._is_started = False
+        self._last_step: Any | None = None
 
     @contextmanager
     def device_initialised(self) -> Iterator[None]:
@@ -74,8 +81,8 @@ class WorkerFollower:
         self._follow("determine_available_memory", self._sizing)
         self._follow("initialize_from_config", self._caching)
         self._follow("compile_or_warm_up_model", self._warming_up)
-        for name in ("sample_tokens", "execute_dummy_batch"):
-            self._follow(name, lambda call: call())
+        self._follow_step("sample_tokens", lambda: self._last_step)
+        self._follow_step("execute_dummy_batch", lambda: None)
         self._follow_capture()
 
     @contextmanager
@@ -88,8 +95,9 @@ class WorkerFollower:
         if not scheduled_tokens:
             yield
             return
+        self._last_step = scheduler_output
         self._stats.step_started()
-        with self._fatal():
+        with self._fatal_step(scheduler_output):
             yield
         self._stats.step_ended(
             scheduled_tokens=scheduled_tokens, requests=len(scheduler_output.num_scheduled_tokens)
@@ -122,8 +130,23 @@ class WorkerFollower:
 
         @functools.wraps(method)
         def followed(*args: Any, **kwargs: Any) -> Any:
+            if self._is_started:  # vLLM calls it again when it rebuilds an elastic engine
+                return around(lambda: method(*args, **kwargs))
             with self._fatal():
                 return around(lambda: method(*args, **kwargs))
+
+        setattr(self._worker, name, followed)
+
+    def _follow_step(self, name: str, step: Callable[[], Any | None]) -> None:
+        """Follow a part of a step; `step` is what the scheduler said, None if it said nothing."""
+        method = getattr(self._worker, name, None)
+        if method is None:
+            return
+
+        @functools.wraps(method)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            with self._fatal_step(step()):
+                return method(*args, **kwargs)
 
         setattr(self._worker, name, followed)
 
@@ -151,8 +174,31 @@ class WorkerFollower:
         try:
             yield
         except BaseException as error:
-            self._stats.fatal_error(f"{type(error).__name__}: {error}")
+            self._lost(error)
             raise
+
+    @contextmanager
+    def _fatal_step(self, scheduler_output: Any | None) -> Iterator[None]:
+        """Entered around what kills the engine if it fails; its requests are written down first."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, _LEAVING):
+                self._accuse(scheduler_output)
+            self._lost(error)
+            raise
+
+    def _accuse(self, scheduler_output: Any | None) -> None:
+        suspects = scheduled_requests(scheduler_output) if scheduler_output is not None else ()
+        try:
+            write_suspects(self._directory, suspects)
+        except (OSError, AttributeError, LookupError, ValueError) as error:
+            # vLLM may have changed what a scheduler says; the failure itself is what matters.
+            logger.warning("The requests of the failed step are not known: %s", error)
+
+    def _lost(self, error: BaseException) -> None:
+        if not isinstance(error, _LEAVING):
+            self._stats.fatal_error(f"{type(error).__name__}: {error}")
 
     def _phase(self, name: StartPhase) -> None:
         self._stats.phase(name)
@@ -196,6 +242,7 @@ class WorkerFollower:
         self._reserve()
         answer = call()
         self._lock()
+        self._is_started = True
         self._phase("locked")
         self._close_ledger()
         return answer

@@ -11,12 +11,13 @@ this module has lives and dies with what it describes.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.workspace.causes import record_causes
+from holdfast.workspace.causes import note_termination, record_causes
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 
 _ATTRIBUTE = "_holdfast"
@@ -36,6 +37,8 @@ def register() -> None:
         return
     spec = WorkspaceSpec.read(Path(path))
     record_causes(Path(spec.stats_directory))
+    if multiprocessing.current_process().name.startswith("EngineCore"):
+        note_termination(Path(spec.stats_directory))
     # Two lines for each engine step that the probe composes.
     logging.getLogger("vllm.v1.core.sched.scheduler").addFilter(_is_no_pause)
     _install(spec)
