@@ -344,14 +344,17 @@ def test_the_engine_is_busy_from_its_first_call_to_its_last() -> None:
 
     async def scene(bench: Bench) -> None:
         bench.start().hold()
-        assert bench.calls.busy_since_seconds is None
+        busy = [_business(bench)]
         calls = [bench.call("a"), bench.call("b")]
         await bench.llm.until_received(2)
-        assert bench.calls.in_engine == 2
-        assert bench.calls.busy_since_seconds is not None
+        busy.append(_business(bench))
         bench.llm.release()
         await asyncio.gather(*calls)
-        assert bench.calls.in_engine == 0
-        assert bench.calls.busy_since_seconds is None
+        busy.append(_business(bench))
+        assert busy == [(0, False), (2, True), (0, False)]
 
     on_the_bench(scene)
+
+
+def _business(bench: Bench) -> tuple[int, bool]:
+    return bench.calls.in_engine, bench.calls.busy_since_seconds is not None

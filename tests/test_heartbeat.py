@@ -99,6 +99,20 @@ def test_an_engine_of_several_without_requests_does_not_stall() -> None:
         assert not rules.verdict(replace(pulse, now_seconds=now, last_step_seconds=steps), 0.0)
 
 
+def test_an_engine_of_several_that_was_idle_is_given_its_time() -> None:
+    """It counts from its own first request, not from when the others got busy."""
+    rules = Rules(TIMEOUT_SECONDS)
+    for second in range(600):
+        now = float(second)
+        pulse = replace(
+            BUSY,
+            now_seconds=now,
+            last_step_seconds={0: now, 1: 0.0},
+            running={0: 3, 1: int(second > 500)},
+        )
+        assert not rules.verdict(pulse, 0.0)
+
+
 def test_a_scheduler_that_runs_nothing_is_blocked() -> None:
     """Requests wait, nothing holds them back, and none runs for a minute."""
     pulse = replace(BUSY, blocked_since_seconds={0: 5.0})

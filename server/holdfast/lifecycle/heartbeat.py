@@ -61,10 +61,17 @@ class Rules:
         self._excused_seconds = 0.0
         """Nothing before this moment counts."""
         self._compiling_since: float | None = None
+        self._given_seconds: dict[int, float] = {}
+        """Since when each engine of several has had requests."""
 
     def verdict(self, pulse: Pulse, slowest_step_seconds: float) -> str:
         """Why the engine is stalled; empty while it is not."""
         self._excuse(pulse)
+        self._given_seconds = {
+            engine: self._given_seconds.get(engine, pulse.now_seconds)
+            for engine, count in pulse.running.items()
+            if count
+        }
         if pulse.busy_since_seconds is None:
             return ""
         patience = max(self._stall_timeout_seconds, SLOWEST_STEP_FACTOR * slowest_step_seconds)
@@ -72,10 +79,11 @@ class Rules:
         quiet = self._quiet(pulse, newest)
         if quiet >= patience:
             return f"requests are in the engine, and no step ended for {quiet:.0f} s"
-        for engine, count in pulse.running.items():
-            quiet = self._quiet(pulse, pulse.last_step_seconds.get(engine, 0.0))
-            if count and quiet >= patience:
-                return f"engine {engine} has {count} requests, and ended no step for {quiet:.0f} s"
+        for engine, given in self._given_seconds.items():
+            since = max(pulse.last_step_seconds.get(engine, 0.0), given)
+            quiet = self._quiet(pulse, since)
+            if quiet >= patience:
+                return f"engine {engine} has requests, and ended no step for {quiet:.0f} s"
         for engine, since in pulse.blocked_since_seconds.items():
             blocked = pulse.now_seconds - max(since, self._excused_seconds)
             if blocked >= BLOCKED_SECONDS:
