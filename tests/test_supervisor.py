@@ -189,6 +189,9 @@ class World:
     def probe_ran(self, _report: ProbeReport) -> None:
         self.events.append("probe counted")
 
+    def became_ready(self) -> None:
+        self.events.append("ready")
+
 
 class Moves(LogProgress):
     """Every state that was entered."""
@@ -282,8 +285,8 @@ def test_a_proven_engine_is_ready_until_the_stop(tmp_path: Path) -> None:
     life = lived(world, stopped_in(State.READY))
     assert life.error is None
     assert life.states == ["STARTING", "PROBING", "READY", "DRAINING", "STOPPED"]
-    assert world.events[:4] == ["engine 1 runs", "mounted", "probe counted", "drained"]
-    assert sorted(world.events[4:]) == ["counters of 1 ranks kept", "engine 1 stopped"]
+    assert world.events[:5] == ["engine 1 runs", "mounted", "probe counted", "ready", "drained"]
+    assert sorted(world.events[5:]) == ["counters of 1 ranks kept", "engine 1 stopped"]
 
 
 def test_the_status_of_each_state(tmp_path: Path) -> None:

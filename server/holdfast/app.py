@@ -181,6 +181,10 @@ class _Application:
         """Count a run of the suite."""
         self._totals.probe_ran(report)
 
+    def became_ready(self) -> None:
+        """From now on the loop may not block."""
+        self._loop_lag.mark()
+
     # What they are made of
 
     def _configure(self) -> ConfiguredEngine:

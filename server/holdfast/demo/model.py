@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,11 +123,22 @@ class HoldfastDemoForCausalLM(LlamaForCausalLM):  # type: ignore[misc] # vLLM is
         if input_ids is not None and any(f.when == "repeated_tokens" for f in self._faults):
             token_ids = input_ids[: step.scheduled_tokens].tolist()
             step = replace(step, commonest_token_count=commonest_count(token_ids))
-        return [fault for fault in self._faults if fault.is_due(step, self._rank)]
+        return [f for f in self._faults if f.is_due(step, self._rank) and _is_armed(f)]
 
 
 def _switches(config: Any) -> DemoSwitches:
     return DemoSwitches.from_record(getattr(config, CONFIG_KEY, {}))
+
+
+def _is_armed(fault: DemoFault) -> bool:
+    """Whether it may strike; what arms it is used up."""
+    if not fault.armed_by:
+        return True
+    try:
+        Path(fault.armed_by).unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _strike(fault: DemoFault) -> None:

@@ -40,6 +40,8 @@ class DemoFault:
     """The rank of the engine's world that is hit; all are if None."""
     until: int | None = None
     seconds: float = 0.0
+    armed_by: str = ""
+    """A file without which the fault rests, and which it removes when it strikes."""
 
     def is_due(self, step: StepShape, rank: int) -> bool:
         """Whether `step` on `rank` meets the fault."""
@@ -59,6 +61,7 @@ class DemoFault:
         least_bytes = int(fault.effect in _SIZED_EFFECTS)
         _demand(_is_count(fault.scratch_bytes, least_bytes), "scratch_bytes", fault.scratch_bytes)
         _demand(_is_time(fault.seconds), "seconds", fault.seconds)
+        _demand(isinstance(fault.armed_by, str), "armed_by", fault.armed_by)
         return fault
 
 

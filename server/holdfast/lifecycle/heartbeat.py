@@ -109,7 +109,11 @@ class Rules:
 
 
 class Heartbeat:
-    """Looks at one generation every second, and gives an idle one a token to make."""
+    """Looks at one generation every second, and gives an idle one a token to make.
+
+    Until something was proven, which `slowest_step_seconds` says with None, nothing is a stall: what
+    a step may take is not known, and the probe has time-outs of its own.
+    """
 
     def __init__(  # noqa: PLR0913 - the supervisor names each thing that is looked at
         self,
@@ -117,7 +121,7 @@ class Heartbeat:
         calls: Calls,
         *,
         stall_timeout_seconds: float,
-        slowest_step_seconds: Callable[[], float],
+        slowest_step_seconds: Callable[[], float | None],
         may_try: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -149,16 +153,18 @@ class Heartbeat:
         # A compiler is looked for only while something is late: it costs a walk over /proc.
         is_late = bool(busy_since) and now - max(_last_steps(ranks).values(), default=0.0) > 1
         starts = [since for since in (busy_since, self._canary_since) if since is not None]
+        slowest_step_seconds = self._slowest_step_seconds()
+        is_told = self._engine.is_paused or self._calls.is_paused
         pulse = Pulse(
             now_seconds=now,
             busy_since_seconds=min(starts, default=None),
             last_step_seconds=_last_steps(ranks),
             running=self._engine.running_requests(),
             blocked_since_seconds=self._engine.blocked_since_seconds(),
-            is_paused=self._engine.is_paused or self._calls.is_paused,
+            is_paused=is_told or slowest_step_seconds is None,
             is_compiling=is_late and self._engine.is_compiling(),
         )
-        return self._rules.verdict(pulse, self._slowest_step_seconds())
+        return self._rules.verdict(pulse, slowest_step_seconds or 0.0)
 
     def _tend_canary(self, now: float, ranks: Iterable[RankStats], *, is_busy: bool) -> None:
         if self._canary is not None:

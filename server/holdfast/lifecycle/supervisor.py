@@ -25,7 +25,7 @@ from holdfast.lifecycle.learning import Learning, has_rejection
 from holdfast.lifecycle.phases import timed, watched
 from holdfast.lifecycle.restarts import RestartBudget
 from holdfast.lifecycle.states import State, is_allowed
-from holdfast.records import Death, EngineReport, ProbeReport, RankStats, Status
+from holdfast.records import Death, EngineReport, ProbeReport, ProbeStep, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import Progress
@@ -70,6 +70,9 @@ class Collaborators(Protocol):
 
     def probe_ran(self, report: ProbeReport) -> None:
         """Count a run of the suite."""
+
+    def became_ready(self) -> None:
+        """The start is over; called once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +264,7 @@ class Supervisor:
             engine,
             launcher.calls,
             stall_timeout_seconds=self._supervision.stall_timeout_seconds,
-            slowest_step_seconds=lambda: self._proof.slowest_step_seconds if self._proof else 0.0,
+            slowest_step_seconds=lambda: self._proof.slowest_step_seconds if self._proof else None,
             may_try=lambda: self.state is State.READY,
         )
         fate = asyncio.create_task(
@@ -287,7 +290,7 @@ class Supervisor:
         """
         stands = self._proof_stands
         for attempt in range(1, MOST_PASSES + 1):
-            report = await self._pass(engine, attempt, is_again=stands and attempt == 1)
+            report = await self._pass(engine, fate, attempt, is_again=stands and attempt == 1)
             death = await _within(fate, 0.0 if report.passed else DEATH_DEADLINE_SECONDS)
             ranks = engine.ranks()
             start_seconds = self._report.last_start_seconds or 0.0
@@ -320,7 +323,9 @@ class Supervisor:
         is_short = death is not None and death.cause == "workspace_rejection"
         return proof is not None and proof.passed and not is_short
 
-    async def _pass(self, engine: Engine, attempt: int, *, is_again: bool) -> ProbeReport:
+    async def _pass(
+        self, engine: Engine, fate: asyncio.Task[Death], attempt: int, *, is_again: bool
+    ) -> ProbeReport:
         if attempt == 1:
             what = "one request" if is_again else f"the {self._probe.suite} suite"
             self._enter(State.PROBING, f"running {what}")
@@ -328,8 +333,8 @@ class Supervisor:
             logger.info("a workspace grew: running the suite again, pass %d", attempt)
         prober = self._with.prober(engine)
         with timed("probe", self._phases, self._progress):
-            report = await (prober.run_again() if is_again else prober.run())
-        if not is_again:
+            report = await _reported(prober.run_again() if is_again else prober.run(), fate)
+        if not is_again and (report.passed or self._proof is None or not fate.done()):
             self._proof = report
         self._with.probe_ran(report)
         self._learning.learn(engine.ranks())
@@ -354,6 +359,8 @@ class Supervisor:
 
     def _become_ready(self, engine: Engine, calls: Calls) -> None:
         if self.state is not State.DRAINING:
+            if not self._has_been_ready:
+                self._with.became_ready()
             self._has_been_ready = True
             self._move(State.READY, _proven(self._proof))
             self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
@@ -476,6 +483,21 @@ async def _within(fate: asyncio.Task[Death], deadline_seconds: float) -> Death |
     """The death, if it comes in time."""
     await asyncio.wait({fate}, timeout=deadline_seconds)
     return fate.result() if fate.done() else None
+
+
+async def _reported(probing: Awaitable[ProbeReport], fate: asyncio.Task[Death]) -> ProbeReport:
+    """What the probe reports; of an engine that is stalled it would wait for ever."""
+    task = asyncio.ensure_future(probing)
+    try:
+        await asyncio.wait({task, fate}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task}, timeout=DEATH_DEADLINE_SECONDS)
+        if task.done():
+            return task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    step = ProbeStep("first_token", "failed", 0.0, reason=f"the engine died: {fate.result()}")
+    return ProbeReport("quick", False, False, 0, 0.0, (step,))
 
 
 async def _unless(fate: asyncio.Task[Death], work: Awaitable[None]) -> None:
