@@ -238,6 +238,14 @@ def test_facts_of_a_dead_engine_are_gone(server: Server) -> None:
     assert labels["num_gpu_blocks"] == "90"
 
 
+def test_a_start_that_failed_leaves_nothing(server: Server) -> None:
+    """An engine that had a logger and never served has no facts beside those of the next."""
+    server.start(blocks=100)
+    server.start(blocks=90)
+    (labels,) = (dict(labels) for name, labels in page() if name == CACHE_CONFIG)
+    assert labels["num_gpu_blocks"] == "90"
+
+
 def test_a_dead_engine_says_nothing_more(server: Server) -> None:
     """What vLLM still reads from the sockets of an engine that is gone changes no series."""
     dead = server.start()

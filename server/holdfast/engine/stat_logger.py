@@ -107,6 +107,8 @@ class LastingStatLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is 
     shared: ClassVar[_Shared]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        # The generation before may have failed to start, after it had a logger.
+        self.generation_ended()
         with _nothing_unregistered():
             super().__init__(*arguments, **options)
         self.shared.newest = self
