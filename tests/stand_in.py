@@ -138,5 +138,7 @@ if __name__ == "__main__":
     module.configure = configure
     sys.modules[module.__name__] = module
     from holdfast.cli import main
+    from holdfast.engine import forkserver
 
+    forkserver.PRELOADED = ()  # nobody asks it for an engine
     main()

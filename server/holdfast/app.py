@@ -27,7 +27,7 @@ from holdfast.api.front import FrontDoor
 from holdfast.api.gate import PROBE_HEADER, Admission
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
-from holdfast.engine import processes
+from holdfast.engine import processes, remains
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.errors import ExitCode
 from holdfast.lifecycle.forecast import Forecast
@@ -69,14 +69,10 @@ def serve(settings: Settings) -> ExitCode:
         listener.bound(settings.listen) as sock,
         tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True) as directory,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
+        processes.owned(Path(directory)),
     ):
-        processes.start_resource_tracker()
         end_now = partial(_end_now, Path(directory), settings.listen.uds)
-        try:
-            runner.run(_Application(settings, sock, Path(directory), end_now).run())
-        finally:
-            processes.kill(processes.children())
-            processes.end_resource_tracker()
+        runner.run(_Application(settings, sock, Path(directory), end_now).run())
     return ExitCode.STOPPED
 
 
@@ -87,9 +83,11 @@ def _end_now(directory: Path, uds: str | None, signal_number: int, _frame: objec
     for a process that a signal ended: this was no clean stop, and nothing was wrong either.
     """
     family = processes.children()
-    left_behind = processes.shared_memory(family)
+    left_behind = remains.shared_memory(family)
     processes.kill(family)
-    processes.unlink(left_behind)
+    remains.unlink(left_behind)
+    for generation in directory.iterdir():
+        remains.remove(generation)
     shutil.rmtree(directory, ignore_errors=True)
     if uds:
         Path(uds).unlink(missing_ok=True)

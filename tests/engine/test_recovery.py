@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ FLAGS = (
     "--hold-timeout=300",
     "--log-format=console",
 )
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
 BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 STRUCK = ("SIGKILL core", "raise on rank 1", "SIGSTOP worker", "workspace rejection")
 
@@ -52,7 +52,7 @@ class Belongings:
             processes=len(descendants(process.pid)),
             descriptors=process.num_fds(),
             threads=process.num_threads(),
-            shared_memory=frozenset(os.listdir("/dev/shm")),  # noqa: S108 - only looked at
+            shared_memory=frozenset(p.name for p in SHARED_MEMORY.iterdir()),
         )
 
 

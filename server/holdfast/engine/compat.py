@@ -10,7 +10,10 @@ from typing import Any
 
 import vllm.logger as vllm_logger
 from vllm.entrypoints.serve.utils import api_utils
+from vllm.platforms import current_platform
+from vllm.utils import system_utils
 from vllm.v1.engine import async_llm
+from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine.deaths import Core
@@ -153,6 +156,31 @@ def kept_renderer(renderer: Any | None) -> Iterator[None]:
         yield
     finally:
         async_llm.renderer_from_config = original
+
+
+@contextmanager
+def forked_cores(config: Any, forking: Any) -> Iterator[None]:
+    """Have vLLM start its EngineCores in the context `forking`, where that is sound.
+
+    It asks for one by `get_mp_context`, which is bound in `vllm.v1.engine.utils` (0.32, 0.33) and
+    knows only `spawn` and `fork`. NUMA binding puts a wrapper before the executable, so it needs
+    `spawn`; the drivers of other platforms, and WSL's, do not bear a fork.
+    """
+    can_fork = current_platform.is_cpu() or current_platform.is_cuda()
+    if config.parallel_config.numa_bind or not can_fork or system_utils.in_wsl():
+        yield
+        return
+    original = engine_utils.get_mp_context
+
+    def forking_context() -> Any:
+        original()  # prepares the environment of what is started
+        return forking
+
+    engine_utils.get_mp_context = forking_context
+    try:
+        yield
+    finally:
+        engine_utils.get_mp_context = original
 
 
 def core_processes(llm: Any) -> dict[int, Core]:

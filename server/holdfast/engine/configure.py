@@ -17,8 +17,8 @@ from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import arguments as vllm_arguments
 from holdfast.engine import compat, openai
-from holdfast.engine.async_llm import EngineLauncher
 from holdfast.engine.facts import fingerprint
+from holdfast.engine.launcher import EngineLauncher
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.settings import Settings
 from holdfast.workspace.causes import without_tracebacks

@@ -5,13 +5,35 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
 
+from holdfast.engine import forkserver
+from holdfast.workspace import leash
+
 KILL_DEADLINE_SECONDS = 10.0
 POLL_SECONDS = 0.05
+
+
+@contextmanager
+def owned(directory: Path) -> Iterator[None]:
+    """While entered, every descendant of this process is known to it, and ends with it.
+
+    The fork server starts at once, beside the imports of this process; `directory` takes its
+    socket. When left, no child runs.
+    """
+    start_resource_tracker()
+    leash.adopt_orphans()
+    leash.tie_spawned()
+    forkserver.ensure_running(directory)
+    try:
+        yield
+    finally:
+        kill(children())
+        end_resource_tracker()
 
 
 def children() -> frozenset[psutil.Process]:
@@ -37,21 +59,6 @@ def start_resource_tracker() -> None:
 def end_resource_tracker() -> None:
     """End Python's resource tracker, so that what it complains of stands before our last line."""
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public ends it
-
-
-def shared_memory(processes: Iterable[psutil.Process]) -> frozenset[Path]:
-    """The files of /dev/shm that `processes` map now."""
-    return frozenset(path for process in processes for path in _mapped_shared_memory(process))
-
-
-def unlink(paths: Iterable[Path]) -> None:
-    """Remove what processes that are gone have left; vLLM's names are unique, so none is shared.
-
-    A killed process leaves its rings behind, 400 MiB of address space an engine, which count
-    against a container's /dev/shm at the next start.
-    """
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
@@ -96,14 +103,3 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return any("resource_tracker" in word for word in process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return True
-
-
-def _mapped_shared_memory(process: psutil.Process) -> Iterator[Path]:
-    try:
-        lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, found, name = line.partition(" /dev/shm/")
-        if found and not name.endswith(" (deleted)"):
-            yield Path("/dev/shm", name)  # noqa: S108 - read from the kernel, not chosen

@@ -111,8 +111,8 @@ class Rules:
 class Heartbeat:
     """Looks at one generation every second, and gives an idle one a token to make.
 
-    Until something was proven, which `slowest_step_seconds` says with None, nothing is a stall: what
-    a step may take is not known, and the probe has time-outs of its own.
+    Until something was proven, which `slowest_step_seconds` says with None, nothing is a stall:
+    what a step may take is not known, and the probe has time-outs of its own.
     """
 
     def __init__(  # noqa: PLR0913 - the supervisor names each thing that is looked at

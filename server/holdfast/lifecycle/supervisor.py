@@ -112,6 +112,8 @@ class Supervisor:
         self._moved = asyncio.Event()
         self._report = EngineReport()
         self._proof: ProbeReport | None = None
+        self._does_proof_stand = False
+        """Whether the worst case was served so, and no workspace has fallen short since."""
         self._last_death: Death | None = None
         self._engine: Engine | None = None
         self._calls: Calls | None = None
@@ -288,7 +290,7 @@ class Supervisor:
         Raises:
             ProbeFailedError: the worst case was not served.
         """
-        stands = self._proof_stands
+        stands = self._does_proof_stand
         for attempt in range(1, MOST_PASSES + 1):
             report = await self._pass(engine, fate, attempt, is_again=stands and attempt == 1)
             death = await _within(fate, 0.0 if report.passed else DEATH_DEADLINE_SECONDS)
@@ -305,6 +307,7 @@ class Supervisor:
                 self._outages.died(death.cause)
             self._require(report)
             if not report.grew:
+                self._does_proof_stand = True
                 await self._learning.settle(engine)
                 return True
         raise ProbeFailedError(
@@ -315,13 +318,6 @@ class Supervisor:
     def _is_the_proof_to_blame(self, report: ProbeReport, death: Death) -> bool:
         """Whether the first proof itself ended the engine: to start again would not help."""
         return not report.passed and death.is_accusing and self._last_death is None
-
-    @property
-    def _proof_stands(self) -> bool:
-        """Whether the worst case was served so, and nothing has said otherwise since."""
-        death, proof = self._last_death, self._proof
-        is_short = death is not None and death.cause == "workspace_rejection"
-        return proof is not None and proof.passed and not is_short
 
     async def _pass(
         self, engine: Engine, fate: asyncio.Task[Death], attempt: int, *, is_again: bool
@@ -334,7 +330,7 @@ class Supervisor:
         prober = self._with.prober(engine)
         with timed("probe", self._phases, self._progress):
             report = await _reported(prober.run_again() if is_again else prober.run(), fate)
-        if not is_again and (report.passed or self._proof is None or not fate.done()):
+        if not is_again:
             self._proof = report
         self._with.probe_ran(report)
         self._learning.learn(engine.ranks())
@@ -381,6 +377,8 @@ class Supervisor:
         logger.error("the engine died: %s", death)
         self._outages.died(death.cause)
         self._last_death = death
+        if death.cause == "workspace_rejection":
+            self._does_proof_stand = False
         self._report = replace(self._report, last_exit=str(death))
         self._forecast.began("recovery", guess_seconds=self._report.last_start_seconds)
         self._enter(State.RECOVERING, f"the engine died: {death}")

@@ -17,8 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from holdfast.workspace import leash
 from holdfast.workspace.causes import note_termination, record_causes
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
+from holdfast.workspace.shared_names import use_names_of
 
 _ATTRIBUTE = "_holdfast"
 
@@ -35,7 +37,10 @@ def register() -> None:
     path = os.environ.get(SPEC_VARIABLE)
     if not path:
         return
+    leash.tie_to_parent()
+    leash.tie_spawned()
     spec = WorkspaceSpec.read(Path(path))
+    use_names_of(Path(spec.stats_directory))
     record_causes(Path(spec.stats_directory))
     if multiprocessing.current_process().name.startswith("EngineCore"):
         note_termination(Path(spec.stats_directory))

@@ -1,0 +1,245 @@
+"""Starts vLLM's AsyncLLM, one generation after the other, in this process.
+
+The rules of a restart were each paid for in a run (vLLM 0.32): a VllmConfig is never reused, since
+a start adds to it; the constructor blocks, so it runs in a thread; its output handler must be
+started on the loop at once, or an early death is missed; the renderer outlives the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from holdfast.engine import compat, forkserver, processes, remains
+from holdfast.engine.async_llm import RPC_DEADLINE_SECONDS, AsyncEngine
+from holdfast.engine.calls import Calls
+from holdfast.engine.client import EngineProxy
+from holdfast.engine.device_memory import device_memory
+from holdfast.engine.facts import engine_facts, world
+from holdfast.engine.stat_logger import Queues, prometheus_logger
+from holdfast.errors import PluginMissingError
+from holdfast.records import RankStats
+from holdfast.workspace.causes import root_cause
+from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
+from holdfast.workspace.stats import read_all
+
+ABANDON_DEADLINE_SECONDS = 30.0
+ABANDON_POLL_SECONDS = 0.2
+LONGEST_SOCKET_PATH = 64
+"""Linux takes 107 bytes, and vLLM adds a slash and a UUID."""
+
+Family = Callable[[], frozenset[psutil.Process]]
+"""Every process of one engine that lives now."""
+
+
+class EngineLauncher:
+    """Starts generations from one pristine configuration."""
+
+    def __init__(  # noqa: PLR0913 - what one configuration resolves to
+        self,
+        config: Any,
+        arguments: Any,
+        *,
+        fingerprint: str,
+        has_template: bool,
+        runtime_directory: Path,
+        is_probing: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._arguments = arguments
+        self._fingerprint = fingerprint
+        self._has_template = has_template
+        self._runtime_directory = runtime_directory
+        self.queues = Queues()
+        self._logger_class = prometheus_logger(is_probing, self.queues)
+        self._renderer: Any | None = None
+        self._generation = 0
+        self._memory = device_memory(config.parallel_config.local_world_size)
+        self.proxy = EngineProxy()
+
+    @property
+    def fingerprint(self) -> str:
+        """Names what a learned reservation depends on."""
+        return self._fingerprint
+
+    @property
+    def calls(self) -> Calls:
+        """What clients ask of the engine, whichever generation answers."""
+        return self.proxy.calls
+
+    @property
+    def is_restartable(self) -> bool:
+        """Whether a dead engine can be started again: on several nodes the others are not told."""
+        return int(self._config.parallel_config.nnodes) == 1
+
+    def next_generation(self) -> tuple[int, Path]:
+        self._generation += 1
+        return self._generation, self._runtime_directory / str(self._generation)
+
+    @asynccontextmanager
+    async def running(self, spec: WorkspaceSpec) -> AsyncIterator[AsyncEngine]:
+        """A running engine behind the proxy; see `interface.EngineLauncher`."""
+        await self._memory.until_returned()
+        forkserver.ensure_running()
+        directory = Path(spec.stats_directory)
+        before = processes.children()
+        try:
+            async with self._started(spec, lambda: processes.children() - before) as engine:
+                with self._used(engine):
+                    yield engine
+        finally:
+            remains.remove(directory)
+
+    @contextmanager
+    def _used(self, engine: AsyncEngine) -> Iterator[None]:
+        """While entered, the proxy and its calls have this engine."""
+        self.proxy.use(engine.llm)
+        self.calls.gave_up = engine.accuse_termination
+        self.calls.started(engine.llm, engine.generation)
+        try:
+            yield
+        finally:
+            self.calls.ended()
+            compat.declare_dead(engine.llm)
+            self.proxy.use(None)
+            self._logger_class.generation_ended()
+
+    @asynccontextmanager
+    async def _started(self, spec: WorkspaceSpec, family: Family) -> AsyncIterator[AsyncEngine]:
+        """An engine that runs; no process of it does when left, however that is."""
+        directory = Path(spec.stats_directory)
+        _prepare(directory, spec)
+        mapped: frozenset[Path] = frozenset()
+        try:
+            llm = await self._construct(directory, family)
+            engine = await self._engine(llm, spec, family)
+            mapped = await asyncio.to_thread(lambda: remains.shared_memory(family()))
+            try:
+                yield engine
+            finally:
+                await asyncio.shield(engine.stop())
+        finally:
+            await asyncio.shield(asyncio.to_thread(lambda: processes.kill(family())))
+            remains.unlink(mapped)
+
+    async def _construct(self, directory: Path, family: Family) -> Any:
+        construct = asyncio.create_task(asyncio.to_thread(self._blocking_construct, directory))
+        try:
+            with compat.start_errors(lambda: root_cause(directory)):
+                return await asyncio.shield(construct)
+        except asyncio.CancelledError:
+            await _abandon(construct, family)
+            raise
+
+    def _blocking_construct(self, directory: Path) -> Any:
+        is_silent = self._arguments.disable_log_stats
+        with (
+            _environment(_variables(directory)),
+            compat.kept_renderer(self._renderer),
+            compat.forked_cores(self._config, forkserver.Context()),
+        ):
+            return AsyncLLM.from_vllm_config(
+                # A start adds to its configuration, so each gets its own copy.
+                vllm_config=copy.deepcopy(self._config),
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                enable_log_requests=self._arguments.enable_log_requests,
+                aggregate_engine_logging=self._arguments.aggregate_engine_logging,
+                disable_log_stats=is_silent,
+                stat_loggers=None if is_silent else [self._logger_class],
+            )
+
+    async def _engine(self, llm: Any, spec: WorkspaceSpec, family: Family) -> AsyncEngine:
+        # On the loop at once, or vLLM misses a death before the first request.
+        llm._run_output_handler()  # noqa: SLF001 - started by the constructor only on a loop
+        async with asyncio.timeout(RPC_DEADLINE_SECONDS):
+            tasks = frozenset(map(str, await llm.get_supported_tasks()))
+            await llm.reset_mm_cache()
+        self._renderer = llm.renderer
+        ranks = read_all(Path(spec.stats_directory))
+        _require_every_rank(world(self._config), ranks, spec)
+        facts = engine_facts(
+            llm,
+            tasks,
+            fingerprint=self._fingerprint,
+            has_template=self._has_template,
+            is_unified=any(rank.is_unified_memory for rank in ranks),
+        )
+        return AsyncEngine(llm, facts, spec, family, self.queues)
+
+
+def _prepare(directory: Path, spec: WorkspaceSpec) -> None:
+    directory.mkdir(mode=0o700, parents=True)
+    spec.write(directory / "spec.json")
+
+
+def _require_every_rank(
+    wanted: tuple[tuple[int, int], ...], ranks: tuple[RankStats, ...], spec: WorkspaceSpec
+) -> None:
+    fresh = {
+        (rank.engine, rank.rank)
+        for rank in ranks
+        if rank.generation == spec.generation and rank.is_locked
+    }
+    silent = [place for place in wanted if place not in fresh]
+    if silent:
+        places = ", ".join(f"rank {rank} of engine {engine}" for engine, rank in silent)
+        raise PluginMissingError(
+            f"the workspace plugin did not report from {places}",
+            remedy="install holdfast in the environment of every worker, and name `holdfast` in "
+            "VLLM_PLUGINS if that is set.",
+        )
+
+
+async def _abandon(construct: asyncio.Task[Any], family: Family) -> None:
+    """End what the constructor's thread waits for until it returns: it cannot be cancelled."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + ABANDON_DEADLINE_SECONDS
+    while not construct.done() and loop.time() < deadline:
+        await asyncio.to_thread(lambda: processes.kill(family()))
+        await asyncio.wait({construct}, timeout=ABANDON_POLL_SECONDS)
+    if construct.done() and construct.exception() is None:
+        await asyncio.to_thread(construct.result().shutdown, timeout=0)
+
+
+def _variables(directory: Path) -> dict[str, str]:
+    """What the processes of one generation find in their environment.
+
+    What they make in temporary directories and the sockets of vLLM stay behind when they are
+    killed, so both are in their own directory, unless its path is too long for a Unix socket.
+    Caches do not belong there.
+    """
+    variables = {SPEC_VARIABLE: str(directory / "spec.json")}
+    if len(str(directory)) >= LONGEST_SOCKET_PATH:
+        return variables
+    ours = {
+        "TMPDIR": str(directory),
+        "TORCHINDUCTOR_CACHE_DIR": default_cache_dir(),
+        "VLLM_RPC_BASE_PATH": str(directory),
+    }
+    # What the user has chosen stands, but for the temporary files.
+    kept = {name for name in ours if name in os.environ} - {"TMPDIR"}
+    return variables | {name: value for name, value in ours.items() if name not in kept}
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,36 @@
+"""What the fork server imports, so that the processes it forks have it: see `forkserver`.
+
+Imported for its effects, by that one process. None of this loads a plugin or initialises a device:
+both belong to the processes that are forked.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+from contextlib import suppress
+
+from holdfast.workspace import leash
+
+leash.tie()
+os.register_at_fork(after_in_child=leash.tie)
+
+# An import takes seconds, in which the parent may end, so that this stands below.
+for name in (
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.structured_output",
+    "vllm.v1.worker.worker_base",
+):
+    importlib.import_module(name)
+
+with suppress(ImportError):  # which vLLM does without, too
+    # It finds its place beside the environment that the process was started with; what is forked
+    # has another, and would keep this title.
+    importlib.import_module("setproctitle").setproctitle("holdfast::forkserver")
+
+gc.collect()
+# A collection in a child would write to every page that it shares with this process.
+gc.freeze()

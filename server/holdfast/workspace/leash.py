@@ -1,0 +1,69 @@
+"""Processes that end with their parent, so that a front end that is killed leaves none behind.
+
+vLLM has a pipe for that, which a worker in a collective never looks at, and nothing at all for its
+EngineCore. The kernel has `PR_SET_PDEATHSIG`, prctl(2): sent when the thread that started a process
+ends, kept by an exec and not inherited. So every process asks for it itself, first of all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing import spawn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_MARK = "prctl"
+
+
+def tie() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def tie_to_parent() -> None:
+    """`tie` a process that `multiprocessing` started; ends it if it is an orphan already.
+
+    Others, Ray's for example, have a parent that is none of ours.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    tie()
+    if not parent.is_alive():
+        os._exit(1)
+
+
+def tie_spawned() -> None:
+    """Have every process that this one spawns from now on tie itself before it imports anything.
+
+    What it imports takes seconds, in which nobody would end it. The thread that spawns must live
+    as long as what it spawns, as the main thread and those of asyncio's executor do.
+    """
+    original = spawn.get_command_line
+    if sys.platform == "linux" and _MARK not in original.__name__:
+        spawn.get_command_line = _tied(original)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose parent ends, so that none is lost from sight."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _tied(get_command_line: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    def with_prctl(**arguments: object) -> list[str]:
+        command = get_command_line(**arguments)
+        program = command.index("-c") + 1
+        command[program] = (
+            f"import ctypes, os; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGKILL:d});"
+            f" os.getppid() == {os.getpid()} or os._exit(1); {command[program]}"
+        )
+        return command
+
+    return with_prctl

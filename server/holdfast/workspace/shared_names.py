@@ -1,0 +1,29 @@
+"""Shared memory and semaphores whose names say which engine they belong to.
+
+`multiprocessing` gives them random names, so that what a killed process leaves is nobody's.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from multiprocessing import process, shared_memory
+from pathlib import Path
+
+_TOKEN_CHARACTERS = 7
+"""`multiprocessing` allows 14 with the slash, and wants 4 for itself."""
+
+
+def name_prefix(directory: Path) -> str:
+    """What the names of one generation begin with in /dev/shm; 35 bits of its own directory."""
+    digest = hashlib.sha256(str(directory).encode()).digest()
+    return "hf" + base64.b32encode(digest).decode().lower()[:_TOKEN_CHARACTERS]
+
+
+def use_names_of(directory: Path) -> None:
+    """Name what this process and those that it starts make from now on after `directory`."""
+    prefix = "/" + name_prefix(directory)
+    # Neither is public. Read at each use in CPython 3.11 to 3.14; elsewhere names stay random.
+    if hasattr(shared_memory, "_SHM_NAME_PREFIX"):
+        shared_memory._SHM_NAME_PREFIX = prefix  # noqa: SLF001 - as above
+    process.current_process()._config["semprefix"] = prefix  # type: ignore[attr-defined]  # noqa: SLF001 - as above
