@@ -11,8 +11,10 @@ from typing import Any
 
 import psutil
 
-from holdfast.engine import compat, processes
+from holdfast.engine import canary, compat, processes
+from holdfast.engine.compilers import is_compiling
 from holdfast.engine.deaths import DeathWatch, must_live
+from holdfast.engine.stacks import stacks_of
 from holdfast.engine.stat_logger import Queues
 from holdfast.errors import EngineStartError
 from holdfast.records import Death, EngineFacts, RankStats
@@ -120,14 +122,14 @@ class AsyncEngine:
     def blocked_since_seconds(self) -> Mapping[int, float]:
         return self._queues.blocked_since_seconds()
 
-    def is_compiling(self) -> bool:
-        return False
-
     async def canary(self) -> None:
-        pass
+        await canary.sing(self._llm, self._facts)
+
+    def is_compiling(self) -> bool:
+        return is_compiling(self._family())
 
     async def dump_stacks(self) -> str:
-        return ""
+        return await stacks_of(self._family(), Path(self._spec.stats_directory))
 
     async def stop(self) -> None:
         """End the engine and every process of it; returns when none is left.

@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 from vllm.utils import system_utils
 from vllm.v1.engine import async_llm
 from vllm.v1.engine import utils as engine_utils
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from holdfast.engine.deaths import Core
 from holdfast.errors import EngineLostError, EngineStartError, HoldfastError, UsageError
@@ -138,6 +138,22 @@ def declare_dead(llm: Any) -> None:
     """
     llm.engine_core.resources.engine_dead = True
     llm.output_processor.propagate_error(EngineDeadError())
+
+
+@contextmanager
+def refusal_errors() -> Iterator[None]:
+    """Map what vLLM raises for a request that it does not take to EngineLostError."""
+    try:
+        yield
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+        LookupError,
+        NotImplementedError,
+        EngineGenerateError,
+    ) as error:
+        raise EngineLostError(f"the engine did not take a request: {error}") from error
 
 
 @contextmanager

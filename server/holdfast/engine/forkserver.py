@@ -16,7 +16,7 @@ from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_p
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ("holdfast.engine.preloaded",)
+PRELOADED: tuple[str, ...] = ("holdfast.engine.preloaded",)
 """What the server imports before it forks."""
 
 logger = logging.getLogger("holdfast.engine")

@@ -51,14 +51,14 @@ class Engine(Protocol):
     def blocked_since_seconds(self) -> Mapping[int, float]:
         """Since when a scheduler has said that requests wait, nothing holds them, and none runs."""
 
-    def is_compiling(self) -> bool:
-        """Whether a compiler runs below it. Costs a walk over the process table."""
-
     async def canary(self) -> None:
-        """Have it make one token; EngineLostError if it dies over it."""
+        """Return when an engine that was idle has made one token; EngineLostError if it cannot."""
+
+    def is_compiling(self) -> bool:
+        """Whether a compiler runs below it, for which a step may have to wait."""
 
     async def dump_stacks(self) -> str:
-        """What its processes are doing, for the log. Takes some seconds and never fails."""
+        """What its processes are doing, for the log, within 10 s. Never raises."""
 
     def last_words(self) -> str:
         """The tracebacks that its processes left, for the log; empty if there is none."""

@@ -21,6 +21,7 @@ from holdfast.workspace import leash
 from holdfast.workspace.causes import note_termination, record_causes
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.shared_names import use_names_of
+from holdfast.workspace.stacks import offer_stacks
 
 _ATTRIBUTE = "_holdfast"
 
@@ -42,6 +43,7 @@ def register() -> None:
     spec = WorkspaceSpec.read(Path(path))
     use_names_of(Path(spec.stats_directory))
     record_causes(Path(spec.stats_directory))
+    offer_stacks(Path(spec.stats_directory), os.getpid())
     if multiprocessing.current_process().name.startswith("EngineCore"):
         note_termination(Path(spec.stats_directory))
     # Two lines for each engine step that the probe composes.

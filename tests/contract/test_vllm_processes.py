@@ -1,0 +1,68 @@
+"""How vLLM starts its EngineCores: what Holdfast replaces is where it looks for it."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+from typing import Any
+
+import pytest
+from vllm.v1.engine import utils as engine_utils
+from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.executor.multiproc_executor import WorkerProc
+
+from holdfast.engine import compat, forkserver
+from holdfast.workspace import leash
+
+
+class Configuration:
+    """What `forked_cores` reads of a VllmConfig."""
+
+    class parallel_config:  # noqa: N801 - vLLM's name
+        numa_bind = False
+
+
+def test_the_manager_of_cores_asks_for_its_context_by_this_name() -> None:
+    """`CoreEngineProcManager` looks `get_mp_context` up in its module when it starts a core."""
+    source = inspect.getsource(engine_utils.CoreEngineProcManager.__init__)
+    assert "context = get_mp_context()" in source
+    assert "context.Process(" in source
+    with compat.forked_cores(Configuration, forkserver.Context()):
+        assert isinstance(engine_utils.get_mp_context(), forkserver.Context)
+    assert not isinstance(engine_utils.get_mp_context(), forkserver.Context)
+
+
+def test_numa_binding_needs_a_spawned_core() -> None:
+    """It puts a wrapper before the executable, which a fork has none of."""
+    bound = type("Bound", (), {"parallel_config": type("P", (), {"numa_bind": True})})
+    with compat.forked_cores(bound, forkserver.Context()):
+        assert not isinstance(engine_utils.get_mp_context(), forkserver.Context)
+
+
+def test_a_core_handles_sigterm_before_it_loads_plugins() -> None:
+    """Our note of it calls the handler that is there."""
+    source = inspect.getsource(EngineCoreProc.run_engine_core)
+    assert source.index("signal.signal(signal.SIGTERM") < source.index("EngineCoreProc(*args")
+
+
+def test_a_core_is_named_as_the_plugin_expects() -> None:
+    """By the name of its process the plugin knows where a request to end is noted."""
+    source = inspect.getsource(engine_utils.CoreEngineProcManager.__init__)
+    assert 'else "EngineCore"' in source
+    assert 'f"EngineCore_DP{global_index}"' in source
+
+
+def test_workers_are_started_by_multiprocessing() -> None:
+    """So that they are tied to their core by `leash.tie_spawned`."""
+    assert "context.Process(" in inspect.getsource(WorkerProc.make_worker_process)
+    leash.tie_spawned()
+    command = multiprocessing.spawn.get_command_line(pipe_handle=1)
+    assert f"os.getppid() == {os.getpid()}" in " ".join(map(os.fsdecode, command))
+
+
+@pytest.mark.parametrize("name", ["_forkserver_pid", "_forkserver_alive_fd"])
+def test_the_fork_server_of_this_python_has_the_state_we_read(name: str) -> None:
+    """None of it is public."""
+    server: Any = multiprocessing.forkserver._forkserver
+    assert hasattr(server, name)

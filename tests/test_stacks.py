@@ -1,0 +1,134 @@
+"""What a process does is told, by whichever way it can be known; a compiler is recognised."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.engine.compilers import is_compiling
+from holdfast.engine.stacks import stacks_of
+from servers import wait_until
+
+DEADLINE_SECONDS = 30.0
+PYTHON = sys.executable
+BUSY = """
+import os, sys
+from pathlib import Path
+from holdfast.workspace.stacks import offer_stacks
+
+def in_a_kernel_that_never_returns():
+    print("busy", flush=True)
+    while True:
+        pass
+
+if sys.argv[2] == "offers":
+    offer_stacks(Path(sys.argv[1]), os.getpid())
+in_a_kernel_that_never_returns()
+"""
+
+
+@contextmanager
+def busy(directory: Path, *, offers: bool = True) -> Iterator[psutil.Process]:
+    """A Python process that does not come back."""
+    command = [PYTHON, "-c", BUSY, str(directory), "offers" if offers else "mute"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            yield psutil.Process(process.pid)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def without_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where it is not installed."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+
+def told(process: psutil.Process, directory: Path) -> str:
+    """The stacks of one process."""
+    return asyncio.run(stacks_of([process], directory))
+
+
+def test_py_spy_reads_a_process_that_says_nothing(tmp_path: Path) -> None:
+    """Nothing has to be prepared in it."""
+    with busy(tmp_path, offers=False) as process:
+        assert "in_a_kernel_that_never_returns" in told(process, tmp_path)
+
+
+def test_py_spy_reads_a_stopped_process(tmp_path: Path) -> None:
+    """A frozen worker shows where it froze, and stays frozen."""
+    with busy(tmp_path) as process:
+        process.suspend()
+        wait_until(
+            lambda: process.status() == psutil.STATUS_STOPPED,
+            deadline_seconds=DEADLINE_SECONDS,
+            what=process.status,
+        )
+        stacks = told(process, tmp_path)
+        assert process.status() == psutil.STATUS_STOPPED
+    assert "in_a_kernel_that_never_returns" in stacks
+    assert f"Process {process.pid} (stopped)" in stacks
+
+
+def test_without_py_spy_a_process_writes_its_own(tmp_path: Path, without_py_spy: None) -> None:
+    """Each time anew, and goes on."""
+    del without_py_spy
+    directory = tmp_path / "1"
+    directory.mkdir()
+    with busy(directory) as process:
+        assert told(process, directory).count("in_a_kernel_that_never_returns") == 1
+        assert told(process, directory).count("in_a_kernel_that_never_returns") == 1
+        assert process.is_running()
+
+
+def test_a_process_that_would_not_understand_the_signal_is_not_sent_it(
+    tmp_path: Path, without_py_spy: None
+) -> None:
+    """It would end it: one that still imports what registers the signal says nothing."""
+    del without_py_spy
+    with busy(tmp_path, offers=False) as process:
+        assert "No stack" in told(process, tmp_path)
+        assert process.status() in {psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING}
+
+
+def test_a_process_that_has_ended_is_no_error(tmp_path: Path) -> None:
+    """It may end while it is asked."""
+    with busy(tmp_path) as process:
+        pass
+    assert "has ended" in told(process, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cc1plus", True),
+        ("x86_64-linux-gnu-g++-12", True),
+        ("clang++-18", True),
+        ("ninja", True),
+        ("ptxas", True),
+        ("ld.lld", True),
+        ("sleep", False),
+        ("accountant", False),
+    ],
+)
+def test_a_compiler_is_known_by_its_name(tmp_path: Path, name: str, expected: bool) -> None:
+    """Whatever the distribution puts before or after it."""
+    program = tmp_path / name
+    shutil.copy(str(shutil.which("sleep")), program)
+    with subprocess.Popen([program, "600"]) as process:
+        try:
+            assert is_compiling([psutil.Process(process.pid)]) is expected
+        finally:
+            process.kill()
+    assert not is_compiling([])
