@@ -24,8 +24,9 @@ from holdfast.errors import (
 )
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
+from holdfast.lifecycle.proof import MOST_PASSES
 from holdfast.lifecycle.states import TRANSITIONS, State
-from holdfast.lifecycle.supervisor import MOST_PASSES, Supervisor
+from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import Death, ProbeReport, ProbeStep, RankStats
 from holdfast.settings import ProbeSettings, SupervisionSettings, WorkspaceSettings
 from holdfast.telemetry.outages import Outages

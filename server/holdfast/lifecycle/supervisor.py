@@ -5,49 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
-from holdfast.errors import (
-    EngineLostError,
-    EngineStartError,
-    HoldfastError,
-    NotReadyError,
-    ProbeFailedError,
-)
+from holdfast.errors import EngineLostError, EngineStartError, HoldfastError, NotReadyError
+from holdfast.lifecycle.fate import Fate, fate_of, unless
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.heartbeat import Heartbeat
-from holdfast.lifecycle.learning import Learning, has_rejection
+from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.phases import timed, watched
+from holdfast.lifecycle.proof import Prober, Proof, proven
 from holdfast.lifecycle.restarts import RestartBudget
 from holdfast.lifecycle.states import State, is_allowed
-from holdfast.records import Death, EngineReport, ProbeReport, ProbeStep, RankStats, Status
+from holdfast.records import Death, EngineReport, ProbeReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-MOST_PASSES = 3
-"""How often the suite runs in one engine until a pass goes through with no growth."""
-DEATH_DEADLINE_SECONDS = 2.0
-"""For a death to be seen after a pass of the probe has failed."""
 RETRY_AFTER_SECONDS = 5
 """For those who wait when no engine will come: another server may take their place."""
-
-
-class Prober(Protocol):
-    """Runs the suite against one engine; `probe.Prober` is the one."""
-
-    async def run(self) -> ProbeReport:
-        """The report of one pass; a failed step is in it, not raised."""
-
-    async def run_again(self) -> ProbeReport:
-        """The report of one request, which is enough where the proof stands."""
 
 
 class Collaborators(Protocol):
@@ -98,7 +80,6 @@ class Supervisor:
         outages: Outages,
         progress: Progress,
     ) -> None:
-        self._probe = probe
         self._supervision = supervision
         self._learning = learning
         self._forecast = forecast
@@ -111,14 +92,12 @@ class Supervisor:
         self._standing = _Standing(State.STARTING, "importing vLLM", time.time())
         self._moved = asyncio.Event()
         self._report = EngineReport()
-        self._proof: ProbeReport | None = None
-        self._does_proof_stand = False
-        """Whether the worst case was served so, and no workspace has fallen short since."""
         self._last_death: Death | None = None
         self._engine: Engine | None = None
         self._calls: Calls | None = None
         self._last_ranks: tuple[RankStats, ...] = ()
         self._phases: dict[str, float] = {}
+        self._proof = Proof(probe, learning, progress, phases=self._phases, counted=with_.probe_ran)
         self._has_been_ready = False
         self._stop_requested = asyncio.Event()
         self._restart_requested: asyncio.Future[str] | None = None
@@ -161,7 +140,7 @@ class Supervisor:
             eta_seconds=self.eta_seconds,
             has_been_ready=self._has_been_ready,
             engine=self._report,
-            probe=self._proof,
+            probe=self._proof.report,
             ranks=self._engine.ranks(with_steps=False) if self._engine else self._last_ranks,
             start_phases=dict(self._phases),
         )
@@ -218,17 +197,27 @@ class Supervisor:
         """
         try:
             async with self._running(launcher) as engine, self._fate(engine, launcher) as fate:
-                outcome = await self._proven(engine, fate)
-                if outcome is not True:
-                    return outcome or None
-                await _unless(fate, launcher.calls.try_suspects())
-                if not fate.done():
-                    self._become_ready(engine, launcher.calls)
+                self._enter(State.PROBING, f"running {self._proof.what}")
+                outcome = await self._proof.give(
+                    engine,
+                    self._with.prober(engine),
+                    fate,
+                    start_seconds=self._report.last_start_seconds or 0.0,
+                    is_first=self._last_death is None,
+                )
+                if outcome == "again":
+                    return None
+                if outcome == "proven":
+                    await unless(fate, launcher.calls.try_suspects())
+                    if not fate.done():
+                        self._become_ready(engine, launcher.calls)
                 return self._mourn(engine, launcher.calls, await fate)
         except EngineStartError as error:
             if self._last_death is None:
                 raise
-            return self._fallen(Death("start_failure", error.cause))
+            death = Death("start_failure", error.cause)
+            self._outages.died(death.cause)
+            return self._fallen(death)
 
     @asynccontextmanager
     async def _running(self, launcher: EngineLauncher) -> AsyncIterator[Engine]:
@@ -257,108 +246,33 @@ class Supervisor:
                 self._with.generation_ended(self._last_ranks)
 
     @asynccontextmanager
-    async def _fate(
-        self, engine: Engine, launcher: EngineLauncher
-    ) -> AsyncIterator[asyncio.Task[Death]]:
+    async def _fate(self, engine: Engine, launcher: EngineLauncher) -> AsyncIterator[Fate]:
         """While entered, a task that ends with the death of the engine, and says why."""
         self._restart_requested = asyncio.get_running_loop().create_future()
         heartbeat = Heartbeat(
             engine,
             launcher.calls,
             stall_timeout_seconds=self._supervision.stall_timeout_seconds,
-            slowest_step_seconds=lambda: self._proof.slowest_step_seconds if self._proof else None,
+            slowest_step_seconds=lambda: self._proof.slowest_step_seconds,
             may_try=lambda: self.state is State.READY,
         )
-        fate = asyncio.create_task(
-            _first_of(
-                engine.until_dead(), heartbeat.until_stalled(), _requested(self._restart_requested)
-            ),
-            name="fate of the engine",
-        )
-        try:
-            yield fate
-        finally:
-            fate.cancel()
-            await asyncio.wait({fate})
-            self._restart_requested.cancel()
-
-    async def _proven(self, engine: Engine, fate: asyncio.Task[Death]) -> Death | bool:
-        """Whether a whole pass went through with no growth, or the death that came between.
-
-        False asks for the learned restart.
-
-        Raises:
-            ProbeFailedError: the worst case was not served.
-        """
-        stands = self._does_proof_stand
-        for attempt in range(1, MOST_PASSES + 1):
-            report = await self._pass(engine, fate, attempt, is_again=stands and attempt == 1)
-            death = await _within(fate, 0.0 if report.passed else DEATH_DEADLINE_SECONDS)
-            ranks = engine.ranks()
-            start_seconds = self._report.last_start_seconds or 0.0
-            has_fallen_short = report.grew or has_rejection(ranks)
-            if has_fallen_short and self._learning.takes_restart(ranks, start_seconds):
-                if death is not None:
-                    self._outages.died(death.cause)
-                return False
-            if death is not None and not self._is_the_proof_to_blame(report, death):
-                return self._mourn(engine, self._calls, death)
-            if death is not None:
-                self._outages.died(death.cause)
-            self._require(report)
-            if not report.grew:
-                self._does_proof_stand = True
-                await self._learning.settle(engine)
-                return True
-        raise ProbeFailedError(
-            f"a workspace still grew in pass {MOST_PASSES} of the probe",
-            remedy="reserve more with --workspace-reserve.",
-        )
-
-    def _is_the_proof_to_blame(self, report: ProbeReport, death: Death) -> bool:
-        """Whether the first proof itself ended the engine: to start again would not help."""
-        return not report.passed and death.is_accusing and self._last_death is None
-
-    async def _pass(
-        self, engine: Engine, fate: asyncio.Task[Death], attempt: int, *, is_again: bool
-    ) -> ProbeReport:
-        if attempt == 1:
-            what = "one request" if is_again else f"the {self._probe.suite} suite"
-            self._enter(State.PROBING, f"running {what}")
-        else:
-            logger.info("a workspace grew: running the suite again, pass %d", attempt)
-        prober = self._with.prober(engine)
-        with timed("probe", self._phases, self._progress):
-            report = await _reported(prober.run_again() if is_again else prober.run(), fate)
-        if not is_again:
-            self._proof = report
-        self._with.probe_ran(report)
-        self._learning.learn(engine.ranks())
-        return report
-
-    def _require(self, report: ProbeReport) -> None:
-        if not report.passed:
-            failed = next(step for step in report.steps if step.outcome == "failed")
-            raise ProbeFailedError(
-                f"the probe failed in {failed.name}: {failed.reason}",
-                remedy="reserve more (--workspace-reserve), let it grow (--workspace-growth "
-                "alongside) or learn (--learned-dir), or lower --max-model-len or "
-                "--max-num-batched-tokens.",
-            )
-        if report.limited and self._probe.require_full:
-            limits = "; ".join(f"{s.name}: {s.reason}" for s in report.steps if s.limited)
-            raise ProbeFailedError(
-                f"the proof is limited to {report.proven_tokens} tokens ({limits})",
-                remedy="raise --probe-timeout, delete the probe journal, or leave out "
-                "--probe-require-full.",
-            )
+        async with fate_of(
+            engine.until_dead(),
+            heartbeat.until_stalled(),
+            _requested(self._restart_requested),
+            counted=lambda death: self._outages.died(death.cause),
+        ) as fate:
+            try:
+                yield fate
+            finally:
+                self._restart_requested.cancel()
 
     def _become_ready(self, engine: Engine, calls: Calls) -> None:
         if self.state is not State.DRAINING:
             if not self._has_been_ready:
                 self._with.became_ready()
             self._has_been_ready = True
-            self._move(State.READY, _proven(self._proof))
+            self._move(State.READY, proven(self._proof.report))
             self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
         self._forecast.ready()
         self._last_death = None
@@ -375,10 +289,9 @@ class Supervisor:
 
     def _fallen(self, death: Death) -> Death:
         logger.error("the engine died: %s", death)
-        self._outages.died(death.cause)
         self._last_death = death
         if death.cause == "workspace_rejection":
-            self._does_proof_stand = False
+            self._proof.doubt()
         self._report = replace(self._report, last_exit=str(death))
         self._forecast.began("recovery", guess_seconds=self._report.last_start_seconds)
         self._enter(State.RECOVERING, f"the engine died: {death}")
@@ -454,57 +367,5 @@ class Supervisor:
         moved.set()
 
 
-def _proven(report: ProbeReport | None) -> str:
-    if report is None or report.suite == "off":
-        return "not probed"
-    limited = ", a limited proof" if report.limited else ""
-    return f"{report.proven_tokens} tokens proven{limited}"
-
-
 async def _requested(request: asyncio.Future[str]) -> Death:
     return Death("requested", await request)
-
-
-async def _first_of(*fates: Awaitable[Death]) -> Death:
-    """The first to come; the others are given up."""
-    tasks = [asyncio.ensure_future(fate) for fate in fates]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return next(task for task in tasks if task in done).result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-async def _within(fate: asyncio.Task[Death], deadline_seconds: float) -> Death | None:
-    """The death, if it comes in time."""
-    await asyncio.wait({fate}, timeout=deadline_seconds)
-    return fate.result() if fate.done() else None
-
-
-async def _reported(probing: Awaitable[ProbeReport], fate: asyncio.Task[Death]) -> ProbeReport:
-    """What the probe reports; of an engine that is stalled it would wait for ever."""
-    task = asyncio.ensure_future(probing)
-    try:
-        await asyncio.wait({task, fate}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({task}, timeout=DEATH_DEADLINE_SECONDS)
-        if task.done():
-            return task.result()
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-    step = ProbeStep("first_token", "failed", 0.0, reason=f"the engine died: {fate.result()}")
-    return ProbeReport("quick", False, False, 0, 0.0, (step,))
-
-
-async def _unless(fate: asyncio.Task[Death], work: Awaitable[None]) -> None:
-    """Do the work; it is given up when the engine dies."""
-    working = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({fate, working}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        working.cancel()
-        await asyncio.wait({working})
-    if not working.cancelled():
-        working.result()

@@ -1,0 +1,151 @@
+"""Is it proven? Runs the suite until a whole pass goes through with no growth, or says why not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, MutableMapping
+from typing import Literal, Protocol
+
+from holdfast.engine.interface import Engine
+from holdfast.errors import ProbeFailedError
+from holdfast.lifecycle.fate import Fate, unless, within
+from holdfast.lifecycle.learning import Learning, has_rejection
+from holdfast.lifecycle.phases import timed
+from holdfast.records import Death, ProbeReport, ProbeStep
+from holdfast.settings import ProbeSettings
+from holdfast.telemetry.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+MOST_PASSES = 3
+"""How often the suite runs in one engine until a pass goes through with no growth."""
+DEATH_DEADLINE_SECONDS = 2.0
+"""Between a death and the report of the probe that met it, whichever comes first."""
+
+Outcome = Literal["proven", "again", "died"]
+
+
+class Prober(Protocol):
+    """Runs the suite against one engine; `probe.Prober` is the one."""
+
+    async def run(self) -> ProbeReport:
+        """The report of one pass; a failed step is in it, not raised."""
+
+    async def run_again(self) -> ProbeReport:
+        """The report of one request, which is enough where the proof stands."""
+
+
+class Proof:
+    """What was proven, and whether it holds for the next generation too."""
+
+    def __init__(
+        self,
+        settings: ProbeSettings,
+        learning: Learning,
+        progress: Progress,
+        *,
+        phases: MutableMapping[str, float],
+        counted: Callable[[ProbeReport], None],
+    ) -> None:
+        self._settings = settings
+        self._learning = learning
+        self._progress = progress
+        self._phases = phases
+        self._counted = counted
+        self._stands = False
+        self.report: ProbeReport | None = None
+        """The last pass of the suite; None before the first."""
+
+    @property
+    def slowest_step_seconds(self) -> float | None:
+        """The slowest step that the suite saw; None before its first pass."""
+        return self.report.slowest_step_seconds if self.report else None
+
+    @property
+    def what(self) -> str:
+        """What is about to be run, for people."""
+        return "one request" if self._stands else f"the {self._settings.suite} suite"
+
+    def doubt(self) -> None:
+        """A workspace fell short: what was proven no longer holds."""
+        self._stands = False
+
+    async def give(
+        self, engine: Engine, prober: Prober, fate: Fate, *, start_seconds: float, is_first: bool
+    ) -> Outcome:
+        """Prove an engine: the whole suite, or one request where the proof stands.
+
+        `again` asks for a start with what was learned, `died` says that the engine did, for no
+        fault of the proof, or while it recovers from another death.
+
+        Raises:
+            ProbeFailedError: the worst case was not served.
+        """
+        for attempt in range(1, MOST_PASSES + 1):
+            report = await self._pass(engine, prober, fate, attempt)
+            death = await within(fate, 0.0 if report.passed else DEATH_DEADLINE_SECONDS)
+            ranks = engine.ranks()
+            has_fallen_short = report.grew or has_rejection(ranks)
+            if has_fallen_short and self._learning.takes_restart(ranks, start_seconds):
+                return "again"
+            if death and not (is_first and _is_to_blame(report, death)):
+                return "died"
+            self._require(report)
+            if not report.grew:
+                self._stands = True
+                await self._learning.settle(engine)
+                return "proven"
+            self._stands = False
+        raise ProbeFailedError(
+            f"a workspace still grew in pass {MOST_PASSES} of the probe",
+            remedy="reserve more with --workspace-reserve.",
+        )
+
+    async def _pass(self, engine: Engine, prober: Prober, fate: Fate, attempt: int) -> ProbeReport:
+        if attempt > 1:
+            logger.info("a workspace grew: running the suite, pass %d", attempt)
+        running = prober.run_again() if self._stands else prober.run()
+        with timed("probe", self._phases, self._progress):
+            # Of an engine that is stalled the probe would wait for ever.
+            report = await unless(fate, running, grace_seconds=DEATH_DEADLINE_SECONDS)
+        report = report or _cut_short(fate.result())
+        if not self._stands:
+            self.report = report
+        self._counted(report)
+        self._learning.learn(engine.ranks())
+        return report
+
+    def _require(self, report: ProbeReport) -> None:
+        if not report.passed:
+            failed = next(step for step in report.steps if step.outcome == "failed")
+            raise ProbeFailedError(
+                f"the probe failed in {failed.name}: {failed.reason}",
+                remedy="reserve more (--workspace-reserve), let it grow (--workspace-growth "
+                "alongside) or learn (--learned-dir), or lower --max-model-len or "
+                "--max-num-batched-tokens.",
+            )
+        if report.limited and self._settings.require_full:
+            limits = "; ".join(f"{s.name}: {s.reason}" for s in report.steps if s.limited)
+            raise ProbeFailedError(
+                f"the proof is limited to {report.proven_tokens} tokens ({limits})",
+                remedy="raise --probe-timeout, delete the probe journal, or leave out "
+                "--probe-require-full.",
+            )
+
+
+def proven(report: ProbeReport | None) -> str:
+    """What a report says of an engine that is let in, for people."""
+    if report is None or report.suite == "off":
+        return "not probed"
+    limited = ", a limited proof" if report.limited else ""
+    return f"{report.proven_tokens} tokens proven{limited}"
+
+
+def _is_to_blame(report: ProbeReport, death: Death) -> bool:
+    """Whether the proof itself ended the engine: to start again would end the same way."""
+    return not report.passed and death.is_accusing
+
+
+def _cut_short(death: Death) -> ProbeReport:
+    step = ProbeStep("first_token", "failed", 0.0, reason=f"the engine died: {death}")
+    return ProbeReport("quick", False, False, 0, 0.0, (step,))
