@@ -16,6 +16,7 @@ _SHARED_ENGINE = {
     "test_openai.py": "demo",
     "test_ranks.py": "demo",
     "test_states.py": "demo",
+    "test_engine_deaths.py": "deaths",
     "test_learned_restart.py": "learned",
     "test_requests_after_ready.py": "learned",
     "test_lock_bug.py": "learned",

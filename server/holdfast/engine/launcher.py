@@ -98,6 +98,7 @@ class EngineLauncher:
                 with self._used(engine):
                     yield engine
         finally:
+            processes.reap(before)
             remains.remove(directory)
 
     @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -73,6 +73,17 @@ def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
         except psutil.NoSuchProcess:
             continue
     return tuple(process.pid for process in _until_ended(alive, KILL_DEADLINE_SECONDS))
+
+
+def reap(known: Collection[psutil.Process]) -> None:
+    """Take leave of the adopted children that have ended, but of those in `known`.
+
+    A child whose own parent would have waited for it stays a zombie with us, see `leash`.
+    """
+    for child in psutil.Process().children():
+        if child not in known and not is_alive(child):
+            with suppress(psutil.Error):
+                child.wait(0)
 
 
 def _until_ended(

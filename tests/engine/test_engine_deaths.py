@@ -1,0 +1,237 @@
+"""A real engine dies in each way, one generation after the other in one process, and is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack
+from multiprocessing import resource_tracker
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from holdfast import cli
+from holdfast.demo.files import ensure_demo_model
+from holdfast.demo.switches import DemoFault, DemoSwitches
+from holdfast.engine import forkserver, processes
+from holdfast.lifecycle.states import State
+from holdfast.records import Death
+from holdfast.workspace.plan import WorkspaceSpec
+from holdfast.workspace.shared_names import name_prefix
+from servers import SMALL
+
+pytestmark = [
+    pytest.mark.engine,
+    # vLLM leaves its zmq contexts to the garbage collector, which complains of them.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+POISON_REPEATS = 40
+DEATH_DEADLINE_SECONDS = 20.0
+START_DEADLINE_SECONDS = 240.0
+POISON = DemoSwitches(
+    faults=(DemoFault(when="repeated_tokens", threshold=POISON_REPEATS, effect="raise"),)
+)
+Answer = TypeVar("Answer")
+
+
+class Lab:
+    """One launcher on a loop of its own, and the engine that runs now."""
+
+    def __init__(self, directory: Path, model: Path) -> None:
+        self.directory = directory
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._model = model
+        self._running = AsyncExitStack()
+        self.launcher: Any = None
+        self.engine: Any = None
+
+    def do(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Do it on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_DEADLINE_SECONDS)
+
+    def start(self) -> None:
+        """Have an engine run."""
+        self.do(self._start())
+
+    async def _start(self) -> None:
+        if self.engine is not None:
+            return
+        if self.launcher is None:
+            self.launcher = await asyncio.to_thread(self._configure)
+        generation, directory = self.launcher.next_generation()
+        spec = WorkspaceSpec(str(directory), generation, 0, 0.1, "alongside", None)
+        self.engine = await self._running.enter_async_context(self.launcher.running(spec))
+
+    def _configure(self) -> Any:
+        from holdfast.engine.configure import configure
+
+        settings = cli.parse_serve([str(self._model), *SMALL], os.environ)
+        return configure(settings, self.directory, lambda: State.STARTING).launcher
+
+    async def tokens(self, prompt: list[int], name: str, most: int = 4) -> list[int]:
+        """What the engine answers."""
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
+        answers = self.launcher.proxy.generate({"prompt_token_ids": prompt}, parameters, name)
+        outputs = [output async for output in answers]
+        return list(outputs[-1].outputs[0].token_ids)
+
+    def dies(self) -> tuple[Death, float]:
+        """The death of the engine, and how many seconds it took to be seen."""
+        started = time.monotonic()
+        death = self.do(asyncio.wait_for(self.engine.until_dead(), DEATH_DEADLINE_SECONDS))
+        return death, time.monotonic() - started
+
+    def end(self) -> None:
+        """Stop the engine, if one runs."""
+        self.engine = None
+        self.do(self._running.aclose())
+
+    def process(self, name: str) -> psutil.Process:
+        """The one with this in its title."""
+        return next(p for p in processes.children() if name in " ".join(p.cmdline()))
+
+    def close(self) -> None:
+        """End everything."""
+        self.end()
+        self.do(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def lab(models: Path) -> Iterator[Lab]:
+    """Engines of a model that fails at a prompt which repeats one token."""
+    model = ensure_demo_model(models, POISON)
+    with (
+        TemporaryDirectory(prefix="held-") as directory,  # pytest's own is too long for sockets
+        processes.owned(Path(directory)),
+    ):
+        lab = Lab(Path(directory), model)
+        try:
+            yield lab
+        finally:
+            lab.close()
+            gc.collect()  # while the warning above is ignored
+
+
+@pytest.fixture
+def running(lab: Lab) -> Iterator[Lab]:
+    """The lab with an engine; the next test gets another one if this one's is dead."""
+    lab.start()
+    yield lab
+    if lab.engine is not None and lab.engine._death.done():
+        lab.end()
+
+
+def left_by(lab: Lab, directory: Path) -> list[str]:
+    """What a generation left: processes, files, shared memory."""
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    known = {forkserver.server_pid(), tracker}
+    return [
+        *(repr(p) for p in psutil.Process().children(recursive=True) if p.pid not in known),
+        *(path.name for path in lab.directory.iterdir() if path.name == directory.name),
+        *(path.name for path in Path("/dev/shm").glob(f"*{name_prefix(directory)}*")),  # noqa: S108
+    ]
+
+
+def test_an_idle_engine_sings_and_tells_its_stacks(running: Lab) -> None:
+    """A canary passes, no compiler runs, and a stopped worker's stack is told."""
+    running.do(running.engine.canary())
+    assert not running.engine.is_compiling()
+    worker = running.process("VLLM::Worker")
+    worker.suspend()
+    try:
+        stacks = running.do(running.engine.dump_stacks())
+    finally:
+        worker.resume()
+    assert "VLLM::EngineCore" in stacks
+    assert "worker_busy_loop" in stacks
+    running.do(running.engine.canary())
+
+
+def test_a_cancelled_canary_is_taken_back(running: Lab) -> None:
+    """While the engine does not answer; afterwards nothing is left in it."""
+    worker = running.process("VLLM::Worker")
+    worker.suspend()
+    try:
+        with pytest.raises(TimeoutError):
+            running.do(asyncio.wait_for(running.engine.canary(), 0.5))
+    finally:
+        worker.resume()
+    assert running.do(running.engine.queued_requests()) == 0
+    running.do(running.engine.canary())
+
+
+def test_a_prompt_that_raises_is_accused(running: Lab) -> None:
+    """The exception is the reason, and its request a suspect, with how far it came."""
+
+    async def poison() -> None:
+        prompt = [7] * POISON_REPEATS
+        with pytest.raises(Exception, match="EngineCore"):
+            await running.tokens(prompt, "poison")
+
+    running.do(poison())
+    death, seconds = running.dies()
+    assert seconds < 1
+    assert death.cause == "worker_exception"
+    assert "InjectedFaultError" in death.reason
+    assert death.is_accusing
+    assert death.suspects
+    (suspect,) = death.suspects
+    assert suspect.request_id.startswith("poison")
+    assert suspect.reached_tokens == POISON_REPEATS
+    assert suspect.is_prefill
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "cause"),
+    [
+        ("VLLM::Worker", signal.SIGKILL, "worker_exit"),
+        ("VLLM::EngineCore", signal.SIGKILL, "core_exit"),
+        ("VLLM::EngineCore", signal.SIGTERM, "terminated"),
+    ],
+)
+def test_a_signal_is_seen_and_leaves_nothing(
+    running: Lab, name: str, number: signal.Signals, cause: str
+) -> None:
+    """Within a second, under its name, without suspects; no process, file or memory stays."""
+    directory = Path(running.engine._spec.stats_directory)
+    answer = running.do(running.tokens([5, 6, 7], "before"))
+    running.process(name).send_signal(number)
+    death, seconds = running.dies()
+    assert seconds < 1
+    assert death.cause == cause
+    assert not death.is_accusing
+    assert death.suspects is None
+    assert left_by(running, directory) != []
+    running.end()
+    assert left_by(running, directory) == []
+    running.start()
+    assert running.do(running.tokens([5, 6, 7], "after")) == answer
+
+
+def test_a_killed_fork_server_is_replaced(running: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """Its engine dies with it, and the next one comes from another server."""
+    before = forkserver.server_pid()
+    assert before
+    os.kill(before, signal.SIGKILL)
+    assert running.dies()[0].cause == "core_exit"
+    running.end()
+    running.start()
+    assert forkserver.server_pid() != before
+    assert "there is another one now" in caplog.text
+    running.do(running.engine.canary())
