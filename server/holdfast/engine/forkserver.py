@@ -16,6 +16,9 @@ from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_p
 from pathlib import Path
 from typing import Any
 
+from holdfast.engine import environment
+from holdfast.workspace import leash
+
 PRELOADED: tuple[str, ...] = ("holdfast.engine.preloaded",)
 """What the server imports before it forks."""
 
@@ -34,12 +37,13 @@ def ensure_running(directory: Path | None = None) -> None:
     server = _server()
     pid_before = server_pid()
     forkserver.set_forkserver_preload(list(PRELOADED))
-    try:
-        forkserver.ensure_running()
-    except ChildProcessError:  # somebody else waited for its end
-        os.close(server._forkserver_alive_fd)  # noqa: SLF001 - as below
-        server._forkserver_pid = None  # noqa: SLF001 - as below
-        forkserver.ensure_running()
+    with environment.changed({leash.PARENT_VARIABLE: str(os.getpid())}):
+        try:
+            forkserver.ensure_running()
+        except ChildProcessError:  # somebody else waited for its end
+            os.close(server._forkserver_alive_fd)  # noqa: SLF001 - as below
+            server._forkserver_pid = None  # noqa: SLF001 - as below
+            forkserver.ensure_running()
     if pid_before not in {None, server_pid()}:
         logger.warning("the process that starts engines had ended; there is another one now")
 

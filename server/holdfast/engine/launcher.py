@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from holdfast.engine import compat, forkserver, processes, remains
+from holdfast.engine import compat, environment, forkserver, processes, remains
 from holdfast.engine.async_llm import RPC_DEADLINE_SECONDS, AsyncEngine
 from holdfast.engine.calls import Calls
 from holdfast.engine.client import EngineProxy
@@ -145,7 +145,7 @@ class EngineLauncher:
     def _blocking_construct(self, directory: Path) -> Any:
         is_silent = self._arguments.disable_log_stats
         with (
-            _environment(_variables(directory)),
+            environment.changed(_variables(directory)),
             compat.kept_renderer(self._renderer),
             compat.forked_cores(self._config, forkserver.Context()),
         ):
@@ -230,17 +230,3 @@ def _variables(directory: Path) -> dict[str, str]:
     # What the user has chosen stands, but for the temporary files.
     kept = {name for name in ours if name in os.environ} - {"TMPDIR"}
     return variables | {name: value for name, value in ours.items() if name not in kept}
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

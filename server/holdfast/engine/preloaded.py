@@ -13,7 +13,9 @@ from contextlib import suppress
 
 from holdfast.workspace import leash
 
-leash.tie()
+# Not told if `multiprocessing` itself found the last server dead, a moment ago.
+parent_pid = os.environ.get(leash.PARENT_VARIABLE)
+leash.tie(int(parent_pid) if parent_pid else None)
 os.register_at_fork(after_in_child=leash.tie)
 
 # An import takes seconds, in which the parent may end, so that this stands below.

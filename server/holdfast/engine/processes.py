@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.engine import forkserver
+from holdfast.engine import environment, forkserver
 from holdfast.workspace import leash
 
 KILL_DEADLINE_SECONDS = 10.0
@@ -46,14 +46,8 @@ def start_resource_tracker() -> None:
     """Start it now, so that it keeps quiet about what `unlink` removed before it."""
     quiet = "ignore::UserWarning:multiprocessing.resource_tracker"
     before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet
-    try:
+    with environment.changed({"PYTHONWARNINGS": f"{before},{quiet}" if before else quiet}):
         resource_tracker.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = before
 
 
 def end_resource_tracker() -> None:

@@ -18,12 +18,19 @@ from multiprocessing import spawn
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MARK = "prctl"
+PARENT_VARIABLE = "HOLDFAST_PARENT_PID"
+"""Tells a process whose command line is not ours who started it."""
 
 
-def tie() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
+def tie(parent_pid: int | None = None) -> None:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    If `parent_pid` is given and its parent no more, it had ended before, and so does this one.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent_pid not in {None, os.getppid()}:
+        os._exit(1)
 
 
 def tie_to_parent() -> None:
