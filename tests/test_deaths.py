@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -127,12 +128,16 @@ def start_sleeper() -> subprocess.Popen[bytes]:
 
 
 async def watched_death(
-    directory: Path, process: subprocess.Popen[bytes], strike: Callable[[DeathWatch], None]
+    directory: Path,
+    process: subprocess.Popen[bytes],
+    strike: Callable[[DeathWatch], None],
+    *,
+    has_errored: Callable[[], bool] = lambda: False,
 ) -> Death:
     """The death that a watch of one core tells of after `strike`."""
     core = {process.pid: Core("EngineCore", lambda: None)}
     known = [psutil.Process(process.pid)]
-    watch = DeathWatch(directory, known, core, has_errored=lambda: False)
+    watch = DeathWatch(directory, known, core, has_errored=has_errored)
     waiting = asyncio.create_task(watch.death())
     await asyncio.sleep(0)
     strike(watch)
@@ -146,6 +151,24 @@ def test_the_end_of_a_process_is_seen(tmp_path: Path) -> None:
         death = asyncio.run(watched_death(tmp_path, process, lambda _: process.kill()))
     assert death.cause == "core_exit"
     assert death.reason == f"EngineCore (process {process.pid}) was ended by SIGKILL"
+
+
+def test_an_error_of_vllm_is_explained_by_the_end_that_follows(tmp_path: Path) -> None:
+    """vLLM may know of it before the process has ended."""
+    with start_sleeper() as process:
+        asked = 0
+
+        def has_errored() -> bool:
+            nonlocal asked
+            asked += 1
+            threading.Timer(0.2, process.kill).start()
+            return True
+
+        death = asyncio.run(
+            watched_death(tmp_path, process, lambda _: None, has_errored=has_errored)
+        )
+    assert asked == 1
+    assert death.cause == "core_exit"
 
 
 def test_an_abort_that_nobody_asked_for_is_a_termination(tmp_path: Path) -> None:

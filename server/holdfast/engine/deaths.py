@@ -24,6 +24,7 @@ from holdfast.workspace.causes import Cause, read_causes, root_of, was_terminate
 from holdfast.workspace.stats import read_all
 from holdfast.workspace.suspects import read_suspects
 
+DOUBT_SECONDS = 0.5
 POLL_SECONDS = 0.2
 RECENT_SECONDS = 5.0
 """An exception that was logged earlier than this before a death is another matter."""
@@ -83,7 +84,12 @@ class DeathWatch:
                 await endings.wait(POLL_SECONDS)
             seen_seconds = time.monotonic()
             await asyncio.sleep(SETTLE_SECONDS)
-            return classified(self._evidence(endings, seen_seconds))
+            death = classified(self._evidence(endings, seen_seconds))
+            while death.cause == "unknown" and time.monotonic() < seen_seconds + DOUBT_SECONDS:
+                # vLLM hears of an end by a pipe, which is closed before the process has ended.
+                await endings.wait(SETTLE_SECONDS)
+                death = classified(self._evidence(endings, seen_seconds))
+            return death
 
     def accuse_termination(self) -> None:
         """Somebody got the answer `abort` that he did not ask for, as from a core that is ending.

@@ -1,0 +1,68 @@
+"""The next engine waits until the memory of the last is back, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from holdfast.engine.device_memory import MARGIN_BYTES, DeviceMemory, device_memory
+from holdfast.workspace.plan import MIB
+
+BEFORE_BYTES = 1000 * MIB
+ENGINE_BYTES = 50000 * MIB
+
+
+class Readings:
+    """What the driver says, one reading after the other; the last for ever."""
+
+    def __init__(self, readings: Iterable[int | None]) -> None:
+        self._readings = list(readings)
+        self.taken = 0
+
+    def __call__(self) -> int | None:
+        self.taken += 1
+        return self._readings.pop(0) if len(self._readings) > 1 else self._readings[0]
+
+
+async def two_starts(readings: Readings, deadline_seconds: float) -> None:
+    """Before the first engine, and before the second."""
+    memory = DeviceMemory(readings)
+    await memory.until_returned(deadline_seconds)
+    await memory.until_returned(deadline_seconds)
+
+
+def test_the_first_start_does_not_wait() -> None:
+    """There was no engine: what is taken now is what it is compared with."""
+    readings = Readings([BEFORE_BYTES])
+    asyncio.run(DeviceMemory(readings).until_returned())
+    assert readings.taken == 1
+
+
+def test_a_restart_waits_until_the_memory_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    """The driver gives it back after the process has ended; neighbours may take a little."""
+    within = BEFORE_BYTES + MARGIN_BYTES
+    readings = Readings([BEFORE_BYTES, ENGINE_BYTES, ENGINE_BYTES, within, ENGINE_BYTES])
+    asyncio.run(two_starts(readings, 60))
+    assert readings.taken == 4
+    assert not caplog.records
+
+
+def test_memory_that_stays_away_is_told_and_not_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At the deadline: it may be a neighbour's by now, and vLLM says what it lacks."""
+    asyncio.run(two_starts(Readings([BEFORE_BYTES, ENGINE_BYTES]), 0))
+    assert "49000 MiB more are taken than before the first engine" in caplog.text
+
+
+@pytest.mark.parametrize("readings", [[None], [BEFORE_BYTES, None], [None, ENGINE_BYTES]])
+def test_a_device_of_which_nothing_is_known_is_not_waited_for(readings: list[int | None]) -> None:
+    """Where NVML does not answer."""
+    asyncio.run(two_starts(Readings(readings), 60))
+
+
+def test_the_cpu_has_its_memory_back_when_the_process_is_gone() -> None:
+    """On a machine without a GPU nothing is asked."""
+    asyncio.run(device_memory(1).until_returned())
