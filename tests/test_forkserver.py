@@ -1,0 +1,93 @@
+"""A process that the fork server starts is as if spawned, whatever became of the server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import logging, os, signal, sys, tempfile
+from pathlib import Path
+from holdfast.engine import environment, forkserver, processes
+
+def say(connection):
+    connection.send((os.environ.get("SAID"), os.environ.get("UNSAID"), tempfile.gettempdir()))
+
+def ask():
+    receiver, sender = forkserver.Context().Pipe(duplex=False)
+    child = forkserver.Context().Process(target=say, args=(sender,))
+    child.start()
+    print(*receiver.recv(), flush=True)
+    child.join()
+    print(child.exitcode, processes.is_alive(psutil.Process(forkserver.server_pid())), flush=True)
+
+if __name__ == "__main__":
+    import psutil
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    forkserver.PRELOADED = tuple(sys.argv[3:])
+    os.environ["UNSAID"] = "once"
+    with processes.owned(Path(sys.argv[1])):
+        del os.environ["UNSAID"]
+        if sys.argv[2] == "killed":
+            os.kill(forkserver.server_pid(), signal.SIGKILL)
+            psutil.Process(forkserver.server_pid()).wait(30)
+            forkserver.ensure_running()
+        with environment.changed({"SAID": "now", "TMPDIR": sys.argv[1]}):
+            ask()
+        assert len(processes.children()) <= 1
+    assert not processes.children()
+"""
+
+
+def asked(
+    directory: Path, case: str, *preloaded: str, path: Path | None = None
+) -> tuple[list[str], str]:
+    """What a process said of its environment, and what was logged."""
+    program = directory / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program), str(directory), case, *preloaded],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=path,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_a_child_has_the_environment_of_the_moment(tmp_path: Path) -> None:
+    """Not that of the server's start: what came since is there, and what went is not."""
+    said, log = asked(tmp_path, "running")
+    assert said == [f"now None {tmp_path}", "0 True"]
+    assert log == ""
+
+
+def test_a_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    """The next child comes from another one, and a warning says so."""
+    said, log = asked(tmp_path, "killed")
+    assert said == [f"now None {tmp_path}", "0 True"]
+    assert "there is another one now" in log
+
+
+def test_a_child_is_spawned_where_no_server_answers(tmp_path: Path) -> None:
+    """A server that fails while it imports costs time, and no start."""
+    (tmp_path / "broken_import.py").write_text("raise RuntimeError('broken')\n")
+    said, log = asked(tmp_path, "running", "broken_import", path=tmp_path)
+    assert said[0] == f"now None {tmp_path}"
+    assert said[1].startswith("0 ")
+    assert "spawning one" in log
+
+
+@pytest.mark.parametrize("case", ["running", "killed"])
+def test_a_server_leaves_no_socket(tmp_path: Path, case: str) -> None:
+    """It lies in the directory that is removed with the front end."""
+    asked(tmp_path, case)
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} <= {
+        "program.py",
+        "listener",
+    }
