@@ -48,7 +48,7 @@ def ailing_model(models: Path, armoury: Path) -> Path:
             "step_tokens",
             1,
             "scratch",
-            scratch_bytes=512 * MIB,
+            scratch_bytes=24 * MIB,
             rank=0,
             armed_by=str(armoury / "reject"),
         ),

@@ -190,3 +190,30 @@ def test_deny_holds_at_once_where_nothing_may_restart(
 def test_alongside_has_nothing_to_settle(tmp_path: Path) -> None:
     """The policy was in force all along."""
     assert settled(opened(tmp_path, growth="alongside")) == []
+
+
+def test_what_no_engine_starts_with_is_forgotten(tmp_path: Path) -> None:
+    """Here and on disk, and it is not learned a second time; less still is."""
+    learning = opened(tmp_path)
+    learning.learn((rank_with(5 * MIB),))
+    spec_of(learning)
+    settled(learning)
+    learning.learn((rank_with(512 * MIB, rejections=1),))
+    assert spec_of(learning).learned == ((0, 0, 512 * MIB),)
+    assert learning.unlearn()
+    learning.learn((rank_with(512 * MIB, rejections=1),))
+    assert spec_of(learning).learned == ((0, 0, 5 * MIB),)
+    assert spec_of(opened(tmp_path)).learned == ((0, 0, 5 * MIB),)
+    learning.learn((rank_with(6 * MIB),))
+    assert spec_of(learning).learned == ((0, 0, 6 * MIB),)
+
+
+def test_a_start_that_fails_with_what_was_proven_teaches_nothing(tmp_path: Path) -> None:
+    """There is another cause."""
+    learning = opened(tmp_path)
+    learning.learn((rank_with(5 * MIB),))
+    spec_of(learning)
+    settled(learning)
+    spec_of(learning)
+    assert not learning.unlearn()
+    assert spec_of(learning).learned == ((0, 0, 5 * MIB),)

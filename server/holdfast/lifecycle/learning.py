@@ -32,6 +32,12 @@ class Learning:
         self._directory = directory
         self._fingerprint = ""
         self._slots: dict[Slot, int] = {}
+        self._tried: dict[Slot, int] = {}
+        """What the generation that was started last was told."""
+        self._proven: dict[Slot, int] = {}
+        """What the last generation that was proven was told."""
+        self._too_large: dict[Slot, int] = {}
+        """Needs with which no engine starts: who has one is refused, not learned from."""
         self._has_restarted = False
         self._is_measuring = False
 
@@ -48,6 +54,7 @@ class Learning:
 
     def spec(self, generation: int, stats_directory: Path) -> WorkspaceSpec:
         """What the workers of this generation are told."""
+        self._tried = dict(self._slots)
         return WorkspaceSpec(
             stats_directory=str(stats_directory),
             generation=generation,
@@ -62,8 +69,27 @@ class Learning:
         """Keep the largest need of each slot over all ranks, here and on disk."""
         for rank in ranks:
             for slot in rank.slots:
-                place = (slot.ubatch, slot.lane)
-                self._slots[place] = max(self._slots.get(place, 0), slot.high_water_bytes)
+                place, need_bytes = (slot.ubatch, slot.lane), slot.high_water_bytes
+                if need_bytes < self._too_large.get(place, need_bytes + 1):
+                    self._slots[place] = max(self._slots.get(place, 0), need_bytes)
+        self._keep()
+
+    def unlearn(self) -> bool:
+        """An engine did not start: forget what none was ever proven with; False if that is nothing.
+
+        A request may need more than there is, and what it was refused is learned. Without this no
+        engine would start again, in this process or the next.
+        """
+        if self._tried == self._proven:
+            return False
+        for place, size_bytes in self._tried.items():
+            if size_bytes > self._proven.get(place, 0):
+                self._too_large[place] = size_bytes
+        self._slots = dict(self._proven)
+        self._keep()
+        return True
+
+    def _keep(self) -> None:
         if self._directory is not None and any(self._slots.values()):
             learned.write(self._directory, self._fingerprint, self._slots)
 
@@ -83,6 +109,7 @@ class Learning:
 
     async def settle(self, engine: Engine) -> None:
         """The proof stands: from now on the policy that was asked for holds."""
+        self._proven = dict(self._tried)
         if self._is_measuring:
             self._is_measuring = False
             await engine.set_growth(self._settings.growth)

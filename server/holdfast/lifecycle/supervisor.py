@@ -215,6 +215,8 @@ class Supervisor:
         except EngineStartError as error:
             if self._last_death is None:
                 raise
+            if self._learning.unlearn():
+                logger.warning("starting again without what was learned from the last death")
             death = Death("start_failure", error.cause)
             self._outages.died(death.cause)
             return self._fallen(death)
