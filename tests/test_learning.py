@@ -21,8 +21,9 @@ SLOW_SECONDS = QUICK_START_SECONDS + 1
 
 
 def rank_with(need_bytes: int, *, rejections: int = 0, rank: int = 0, ubatch: int = 0) -> RankStats:
-    """A rank whose one slot needed so much."""
-    slot = SlotStats(ubatch, 0, need_bytes, 0, need_bytes, "somebody")
+    """A rank whose one slot needed so much, and got it if nothing was refused."""
+    size_bytes = 0 if rejections else need_bytes
+    slot = SlotStats(ubatch, 0, size_bytes, 0, need_bytes, "somebody")
     return a_rank(rank=rank, slots=(slot,), rejections={"scratch": rejections})
 
 
@@ -206,6 +207,16 @@ def test_what_no_engine_starts_with_is_forgotten(tmp_path: Path) -> None:
     assert spec_of(opened(tmp_path)).learned == ((0, 0, 5 * MIB),)
     learning.learn((rank_with(6 * MIB),))
     assert spec_of(learning).learned == ((0, 0, 6 * MIB),)
+
+
+def test_a_refused_need_is_kept_once_an_engine_was_proven_with_it(tmp_path: Path) -> None:
+    """The next process may have less memory."""
+    learning = opened(tmp_path)
+    learning.learn((rank_with(5 * MIB, rejections=1),))
+    assert spec_of(opened(tmp_path)).learned == ()
+    assert spec_of(learning).learned == ((0, 0, 5 * MIB),)
+    settled(learning)
+    assert spec_of(opened(tmp_path)).learned == ((0, 0, 5 * MIB),)
 
 
 def test_a_start_that_fails_with_what_was_proven_teaches_nothing(tmp_path: Path) -> None:

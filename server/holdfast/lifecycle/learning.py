@@ -7,7 +7,7 @@ when the start took under two minutes. Without a restart the suite runs again in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from holdfast.engine.interface import Engine
@@ -66,19 +66,26 @@ class Learning:
         )
 
     def learn(self, ranks: Iterable[RankStats]) -> None:
-        """Keep the largest need of each slot over all ranks, here and on disk."""
+        """Keep the largest need of each slot over all ranks, here and on disk.
+
+        A need that was refused is kept on disk once an engine was proven with it: there may be less
+        memory than it takes, and the next process must not fail to start over it.
+        """
+        served: dict[Slot, int] = {}
         for rank in ranks:
             for slot in rank.slots:
                 place, need_bytes = (slot.ubatch, slot.lane), slot.high_water_bytes
                 if need_bytes < self._too_large.get(place, need_bytes + 1):
                     self._slots[place] = max(self._slots.get(place, 0), need_bytes)
-        self._keep()
+                if need_bytes <= slot.size_bytes:
+                    served[place] = max(served.get(place, 0), need_bytes)
+        self._keep(served)
 
     def unlearn(self) -> bool:
         """An engine did not start: forget what none was ever proven with; False if that is nothing.
 
         A request may need more than there is, and what it was refused is learned. Without this no
-        engine would start again, in this process or the next.
+        engine would start again.
         """
         if self._tried == self._proven:
             return False
@@ -86,12 +93,11 @@ class Learning:
             if size_bytes > self._proven.get(place, 0):
                 self._too_large[place] = size_bytes
         self._slots = dict(self._proven)
-        self._keep()
         return True
 
-    def _keep(self) -> None:
-        if self._directory is not None and any(self._slots.values()):
-            learned.write(self._directory, self._fingerprint, self._slots)
+    def _keep(self, slots: Mapping[Slot, int]) -> None:
+        if self._directory is not None and any(slots.values()):
+            learned.write(self._directory, self._fingerprint, slots)
 
     def takes_restart(self, ranks: Iterable[RankStats], start_seconds: float) -> bool:
         """Whether the engine is to be started once more now; True at most once."""
@@ -110,6 +116,7 @@ class Learning:
     async def settle(self, engine: Engine) -> None:
         """The proof stands: from now on the policy that was asked for holds."""
         self._proven = dict(self._tried)
+        self._keep(self._proven)
         if self._is_measuring:
             self._is_measuring = False
             await engine.set_growth(self._settings.growth)
