@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from holdfast.demo.files import ensure_demo_model
+from holdfast.engine import processes
 from servers import Server, descendants, running, wait_until
 
 pytestmark = pytest.mark.engine
@@ -36,9 +38,8 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def left_in(temporary: Path) -> list[Path]:
-    """What outlived the process, but for torch's cache and the file by which vLLM's ranks met."""
-    known = ("torchinductor_", "vllm_dist_")
-    return [path for path in temporary.iterdir() if not path.name.startswith(known)]
+    """What outlived the process, but for torch's cache."""
+    return [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 
 def assert_start_failed(server: Server, temporary: Path, cause: str) -> None:
@@ -100,6 +101,48 @@ def test_a_second_signal_ends_a_real_engine_at_once(tmp_path: Path, temporary: P
             what=lambda: f"still running: {children}",
         )
         assert left_in(temporary) == []
+
+
+@pytest.mark.parametrize("stage", ["fork server", "EngineCore", "Worker"])
+def test_a_killed_front_end_takes_its_engine_along(
+    tmp_path: Path, temporary: Path, stage: str
+) -> None:
+    """Whatever its processes are doing: nobody is there to end them but the kernel."""
+    flags = ("--demo", *FLAGS, "--kv-cache-memory-bytes=64M")
+    with running(tmp_path, *flags, environment={"TMPDIR": str(temporary)}) as server:
+        reached = {"fork server": _any_child, "EngineCore": _grandchild, "Worker": _spawned}[stage]
+        server.until(lambda: reached(server), stage)
+        children = engine_processes(server)
+        server.process.kill()
+        server.wait()
+        wait_until(
+            lambda: all(map(has_ended, children)),
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: f"still running: {children}",
+        )
+
+
+def engine_processes(server: Server) -> set[psutil.Process]:
+    """Its descendants but the resource tracker, which ends when it has cleaned up."""
+    found = descendants(server.process.pid)
+    return {child for child in found if not processes._is_resource_tracker(child)}
+
+
+def _any_child(server: Server) -> bool:
+    return bool(engine_processes(server))
+
+
+def _grandchild(server: Server) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return any(p.ppid() != server.process.pid for p in engine_processes(server))
+    return False
+
+
+def _spawned(server: Server) -> bool:
+    """Whether a worker imports: spawned by the core, and not named yet."""
+    with suppress(psutil.Error):
+        return any("spawn_main" in " ".join(p.cmdline()) for p in engine_processes(server))
+    return False
 
 
 def _engine_of(server: Server) -> set[psutil.Process]:

@@ -104,7 +104,15 @@ def start_errors(cause: Callable[[], str]) -> Iterator[None]:
         yield
     except HoldfastError:
         raise
-    except (RuntimeError, ValueError, OSError, AssertionError, TypeError, KeyError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        OSError,  # TimeoutError, too
+        AssertionError,
+        TypeError,
+        KeyError,
+        EngineDeadError,
+    ) as error:
         raise EngineStartError(
             f"the engine could not start: {cause() or _first_lines(error)}",
             remedy="correct what it names, or see the engine's log above.",

@@ -123,9 +123,9 @@ class EngineLauncher:
         mapped: frozenset[Path] = frozenset()
         try:
             llm = await self._construct(directory, family)
-            engine = await self._engine(llm, spec, family)
-            mapped = await asyncio.to_thread(lambda: remains.shared_memory(family()))
+            engine = await self._met(llm, spec, family)
             try:
+                mapped = await asyncio.to_thread(lambda: remains.shared_memory(family()))
                 yield engine
             finally:
                 await asyncio.shield(engine.stop())
@@ -158,6 +158,17 @@ class EngineLauncher:
                 disable_log_stats=is_silent,
                 stat_loggers=None if is_silent else [self._logger_class],
             )
+
+    async def _met(self, llm: Any, spec: WorkspaceSpec, family: Family) -> AsyncEngine:
+        """`_engine` of a vLLM that may die at any moment, and is shut down if it does."""
+        try:
+            with compat.start_errors(lambda: root_cause(Path(spec.stats_directory))):
+                return await self._engine(llm, spec, family)
+        except BaseException:
+            if self._renderer is not None:
+                llm.renderer = None  # kept for the next generation
+            await asyncio.shield(asyncio.to_thread(llm.shutdown, timeout=0))
+            raise
 
     async def _engine(self, llm: Any, spec: WorkspaceSpec, family: Family) -> AsyncEngine:
         # On the loop at once, or vLLM misses a death before the first request.
