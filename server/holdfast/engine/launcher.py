@@ -192,6 +192,11 @@ class EngineLauncher:
 def _prepare(directory: Path, spec: WorkspaceSpec) -> None:
     directory.mkdir(mode=0o700, parents=True)
     spec.write(directory / "spec.json")
+    # Inductor precompiles its headers below the temporary directory, wherever its cache is (torch
+    # 2.13, `codecache._HEADER_DIR`): without this link every generation does so anew, for seconds.
+    cache = Path(default_cache_dir())
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (directory / cache.name).symlink_to(cache)
 
 
 def _require_every_rank(
