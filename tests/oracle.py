@@ -58,14 +58,15 @@ class Oracle:
         self.lanes = lanes
         self.policy: Policy = policy
         self.given_limit_bytes = limit_bytes
-        self.is_capturing = False
+        self.is_capturing = self.is_asleep = False
         self.reset()
 
     def reset(self) -> None:
         """vLLM makes a new manager: nothing is held, nothing is closed."""
         self.slots = [Slot() for _ in self.rank.high_water_bytes]
         self.retired: list[int] = []
-        self.is_sealed = self.is_locked = False
+        self.measured: dict[str, int] = {}
+        self.is_sealed = self.is_locked = self.is_asleep = False
         self.locked_bytes = self.limit_bytes = 0
 
     @property
@@ -97,8 +98,8 @@ class Oracle:
 
     def lock(self, limit_bytes: int | None) -> None:
         """Growth follows the policy from now on."""
+        self._level()
         if not self.is_locked:
-            self._level()
             self.locked_bytes = self.held_bytes
             largest = max(slot.size_bytes or 0 for slot in self.slots)
             given = self.given_limit_bytes
@@ -127,21 +128,32 @@ class Oracle:
         reason = self._reason_against(needed)
         if reason:
             return self._refuse(Refusal("scratch", reason, needed, slot.size_bytes or 0))
-        self._put(slot, self._grown_bytes(needed), is_growth=True)
-        if not self.is_locked:
-            self._level()
+        self._put(slot, max(self._grown_bytes(needed), self._lane_bytes(index)), is_growth=True)
+        self._level()
         return None
 
-    def persistent(self, index: int, key: str, size_bytes: int) -> Refusal | None:
-        """Serve a resource of the slot, or say why it is refused."""
+    def persistent(self, index: int, key: str, size_bytes: int, *, is_said: bool) -> Refusal | None:
+        """Serve a resource of the slot, or say why it is refused; not all say their size."""
         resources = self.slots[index].resources
         if key in resources:
             return None
-        reason = self._reason_against(1) if self.is_locked else None
-        if reason:
-            return self._refuse(Refusal("persistent", reason, 0, self.persistent_bytes))
-        resources[key] = size_bytes
+        if self.is_locked:
+            needed = size_bytes if is_said else self.measured.get(key)
+            reason = self._reason_against(1 if needed is None else needed)
+            if reason:
+                held = self.persistent_bytes
+                return self._refuse(Refusal("persistent", reason, needed or 0, held))
+            self.rank.growths["locked"] += 1
+        resources[key] = self.measured[key] = size_bytes
         return None
+
+    def sleep(self) -> None:
+        """Scratch loses its content, and neither its place nor its size; resources lose nothing."""
+        self.is_asleep = True
+
+    def wake(self) -> None:
+        """All is where it was."""
+        self.is_asleep = False
 
     def _note_need(self, index: int, needed: int, caller: str) -> None:
         needs = self.rank.high_water_bytes
@@ -169,12 +181,15 @@ class Oracle:
 
     def _level(self) -> None:
         """What one ubatch has, each has: before the lock, in the same lane."""
-        for lane in range(self.lanes):
-            ubatches = self.slots[lane :: self.lanes]
-            largest = max(slot.size_bytes or 0 for slot in ubatches)
-            for slot in ubatches:
-                if (slot.size_bytes or 0) < largest:
-                    self._put(slot, largest, is_growth=False)
+        for index, slot in enumerate(self.slots):
+            if (slot.size_bytes or 0) < self._lane_bytes(index):
+                self._put(slot, self._lane_bytes(index), is_growth=False)
+
+    def _lane_bytes(self, index: int) -> int:
+        if self.is_locked:
+            return 0
+        ubatches = self.slots[index % self.lanes :: self.lanes]
+        return max(slot.size_bytes or 0 for slot in ubatches)
 
     def _put(self, slot: Slot, size_bytes: int, *, is_growth: bool) -> None:
         if self.is_sealed and slot.size_bytes is not None:

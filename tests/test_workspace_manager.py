@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,71 +11,24 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from vllm.v1.worker import workspace
 
 from holdfast.errors import HoldfastError
-from holdfast.records import RankStats
 from holdfast.workspace.books import NoStats
-from holdfast.workspace.manager import WorkspaceManager, bound_class
-from holdfast.workspace.plan import MIB, GrowthPolicy, Reservation, Slot, Term
-from holdfast.workspace.stats import StatsWriter, read_stats
+from holdfast.workspace.manager import WorkspaceManager
+from holdfast.workspace.plan import MIB
+from managers import (
+    CPU,
+    GRANULE,
+    CapturingManager,
+    held,
+    locked_manager,
+    reservation,
+    stats_of,
+    view,
+    written,
+)
 
-CPU = torch.device("cpu")
-GRANULE = 2 * MIB
 IMPOSSIBLE_BYTES = 1 << 50
-
-
-class CapturingManager(WorkspaceManager):
-    """A manager whose stream can be captured, as only a GPU's can be."""
-
-    is_in_capture = False
-
-    def _is_capturing(self) -> bool:
-        return self.is_in_capture
-
-
-def locked_manager(
-    policy: GrowthPolicy,
-    *,
-    limit_bytes: int | None = None,
-    sealed: bool = True,
-    size_bytes: int = MIB,
-    manager: WorkspaceManager | None = None,
-) -> WorkspaceManager:
-    manager = manager or WorkspaceManager(CPU)
-    manager.bind(NoStats(), policy, limit_bytes)
-    view(manager, size_bytes)
-    if sealed:
-        manager.seal()
-    manager.lock()
-    return manager
-
-
-def view(manager: WorkspaceManager, size_bytes: int) -> torch.Tensor:
-    (tensor,) = manager.get_simultaneous(((size_bytes,), torch.uint8))
-    return tensor
-
-
-def held(manager: WorkspaceManager, index: int = 0) -> torch.Tensor:
-    buffer = manager._current_workspaces[index]
-    assert buffer is not None
-    return buffer
-
-
-def reservation(slot: Slot, size_bytes: int) -> Reservation:
-    return Reservation(slot, (Term("floor", "test", size_bytes),), size_bytes)
-
-
-@contextmanager
-def stats_of(directory: Path) -> Iterator[StatsWriter]:
-    with StatsWriter(directory, engine=0, rank=0, generation=1) as writer:
-        yield writer
-
-
-def written(writer: StatsWriter) -> RankStats:
-    stats = read_stats(writer.path)
-    assert stats is not None
-    return stats
 
 
 def test_a_reservation_fills_every_slot_from_any_thread() -> None:
@@ -325,263 +277,9 @@ def test_a_refusal_is_written_before_it_is_raised(tmp_path: Path) -> None:
         stats = written(writer)
     assert stats.rejections == {"scratch": 1, "persistent": 0, "permute": 0}
     assert stats.last_rejection is not None
-    assert stats.last_rejection.caller.startswith("test_workspace_manager.py:")
+    assert stats.last_rejection.caller.startswith("managers.py:")
     assert f"allocation from '{stats.last_rejection.caller}'" in str(refused.value)
     assert (stats.last_rejection.needed_bytes, stats.last_rejection.held_bytes) == (3 * MIB, MIB)
     assert stats.slots[0].high_water_bytes == 3 * MIB
     assert stats.slots[0].high_water_caller == stats.last_rejection.caller
     assert max(stats.callers.values()) == 3 * MIB
-
-
-def test_the_stats_follow_the_life_of_the_manager(tmp_path: Path) -> None:
-    """Sizes, reservations, seal, lock and retired bytes are on file as soon as they hold."""
-    with stats_of(tmp_path) as writer:
-        manager = WorkspaceManager(CPU, num_lanes=2)
-        manager.bind(writer, "alongside")
-        manager.reserve([reservation((0, 1), GRANULE)])
-        assert [(s.ubatch, s.lane, s.size_bytes) for s in written(writer).slots] == [
-            (0, 0, 0),
-            (0, 1, GRANULE),
-        ]
-        assert written(writer).slots[1].reserved_bytes == GRANULE
-        manager.seal()
-        assert (written(writer).is_sealed, written(writer).is_locked) == (True, False)
-        manager.lock()
-        assert written(writer).is_locked
-        with workspace.use_workspace_lane(1):
-            view(manager, 2 * GRANULE)
-        assert written(writer).retired_bytes == GRANULE
-        assert written(writer).growths["locked"] == 1
-        manager.unlock()
-        assert (written(writer).is_sealed, written(writer).is_locked) == (True, False)
-
-
-def test_a_second_manager_starts_its_own_books(tmp_path: Path) -> None:
-    """Sizes are those of the new manager; counts and the high water are those of the rank."""
-    with stats_of(tmp_path) as writer:
-        first = WorkspaceManager(CPU)
-        first.bind(writer, "alongside")
-        view(first, MIB)
-        first.lock()
-        WorkspaceManager(CPU, num_lanes=2).bind(writer, "alongside")
-        stats = written(writer)
-    assert [slot.size_bytes for slot in stats.slots] == [0, 0]
-    assert not stats.is_locked
-    assert stats.growths["warmup"] == 1
-    assert stats.slots[0].high_water_bytes == MIB
-
-
-def test_what_came_before_the_bind_is_told_by_it(tmp_path: Path) -> None:
-    """A manager that was used before it is bound writes its sizes, needs and callers."""
-    manager = WorkspaceManager(CPU)
-    view(manager, MIB)
-    with stats_of(tmp_path) as writer:
-        manager.bind(writer, "deny")
-        stats = written(writer)
-    assert (stats.slots[0].size_bytes, stats.slots[0].high_water_bytes) == (MIB, MIB)
-    assert list(stats.callers.values()) == [MIB]
-
-
-def test_a_late_resource_is_made_alongside_and_counts() -> None:
-    """A missing persistent resource is made after the lock, and its bytes meet the limit."""
-    manager = locked_manager("alongside", limit_bytes=4 * MIB)
-    tensor = manager.get_persistent("late", (3 * MIB,), torch.uint8)
-    assert manager.get_persistent("late", (3 * MIB,), torch.uint8) is tensor
-    assert manager.books.persistent_bytes == 3 * MIB
-    with pytest.raises(AssertionError, match="growth limit"):
-        view(manager, 2 * MIB)
-
-
-def test_a_resource_is_refused_once_the_limit_is_reached() -> None:
-    """The need of a late resource is unknown, so the one after the limit is the one refused."""
-    manager = locked_manager("alongside", limit_bytes=MIB)
-    manager.get_persistent("first", (2 * MIB,), torch.uint8)
-    with pytest.raises(AssertionError, match=r"'second'\) was not allocated .* growth limit"):
-        manager.get_persistent("second", (1,), torch.uint8)
-    rejection = manager.books.last_rejection
-    assert rejection is not None
-    assert (rejection.kind, rejection.held_bytes) == ("persistent", 2 * MIB)
-    assert rejection.caller.startswith("test_workspace_manager.py:")
-
-
-def test_persistent_bytes_are_weighed_anew_at_the_lock() -> None:
-    """A resource that grew in the warm-up after it was made counts with what it holds then."""
-    manager = WorkspaceManager(CPU)
-    kept = manager.get_persistent_resource("list", lambda: [torch.empty(1000, dtype=torch.uint8)])
-    kept.append(torch.empty(500, dtype=torch.uint8))
-    manager.lock()
-    assert manager.books.persistent_bytes == 1500
-
-
-def test_unlocked_growth_after_the_seal_still_keeps_the_old() -> None:
-    """Elastic scaling unlocks, but nothing says that no graph is left."""
-    manager = locked_manager("deny")
-    manager.unlock()
-    view(manager, 3 * MIB)
-    assert manager.books.retired_bytes == MIB
-    manager.lock()
-    with pytest.raises(AssertionError, match="not allowed after locking"):
-        view(manager, 8 * MIB)
-
-
-@pytest.mark.parametrize("is_bound", [True, False])
-def test_reserving_while_ubatches_request_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, *, is_bound: bool
-) -> None:
-    """Requests of two ubatch threads and reservations of a third never mix up slots."""
-    manager = WorkspaceManager(CPU, num_ubatches=2)
-    if is_bound:  # then each thread replaces the buffer of the other one too
-        manager.bind(NoStats(), "deny")
-    ubatch_of: dict[int, int] = {}
-    monkeypatch.setattr(
-        workspace, "dbo_current_ubatch_id", lambda: ubatch_of[threading.get_ident()]
-    )
-    failures: list[str] = []
-
-    def work(ubatch: int) -> None:
-        ubatch_of[threading.get_ident()] = ubatch
-        for size_bytes in range(1, 400):
-            tensor = view(manager, size_bytes * 512).fill_(ubatch + 1)
-            if not bool((tensor == ubatch + 1).all()):
-                failures.append(f"ubatch {ubatch} saw foreign bytes at {size_bytes}")
-
-    threads = [threading.Thread(target=work, args=(ubatch,)) for ubatch in range(2)]
-    for thread in threads:
-        thread.start()
-    for size_bytes in range(1, 100):
-        manager.reserve(reservation(slot, size_bytes * 1024) for slot in manager.slots)
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not failures
-    assert min(manager.slot_sizes().values()) == 399 * 512
-
-
-def test_what_one_ubatch_needs_before_the_lock_every_ubatch_gets() -> None:
-    """Growth in slot (0, 0) fills (1, 0) at once, where the sizing of the KV cache sees it."""
-    manager = WorkspaceManager(CPU, num_ubatches=2, num_lanes=2)
-    manager.bind(NoStats(), "deny")
-    view(manager, MIB)
-    assert manager.slot_sizes() == {(0, 0): MIB, (0, 1): 0, (1, 0): MIB, (1, 1): 0}
-    assert held(manager, 0).data_ptr() != held(manager, 2).data_ptr()
-    assert manager.books.high_water_bytes == [MIB, 0, 0, 0]
-    assert manager.books.growths["warmup"] == 1
-
-
-@pytest.mark.parametrize("is_locking", [True, False])
-def test_ubatches_are_alike_at_the_seal_and_at_the_lock(*, is_locking: bool) -> None:
-    """Reservations that differ are levelled within each lane before addresses are captured."""
-    manager = WorkspaceManager(CPU, num_ubatches=2, num_lanes=2)
-    manager.bind(NoStats(), "deny")
-    manager.reserve([reservation((1, 0), GRANULE), reservation((0, 1), 2 * GRANULE)])
-    if is_locking:
-        manager.lock()
-    else:
-        manager.seal()
-    assert list(manager.slot_sizes().values()) == [GRANULE, 2 * GRANULE, GRANULE, 2 * GRANULE]
-    assert manager.books.retired_bytes == 0
-
-
-def test_a_request_is_served_from_the_buffer_that_levelling_left() -> None:
-    """A slot that grows beside a larger one gets that one's size, and the view lies in it."""
-    manager = WorkspaceManager(CPU, num_ubatches=2)
-    manager.bind(NoStats(), "deny")
-    manager.reserve([reservation((1, 0), GRANULE)])
-    assert view(manager, MIB).data_ptr() == held(manager).data_ptr()
-    assert list(manager.slot_sizes().values()) == [GRANULE, GRANULE]
-
-
-def test_levelling_after_the_seal_keeps_the_old_buffer_of_each_ubatch() -> None:
-    """Graphs of either ubatch may hold the address of its own buffer."""
-    manager = WorkspaceManager(CPU, num_ubatches=2)
-    manager.bind(NoStats(), "deny")
-    view(manager, MIB)
-    manager.seal()
-    view(manager, 2 * MIB)
-    assert list(manager.slot_sizes().values()) == [2 * MIB, 2 * MIB]
-    assert manager.books.retired_bytes == 2 * MIB
-
-
-def test_growth_after_the_lock_is_for_the_slot_that_asked() -> None:
-    """The limit is not spent on slots that may never ask."""
-    manager = WorkspaceManager(CPU, num_ubatches=2)
-    locked_manager("alongside", manager=manager)
-    view(manager, 2 * MIB)
-    assert list(manager.slot_sizes().values()) == [2 * MIB, MIB]
-
-
-def test_a_single_slot_is_never_levelled() -> None:
-    """Where there is one ubatch nothing is held but what was asked for."""
-    manager = WorkspaceManager(CPU, num_lanes=2)
-    manager.bind(NoStats(), "deny")
-    view(manager, MIB)
-    address = held(manager).data_ptr()
-    manager.seal()
-    manager.lock()
-    assert list(manager.slot_sizes().values()) == [MIB, 0]
-    assert held(manager).data_ptr() == address
-
-
-def test_sleep_and_wake_change_neither_sizes_nor_views() -> None:
-    """vLLM discards what stands in a workspace and keeps its address, so that the memo holds."""
-    entered: list[bool] = []
-
-    @contextmanager
-    def pool() -> Iterator[None]:
-        entered.append(True)
-        yield
-
-    manager = WorkspaceManager(CPU, alloc_context=pool)
-    locked_manager("alongside", manager=manager)
-    before = view(manager, MIB)
-    sizes, held_bytes = manager.slot_sizes(), manager.books.held_bytes
-    held(manager).fill_(0)  # as another owner of the physical memory leaves it
-    after = view(manager, MIB)
-    assert after.data_ptr() == before.data_ptr()
-    assert (manager.slot_sizes(), manager.books.held_bytes) == (sizes, held_bytes)
-    view(manager, 2 * MIB)
-    assert len(entered) == 2
-
-
-def test_unlocked_growth_moves_the_base_of_the_limit() -> None:
-    """Elastic scaling unlocks, grows and locks: retired bytes count, from the new lock on."""
-    manager = locked_manager("alongside", limit_bytes=4 * MIB)
-    manager.unlock()
-    view(manager, 16 * MIB)
-    manager.lock()
-    assert (manager.books.held_bytes, manager.books.retired_bytes) == (17 * MIB, MIB)
-    with pytest.raises(AssertionError, match=r"hold 18\.00 MB above .* limit is 4\.00 MB"):
-        view(manager, 18 * MIB)
-    assert manager.books.growths == {"warmup": 1, "sealed": 1, "locked": 0}
-
-
-def test_a_replaced_manager_is_bound_and_knows_the_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vLLM resets its manager when an engine is rebuilt: the new one writes to the same file."""
-    with stats_of(tmp_path) as writer:
-        bound = bound_class(lambda manager: manager.bind(writer, "alongside", 4 * MIB))
-        monkeypatch.setattr(workspace, "WorkspaceManager", bound)
-        for size_bytes in (8 * MIB, MIB):
-            workspace.init_workspace_manager(CPU)
-            manager = workspace.current_workspace_manager()
-            assert not written(writer).is_locked
-            view(manager, size_bytes)
-            manager.seal()
-            manager.lock()
-            assert (written(writer).is_sealed, written(writer).is_locked) == (True, True)
-            assert written(writer).slots[0].size_bytes == size_bytes
-            workspace.reset_workspace_manager()
-        assert view(manager, 2 * MIB).numel() == 2 * MIB
-        assert written(writer).growths["locked"] == 1
-        assert written(writer).retired_bytes == MIB
-
-
-def test_a_manager_that_was_reset_frees_what_it_held() -> None:
-    """Retired buffers live as long as their manager, whose graphs end with it."""
-    manager = locked_manager("alongside")
-    first = weakref.ref(held(manager))
-    view(manager, 2 * MIB)
-    assert first() is not None
-    del manager
-    gc.collect()
-    assert first() is None

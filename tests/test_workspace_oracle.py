@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.worker import workspace
 
 from holdfast.errors import HoldfastError
@@ -22,25 +23,17 @@ from holdfast.records import RankStats
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import Reservation
 from holdfast.workspace.stats import StatsWriter, read_stats
+from managers import CPU, CapturingManager
 from oracle import ALIGNMENT_BYTES, Oracle, Policy, Refusal, offsets
 
-CPU = torch.device("cpu")
 KIB = 1024
+DISCARDED = 127
 SIZES = st.one_of(st.integers(0, 3 * KIB), st.integers(0, 6 * KIB).map(lambda size: size * KIB))
 REASONS = {
     "deny": "the growth policy is deny",
     "capture": "captured into a graph",
     "limit": "the growth limit is",
 }
-
-
-class StreamManager(WorkspaceManager):
-    """A manager whose stream is captured when the test says so, as only a GPU's can be."""
-
-    is_stream_captured = False
-
-    def _is_capturing(self) -> bool:
-        return self.is_stream_captured
 
 
 def small_kernel(manager: WorkspaceManager, sizes: list[int]) -> list[torch.Tensor]:
@@ -51,6 +44,34 @@ def small_kernel(manager: WorkspaceManager, sizes: list[int]) -> list[torch.Tens
 def large_kernel(manager: WorkspaceManager, sizes: list[int]) -> list[torch.Tensor]:
     """The other one; of another type, because a known spec costs too little to see who asks."""
     return manager.get_simultaneous(*[((size,), torch.int8) for size in sizes])
+
+
+class Pool(TorchDispatchMode):  # type: ignore[misc]  # torch is Any to us
+    """vLLM's pool for scratch: in sleep it discards contents and keeps addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[weakref.ref[torch.Tensor]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self._made.append(weakref.ref(made))
+        return made
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What lives of all that was allocated in it."""
+        return [tensor for reference in self._made if (tensor := reference()) is not None]
+
+    def sleep(self) -> None:
+        """Discard what stands in it."""
+        for tensor in self.tensors():
+            tensor.fill_(DISCARDED)
 
 
 class Graphs:
@@ -69,6 +90,10 @@ class Graphs:
             buffer = reference()
             assert buffer is not None, "a captured buffer is freed"
             assert (buffer.data_ptr(), buffer.numel()) == (address, size_bytes)
+
+
+awake = precondition(lambda self: not self.oracle.is_asleep)
+"""Nothing asks for memory while vLLM sleeps."""
 
 
 class OracleMachine(RuleBasedStateMachine):
@@ -95,7 +120,7 @@ class OracleMachine(RuleBasedStateMachine):
         self.writer = StatsWriter(Path(self.directory.name), engine=0, rank=0, generation=1)
         self.make()
         if is_closed:  # where most rules hold
-            self.resource(0, "a", 64)
+            self.resource(0, "a", 64, is_said=True)
             self.seal()
             self.lock(None)
 
@@ -111,13 +136,15 @@ class OracleMachine(RuleBasedStateMachine):
 
     def make(self) -> None:
         """A new manager in the place of what was there, bound to the stats of the rank."""
-        self.manager = StreamManager(CPU, *self.shape)
-        self.manager.is_stream_captured = self.oracle.is_capturing
+        self.pool = pool = Pool()
+        self.manager = CapturingManager(CPU, *self.shape, alloc_context=lambda: pool)
+        self.manager.is_in_capture = self.oracle.is_capturing
         self.manager.bind(self.writer, self.oracle.policy, self.oracle.given_limit_bytes)
         self.earlier_rejections = dict(self.oracle.rank.rejections)
         self.graphs = Graphs()
         self.contents: list[tuple[torch.Tensor, int]] = []
         self.current: dict[int, tuple[torch.Tensor, int]] = {}
+        self.resources: dict[tuple[int, str], torch.Tensor] = {}
 
     @contextmanager
     def acting_in(self, index: int) -> Iterator[int]:
@@ -201,11 +228,13 @@ class OracleMachine(RuleBasedStateMachine):
         assert stats is not None
         return stats
 
+    @awake
     @rule(index=st.integers(0, 3), sizes=st.lists(SIZES, max_size=3), is_large=st.booleans())
     def request(self, index: int, sizes: list[int], *, is_large: bool) -> None:
         with self.acting_in(index) as slot:
             self.ask(slot, sizes, is_large=is_large)
 
+    @awake
     @rule(index=st.integers(0, 3), more_bytes=st.sampled_from([1, 4 * KIB, KIB * KIB, 3 << 20]))
     def grow(self, index: int, more_bytes: int) -> None:
         with self.acting_in(index) as slot:
@@ -213,6 +242,7 @@ class OracleMachine(RuleBasedStateMachine):
             if held_bytes < 32 << 20:
                 self.ask(slot, [held_bytes + more_bytes], is_large=True)
 
+    @awake
     @precondition(lambda self: self.oracle.is_locked and self.oracle.is_sealed)
     @rule(index=st.integers(0, 3), beyond_bytes=st.sampled_from([-ALIGNMENT_BYTES, 0, 1]))
     def grow_to_the_limit(self, index: int, beyond_bytes: int) -> None:
@@ -223,6 +253,7 @@ class OracleMachine(RuleBasedStateMachine):
             if 0 < room_bytes < 32 << 20:
                 self.ask(slot, [room_bytes], is_large=True)
 
+    @awake
     @rule(index=st.integers(0, 3), size_bytes=SIZES)
     def reserve(self, index: int, size_bytes: int) -> None:
         with self.watching_buffers():
@@ -236,37 +267,74 @@ class OracleMachine(RuleBasedStateMachine):
             else:
                 assert is_met
 
-    @rule(index=st.integers(0, 3), key=st.sampled_from("abc"), size_kib=st.integers(1, 4 * KIB))
-    def resource(self, index: int, key: str, size_kib: int) -> None:
+    @awake
+    @rule(
+        index=st.integers(0, 3),
+        key=st.sampled_from("abc"),
+        size_kib=st.integers(1, 4 * KIB),
+        is_said=st.booleans(),
+    )
+    def resource(self, index: int, key: str, size_kib: int, *, is_said: bool) -> None:
+        key = key.upper() if is_said else key
         with self.acting_in(index) as slot:
             size_bytes = self.oracle.slots[slot].resources.get(key, size_kib * KIB)
-            expected = self.oracle.persistent(slot, key, size_bytes)
+            expected = self.oracle.persistent(slot, key, size_bytes, is_said=is_said)
             try:
-                tensor = self.manager.get_persistent(key, (size_bytes,), torch.uint8)
+                tensor = self.make_resource(key, size_bytes, is_said=is_said)
             except AssertionError:
                 assert expected is not None
-                self.check_refusal(expected, "resource")
-            else:
-                assert expected is None
-                assert tensor.numel() == size_bytes
+                self.check_refusal(expected, "make_resource")
+                return
+        assert expected is None
+        assert tensor.numel() == size_bytes
+        if (slot, key) not in self.resources:
+            tensor.fill_(slot + 1)
+        assert self.resources.setdefault((slot, key), tensor) is tensor
 
-    @precondition(lambda self: not self.oracle.is_locked)
+    def make_resource(self, key: str, size_bytes: int, *, is_said: bool) -> torch.Tensor:
+        """A resource of a slot, as a layer asks for it."""
+        if is_said:
+            return self.manager.get_persistent(key, (size_bytes,), torch.uint8)
+        made = self.manager.get_persistent_resource(
+            key, lambda: {"rows": torch.empty(size_bytes, dtype=torch.uint8)}
+        )
+        return made["rows"]
+
+    @awake
+    @precondition(lambda self: not self.oracle.is_capturing)
+    @rule()
+    def sleep(self) -> None:
+        self.oracle.sleep()
+        self.pool.sleep()
+        self.contents = [(view, DISCARDED) for view, _ in self.contents]
+        self.current = {index: (view, DISCARDED) for index, (view, _) in self.current.items()}
+
+    @precondition(lambda self: self.oracle.is_asleep)
+    @rule()
+    def wake(self) -> None:
+        self.oracle.wake()
+        assert all(int(tensor.max()) == DISCARDED for tensor in self.pool.tensors() if len(tensor))
+
+    @awake
     @rule()
     def seal(self) -> None:
         with self.watching_buffers():
             self.manager.seal()
             self.oracle.seal()
 
+    @awake
     @rule(is_capturing=st.sampled_from([False, False, True]))
     def capture(self, *, is_capturing: bool) -> None:
-        self.oracle.is_capturing = self.manager.is_stream_captured = is_capturing
+        self.oracle.is_capturing = self.manager.is_in_capture = is_capturing
 
+    @awake
     @rule(limit_bytes=st.one_of(st.none(), st.none(), st.integers(0, 8 << 20)))
     def lock(self, limit_bytes: int | None) -> None:
         with self.watching_buffers():
             self.oracle.lock(limit_bytes)
             self.manager.lock(limit_bytes)
 
+    @awake
     @rule()
     def unlock(self) -> None:
         self.oracle.is_locked = False
@@ -318,6 +386,17 @@ class OracleMachine(RuleBasedStateMachine):
         self.graphs.check()
         for view, mark in (*self.contents, *self.current.values()):
             assert int(view[0]) == int(view[-1]) == mark
+
+    @invariant()
+    def resources_keep_their_content(self) -> None:
+        for (slot, _), tensor in self.resources.items():
+            assert int(tensor[0]) == int(tensor[-1]) == slot + 1
+
+    @invariant()
+    def all_scratch_and_nothing_else_is_in_the_pool(self) -> None:
+        scratch = [*filter(lambda buffer: buffer is not None, self.buffers())]
+        scratch += self.manager._retired
+        assert {id(tensor) for tensor in self.pool.tensors()} == {id(buffer) for buffer in scratch}
 
     @invariant()
     def memos_hold_views_of_the_current_buffer_alone(self) -> None:

@@ -20,21 +20,12 @@ from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.permute import needed_bytes
 from holdfast.workspace.plan import MIB, GrowthPolicy
 from holdfast.workspace.stats import StatsWriter, read_stats
+from managers import CPU, CapturingManager
 
-CPU = torch.device("cpu")
 EXPERTS = 8
 ROWS = 1024
 IMPOSSIBLE_ROWS = 1 << 46
 ROW_NAMES = ("permuted_idx", "inv_permuted_idx", "token_expert_indices", "sort_workspace")
-
-
-class CapturingManager(WorkspaceManager):
-    """A manager whose stream can be captured, as only a GPU's can be."""
-
-    is_in_capture = False
-
-    def _is_capturing(self) -> bool:
-        return self.is_in_capture
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -231,6 +222,7 @@ def test_a_late_scratch_meets_the_limit(manager: WorkspaceManager) -> None:
     manager.get_simultaneous(((MIB,), torch.uint8))
     close(manager, "alongside", limit_bytes=MIB)
     assert scratch_of(ROWS).max_expanded_rows == ROWS
+    assert manager.books.growths["locked"] == 1
     with pytest.raises(AssertionError, match="growth limit"):
         scratch_of(MIB)
     assert manager.books.rejections == {"scratch": 0, "persistent": 0, "permute": 1}

@@ -94,6 +94,8 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
             {} for _ in self.slots
         ]
         self._retired: list[torch.Tensor] = []
+        self._resource_bytes: dict[Hashable, int] = {}
+        """What a resource held when it was made, by key: what it will need in another slot."""
         self._rule = GrowthRule()
         self._given_limit_bytes: int | None = None
         self._is_bound = False
@@ -152,17 +154,21 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
             self.reserve(Reservation(slot, (term,), size_bytes) for slot in self.slots)
 
     def level(self) -> None:
-        """Make the ubatches of each lane alike, if it is bound: as large as the largest of them."""
+        """Make the ubatches of each lane alike, if it is bound: as large as the largest of them.
+
+        After the lock it changes nothing: growth is then for the slot that asks, see `lock`.
+        """
         with self._changing:
-            largest = dict.fromkeys(range(self._num_lanes), 0)
-            for (_, lane), size_bytes in self.slot_sizes().items():
-                largest[lane] = max(largest[lane], size_bytes)
-            for index, (_, lane) in enumerate(self.slots):
-                if self._is_bound and self.books.size_bytes[index] < largest[lane]:
-                    self._replace(index, largest[lane], is_touched=self._device.type == "cpu")
+            for index in range(len(self.slots)):
+                size_bytes = self._levelled_bytes(index)
+                if self.books.size_bytes[index] < size_bytes:
+                    self._replace(index, size_bytes, is_touched=True)
 
     def seal(self) -> None:
-        """From now on no buffer is freed: a graph is about to capture addresses."""
+        """From now on no buffer is freed: a graph is about to capture addresses.
+
+        After the lock it changes no buffer, and what grew since the lock counts towards the limit.
+        """
         with self._changing:
             self.level()
             self.books.closed(is_sealed=True, is_locked=self._locked)
@@ -191,7 +197,12 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
             self.books.closed(is_sealed=self.is_sealed, is_locked=True)
 
     def unlock(self) -> None:
-        """Growth is free again until the next lock, but the seal stays: nothing is freed."""
+        """Growth is free again until the next lock, but the seal stays: nothing is freed.
+
+        vLLM unlocks around elastic EP, after it released the graphs of the target model; those of
+        an encoder or of a draft model may live. So what is retired stays so as long as the manager
+        lives, on the books, and the limit of the next lock counts from there.
+        """
         with self._changing:
             super().unlock()
             self.books.closed(is_sealed=self.is_sealed, is_locked=False)
@@ -206,6 +217,7 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         """Views into the slot of this thread and lane, one per spec, that do not overlap.
 
         A spec that was asked before costs one look-up: the list is new, the tensors are the same.
+        So nothing is entered in the books then: its need stands with the caller that first had it.
         """
         if _is_tracing():
             traced: list[torch.Tensor] = super().get_simultaneous(*shapes_and_dtypes)
@@ -219,8 +231,9 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
     def get_persistent_resource(self, key: Hashable, factory: Callable[[], Resource]) -> Resource:
         """As in vLLM; under `alongside` also after the lock, within the limit once sealed.
 
-        What a late resource needs is known only once it exists, so it counts towards the limit of
-        the next growth. The factory runs outside of our lock, because it is foreign code.
+        What a late resource needs is known once its factory ran for any slot: the first one counts
+        towards the limit of the next growth, and under the same key the next one is held to it. The
+        factory runs outside of our lock, because it is foreign code.
         """
         resources = self._persistent_resources[self._get_workspace_id()]
         if key not in resources:
@@ -233,10 +246,27 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
                     self._refuse_resource(key, f"out of memory: {error}")
                 raise
             permute.follow(made, _current)
-            resources[key] = made
             with self._changing:
+                resources[key] = made
+                self._resource_bytes[key] = tensor_bytes([made])
                 self._weigh_holdings()
+                if self._locked:
+                    self.books.grew(self.phase)
         return cast("Resource", resources[key])
+
+    def get_persistent(
+        self,
+        key: Hashable,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        zero_init: bool = False,
+    ) -> torch.Tensor:
+        """As in vLLM; after the lock as `get_persistent_resource`, with a need that is known."""
+        if self._locked:
+            self._resource_bytes[torch.Tensor, key] = prod(shape) * dtype.itemsize
+        tensor: torch.Tensor = super().get_persistent(key, shape, dtype, zero_init=zero_init)
+        return tensor
 
     @contextmanager
     def growing(self, request: Rejection, message: Callable[[str], str]) -> Iterator[None]:
@@ -335,17 +365,24 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
             if reason:
                 self._refuse_growth(index, required_bytes, caller, reason)
             held_bytes = self.books.size_bytes[index]
+            # At once what levelling would make of it, which would else retire a buffer just made.
+            grown_bytes, levelled_bytes = (
+                self._growth_bytes(required_bytes),
+                self._levelled_bytes(index),
+            )
             try:
-                buffer = self._replace(index, self._growth_bytes(required_bytes))
+                buffer = self._replace(
+                    index,
+                    max(grown_bytes, levelled_bytes),
+                    is_touched=levelled_bytes > grown_bytes,
+                )
             except RuntimeError as error:  # the allocator's, torch.OutOfMemoryError among them
                 if self.phase == "warmup":
                     raise
                 self._refuse_growth(index, required_bytes, caller, f"out of memory: {error}")
             self._note_growth(index, held_bytes, caller)
-            if not self._locked:
-                self.level()
-            current = self._current_workspaces[index]  # another one, if that levelled this slot
-            return buffer if current is None else current
+            self.level()
+            return buffer
 
     @property
     def phase(self) -> GrowthPhase:
@@ -370,6 +407,12 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
             self.books.held_bytes,
             is_limited=self._locked and self.is_sealed,
         )
+
+    def _levelled_bytes(self, index: int) -> int:
+        """The least size of a slot beside the ubatches of its lane; 0 where it is on its own."""
+        if self._locked or not self._is_bound:
+            return 0
+        return max(self.books.size_bytes[index % self._num_lanes :: self._num_lanes])
 
     def _is_capturing(self) -> bool:
         return self._device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
@@ -397,7 +440,7 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
                 torch.accelerator.empty_cache()
         with self._alloc_context(), torch.inference_mode(mode=False):
             buffer = torch.empty((size_bytes,), dtype=torch.uint8, device=self._device)
-        if is_touched:
+        if is_touched and self._device.type == "cpu":  # to be resident, see `reserve`
             buffer.zero_()
         old = self._current_workspaces[index]
         self._install(index, buffer)
@@ -419,7 +462,7 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
                 remedy="reserve in the constructor or the warm-up of the model.",
             )
         is_growth = self._current_workspaces[index] is not None
-        self._replace(index, size_bytes, is_touched=self._device.type == "cpu")
+        self._replace(index, size_bytes, is_touched=True)
         if is_growth:
             self.books.grew(self.phase)
 
@@ -432,16 +475,18 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
     # Refusals
 
     def _check_late_resource(self, key: Hashable) -> None:
-        # One byte, because the need is unknown: refused as soon as the limit is reached.
+        # Where the need is unknown one byte: refused as soon as the limit is reached.
         with self._changing:
-            reason = self._reason_against(1)
+            reason = self._reason_against(self._resource_bytes.get(key, 1))
         if reason:
             self._refuse_resource(key, reason)
         logger.warning("Persistent workspace %r is made after the lock for '%s'", key, _caller())
 
     def _refuse_resource(self, key: Hashable, reason: str) -> NoReturn:
-        # What it needs would only be known after its factory ran.
-        rejection = Rejection("persistent", _caller(), 0, self.books.persistent_bytes, reason)
+        needed_bytes = self._resource_bytes.get(key, 0)
+        rejection = Rejection(
+            "persistent", _caller(), needed_bytes, self.books.persistent_bytes, reason
+        )
         self.refuse(rejection, resource_message(key, reason))
 
     def _refuse_growth(self, index: int, required_bytes: int, caller: str, reason: str) -> NoReturn:

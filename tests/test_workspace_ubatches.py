@@ -1,0 +1,156 @@
+"""What one ubatch needs before the lock, every ubatch of its lane gets."""
+
+from __future__ import annotations
+
+import threading
+
+import psutil
+import pytest
+from vllm.v1.worker import workspace
+
+from holdfast.workspace.books import NoStats
+from holdfast.workspace.manager import WorkspaceManager
+from holdfast.workspace.plan import MIB, GrowthPolicy
+from managers import (
+    CPU,
+    GRANULE,
+    held,
+    locked_manager,
+    reservation,
+    view,
+)
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_reserving_while_ubatches_request_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, *, is_bound: bool
+) -> None:
+    """Requests of two ubatch threads and reservations of a third never mix up slots."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    if is_bound:  # then each thread replaces the buffer of the other one too
+        manager.bind(NoStats(), "deny")
+    ubatch_of: dict[int, int] = {}
+    monkeypatch.setattr(
+        workspace, "dbo_current_ubatch_id", lambda: ubatch_of[threading.get_ident()]
+    )
+    failures: list[str] = []
+
+    def work(ubatch: int) -> None:
+        ubatch_of[threading.get_ident()] = ubatch
+        for size_bytes in range(1, 400):
+            tensor = view(manager, size_bytes * 512).fill_(ubatch + 1)
+            if not bool((tensor == ubatch + 1).all()):
+                failures.append(f"ubatch {ubatch} saw foreign bytes at {size_bytes}")
+
+    threads = [threading.Thread(target=work, args=(ubatch,)) for ubatch in range(2)]
+    for thread in threads:
+        thread.start()
+    for size_bytes in range(1, 100):
+        manager.reserve(reservation(slot, size_bytes * 1024) for slot in manager.slots)
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not failures
+    assert min(manager.slot_sizes().values()) == 399 * 512
+
+
+def test_what_one_ubatch_needs_before_the_lock_every_ubatch_gets() -> None:
+    """Growth in slot (0, 0) fills (1, 0) at once, where the sizing of the KV cache sees it."""
+    manager = WorkspaceManager(CPU, num_ubatches=2, num_lanes=2)
+    manager.bind(NoStats(), "deny")
+    view(manager, MIB)
+    assert manager.slot_sizes() == {(0, 0): MIB, (0, 1): 0, (1, 0): MIB, (1, 1): 0}
+    assert held(manager, 0).data_ptr() != held(manager, 2).data_ptr()
+    assert manager.books.high_water_bytes == [MIB, 0, 0, 0]
+    assert manager.books.growths["warmup"] == 1
+
+
+@pytest.mark.parametrize("is_locking", [True, False])
+def test_ubatches_are_alike_at_the_seal_and_at_the_lock(*, is_locking: bool) -> None:
+    """Reservations that differ are levelled within each lane before addresses are captured."""
+    manager = WorkspaceManager(CPU, num_ubatches=2, num_lanes=2)
+    manager.bind(NoStats(), "deny")
+    manager.reserve([reservation((1, 0), GRANULE), reservation((0, 1), 2 * GRANULE)])
+    if is_locking:
+        manager.lock()
+    else:
+        manager.seal()
+    assert list(manager.slot_sizes().values()) == [GRANULE, 2 * GRANULE, GRANULE, 2 * GRANULE]
+    assert manager.books.retired_bytes == 0
+
+
+def test_a_request_is_served_from_the_buffer_that_levelling_left() -> None:
+    """A slot that grows beside a larger one gets that one's size, and the view lies in it."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    manager.bind(NoStats(), "deny")
+    manager.reserve([reservation((1, 0), GRANULE)])
+    assert view(manager, MIB).data_ptr() == held(manager).data_ptr()
+    assert list(manager.slot_sizes().values()) == [GRANULE, GRANULE]
+
+
+def test_levelling_after_the_seal_keeps_the_old_buffer_of_each_ubatch() -> None:
+    """Graphs of either ubatch may hold the address of its own buffer."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    manager.bind(NoStats(), "deny")
+    view(manager, MIB)
+    manager.seal()
+    view(manager, 2 * MIB)
+    assert list(manager.slot_sizes().values()) == [2 * MIB, 2 * MIB]
+    assert manager.books.retired_bytes == 2 * MIB
+
+
+def test_a_growth_retires_no_buffer_that_it_made() -> None:
+    """A slot that grows after the seal beside a larger one gets that one's size at once."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    manager.bind(NoStats(), "deny")
+    view(manager, MIB)
+    manager.seal()
+    manager.reserve([reservation((1, 0), 4 * GRANULE)])
+    retired_bytes = manager.books.retired_bytes
+    view(manager, 2 * MIB)
+    assert list(manager.slot_sizes().values()) == [4 * GRANULE, 4 * GRANULE]
+    assert manager.books.retired_bytes - retired_bytes == MIB
+    assert manager.books.growths["sealed"] == 2
+
+
+@pytest.mark.parametrize("policy", ["deny", "alongside"])
+def test_a_seal_after_the_lock_changes_no_buffer(policy: GrowthPolicy) -> None:
+    """Growth after the lock is for the slot that asked, and levelling would pass its limit."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    locked_manager("alongside", limit_bytes=MIB, sealed=False, manager=manager)
+    view(manager, 4 * MIB)
+    manager.set_policy(policy)
+    manager.seal()
+    manager.level()
+    manager.lock()
+    assert list(manager.slot_sizes().values()) == [4 * MIB, MIB]
+    assert manager.is_sealed
+
+
+def test_what_levelling_adds_is_resident_on_the_cpu() -> None:
+    """The sizing of the KV cache reads resident memory, also of a slot that grew to its sibling."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    manager.bind(NoStats(), "deny")
+    manager.reserve([reservation((1, 0), 96 * MIB)])
+    before = psutil.Process().memory_info().rss
+    view(manager, MIB)
+    assert psutil.Process().memory_info().rss - before > 90 * MIB
+
+
+def test_growth_after_the_lock_is_for_the_slot_that_asked() -> None:
+    """The limit is not spent on slots that may never ask."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    locked_manager("alongside", manager=manager)
+    view(manager, 2 * MIB)
+    assert list(manager.slot_sizes().values()) == [2 * MIB, MIB]
+
+
+def test_a_single_slot_is_never_levelled() -> None:
+    """Where there is one ubatch nothing is held but what was asked for."""
+    manager = WorkspaceManager(CPU, num_lanes=2)
+    manager.bind(NoStats(), "deny")
+    view(manager, MIB)
+    address = held(manager).data_ptr()
+    manager.seal()
+    manager.lock()
+    assert list(manager.slot_sizes().values()) == [MIB, 0]
+    assert held(manager).data_ptr() == address
