@@ -82,6 +82,8 @@ def test_two_lanes_are_for_dspark_alone() -> None:
         config = SimpleNamespace(speculative_config=speculation)
         return gpu_worker._num_workspace_lanes(config, is_second_runner)
 
+    without = SimpleNamespace(speculative_config=None)
+    assert gpu_worker._num_workspace_lanes(without, use_v2_model_runner=True) == 1
     assert lanes(is_second_runner=True, method="dspark") == 2
     assert lanes(is_second_runner=True, method="eagle3") == 1
     assert lanes(is_second_runner=False, method="dspark") == 1
@@ -90,12 +92,16 @@ def test_two_lanes_are_for_dspark_alone() -> None:
 @pytest.mark.usefixtures("manager_class")
 def test_lanes_do_not_alias_and_the_lane_is_restored() -> None:
     """A lane has memory of its own, and leaving it gives the former lane back."""
-    manager = made_by_vllm(lanes=2)
-    outer = only_view(manager, 64).fill_(1)
+    manager = made_by_vllm(ubatches=2, lanes=2)
+    assert manager._current_workspaces == [None] * 4
+    outer = only_view(manager, 512).fill_(1)
     with workspace.use_workspace_lane(1):
-        only_view(manager, 64).fill_(2)
-    assert only_view(manager, 64).data_ptr() == outer.data_ptr()
+        inner = only_view(manager, 256).fill_(2)
+        assert only_view(manager, 8).data_ptr() == inner.data_ptr()
+    assert only_view(manager, 8).data_ptr() == outer.data_ptr()
     assert bool((outer == 1).all())
+    assert [buffer.numel() for buffer in manager._current_workspaces[:2]] == [512, 256]
+    assert manager._current_workspaces[2:] == [None, None]
 
 
 @pytest.mark.usefixtures("manager_class")
@@ -115,10 +121,11 @@ def test_lanes_compose_with_ubatches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_lock_stops_growth_until_it_is_opened() -> None:
     """A locked manager serves what fits, refuses more in vLLM's words, and grows once unlocked."""
     manager = made_by_vllm()
-    only_view(manager, 1024 * 1024)
+    address = only_view(manager, 1024 * 1024).data_ptr()
     workspace.lock_workspace()
     assert manager.is_locked()
-    only_view(manager, 1000)
+    assert only_view(manager, 1024 * 1024).data_ptr() == address
+    assert only_view(manager, 1000).data_ptr() == address
     with pytest.raises(AssertionError) as refused:
         only_view(manager, 2 * 1024 * 1024)
     text = str(refused.value)
@@ -128,6 +135,7 @@ def test_the_lock_stops_growth_until_it_is_opened() -> None:
         "Workspace growth is not allowed after locking."
     )
     workspace.unlock_workspace()
+    assert not manager.is_locked()
     assert only_view(manager, 2 * 1024 * 1024).numel() == 2 * 1024 * 1024
 
 
@@ -147,52 +155,62 @@ def test_lanes_are_validated(manager_class: Any) -> None:
 
 
 @pytest.mark.usefixtures("manager_class")
-def test_persistent_resources_are_lazy_and_isolated() -> None:
-    """A factory runs once for each slot and key, at the first request."""
-    manager = made_by_vllm(lanes=2)
-    made: list[object] = []
+def test_persistent_resources_are_lazy_and_isolated(ubatch: Callable[[int], None]) -> None:
+    """A factory runs once for each slot and key, at the first request, and no slot shares."""
+    manager = made_by_vllm(ubatches=2, lanes=2)
+    made: list[torch.Tensor] = []
 
-    def factory() -> object:
-        made.append(object())
+    def factory() -> torch.Tensor:
+        made.append(torch.zeros(8))
         return made[-1]
 
-    first = manager.get_persistent_resource("key", factory)
-    assert manager.get_persistent_resource("key", factory) is first
-    with workspace.use_workspace_lane(1):
-        assert manager.get_persistent_resource("key", factory) is not first
-    assert len(made) == 2
+    for index in range(4):
+        ubatch(index // 2)
+        with workspace.use_workspace_lane(index % 2):
+            assert len(made) == index
+            resource = manager.get_persistent_resource("key", factory).fill_(index)
+            assert manager.get_persistent_resource("key", factory) is resource is made[index]
+    assert [tensor.tolist() for tensor in made] == [[float(index)] * 8 for index in range(4)]
 
 
 @pytest.mark.usefixtures("manager_class")
 def test_the_lock_holds_for_the_resources_of_each_slot() -> None:
-    """A resource made in one slot before the lock is still missing in another after it."""
+    """What one slot made before the lock is missing in another until it is opened again."""
     manager = made_by_vllm(lanes=2)
     kept = manager.get_persistent_resource("key", object)
     manager.lock()
     assert manager.get_persistent_resource("key", object) is kept
-    with (
-        workspace.use_workspace_lane(1),
-        pytest.raises(AssertionError) as refused,
-    ):
-        manager.get_persistent_resource("key", object)
-    assert str(refused.value) == (
-        "Workspace is locked but 'key' was not allocated during warmup for the current "
-        "ubatch and lane."
-    )
+    for lane, key in ((0, "other"), (1, "key")):
+        with workspace.use_workspace_lane(lane), pytest.raises(AssertionError) as refused:
+            manager.get_persistent_resource(key, pytest.fail)
+        assert str(refused.value) == (
+            f"Workspace is locked but {key!r} was not allocated during warmup for the current "
+            "ubatch and lane."
+        )
+    manager.unlock()
+    with workspace.use_workspace_lane(1):
+        assert manager.get_persistent_resource("key", object) is not kept
+    assert manager.get_persistent_resource("key", object) is kept
 
 
 @pytest.mark.usefixtures("manager_class")
 def test_a_persistent_tensor_keeps_its_content_and_its_shape() -> None:
-    """It is zeroed once only, and another shape or dtype under its key is an error."""
+    """It is zeroed once only, no scratch lies over it, and under its key it never changes."""
     manager = made_by_vllm()
     tensor = manager.get_persistent("key", (4,), torch.int32, zero_init=True)
     assert tensor.tolist() == [0, 0, 0, 0]
     tensor.fill_(7)
+    only_view(manager, KIB).zero_()
     assert manager.get_persistent("key", (4,), torch.int32, zero_init=True).tolist() == [7] * 4
     with pytest.raises(ValueError, match="requested shape"):
         manager.get_persistent("key", (5,), torch.int32)
     with pytest.raises(ValueError, match="requested shape"):
         manager.get_persistent("key", (4,), torch.float32)
+    manager.lock()
+    assert manager.get_persistent("key", (4,), torch.int32) is tensor
+    assert tensor.tolist() == [7] * 4
+    with pytest.raises(AssertionError, match="was not allocated during warmup"):
+        manager.get_persistent("other", (4,), torch.int32)
 
 
 @pytest.mark.usefixtures("manager_class")
