@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,8 +26,9 @@ class CapturingManager(WorkspaceManager):
 
     is_in_capture = False
 
-    def _is_capturing(self) -> bool:
-        return self.is_in_capture
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._gate.is_capturing = partial(getattr, weakref.proxy(self), "is_in_capture")
 
 
 def locked_manager(

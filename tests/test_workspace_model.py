@@ -106,7 +106,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def sizes_are_on_the_books(self) -> None:
         sizes = [0 if buffer is None else buffer.numel() for buffer in self.buffers()]
         assert sizes == self.manager.books.size_bytes
-        assert sum(old.numel() for old in self.manager._retired) == (
+        assert sum(old.numel() for old in self.manager._holdings.retired) == (
             self.manager.books.retired_bytes
         )
 

@@ -395,7 +395,7 @@ class OracleMachine(RuleBasedStateMachine):
     @invariant()
     def all_scratch_and_nothing_else_is_in_the_pool(self) -> None:
         scratch = [*filter(lambda buffer: buffer is not None, self.buffers())]
-        scratch += self.manager._retired
+        scratch += self.manager._holdings.retired
         assert {id(tensor) for tensor in self.pool.tensors()} == {id(buffer) for buffer in scratch}
 
     @invariant()

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.workspace.manager import MEMO_ENTRIES, WorkspaceManager
+from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB, Reservation
+from holdfast.workspace.scratch import MEMO_ENTRIES
 
 CPU = torch.device("cpu")
 SPECS = (((4, 128), torch.bfloat16), ((256, 3), torch.int32), ((7,), torch.int32))
@@ -72,7 +73,7 @@ def test_views_of_a_buffer_that_was_replaced_meanwhile_are_not_remembered() -> N
     manager = WorkspaceManager(CPU)
     old = torch.empty(64, dtype=torch.uint8)
     manager.reserve([Reservation((0, 0), (), 2 * MIB)])
-    manager._remember(0, old, (((64,), torch.uint8),), (old,))
+    manager._scratch.remember(0, old, (((64,), torch.uint8),), (old,))
     assert manager.get_simultaneous(((64,), torch.uint8))[0] is not old
 
 

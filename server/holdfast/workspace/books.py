@@ -69,6 +69,13 @@ class Books:
         self.is_locked = False
 
     @property
+    def phase(self) -> GrowthPhase:
+        """How far the manager is closed to change."""
+        if self.is_locked:
+            return "locked"
+        return "sealed" if self.is_sealed else "warmup"
+
+    @property
     def held_bytes(self) -> int:
         """Everything that the manager keeps alive."""
         return sum(self.size_bytes) + self.retired_bytes + self.persistent_bytes
@@ -119,7 +126,7 @@ class Books:
         self._sink.growth(phase)
 
     def refused(self, rejection: Rejection) -> None:
-        """Count one refusal and keep it."""
+        """Count one refusal and keep it; the sink has it before the caller can raise."""
         self.rejections[rejection.kind] += 1
         self.last_rejection = rejection
         self._sink.rejection(rejection)

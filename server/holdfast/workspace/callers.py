@@ -6,6 +6,21 @@ import inspect
 from collections.abc import Callable
 from types import FrameType
 
+_INSIDE = frozenset(
+    {
+        __name__,
+        "holdfast.workspace.manager",
+        "holdfast.workspace.resources",
+        "holdfast.workspace.scratch",
+        "vllm.v1.worker.workspace",
+    }
+)
+
+
+def asking_frame() -> str:
+    """The nearest caller outside of the workspace manager."""
+    return first_frame(lambda frame: frame.f_globals.get("__name__") not in _INSIDE)
+
 
 def first_frame(is_outside: Callable[[FrameType], bool]) -> str:
     """`file.py:line:function` of the nearest caller's frame for which `is_outside` holds."""

@@ -1,13 +1,40 @@
-"""How much memory do the tensors of an object hold? Best effort: resources have no interface."""
+"""What is held beside the current buffers, and how much is it?
+
+How much the tensors of an object hold is best effort: resources have no interface.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import torch
 
+from holdfast.workspace.books import Books
+
 _DEEPEST = 4
 _MOST_OBJECTS = 10_000
+
+
+class Holdings:
+    """What a manager keeps alive beside its current buffers."""
+
+    def __init__(self, books: Books, resources: Sequence[Mapping[Hashable, object]]) -> None:
+        self._books = books
+        self._resources = resources
+        self.retired: list[torch.Tensor] = []
+
+    def retire(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keep `tensors`, whose addresses graphs may hold, once the manager is sealed."""
+        if self._books.is_sealed:
+            self.retired.extend(tensors)
+        self.weigh()
+
+    def weigh(self) -> None:
+        """Enter in the books what is held now; resources may have grown since."""
+        self._books.holds(
+            retired_bytes=sum(tensor.nbytes for tensor in self.retired),
+            persistent_bytes=tensor_bytes(self._resources),
+        )
 
 
 def tensor_bytes(things: Iterable[object]) -> int:

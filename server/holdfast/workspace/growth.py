@@ -5,12 +5,14 @@ Knows neither vLLM nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import threading
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NoReturn
 
 from holdfast.records import GrowthPhase, Rejection
+from holdfast.workspace.books import Books
 from holdfast.workspace.plan import MIB, RESERVE_GRANULE_BYTES, GrowthPolicy, round_up
 
 DENIED: Final = "the growth policy is deny"
@@ -51,6 +53,41 @@ class GrowthRule:
         if is_limited and not self.is_within_limit(held_bytes + rounded_bytes):
             return required_bytes
         return rounded_bytes
+
+
+class GrowthGate:
+    """What every growth passes: the rule, applied to how things stand by the books."""
+
+    def __init__(self, books: Books, is_capturing: Callable[[], bool]) -> None:
+        self.rule = GrowthRule()
+        self.is_capturing = is_capturing
+        """Whether the stream of this thread is being captured into a graph."""
+        # Ubatches run in threads of their own. Reentrant: an allocation may end in a callback.
+        self.changing = threading.RLock()
+        """Held by whoever changes what the manager holds, or how far it is closed."""
+        self.books = books
+
+    def reason_against(self, more_bytes: int) -> str:
+        """Why `more_bytes` may not be allocated now; empty if they may."""
+        return self.rule.reason_against(
+            self.books.held_bytes + more_bytes,
+            is_locked=self.books.is_locked,
+            is_sealed=self.books.is_sealed,
+            is_capturing=self.is_capturing(),
+        )
+
+    def size_bytes(self, required_bytes: int) -> int:
+        """How large a buffer is made for `required_bytes`; in the warm-up no larger, as in vLLM."""
+        books = self.books
+        if books.phase == "warmup":
+            return required_bytes
+        is_limited = books.is_locked and books.is_sealed
+        return self.rule.size_bytes(required_bytes, books.held_bytes, is_limited=is_limited)
+
+    def refuse(self, rejection: Rejection, message: str) -> NoReturn:
+        """Write the refusal to the stats, then raise what vLLM raises, with `message`."""
+        self.books.refused(rejection)
+        raise AssertionError(message)
 
 
 def scratch_message(rejection: Rejection, phase: GrowthPhase) -> str:

@@ -13,8 +13,9 @@ from vllm.v1.worker import workspace as vllm_workspace
 
 from holdfast.errors import HoldfastError
 from holdfast.workspace.callers import first_frame
-from holdfast.workspace.manager import Spec, WorkspaceManager, spec_bytes
+from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import Term
+from holdfast.workspace.scratch import Spec, spec_bytes
 
 GROUP = "holdfast.reservers"
 logger = logging.getLogger(__name__)
