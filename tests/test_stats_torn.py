@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 
+from holdfast.records import RankStats
 from holdfast.workspace.stats import StatsWriter, read_stats
-from holdfast.workspace.stats.layout import COPIES, StatsFile
+from holdfast.workspace.stats.layout import COPIES, REST_BYTES, Copy, StatsFile
 from torn import check_no_step_back, check_whole, killed_writers, rejection, write_once
 
 KILLS = 60
+
+
+@pytest.fixture
+def often_switched() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval_seconds = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_seconds)
 
 
 def test_a_killed_writer_leaves_no_torn_stats(tmp_path: Path) -> None:
@@ -23,6 +35,7 @@ def test_a_killed_writer_leaves_no_torn_stats(tmp_path: Path) -> None:
     assert sum(steps > 0 for _, steps in ends) > KILLS // 2
 
 
+@pytest.mark.usefixtures("often_switched")
 def test_two_threads_that_write_tear_nothing(tmp_path: Path) -> None:
     """Ubatches report from threads of their own; each read is of one moment, and all is counted."""
     with StatsWriter(tmp_path, engine=0, rank=0, generation=1) as writer:
@@ -67,6 +80,38 @@ WRITES: dict[str, Callable[[StatsWriter], None]] = {
 }
 
 
+class Torn:
+    """One write in every state that its readers could find it in."""
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        self._path = directory / "torn.stats"
+        with StatsWriter(directory, engine=0, rank=0, generation=1) as writer:
+            for number in range(1, 40):
+                write_once(writer, number)
+            self.old, self._old_file = read_stats(writer.path), writer.path.read_bytes()
+            WRITES[kind](writer)
+            self.new, self._new_file = read_stats(writer.path), writer.path.read_bytes()
+            begin = ctypes.sizeof(Copy) * (writer._file.header.writes % COPIES)
+        assert self.old != self.new
+        self.places = [n for n in range(0, len(self._old_file), 8) if self._is_changed(n)]
+        """Where the words that the write changes lie."""
+        counts = StatsFile.copies.offset + begin + REST_BYTES
+        texts = [n for n in self.places if _part(n) == "copies" and n < counts]
+        self.looked_at = {*self.places} - {*texts} | {*texts[::50]}
+        """All of them, but of the long texts only some."""
+
+    def read(self, visible: Iterable[int]) -> RankStats | None:
+        """What is read while no more than these words are visible."""
+        content = bytearray(self._old_file)
+        for place in visible:
+            content[place : place + 8] = self._new_file[place : place + 8]
+        self._path.write_bytes(content)
+        return read_stats(self._path)
+
+    def _is_changed(self, place: int) -> bool:
+        return self._old_file[place : place + 8] != self._new_file[place : place + 8]
+
+
 @pytest.mark.parametrize("order", [*permutations(("header", "copies", "ring"))], ids="-".join)
 @pytest.mark.parametrize("is_backwards", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("kind", WRITES)
@@ -74,25 +119,28 @@ def test_stores_may_become_visible_in_any_order(
     kind: str, order: tuple[str, ...], tmp_path: Path, *, is_backwards: bool
 ) -> None:
     """As on ARM: with any part of a write in the file, readers see all of it or nothing."""
-    with StatsWriter(tmp_path, engine=0, rank=0, generation=1) as writer:
-        for number in range(1, 40):
-            write_once(writer, number)
-        old_file, old = writer.path.read_bytes(), read_stats(writer.path)
-        WRITES[kind](writer)
-        new_file, new = writer.path.read_bytes(), read_stats(writer.path)
-    assert old != new
-    places = [n for n in range(0, len(old_file), 8) if old_file[n : n + 8] != new_file[n : n + 8]]
-    places.sort(key=lambda n: (order.index(_part(n)), -n if is_backwards else n))
-    torn_file, content, seen = tmp_path / "torn.stats", bytearray(old_file), []
-    for count, place in enumerate(places):
-        content[place : place + 8] = new_file[place : place + 8]
-        if _part(place) != "copies" or count % 50 == 0:
-            torn_file.write_bytes(content)
-            seen.append(read_stats(torn_file))
-    torn_file.write_bytes(content)
-    assert read_stats(torn_file) == new
-    assert all(stats in (old, new) for stats in seen)
-    assert seen == sorted(seen, key=lambda stats: stats == new)
+    torn = Torn(tmp_path, kind)
+    places = sorted(torn.places, key=lambda n: (order.index(_part(n)), -n if is_backwards else n))
+    seen = [
+        torn.read(places[: count + 1])
+        for count, place in enumerate(places)
+        if place in torn.looked_at
+    ]
+    assert all(stats in (torn.old, torn.new) for stats in seen)
+    assert seen == sorted(seen, key=lambda stats: stats == torn.new), "a reader went back"
+    assert torn.read(places) == torn.new
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_any_store_may_be_the_last_or_the_first(kind: str, tmp_path: Path) -> None:
+    """One word that comes late, or ahead of all but the number of the write, tears nothing."""
+    torn = Torn(tmp_path, kind)
+    header = [place for place in torn.places if _part(place) == "header"]
+    for place in torn.looked_at:
+        late = torn.read(other for other in torn.places if other != place)
+        early = torn.read([*header, place])
+        assert late in (torn.old, torn.new)
+        assert early == torn.old
 
 
 def _part(place: int) -> str:
