@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.v1.worker import workspace
 
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB, Reservation
@@ -133,13 +134,15 @@ def test_each_caller_and_slot_has_a_high_water() -> None:
 
 
 def test_compiled_code_gets_the_same_views() -> None:
-    """Under torch.compile a request is served from the same buffer as outside of it."""
-    manager = WorkspaceManager(CPU)
-    (eager,) = manager.get_simultaneous(((8,), torch.float32))
+    """Under torch.compile a request is served from the buffer of its slot, as outside of it."""
+    manager = WorkspaceManager(CPU, num_lanes=2)
+    manager.get_simultaneous(((64,), torch.float32))
 
     def fill(value: torch.Tensor) -> torch.Tensor:
         (view,) = manager.get_simultaneous(((8,), torch.float32))
         return view.copy_(value)
 
-    torch.compile(fill, backend="eager")(torch.full((8,), 3.0))
+    with workspace.use_workspace_lane(1):
+        (eager,) = manager.get_simultaneous(((8,), torch.float32))
+        torch.compile(fill, backend="eager")(torch.full((8,), 3.0))
     assert eager.tolist() == [3.0] * 8
