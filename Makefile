@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 bin := .venv/bin
 export PYTHON
 
-.PHONY: help setup demo test test-fast soak lint check-format check-lint check-types format bench clean
+.PHONY: help setup demo test test-fast soak ops-tools lint check-format check-lint check-types format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -24,6 +24,9 @@ test-fast: setup ## run the tests that start no engine
 
 soak: setup ## run the long proofs (hours): random requests, killed writers
 	@exec $(bin)/pytest soak $(ARGS)
+
+ops-tools: ## put Prometheus, promtool and Alertmanager into .ops-tools, or do nothing if they are there
+	@scripts/ops-tools
 
 lint: check-format check-lint check-types ## check format, lint and types
 
@@ -44,5 +47,5 @@ bench: setup ## run every benchmark under benchmarks/
 	@for script in benchmarks/[a-z]*.py; do $(bin)/python "$$script" || exit; done
 
 clean: ## remove .venv, caches and build output
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis server/*.egg-info
+	rm -rf .venv .ops-tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis server/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
