@@ -1,0 +1,276 @@
+"""Is it up, and if not, why? States, the proof, restarts, deaths and what they cost users."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from dashboards.frame import Page
+from dashboards.panels import (
+    ALL_IS_GOOD,
+    NONE_IS_GOOD,
+    TILE_WIDTH,
+    YES_IS_GOOD,
+    Mappings,
+    Panel,
+    Query,
+    Row,
+    tile,
+)
+from dashboards.queries import RANK, SERVER, increase, rate, ratio
+
+STATES: Mappings = MappingProxyType(
+    {
+        1: ("STARTING", "blue"),
+        2: ("PROBING", "purple"),
+        3: ("READY", "green"),
+        4: ("RECOVERING", "orange"),
+        5: ("SLEEPING", "text"),
+        6: ("DRAINING", "yellow"),
+        7: ("FAILED", "red"),
+        8: ("STOPPED", "dark-red"),
+    }
+)
+_NUMBERED_STATES = " or ".join(
+    f'holdfast_state{{{SERVER}, state="{name}"}} * {number}' for number, (name, _) in STATES.items()
+)
+_STATE_NUMBER = f"sum by (instance) ({_NUMBERED_STATES})"
+"""The number of the state that a server is in: one series a server, so one band on a timeline."""
+
+_STEP = "{{instance}} {{step}}"
+_STARTS = f"holdfast_engine_starts_total{{{SERVER}}}"
+
+_UP = Row(
+    "Is it up?",
+    (
+        Panel(
+            "State",
+            "The state of each server. Outside READY requests are held or get 503.",
+            (Query(f"holdfast_state{{{SERVER}}} == 1", "{{state}}"),),
+            "short",
+            "name",
+            width=TILE_WIDTH,
+        ),
+        tile(
+            "Ready",
+            "Share of the servers that are READY.",
+            ratio(
+                f'sum(holdfast_state{{{SERVER}, state="READY"}})',
+                f'count(holdfast_state{{{SERVER}, state="READY"}})',
+            ),
+            "percentunit",
+            ALL_IS_GOOD,
+        ),
+        tile(
+            "Engine deaths",
+            "Engines that were lost, since the servers started.",
+            f"sum(holdfast_engine_deaths_total{{{SERVER}}})",
+            "short",
+            NONE_IS_GOOD,
+        ),
+        tile(
+            "Restarts left",
+            "Restarts that the server with the fewest may still make within the window. At 0, "
+            "the next death ends it with code 5.",
+            f"min(holdfast_engine_restarts_left{{{SERVER}}})",
+            "short",
+            ((None, "red"), (1, "orange"), (2, "green")),
+        ),
+        tile(
+            "Requests lost",
+            "Requests that a death of the engine cost, since the servers started.",
+            f"sum(holdfast_requests_lost_total{{{SERVER}}})",
+            "short",
+            NONE_IS_GOOD,
+        ),
+        tile(
+            "Proven context",
+            "The longest context that the last probe saw served whole, on the server where it is "
+            "shortest.",
+            f"min(holdfast_probe_proven_tokens{{{SERVER}}})",
+            "short",
+        ),
+    ),
+)
+
+_LIFE = Row(
+    "Its life",
+    (
+        Panel(
+            "States",
+            "The state of each server over time.",
+            (Query(_STATE_NUMBER),),
+            "short",
+            "timeline",
+            mappings=STATES,
+            width=24,
+        ),
+        Panel(
+            "Engine starts",
+            "Starts of the engine, finished or not: one for each generation. A steep line is a "
+            "restart loop.",
+            (
+                Query(_STARTS, "starts {{instance}}"),
+                Query(f"holdfast_engine_generation{{{SERVER}}}", "generation {{instance}}"),
+            ),
+            "short",
+        ),
+        Panel(
+            "Time of the last start",
+            "How long the last finished start of the engine took, without the probe.",
+            (Query(f"holdfast_engine_start_duration_seconds{{{SERVER}}}"),),
+            "s",
+        ),
+        Panel(
+            "Deaths by cause",
+            "Engines that were lost, by cause. workspace_rejection and out_of_memory ask for more "
+            "memory; terminated came from outside.",
+            (
+                Query(
+                    "sum by (instance, cause) "
+                    f"({increase('holdfast_engine_deaths_total', SERVER)})",
+                    "{{cause}} {{instance}}",
+                ),
+            ),
+            "short",
+            thresholds=NONE_IS_GOOD,
+        ),
+        Panel(
+            "Replayed and lost requests",
+            "Requests that were sent to the next generation of the engine, and those that could "
+            "not be, by reason.",
+            (
+                Query(
+                    f"sum by (instance) ({increase('holdfast_requests_replayed_total', SERVER)})",
+                    "replayed {{instance}}",
+                ),
+                Query(
+                    "sum by (instance, reason) "
+                    f"({increase('holdfast_requests_lost_total', SERVER)})",
+                    "lost: {{reason}} {{instance}}",
+                ),
+            ),
+            "short",
+        ),
+        Panel(
+            "Requests inside and held",
+            "Requests let in and not yet answered whole, and those of them that wait for the next "
+            "generation.",
+            (
+                Query(f"holdfast_requests_in_flight{{{SERVER}}}", "in flight {{instance}}"),
+                Query(f"holdfast_requests_held{{{SERVER}}}", "held {{instance}}"),
+            ),
+            "short",
+        ),
+        Panel(
+            "Refused requests",
+            "Requests a second that were turned away, by reason.",
+            (
+                Query(
+                    "sum by (instance, reason) "
+                    f"({rate('holdfast_requests_refused_total', SERVER)})",
+                    "{{reason}} {{instance}}",
+                ),
+            ),
+            "reqps",
+        ),
+    ),
+)
+
+_PROOF = Row(
+    "The proof",
+    (
+        Panel(
+            "Probe steps",
+            "Whether each step of the last probe passed. A step that was skipped has no bar.",
+            (Query(f"holdfast_probe_passed{{{SERVER}}}", _STEP),),
+            "short",
+            "bars",
+            ALL_IS_GOOD,
+            YES_IS_GOOD,
+            width=8,
+            most=1,
+        ),
+        Panel(
+            "Sizes proven",
+            "The largest size that each step proved: tokens of one context or of one engine step, "
+            "or requests that decode together.",
+            (Query(f"holdfast_probe_tokens{{{SERVER}}}", _STEP),),
+            "short",
+            "bars",
+            width=8,
+        ),
+        Panel(
+            "Time by step",
+            "How long each step of the last probe took.",
+            (Query(f"holdfast_probe_duration_seconds{{{SERVER}}}", _STEP),),
+            "s",
+            "bars",
+            width=8,
+        ),
+        Panel(
+            "Limited",
+            "Whether the last probe left a size out: the proof then covers less than the longest "
+            "context that requests may have.",
+            (Query(f"holdfast_probe_limited{{{SERVER}}}"),),
+            "short",
+            "timeline",
+            mappings=MappingProxyType({0: ("whole", "green"), 1: ("limited", "orange")}),
+        ),
+        Panel(
+            "Probe runs",
+            "Finished runs of the probe, by result, since the servers started.",
+            (
+                Query(
+                    f"sum by (instance, result) (holdfast_probe_runs_total{{{SERVER}}})",
+                    "{{result}} {{instance}}",
+                ),
+            ),
+            "short",
+        ),
+    ),
+)
+
+_PULSE = Row(
+    "Does it move?",
+    (
+        Panel(
+            "Time since the last step",
+            "Time since any rank last finished a step. Long is normal while nothing is in flight; "
+            "with requests in flight it is a stall.",
+            (Query(f"holdfast_last_step_age_seconds{{{SERVER}}}"),),
+            "s",
+        ),
+        Panel(
+            "Steps by rank",
+            "Engine steps a second. Ranks of one engine that drift apart wait for each other.",
+            (Query(rate("holdfast_engine_steps_total", RANK), "{{instance}} {{engine}}/{{rank}}"),),
+            "ops",
+        ),
+        Panel(
+            "Event loop",
+            "The longest delay of the front end's event loop in the last minute. Above the line, "
+            "health probes begin to time out.",
+            (Query(f"holdfast_event_loop_lag_seconds{{{SERVER}}}"),),
+            "s",
+            thresholds=((None, "green"), (1, "red")),
+        ),
+        Panel(
+            "Versions",
+            "Versions of Holdfast and vLLM.",
+            (
+                Query(
+                    f"holdfast_build_info{{{SERVER}}}",
+                    "{{instance}} Holdfast {{version}}, vLLM {{vllm_version}}",
+                ),
+            ),
+            "short",
+            "name",
+        ),
+    ),
+)
+
+LIFECYCLE = Page(
+    "lifecycle",
+    "Is it up, and if not, why? States, probe, restarts, deaths and what they cost.",
+    (_UP, _LIFE, _PROOF, _PULSE),
+)

@@ -1,0 +1,47 @@
+"""How a query names what it wants, so that every panel follows the same variables."""
+
+from __future__ import annotations
+
+import re
+
+SERVER = 'job=~"$job", instance=~"$instance"'
+"""Selects what a whole server says."""
+RANK = f'{SERVER}, engine=~"$engine", rank=~"$rank"'
+"""Selects what one rank of an engine says."""
+MODEL = f'{SERVER}, model_name=~"$model", engine=~"$engine"'
+"""Selects what vLLM says of a model."""
+
+_STRING = re.compile(r'"[^"]*"')
+_METRIC = re.compile(r"\b(?:holdfast_\w+|vllm:\w+)")
+
+
+def metric_names(expression: str) -> tuple[str, ...]:
+    """Every metric of Holdfast and vLLM in a query, once, in order."""
+    return tuple(dict.fromkeys(_METRIC.findall(_STRING.sub("", expression))))
+
+
+def ratio(part: str, whole: str) -> str:
+    """`part / whole`, with no result where the whole is nothing: no NaN, no infinity."""
+    return f"{part} / ({whole} > 0)"
+
+
+def rate(name: str, selector: str) -> str:
+    """How fast a counter rises, a second."""
+    return f"rate({name}{{{selector}}}[$__rate_interval])"
+
+
+def increase(name: str, selector: str) -> str:
+    """How far a counter rose between two points of the graph, and at least over two scrapes."""
+    return f"increase({name}{{{selector}}}[$__rate_interval])"
+
+
+def quantile(share: float, histogram: str) -> str:
+    """The value that `share` of the observations of a histogram of vLLM's did not exceed."""
+    buckets = rate(f"{histogram}_bucket", MODEL)
+    return f"histogram_quantile({share}, sum by (le) ({buckets}))"
+
+
+def within(histogram: str, bound: str) -> str:
+    """The share of the observations that did not exceed `bound`, which must be one of a bucket."""
+    good = rate(f"{histogram}_bucket", f'{MODEL}, le="{bound}"')
+    return ratio(f"sum({good})", f"sum({rate(f'{histogram}_count', MODEL)})")

@@ -1,0 +1,236 @@
+"""Is it fast? Latency, throughput, queue and KV cache, from vLLM's own metrics."""
+
+from __future__ import annotations
+
+from dashboards.frame import Page, Slo
+from dashboards.panels import NEUTRAL, Panel, Query, Row, Step, tile
+from dashboards.queries import MODEL, RANK, SERVER, quantile, rate, ratio, within
+
+_TTFT = "vllm:time_to_first_token_seconds"
+_TPOT = "vllm:request_time_per_output_token_seconds"
+_SLO: tuple[Step, ...] = ((None, "red"), (0.95, "orange"), (0.99, "green"))
+_QUEUE: tuple[Step, ...] = ((None, "green"), (1, "orange"))
+_FULL: tuple[Step, ...] = ((None, "green"), (0.9, "orange"), (0.98, "red"))
+_TTFT_BOUNDS = ("0.1", "0.25", "0.5", "0.75", "1.0", "2.5", "5.0", "10.0", "20.0", "40.0")
+_TPOT_BOUNDS = ("0.01", "0.025", "0.05", "0.075", "0.1", "0.15", "0.2", "0.3", "0.5", "1.0")
+
+
+def _sum_of_rates(name: str) -> str:
+    return f"sum({rate(name, MODEL)})"
+
+
+def _quantiles(histogram: str) -> tuple[Query, ...]:
+    return tuple(
+        Query(quantile(share, histogram), legend)
+        for share, legend in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
+    )
+
+
+def _mean(histogram: str) -> str:
+    return ratio(_sum_of_rates(f"{histogram}_sum"), _sum_of_rates(f"{histogram}_count"))
+
+
+_FAST = Row(
+    "Is it fast?",
+    (
+        tile(
+            "First token within SLO",
+            "Share of the requests whose first token came within the SLO chosen above.",
+            within(_TTFT, "$ttft_slo"),
+            "percentunit",
+            _SLO,
+        ),
+        tile(
+            "Output tokens within SLO",
+            "Share of the requests whose mean time per output token was within the SLO chosen "
+            "above.",
+            within(_TPOT, "$tpot_slo"),
+            "percentunit",
+            _SLO,
+        ),
+        tile(
+            "First token, p95",
+            "Time to the first token that 95 % of the requests did not exceed.",
+            quantile(0.95, _TTFT),
+            "s",
+        ),
+        tile(
+            "Per output token, p95",
+            "Mean time per output token of a request that 95 % of the requests did not exceed.",
+            quantile(0.95, _TPOT),
+            "s",
+        ),
+        tile(
+            "Waiting",
+            "Requests that wait for the scheduler.",
+            f"sum(vllm:num_requests_waiting{{{MODEL}}})",
+            "short",
+            _QUEUE,
+        ),
+        tile(
+            "KV cache",
+            "Used share of the KV cache, of the engine that uses most.",
+            f"max(vllm:kv_cache_usage_perc{{{MODEL}}})",
+            "percentunit",
+            _FULL,
+        ),
+    ),
+)
+
+_LATENCY = Row(
+    "Latency",
+    (
+        Panel(
+            "Time to first token",
+            "From the arrival of a request to its first token: queue and prefill.",
+            _quantiles(_TTFT),
+            "s",
+        ),
+        Panel(
+            "Time per output token",
+            "Mean time between the tokens of a request.",
+            _quantiles(_TPOT),
+            "s",
+        ),
+        Panel(
+            "Whole request",
+            "From the arrival of a request to its last token.",
+            _quantiles("vllm:e2e_request_latency_seconds"),
+            "s",
+        ),
+        Panel(
+            "Where the time goes",
+            "Mean time of a request in the queue, in prefill and in decode.",
+            (
+                Query(_mean("vllm:request_queue_time_seconds"), "queue"),
+                Query(_mean("vllm:request_prefill_time_seconds"), "prefill"),
+                Query(_mean("vllm:request_decode_time_seconds"), "decode"),
+            ),
+            "s",
+            "stack",
+        ),
+    ),
+)
+
+_THROUGHPUT = Row(
+    "Throughput",
+    (
+        Panel(
+            "Tokens",
+            "Prompt tokens taken in and output tokens made, a second.",
+            (
+                Query(_sum_of_rates("vllm:prompt_tokens_total"), "prompt"),
+                Query(_sum_of_rates("vllm:generation_tokens_total"), "output"),
+            ),
+            "cps",
+        ),
+        Panel(
+            "Finished requests",
+            "Requests a second by how they ended. abort is a client that left.",
+            (
+                Query(
+                    f"sum by (finished_reason) ({rate('vllm:request_success_total', MODEL)})",
+                    "{{finished_reason}}",
+                ),
+            ),
+            "reqps",
+            "stack",
+        ),
+        Panel(
+            "Tokens a step",
+            "Mean number of tokens in one step of the scheduler: how full the batches are.",
+            (Query(_mean("vllm:iteration_tokens_total"), "mean"),),
+            "short",
+        ),
+        Panel(
+            "Scheduled tokens by rank",
+            "Tokens that each rank worked on, a second, the probe's own included.",
+            (
+                Query(
+                    rate("holdfast_engine_scheduled_tokens_total", RANK),
+                    "{{instance}} {{engine}}/{{rank}}",
+                ),
+            ),
+            "cps",
+        ),
+    ),
+)
+
+_QUEUES = Row(
+    "Queue and KV cache",
+    (
+        Panel(
+            "Requests in the scheduler",
+            "Requests that run and that wait. More waiting than running for long is a queue that "
+            "does not drain.",
+            (
+                Query(
+                    f"sum by (instance) (vllm:num_requests_running{{{MODEL}}})",
+                    "running {{instance}}",
+                ),
+                Query(
+                    f"sum by (instance) (vllm:num_requests_waiting{{{MODEL}}})",
+                    "waiting {{instance}}",
+                ),
+            ),
+            "short",
+        ),
+        Panel(
+            "Waiting by reason",
+            "Requests that wait for room, and those that were put off.",
+            (
+                Query(
+                    f"sum by (instance, reason) (vllm:num_requests_waiting_by_reason{{{MODEL}}})",
+                    "{{reason}} {{instance}}",
+                ),
+            ),
+            "short",
+        ),
+        Panel(
+            "Requests in the front end",
+            "Requests let in and not yet answered whole, whatever the engine does.",
+            (Query(f"holdfast_requests_in_flight{{{SERVER}}}"),),
+            "short",
+        ),
+        Panel(
+            "KV cache by engine",
+            "Used share of the KV cache of each engine. Near the line requests are preempted.",
+            (Query(f"vllm:kv_cache_usage_perc{{{MODEL}}}", "{{instance}} {{engine}}"),),
+            "percentunit",
+            thresholds=_FULL,
+            most=1,
+        ),
+        Panel(
+            "Preemptions",
+            "Requests a second that lost their place in the KV cache and are computed again.",
+            (Query(_sum_of_rates("vllm:num_preemptions_total"), "preemptions"),),
+            "ops",
+        ),
+        Panel(
+            "Prefix cache hits",
+            "Share of the prompt tokens that were found in the prefix cache.",
+            (
+                Query(
+                    ratio(
+                        _sum_of_rates("vllm:prefix_cache_hits_total"),
+                        _sum_of_rates("vllm:prefix_cache_queries_total"),
+                    ),
+                    "hits",
+                ),
+            ),
+            "percentunit",
+            thresholds=NEUTRAL,
+            most=1,
+        ),
+    ),
+)
+
+SERVING = Page(
+    "serving",
+    "Is it fast? Latency, throughput, queue and KV cache, without the probe's own requests.",
+    (_FAST, _LATENCY, _THROUGHPUT, _QUEUES),
+    (
+        Slo("ttft_slo", "First token SLO (s)", _TTFT_BOUNDS, "2.5"),
+        Slo("tpot_slo", "Output token SLO (s)", _TPOT_BOUNDS, "0.1"),
+    ),
+)
