@@ -1,0 +1,119 @@
+"""An hour in which nothing is wrong: a start of 20 minutes, the proof, and changing load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.lifecycle.states import State
+from holdfast.records import DEATH_CAUSES, GROWTH_PHASES, LOSS_REASONS, PROBE_STEPS, REJECTION_KINDS
+
+MINUTES = 60
+STARTED = 18
+"""The minute in which the engine is loaded and the probe begins."""
+READY = 20
+"""The minute in which the gate opens."""
+MIB = 1024 * 1024
+_TARGET = 'job="holdfast",instance="a:8000"'
+_RANKS = 2
+
+Line = Mapping[str, str]
+"""One series as promtool reads it: `series` and `values`."""
+
+
+def _series(name: str, labels: str, values: Iterable[float | None]) -> Line:
+    text = " ".join("_" if value is None else f"{value:g}" for value in values)
+    whole = ",".join(part for part in (_TARGET, labels) if part)
+    return {"series": f"{name}{{{whole}}}", "values": text}
+
+
+def _after(minute: int, values: Iterable[float]) -> list[float | None]:
+    """Nothing before `minute`: what is not known has no series."""
+    return [None if at < minute else value for at, value in enumerate(values)]
+
+
+def _is_idle(minute: int) -> bool:
+    return minute % 9 == 0
+
+
+def _always(value: float) -> list[float]:
+    return [value] * MINUTES
+
+
+def _state_in(minute: int) -> State:
+    if minute < STARTED:
+        return State.STARTING
+    return State.PROBING if minute < READY else State.READY
+
+
+def _server() -> Iterable[Line]:
+    yield _series("up", "", _always(1))
+    yield _series("process_start_time_seconds", "", _always(1_700_000_000))
+    yield _series("holdfast_build_info", 'version="1",vllm_version="2"', _always(1))
+    for state in State:
+        are_in = [float(_state_in(minute) == state) for minute in range(MINUTES)]
+        yield _series("holdfast_state", f'state="{state}"', are_in)
+    for cause in DEATH_CAUSES:
+        yield _series("holdfast_engine_deaths_total", f'cause="{cause}"', _always(0))
+    for reason in LOSS_REASONS:
+        yield _series("holdfast_requests_lost_total", f'reason="{reason}"', _always(0))
+    yield _series("holdfast_requests_replayed_total", "", _always(0))
+    in_flight = [float(minute % 9) if minute >= READY else 0.0 for minute in range(MINUTES)]
+    yield _series("holdfast_requests_in_flight", "", in_flight)
+
+
+def _proof() -> Iterable[Line]:
+    for result in ("passed", "failed"):
+        runs = [float(result == "passed" and minute >= READY) for minute in range(MINUTES)]
+        yield _series("holdfast_probe_runs_total", f'result="{result}"', runs)
+    for step in PROBE_STEPS:
+        yield _series("holdfast_probe_passed", f'step="{step}"', _after(READY, _always(1)))
+    yield _series("holdfast_probe_limited", "", _after(READY, _always(0)))
+    yield _series("holdfast_probe_proven_tokens", "", _after(READY, _always(8191)))
+
+
+def _ranks() -> Iterable[Line]:
+    ages = [240.0 if _is_idle(minute) else 0.01 for minute in range(MINUTES)]
+    yield _series("holdfast_last_step_age_seconds", "", _after(STARTED, ages))
+    for rank in range(_RANKS):
+        labels = f'engine="0",rank="{rank}"'
+        slot = f'{labels},ubatch="0",lane="0"'
+        yield _series("holdfast_workspace_locked", labels, _after(STARTED, _always(1)))
+        size = _after(STARTED, _always(22 * MIB))
+        yield _series("holdfast_workspace_size_bytes", slot, size)
+        water = [20.0 * MIB if minute >= READY else 0.0 for minute in range(MINUTES)]
+        yield _series("holdfast_workspace_high_water_bytes", slot, _after(STARTED, water))
+        for phase in GROWTH_PHASES:
+            count = _after(STARTED, _always(1 if phase == "warmup" else 0))
+            yield _series("holdfast_workspace_growths_total", f'{labels},phase="{phase}"', count)
+        for kind in REJECTION_KINDS:
+            name = "holdfast_workspace_growth_rejections_total"
+            yield _series(name, f'{labels},kind="{kind}"', _after(STARTED, _always(0)))
+
+
+def _vllm() -> Iterable[Line]:
+    labels = 'engine="0",model_name="m"'
+    running = [0.0 if _is_idle(minute) else 8.0 for minute in range(MINUTES)]
+    # A burst that waits for eight minutes of each nine.
+    waiting = [20.0 if minute % 9 > 1 else 0.0 for minute in range(MINUTES)]
+    yield _series("vllm:num_requests_running", labels, _after(STARTED, running))
+    yield _series("vllm:num_requests_waiting", labels, _after(STARTED, waiting))
+    done = [max(0.0, 100.0 * (minute - READY)) for minute in range(MINUTES)]
+    success = f'{labels},finished_reason="stop"'
+    yield _series("vllm:request_success_total", success, _after(STARTED, done))
+
+
+def healthy_hour() -> list[Line]:
+    """Every series, one value a minute."""
+    return [*_server(), *_proof(), *_ranks(), *_vllm()]
+
+
+def back_test(rules: Iterable[str], series: list[Line], alerts: Iterable[str]) -> dict[str, Any]:
+    """A unit test for promtool: none of the alerts fires in any minute."""
+    checks = [
+        {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": []}
+        for minute in range(MINUTES)
+        for alert in alerts
+    ]
+    test = {"interval": "1m", "input_series": series, "alert_rule_test": checks}
+    return {"rule_files": list(rules), "evaluation_interval": "1m", "tests": [test]}
