@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 bin := .venv/bin
 export PYTHON
 
-.PHONY: help setup demo test test-fast soak ops-tools lint check-format check-lint check-types format bench clean
+.PHONY: help setup demo test test-fast soak ops-tools ops-test lint check-format check-lint check-types format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -27,6 +27,9 @@ soak: setup ## run the long proofs (hours): random requests, killed writers
 
 ops-tools: ## put Prometheus, promtool and Alertmanager into .ops-tools, or do nothing if they are there
 	@scripts/ops-tools
+
+ops-test: setup ops-tools ## run the long checks of dashboards, alerts and deployment with the real tools
+	@exec $(bin)/pytest ops_tests $(ARGS)
 
 lint: check-format check-lint check-types ## check format, lint and types
 

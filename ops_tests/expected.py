@@ -1,0 +1,199 @@
+"""What each panel has to show, computed from the pages of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dashboards.lifecycle import STATES
+from ops_tests.life import SLOS
+from ops_tests.seen import Expected, Seen, Values, ratio, summed
+
+_NUMBERS = {name: number for number, (name, _) in STATES.items()}
+_TTFT = "vllm:time_to_first_token_seconds"
+_TPOT = "vllm:request_time_per_output_token_seconds"
+_SIZE = "holdfast_workspace_size_bytes"
+_HIGH_WATER = "holdfast_workspace_high_water_bytes"
+
+
+def _plain(name: str, **wanted: str) -> Expected:
+    return lambda seen: seen.values(name, **wanted)
+
+
+def _total(name: str, **wanted: str) -> Expected:
+    return lambda seen: seen.total(name, **wanted)
+
+
+def _rates(name: str, **wanted: str) -> Expected:
+    return lambda seen: seen.rates(name, **wanted)
+
+
+def _rate(name: str) -> Expected:
+    return lambda seen: seen.rate(name)
+
+
+def _increases(name: str) -> Expected:
+    return lambda seen: list(seen.rises(name).values())
+
+
+def _quantile(share: float, histogram: str) -> Expected:
+    return lambda seen: seen.quantile(share, histogram)
+
+
+def _mean(histogram: str) -> Expected:
+    return lambda seen: seen.mean(histogram)
+
+
+def _least(name: str) -> Expected:
+    return lambda seen: sorted(seen.values(name))[:1]
+
+
+def _headrooms(seen: Seen) -> Values:
+    water = seen.of(_HIGH_WATER)
+    return [(size - water[slot]) / size for slot, size in seen.of(_SIZE).items() if size]
+
+
+def _locked_share(seen: Seen) -> Values:
+    locked = seen.values("holdfast_workspace_locked")
+    return ratio(summed(locked), [len(locked)])
+
+
+def _budget_share(seen: Seen) -> Values:
+    part = seen.total("holdfast_memory_bytes", kind="workspace")
+    return ratio(part, seen.total("holdfast_memory_bytes", kind="budget"))
+
+
+def _state_number(seen: Seen) -> Values:
+    return [
+        float(_NUMBERS[dict(labels)["state"]])
+        for labels, value in seen.of("holdfast_state").items()
+        if value
+    ]
+
+
+def _hits(seen: Seen) -> Values:
+    return ratio(
+        seen.rate("vllm:prefix_cache_hits_total"), seen.rate("vllm:prefix_cache_queries_total")
+    )
+
+
+def _quantiles(panel: str, histogram: str) -> dict[str, Expected]:
+    shares = {"A": 0.5, "B": 0.95, "C": 0.99}
+    return {f"{panel}/{letter}": _quantile(share, histogram) for letter, share in shares.items()}
+
+
+WORKSPACE: Mapping[str, Expected] = {
+    "Locked/A": _locked_share,
+    "Least headroom/A": lambda seen: sorted(_headrooms(seen))[:1],
+    "Growths after the lock/A": _total("holdfast_workspace_growths_total", phase="locked"),
+    "Rejections/A": _total("holdfast_workspace_growth_rejections_total"),
+    "Retired/A": _total("holdfast_workspace_retired_bytes"),
+    "Share of the budget/A": _budget_share,
+    "Size, reserved and high water/A": _plain(_SIZE),
+    "Size, reserved and high water/B": _plain("holdfast_workspace_reserved_bytes"),
+    "Size, reserved and high water/C": _plain(_HIGH_WATER),
+    "Headroom/A": _headrooms,
+    "Lock/A": _plain("holdfast_workspace_locked"),
+    "Beside the workspaces/A": _plain("holdfast_workspace_retired_bytes"),
+    "Beside the workspaces/B": _plain("holdfast_workspace_persistent_bytes"),
+    "Beside the workspaces/C": _plain("holdfast_lamport_workspace_bytes"),
+    "Growths/A": _increases("holdfast_workspace_growths_total"),
+    "Rejections by kind/A": _increases("holdfast_workspace_growth_rejections_total"),
+    "Last rejection/A": _plain("holdfast_workspace_last_rejection_bytes"),
+    "Largest callers/A": lambda seen: sorted(
+        seen.values("holdfast_workspace_caller_bytes"), reverse=True
+    )[:10],
+    "Where the memory went/A": _plain("holdfast_memory_bytes", kind="!budget|total"),
+    "Budget and device/A": _plain("holdfast_memory_bytes", kind="budget|total"),
+}
+
+LIFECYCLE: Mapping[str, Expected] = {
+    "State/A": lambda seen: [value for value in seen.values("holdfast_state") if value],
+    "Ready/A": _plain("holdfast_state", state="READY"),
+    "Engine deaths/A": _total("holdfast_engine_deaths_total"),
+    "Restarts left/A": _least("holdfast_engine_restarts_left"),
+    "Requests lost/A": _total("holdfast_requests_lost_total"),
+    "Proven context/A": _least("holdfast_probe_proven_tokens"),
+    "States/A": _state_number,
+    "Engine starts/A": _plain("holdfast_engine_starts_total"),
+    "Engine starts/B": _plain("holdfast_engine_generation"),
+    "Time of the last start/A": _plain("holdfast_engine_start_duration_seconds"),
+    "Deaths by cause/A": _increases("holdfast_engine_deaths_total"),
+    "Replayed and lost requests/A": _increases("holdfast_requests_replayed_total"),
+    "Replayed and lost requests/B": _increases("holdfast_requests_lost_total"),
+    "Requests inside and held/A": _plain("holdfast_requests_in_flight"),
+    "Requests inside and held/B": _plain("holdfast_requests_held"),
+    "Refused requests/A": _rates("holdfast_requests_refused_total"),
+    "Probe steps/A": _plain("holdfast_probe_passed"),
+    "Sizes proven/A": _plain("holdfast_probe_tokens"),
+    "Time by step/A": _plain("holdfast_probe_duration_seconds"),
+    "Limited/A": _plain("holdfast_probe_limited"),
+    "Probe runs/A": _plain("holdfast_probe_runs_total"),
+    "Time since the last step/A": _plain("holdfast_last_step_age_seconds"),
+    "Steps by rank/A": _rates("holdfast_engine_steps_total"),
+    "Event loop/A": _plain("holdfast_event_loop_lag_seconds"),
+    "Versions/A": _plain("holdfast_build_info"),
+}
+
+SERVING: Mapping[str, Expected] = {
+    "First token within SLO/A": lambda seen: seen.share_within(_TTFT, SLOS["ttft_slo"]),
+    "Output tokens within SLO/A": lambda seen: seen.share_within(_TPOT, SLOS["tpot_slo"]),
+    "First token, p95/A": _quantile(0.95, _TTFT),
+    "Per output token, p95/A": _quantile(0.95, _TPOT),
+    "Waiting/A": _total("vllm:num_requests_waiting"),
+    "KV cache/A": _plain("vllm:kv_cache_usage_perc"),
+    **_quantiles("Time to first token", _TTFT),
+    **_quantiles("Time per output token", _TPOT),
+    **_quantiles("Whole request", "vllm:e2e_request_latency_seconds"),
+    "Where the time goes/A": _mean("vllm:request_queue_time_seconds"),
+    "Where the time goes/B": _mean("vllm:request_prefill_time_seconds"),
+    "Where the time goes/C": _mean("vllm:request_decode_time_seconds"),
+    "Tokens/A": _rate("vllm:prompt_tokens_total"),
+    "Tokens/B": _rate("vllm:generation_tokens_total"),
+    "Finished requests/A": _rates("vllm:request_success_total"),
+    "Tokens a step/A": _mean("vllm:iteration_tokens_total"),
+    "Scheduled tokens by rank/A": _rates("holdfast_engine_scheduled_tokens_total"),
+    "Requests in the scheduler/A": _plain("vllm:num_requests_running"),
+    "Requests in the scheduler/B": _plain("vllm:num_requests_waiting"),
+    "Waiting by reason/A": _plain("vllm:num_requests_waiting_by_reason"),
+    "Requests in the front end/A": _plain("holdfast_requests_in_flight"),
+    "KV cache by engine/A": _plain("vllm:kv_cache_usage_perc"),
+    "Preemptions/A": _rate("vllm:num_preemptions_total"),
+    "Prefix cache hits/A": _hits,
+}
+
+PANELS: Mapping[str, Expected] = {
+    f"{dashboard}/{panel}": expected
+    for dashboard, panels in (
+        ("workspace", WORKSPACE),
+        ("lifecycle", LIFECYCLE),
+        ("serving", SERVING),
+    )
+    for panel, expected in panels.items()
+}
+
+WATCHED: Mapping[str, str] = {
+    "HoldfastWorkspaceRejected": "holdfast_workspace_growth_rejections_total",
+    "HoldfastWorkspaceGrew": "holdfast_workspace_growths_total",
+    "HoldfastWorkspaceHeadroomLow": _SIZE,
+    "HoldfastWorkspaceNotLocked": "holdfast_workspace_locked",
+    "HoldfastProbeFailed": "holdfast_probe_runs_total",
+    "HoldfastProofIncomplete": "holdfast_probe_proven_tokens",
+    "HoldfastRestartLoop": "holdfast_engine_deaths_total",
+    "HoldfastRequestsLost": "holdfast_requests_lost_total",
+    "HoldfastReplaySurge": "holdfast_requests_replayed_total",
+    "HoldfastQueueSaturated": "vllm:num_requests_waiting",
+}
+"""What must be on the page of a READY server, or the alert fires."""
+
+
+def due_alerts(seen: Seen) -> set[str]:
+    """The alerts whose condition holds: what happened, and what is missing."""
+    is_ready = bool(sum(seen.values("holdfast_state", state="READY")))
+    due = {alert for alert, name in WATCHED.items() if is_ready and not seen.of(name)}
+    if not any(seen.values("holdfast_state", state="READY|SLEEPING")):
+        due.add("HoldfastNotReady")
+    if any(seen.values("holdfast_workspace_growths_total", phase="locked")):
+        due.add("HoldfastWorkspaceGrew")
+    if is_ready and any(room < 0.05 for room in _headrooms(seen)):
+        due.add("HoldfastWorkspaceHeadroomLow")
+    return due

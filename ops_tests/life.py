@@ -1,0 +1,151 @@
+"""A scripted life of a real server under a real Prometheus, and what was seen at each moment."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.demo.files import ensure_demo_model
+from holdfast.demo.switches import DemoFault, DemoSwitches
+from ops import queries
+from ops.prometheus import Prometheus, Series, now, prometheus
+from servers import SMALL, Server, running
+
+MIB = 1024 * 1024
+WINDOW_SECONDS = 30
+"""The load lasts so long at least: a rate is then known to a few percent."""
+SCRAPE_SECONDS = 1.0
+LEAST_WINDOW_SECONDS = 5
+PROMPT = [65 + i % 26 for i in range(100)]
+OUTPUT_TOKENS = 8
+AT_ONCE = 4
+GROWTH_PROMPT = [65 + i % 26 for i in range(5000)]
+GROWN_BYTES = 40 * MIB
+SLOS = {"ttft_slo": "2.5", "tpot_slo": "0.1"}
+SWITCHES = DemoSwitches(
+    faults=(DemoFault("context", 5000, "scratch", scratch_bytes=GROWN_BYTES, until=5010),)
+)
+"""What the probe does not meet: its contexts are other numbers of tokens."""
+
+Page = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the server said and what Prometheus made of it, while nothing moved."""
+
+    name: str
+    since: Page
+    """The page at the beginning of the window that rates are taken over."""
+    window_seconds: int
+    before: Page
+    """The page before the queries below were asked, and after."""
+    after: Page
+    panels: Mapping[str, Series]
+    alerts: Mapping[str, Series]
+
+
+@dataclass
+class Life:
+    """All moments, and what the script did."""
+
+    moments: dict[str, Moment] = field(default_factory=dict)
+    requests: int = 0
+    names: set[str] = field(default_factory=set)
+    """Every metric that Prometheus ever saw."""
+    exit_code: int | None = None
+
+
+class Script:
+    """Does what is scripted, and looks."""
+
+    def __init__(self, server: Server, prometheus_: Prometheus, rules: Mapping[str, str]) -> None:
+        self._server = server
+        self._prometheus = prometheus_
+        self._rules = rules
+        self.life = Life()
+        self._since: Page = {}
+        self._since_seconds = now()
+
+    def live(self) -> Life:
+        """The whole script: start, probe, load, growth, drain."""
+        self.begin_window()
+        self.look("starting")
+        self._server.until_ready()
+        self.begin_window()
+        self.look("ready")
+        self.begin_window()
+        self.load()
+        self.look("loaded")
+        self.grow()
+        self.look("grown")
+        self.drain()
+        self.life.names = self._prometheus.names()
+        return self.life
+
+    def begin_window(self) -> None:
+        """Rates of the moments that follow are taken from here on."""
+        self._prometheus.until_scraped(now())
+        self._since, self._since_seconds = self._server.metrics(), now()
+        self._prometheus.until_scraped(self._since_seconds)
+
+    def look(self, name: str) -> None:
+        """Ask every panel and every alert now."""
+        before = self._server.metrics()
+        least = self._since_seconds + LEAST_WINDOW_SECONDS
+        at = self._prometheus.until_scraped(max(now(), least)) + 0.001
+        window = math.ceil(at - self._since_seconds)
+        panels = {
+            str(target): self._prometheus.query(
+                queries.filled(target.expression, SLOS, f"{window}s"), at
+            )
+            for target in queries.targets()
+        }
+        alerts = {alert: self._prometheus.query(rule, at) for alert, rule in self._rules.items()}
+        after = self._server.metrics()
+        self.life.moments[name] = Moment(name, self._since, window, before, after, panels, alerts)
+
+    def load(self) -> None:
+        """Requests, a few at once, until the window is long enough."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            while now() - self._since_seconds < WINDOW_SECONDS:
+                answers = pool.map(self._complete, [PROMPT] * AT_ONCE)
+                assert [answer for answer in answers if answer != 200] == []
+
+    def grow(self) -> None:
+        """The one request that needs more than the probe had proven."""
+        assert self._complete(GROWTH_PROMPT) == 200
+
+    def drain(self) -> None:
+        """SIGTERM while a request runs: look, and wait for the end."""
+        with ThreadPoolExecutor(1) as pool:
+            long = pool.submit(self._server.completion, PROMPT, max_tokens=3000, ignore_eos=True)
+            self._server.until(
+                lambda: self._server.metric("requests_in_flight") == 1, "a request in flight"
+            )
+            self._server.process.send_signal(signal.SIGTERM)
+            self._server.until_state("DRAINING")
+            self.look("draining")
+            assert long.result().status_code == 200
+        self.life.exit_code = self._server.wait()
+
+    def _complete(self, prompt: Sequence[int]) -> int:
+        answer = self._server.completion(prompt, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+        self.life.requests += 1
+        return answer.status_code
+
+
+@contextmanager
+def a_life(directory: Path, rules: Mapping[str, str]) -> Iterator[Script]:
+    """A server that starts, and the Prometheus that scrapes it."""
+    model = ensure_demo_model(directory / "models", SWITCHES)
+    flags = (str(model), *SMALL, "--served-model-name=holdfast-demo")
+    with running(directory / "server", *flags) as server:
+        address = server.url.removeprefix("http://")
+        with prometheus(directory / "prometheus", [address]) as scraping:
+            yield Script(server, scraping, rules)
