@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard
@@ -57,10 +58,11 @@ def dashboard_of(page: Page) -> model.Dashboard:
         .annotations(_annotations())
         .link(_link())
     )
+    numbers = count(1)
     for row in page.rows:
-        builder.with_row(dashboard.Row(row.title))
+        builder.with_row(dashboard.Row(row.title).id(next(numbers)))
         for panel in row.panels:
-            builder.with_panel(built(panel))
+            builder.with_panel(built(panel).id(next(numbers)))
     return builder.build()
 
 

@@ -194,6 +194,12 @@ def due_alerts(seen: Seen) -> set[str]:
         due.add("HoldfastNotReady")
     if any(seen.values("holdfast_workspace_growths_total", phase="locked")):
         due.add("HoldfastWorkspaceGrew")
+    if any(seen.values("holdfast_workspace_growth_rejections_total")):
+        due.add("HoldfastWorkspaceRejected")
+    if any(seen.values("holdfast_requests_lost_total")):
+        due.add("HoldfastRequestsLost")
+    if sum(seen.values("holdfast_engine_deaths_total", cause="!requested")) >= 2:
+        due.add("HoldfastRestartLoop")
     if is_ready and any(room < 0.05 for room in _headrooms(seen)):
         due.add("HoldfastWorkspaceHeadroomLow")
     return due

@@ -14,13 +14,15 @@ from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from ops import queries
 from ops.prometheus import Prometheus, Series, now, prometheus
-from servers import SMALL, Server, running
+from servers import SMALL, Server, descendants, running, wait_until
 
 MIB = 1024 * 1024
 WINDOW_SECONDS = 30
 """The load lasts so long at least: a rate is then known to a few percent."""
 SCRAPE_SECONDS = 1.0
 LEAST_WINDOW_SECONDS = 5
+MODEL = "holdfast-demo"
+HOLD_SECONDS = START_SECONDS = 600
 PROMPT = [65 + i % 26 for i in range(100)]
 OUTPUT_TOKENS = 8
 AT_ONCE = 4
@@ -56,6 +58,7 @@ class Life:
 
     moments: dict[str, Moment] = field(default_factory=dict)
     requests: int = 0
+    """What the load was."""
     names: set[str] = field(default_factory=set)
     """Every metric that Prometheus ever saw."""
     exit_code: int | None = None
@@ -64,19 +67,19 @@ class Life:
 class Script:
     """Does what is scripted, and looks."""
 
-    def __init__(self, server: Server, prometheus_: Prometheus, rules: Mapping[str, str]) -> None:
+    def __init__(self, server: Server, scraping: Prometheus, rules: Mapping[str, str]) -> None:
         self._server = server
-        self._prometheus = prometheus_
+        self.prometheus = scraping
         self._rules = rules
         self.life = Life()
         self._since: Page = {}
         self._since_seconds = now()
 
     def live(self) -> Life:
-        """The whole script: start, probe, load, growth, drain."""
+        """Start, probe, load, growth, kill, recovery, drain."""
         self.begin_window()
         self.look("starting")
-        self._server.until_ready()
+        self._until_ready()
         self.begin_window()
         self.look("ready")
         self.begin_window()
@@ -84,29 +87,42 @@ class Script:
         self.look("loaded")
         self.grow()
         self.look("grown")
+        self.begin_window()
+        self.kill()
+        self.look("recovered")
         self.drain()
-        self.life.names = self._prometheus.names()
+        self.life.names = self.prometheus.names()
+        return self.life
+
+    def live_without_growth(self) -> Life:
+        """Start, probe, rejection, recovery: for a server whose workspaces may not grow."""
+        self._until_ready()
+        self.begin_window()
+        self.grow()
+        self._until_ready()
+        self.look("rejected")
+        self.life.names = self.prometheus.names()
         return self.life
 
     def begin_window(self) -> None:
         """Rates of the moments that follow are taken from here on."""
-        self._prometheus.until_scraped(now())
+        self.prometheus.until_scraped(now())
         self._since, self._since_seconds = self._server.metrics(), now()
-        self._prometheus.until_scraped(self._since_seconds)
+        self.prometheus.until_scraped(self._since_seconds)
 
     def look(self, name: str) -> None:
         """Ask every panel and every alert now."""
         before = self._server.metrics()
         least = self._since_seconds + LEAST_WINDOW_SECONDS
-        at = self._prometheus.until_scraped(max(now(), least)) + 0.001
+        at = self.prometheus.until_scraped(max(now(), least)) + 0.001
         window = math.ceil(at - self._since_seconds)
         panels = {
-            str(target): self._prometheus.query(
+            str(target): self.prometheus.query(
                 queries.filled(target.expression, SLOS, f"{window}s"), at
             )
             for target in queries.targets()
         }
-        alerts = {alert: self._prometheus.query(rule, at) for alert, rule in self._rules.items()}
+        alerts = {alert: self.prometheus.query(rule, at) for alert, rule in self._rules.items()}
         after = self._server.metrics()
         self.life.moments[name] = Moment(name, self._since, window, before, after, panels, alerts)
 
@@ -114,37 +130,77 @@ class Script:
         """Requests, a few at once, until the window is long enough."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             while now() - self._since_seconds < WINDOW_SECONDS:
-                answers = pool.map(self._complete, [PROMPT] * AT_ONCE)
-                assert [answer for answer in answers if answer != 200] == []
+                answers = list(pool.map(self._complete, [PROMPT] * AT_ONCE))
+                assert answers == [200] * AT_ONCE
+                self.life.requests += AT_ONCE
 
     def grow(self) -> None:
-        """The one request that needs more than the probe had proven."""
+        """The one request that needs more than the probe had proven; it is served all the same."""
         assert self._complete(GROWTH_PROMPT) == 200
+
+    def kill(self) -> None:
+        """SIGKILL the engine, look while it recovers, with a request held, and wait for READY."""
+        (core,) = (
+            process
+            for process in descendants(self._server.process.pid)
+            if "EngineCore" in process.name()
+        )
+        core.kill()
+        self._server.until_state("RECOVERING")
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(self._complete, PROMPT)
+            self._server.until(lambda: self._server.metric("requests_held") == 1, "a held request")
+            self.look("recovering")
+            assert held.result() == 200
+        self._until_ready()
 
     def drain(self) -> None:
         """SIGTERM while a request runs: look, and wait for the end."""
         with ThreadPoolExecutor(1) as pool:
-            long = pool.submit(self._server.completion, PROMPT, max_tokens=3000, ignore_eos=True)
+            long = pool.submit(self._complete, PROMPT, max_tokens=3000)
             self._server.until(
                 lambda: self._server.metric("requests_in_flight") == 1, "a request in flight"
             )
             self._server.process.send_signal(signal.SIGTERM)
             self._server.until_state("DRAINING")
             self.look("draining")
-            assert long.result().status_code == 200
+            assert long.result() == 200
         self.life.exit_code = self._server.wait()
 
-    def _complete(self, prompt: Sequence[int]) -> int:
-        answer = self._server.completion(prompt, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-        self.life.requests += 1
+    def _until_ready(self) -> None:
+        """A start shares the machine with whatever else runs, so this waits longer than others."""
+        wait_until(
+            lambda: self._server.get("/readyz").status_code == 200,
+            deadline_seconds=START_SECONDS,
+            what=lambda: self._server.log[-4000:],
+        )
+
+    def _complete(self, prompt: Sequence[int], max_tokens: int = OUTPUT_TOKENS) -> int:
+        answer = self._server.post(
+            "/v1/completions",
+            {
+                "model": MODEL,
+                "prompt": prompt,
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
+            timeout=HOLD_SECONDS,
+        )
         return answer.status_code
 
 
 @contextmanager
-def a_life(directory: Path, rules: Mapping[str, str]) -> Iterator[Script]:
+def a_life(directory: Path, rules: Mapping[str, str], *more: str) -> Iterator[Script]:
     """A server that starts, and the Prometheus that scrapes it."""
     model = ensure_demo_model(directory / "models", SWITCHES)
-    flags = (str(model), *SMALL, "--served-model-name=holdfast-demo")
+    flags = (
+        str(model),
+        *SMALL,
+        f"--served-model-name={MODEL}",
+        f"--hold-timeout={HOLD_SECONDS}",
+        *more,
+    )
     with running(directory / "server", *flags) as server:
         address = server.url.removeprefix("http://")
         with prometheus(directory / "prometheus", [address]) as scraping:

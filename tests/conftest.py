@@ -13,6 +13,7 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 _SHARED_ENGINE = {
+    "test_metrics_page.py": "demo",
     "test_openai.py": "demo",
     "test_ranks.py": "demo",
     "test_states.py": "demo",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,7 @@ class Target:
         return f"{self.dashboard}/{self.panel}/{self.letter}"
 
 
+@functools.cache
 def dashboards() -> dict[str, dict[str, Any]]:
     """The generated dashboards, by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(GENERATED.glob("*.json"))}
@@ -126,7 +128,8 @@ def our_names() -> set[str]:
     return set(_LABELS)
 
 
-def vllm_names() -> set[str]:
+@functools.cache
+def vllm_names() -> frozenset[str]:
     """Every series that vLLM's source can make, with the endings that the client appends."""
     spec = find_spec("vllm")
     assert spec is not None
@@ -135,4 +138,4 @@ def vllm_names() -> set[str]:
     texts = [path.read_text() for path in folder.rglob("metrics/*.py")]
     bases = {name for text in texts for name in _VLLM_NAME.findall(text)}
     endings = ("", "_total", *_SERIES_OF_HISTOGRAM)
-    return {base + ending for base in bases for ending in endings}
+    return frozenset(base + ending for base in bases for ending in endings)
