@@ -37,7 +37,8 @@ NONE_IS_GOOD: tuple[Step, ...] = ((None, "green"), (1, "red"))
 ALL_IS_GOOD: tuple[Step, ...] = ((None, "red"), (1, "green"))
 YES_IS_GOOD: Mappings = MappingProxyType({0: ("no", "red"), 1: ("yes", "green")})
 TILE_WIDTH = 4
-_TILE_HEIGHT, _GRAPH_HEIGHT = 4, 8
+_WHOLE_WIDTH = 24
+_TILE_HEIGHT, _BAND_HEIGHT, _GRAPH_HEIGHT = 4, 5, 8
 _LEGEND_CALCULATIONS = ["lastNotNull", "max"]
 
 
@@ -99,7 +100,9 @@ def built(panel: Panel) -> AnyPanel:
         case "lines" | "stack":
             return _with_all(_graph(panel), panel, _GRAPH_HEIGHT)
         case "timeline":
-            return _with_all(_timeline(panel), panel, _GRAPH_HEIGHT)
+            is_alone = panel.width == _WHOLE_WIDTH
+            height = _BAND_HEIGHT if is_alone else _GRAPH_HEIGHT
+            return _with_all(_timeline(panel), panel, height)
         case "bars":
             return _with_all(_bars(), panel, _GRAPH_HEIGHT)
 

@@ -199,6 +199,7 @@ def a_life(directory: Path, rules: Mapping[str, str], *more: str) -> Iterator[Sc
         *SMALL,
         f"--served-model-name={MODEL}",
         f"--hold-timeout={HOLD_SECONDS}",
+        f"--drain-timeout={HOLD_SECONDS}",
         *more,
     )
     with running(directory / "server", *flags) as server:

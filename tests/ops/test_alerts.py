@@ -137,6 +137,13 @@ def test_no_runbook_is_of_no_alert() -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
+def test_the_record_has_a_unit_test(name: str) -> None:
+    """One expects a value of it."""
+    checks = [check["expr"] for test in unit_tests() for check in test.get("promql_expr_test", ())]
+    assert any(name in expression for expression in checks)
+
+
+@pytest.mark.parametrize("name", RECORDS)
 def test_the_record_keeps_the_conventions(name: str) -> None:
     """Its name is level:metric:operations."""
     assert re.fullmatch(r"[a-z_]+:(holdfast|vllm)_[a-z_]+:[a-z0-9_]+", name)
