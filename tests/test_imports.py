@@ -18,7 +18,7 @@ LAYERS = (
     {"workspace", "telemetry", "engine", "demo"},
     {"lifecycle"},
     {"api"},
-    {"app", "listener"},
+    {"app", "doctor", "listener"},
     {"cli"},
     {"__main__"},
 )

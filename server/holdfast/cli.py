@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,7 +46,7 @@ def _run(arguments: list[str]) -> int:
     try:
         command, rest = _command(arguments)
         if command != "serve":
-            return _print_plan(rest) if command == "plan" else _print_versions()
+            return _OTHER_COMMANDS[command](rest)
         if any(argument.startswith("--help=") for argument in rest):
             return _print_vllm_help(rest)
         settings = parse_serve(rest, os.environ)
@@ -69,10 +70,13 @@ def _run(arguments: list[str]) -> int:
         )
 
 
-def parse_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+def parse_serve(
+    arguments: Sequence[str], environment: Mapping[str, str], *, needs_model: bool = True
+) -> Settings:
     """The settings of `holdfast serve`, from flags, `--config` file and environment.
 
-    vLLM's own flags are kept as they are, but for those that the listener needs.
+    vLLM's own flags are kept as they are, but for those that the listener needs. Without
+    `needs_model` a model may be left out, or be one that is not here.
 
     Raises:
         UsageError: a value of ours is out of range, the file cannot be read, or what is asked for
@@ -80,12 +84,11 @@ def parse_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Set
         PluginMissingError: VLLM_PLUGINS leaves Holdfast out.
     """
     given = _with_two_token_config(arguments)
-    namespace, others = _serve_parser().parse_known_args(
-        _normalised([*_file_arguments(given), *given])
-    )
+    namespace, others = _serve_parser().parse_known_args(_with_file(given))
     refusals.refuse_environment(environment, is_demo=namespace.demo)
     refusals.refuse_unsupported(namespace)
-    _check_model(given, namespace, others)
+    if needs_model:
+        _check_model(given, namespace, others)
     return Settings(
         is_demo=namespace.demo,
         listen=_listen_settings(namespace, environment),
@@ -95,13 +98,14 @@ def parse_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Set
 
 
 def _command(arguments: list[str]) -> tuple[str, list[str]]:
-    if arguments[:1] in (["serve"], ["plan"]):
+    if arguments[:1] in (["serve"], ["plan"], ["doctor"]):
         return arguments[0], arguments[1:]
     parser = _Parser(prog="holdfast", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("serve", help="serve a model (see `holdfast serve --help`)")
     commands.add_parser("plan", help="print what would be reserved, and why; starts no engine")
+    commands.add_parser("doctor", help="check this machine and the flags; name each hazard")
     commands.add_parser("version", help="print our version, vLLM's and torch's")
     return str(parser.parse_args(arguments).command), []
 
@@ -210,6 +214,11 @@ def _with_two_token_config(arguments: Sequence[str]) -> list[str]:
     return [token for tokens in split for token in tokens]
 
 
+def _with_file(given: Sequence[str]) -> list[str]:
+    """The flags of the `--config` file, then those of the command line, normalised."""
+    return _normalised([*_file_arguments(given), *given])
+
+
 def _normalised(arguments: Sequence[str]) -> list[str]:
     """Underscores in flag names are dashes, as in vLLM's parser."""
     return [
@@ -289,13 +298,27 @@ def _print_plan(arguments: list[str]) -> int:
     return print_plan(settings, flags)
 
 
-def _print_versions() -> int:
+def _print_findings(arguments: list[str]) -> int:
+    from holdfast.doctor.command import print_findings  # noqa: PLC0415 - not needed to serve
+
+    return print_findings(
+        arguments,
+        os.environ,
+        expand=lambda given: _with_file(_with_two_token_config(given)),
+        read_settings=partial(parse_serve, needs_model=False),
+    )
+
+
+def _print_versions(_arguments: list[str]) -> int:
     from holdfast.versions import installed_version, vllm_version  # noqa: PLC0415 - 20 ms
 
     print(f"holdfast {__version__}")  # noqa: T201 - what was asked for
     print(f"vllm {vllm_version()}")  # noqa: T201 - as above
     print(f"torch {installed_version('torch')}")  # noqa: T201 - as above
     return ExitCode.STOPPED
+
+
+_OTHER_COMMANDS = {"plan": _print_plan, "doctor": _print_findings, "version": _print_versions}
 
 
 def _print_traceback() -> None:

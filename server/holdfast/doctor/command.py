@@ -1,0 +1,152 @@
+"""The flags of `holdfast doctor`, what it looks at in which order, and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from holdfast.doctor import checks, manifest_checks
+from holdfast.doctor.deployments import Deployment, read_deployments
+from holdfast.doctor.findings import Finding, as_json, as_lines, failure, has_failed
+from holdfast.doctor.layout import read_layout
+from holdfast.doctor.machine import read_machine
+from holdfast.engine.refusals import refuse_model
+from holdfast.errors import ExitCode, HoldfastError, UsageError
+from holdfast.settings import Settings
+from holdfast.workspace.learned import default_directory
+
+ReadSettings = Callable[[Sequence[str], Mapping[str, str]], Settings]
+"""Reads a command line of `serve`, which may name no model here."""
+_EPILOG = """\
+All flags of `holdfast serve` work too, and MODEL may be left out. No engine is started. The exit
+code is 2 when something would fail for sure, 0 otherwise.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFlags:
+    """How findings are shown, and which manifests are looked at beside the machine."""
+
+    is_json: bool
+    manifests: tuple[Path, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}.", remedy="see `holdfast doctor --help`.")
+
+
+def take_doctor_flags(arguments: Sequence[str]) -> tuple[DoctorFlags, list[str]]:
+    """Our flags, and the arguments that are left for the parser of `serve`."""
+    parser = _Parser(
+        prog="holdfast doctor",
+        usage="holdfast doctor [MODEL] [flags of holdfast serve] [flags below]",
+        description="Check this machine, its environment and the flags; name each hazard.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An abbreviation of ours could be a whole flag of vLLM's.
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--manifest",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="check a Compose file or Kubernetes manifests too; may be repeated",
+    )
+    namespace, others = parser.parse_known_args(arguments)
+    return DoctorFlags(namespace.json, tuple(namespace.manifest)), others
+
+
+def print_findings(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    expand: Callable[[Sequence[str]], list[str]],
+    read_settings: ReadSettings,
+) -> ExitCode:
+    """Print every finding; the exit code says whether one is a failure.
+
+    `expand` puts the flags of a `--config` file before those of the command line.
+
+    Raises:
+        UsageError: a flag of the doctor is wrong, or a manifest cannot be read.
+    """
+    flags, others = take_doctor_flags(arguments)
+    deployments = [one for path in flags.manifests for one in read_deployments(path, environment)]
+    settings, refusals = _settings(others, environment, read_settings)
+    findings = [
+        *refusals,
+        *_model_findings(others, settings),
+        *_machine_findings(settings, environment, _expanded(others, expand)),
+        *(
+            finding
+            for deployment in deployments
+            for finding in _deployment_findings(deployment, settings, read_settings)
+        ),
+    ]
+    print(as_json(findings) if flags.is_json else "\n".join(as_lines(findings)))  # noqa: T201 - what was asked for
+    return ExitCode.USAGE if has_failed(findings) else ExitCode.STOPPED
+
+
+def _settings(
+    arguments: Sequence[str], environment: Mapping[str, str], read_settings: ReadSettings
+) -> tuple[Settings, list[Finding]]:
+    """The settings, or the defaults and why those that were given are refused."""
+    ours = {name: value for name, value in environment.items() if name.startswith("HOLDFAST_")}
+    try:
+        return read_settings(arguments, ours), []
+    except HoldfastError as error:
+        return Settings(), [failure("command-line", error.cause, error.remedy)]
+
+
+def _expanded(
+    arguments: Sequence[str], expand: Callable[[Sequence[str]], list[str]]
+) -> Sequence[str]:
+    try:
+        return expand(arguments)
+    except HoldfastError:  # reading the settings has met it too
+        return arguments
+
+
+def _model_findings(arguments: Sequence[str], settings: Settings) -> Iterator[Finding]:
+    if arguments and not arguments[0].startswith("-"):
+        try:
+            refuse_model(arguments[0], is_demo=settings.is_demo)
+        except HoldfastError as error:
+            yield failure("model", error.cause, error.remedy)
+
+
+def _machine_findings(
+    settings: Settings, environment: Mapping[str, str], arguments: Sequence[str]
+) -> Iterator[Finding]:
+    layout = read_layout(arguments)
+    machine = read_machine(environment, _learned_directory(settings, default_directory()))
+    yield from checks.check_environment(environment, is_demo=settings.is_demo)
+    yield from checks.check_machine(machine, layout)
+
+
+def _deployment_findings(
+    deployment: Deployment, given: Settings, read_settings: ReadSettings
+) -> Iterator[Finding]:
+    settings = given
+    if deployment.is_ours and deployment.arguments:
+        settings, refusals = _settings(deployment.arguments, deployment.environment, read_settings)
+        for finding in refusals:
+            yield replace(finding, source=deployment.source)
+    yield from manifest_checks.check_deployment(
+        deployment,
+        read_layout(deployment.arguments),
+        drain_seconds=settings.supervision.drain_timeout_seconds,
+        state_directory=_learned_directory(settings, manifest_checks.STATE_DIRECTORY),
+    )
+
+
+def _learned_directory(settings: Settings, default: Path) -> Path | None:
+    given = settings.workspace.learned_directory
+    return default if given == "default" else given
