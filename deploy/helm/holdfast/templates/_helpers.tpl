@@ -1,0 +1,42 @@
+{{- define "holdfast.name" -}}
+{{- if contains "holdfast" .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-holdfast" .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "holdfast.selector" -}}
+app.kubernetes.io/name: holdfast
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "holdfast.labels" -}}
+{{ include "holdfast.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
+{{- end -}}
+
+{{- define "holdfast.secret" -}}
+{{- .Values.keys.existingSecret | default (include "holdfast.name" .) -}}
+{{- end -}}
+
+{{- define "holdfast.claim" -}}
+{{- $volume := index .root.Values.volumes .volume -}}
+{{- $volume.existingClaim | default (printf "%s-%s" (include "holdfast.name" .root) .volume) -}}
+{{- end -}}
+
+{{- define "holdfast.check" -}}
+{{- if and (not .Values.demo) (not .Values.model) -}}
+{{- fail "model is empty: name what to serve, or set demo=true" -}}
+{{- end -}}
+{{- if and .Values.demo .Values.model -}}
+{{- fail "demo=true serves its own model: leave model empty" -}}
+{{- end -}}
+{{- $most := .Values.replicas -}}
+{{- if .Values.autoscaling.enabled -}}{{- $most = .Values.autoscaling.maxReplicas -}}{{- end -}}
+{{- if and (gt (int $most) 1) (ne .Values.volumes.accessMode "ReadWriteMany") -}}
+{{- fail "several replicas share the volumes: set volumes.accessMode=ReadWriteMany" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,66 @@
+"""Renders a chart with real Helm, and checks what Kubernetes itself knows; run by test_chart.py.
+
+It runs in the environment of `make ops-tools`, which has Helm as a library (244 MB), so it imports
+nothing of ours. Standard input: {"chart": path, "cases": {name: values}}. Standard output: for each
+case its documents and errors.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import kubernetes_validate
+import yaml
+from helm_python.chart import Chart, lint
+from helm_python.errors import HelmError
+
+
+def rendered(chart: Chart, values: dict[str, Any]) -> dict[str, Any]:
+    """The documents of one case, or why there are none, and what is wrong with them."""
+    try:
+        chart.validate_schema(values)
+        files = chart.render(values, name="demo", namespace="inference")
+    except HelmError as error:
+        return {"error": str(error), "documents": [], "problems": [], "notes": ""}
+    documents = [
+        document
+        for path, text in sorted(files.items())
+        if path.endswith(".yaml")
+        for document in yaml.safe_load_all(text)
+        if document
+    ]
+    notes = "".join(text for path, text in files.items() if path.endswith("NOTES.txt"))
+    problems = [problem for document in documents if (problem := wrong(document))]
+    return {"error": "", "documents": documents, "problems": problems, "notes": notes}
+
+
+def wrong(document: dict[str, Any]) -> str:
+    """What a built-in kind has wrong, unknown fields included; empty for a custom kind."""
+    version = kubernetes_validate.latest_version()
+    try:
+        kubernetes_validate.validate(document, version, strict=True)
+    except kubernetes_validate.SchemaNotFoundError:
+        return ""
+    except kubernetes_validate.ValidationError as error:
+        return f"{document['kind']}: {error.message}"
+    return ""
+
+
+def main() -> None:
+    """Answer one request."""
+    request = json.load(sys.stdin)
+    chart = Chart.load(request["chart"])
+    first = next(iter(request["cases"].values()))
+    json.dump(
+        {
+            "lint": lint(request["chart"], first, strict=True),
+            "cases": {name: rendered(chart, values) for name, values in request["cases"].items()},
+        },
+        sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,388 @@
+"""The Helm chart, rendered by real Helm: what it asks of Kubernetes, and what it says of us."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holdfast import __version__, cli
+from holdfast.api.health import health_routes
+from holdfast.api.metrics import metrics_route
+from holdfast.doctor.deployments import read_deployments
+from holdfast.doctor.layout import read_layout
+from holdfast.doctor.manifest_checks import ENGINE_STOP_SECONDS, STATE_DIRECTORY, check_deployment
+from holdfast.lifecycle.states import HOPELESS, SERVING, State
+from holdfast.settings import flags
+from ops import crds
+from ops.tools import tool_python
+from statuses import a_status
+
+ROOT = Path(__file__).parent.parent.parent
+CHART = ROOT / "deploy" / "helm" / "holdfast"
+RULES = ROOT / "deploy" / "prometheus"
+BUILT_IN = frozenset({"apps/v1", "autoscaling/v2", "networking.k8s.io/v1", "policy/v1", "v1"})
+
+Documents = list[dict[str, Any]]
+Answer = dict[str, Any]
+
+MONITORED = {
+    "podMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
+    "dashboards": {"enabled": True, "annotations": {"grafana_folder": "vLLM"}},
+}
+CASES: dict[str, dict[str, Any]] = {
+    "one model": {"model": "Qwen/Qwen3-8B"},
+    "demo": {"demo": True, "podDisruptionBudget": {"enabled": False}},
+    "monitored": {"model": "Qwen/Qwen3-8B", **MONITORED},
+    "scaled": {
+        "model": "Qwen/Qwen3-8B",
+        "autoscaling": {"enabled": True},
+        "volumes": {"accessMode": "ReadWriteMany", "models": {"storageClassName": "nfs"}},
+        "networkPolicy": {
+            "enabled": True,
+            "from": [{"podSelector": {"matchLabels": {"app": "gateway"}}}],
+        },
+    },
+    "two GPUs": {
+        "model": "/models/mine",
+        "gpu": {"count": 2, "runtimeClassName": "nvidia"},
+        "extraArgs": ["--max-model-len", "32768"],
+        "extraEnv": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+        "keys": {"apiKey": "secret", "huggingFaceToken": "hf_x"},
+        "image": {"repository": "registry.example/holdfast", "pullSecrets": [{"name": "pull"}]},
+        "podLabels": {"team": "a"},
+        "podAnnotations": {"note": "b"},
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+        "priorityClassName": "inference",
+    },
+    "claims of the user": {
+        "model": "Qwen/Qwen3-8B",
+        "networkPolicy": {"enabled": True},
+        "keys": {"existingSecret": "mine"},
+        "volumes": {
+            name: {"existingClaim": f"my-{name}"} for name in ("state", "models", "kernels")
+        },
+    },
+    "drain of 0 s": {"model": "m", "stop": {"drainSeconds": 0, "preStopSeconds": 1}},
+    "drain of 600 s": {"model": "m", "stop": {"drainSeconds": 600}, "start": {"seconds": 7205}},
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "model is empty": {},
+    "serves its own model": {"demo": True, "model": "m"},
+    "volumes.accessMode=ReadWriteMany": {"model": "m", "replicas": 2},
+    "several replicas share": {"model": "m", "autoscaling": {"enabled": True}},
+    "additional properties 'modle' not allowed": {"modle": "m"},
+    "/replicas": {"model": "m", "replicas": "two"},
+    "/stop/engineSeconds": {"model": "m", "stop": {"engineSeconds": 5}},
+    "/volumes/models/size": {"model": "m", "volumes": {"models": {"size": "big"}}},
+    "/service/port": {"model": "m", "service": {"port": 0}},
+    "/podMonitor/interval": {"model": "m", "podMonitor": {"interval": "15 seconds"}},
+}
+
+pytestmark = pytest.mark.tools
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    """Every case, rendered in one process."""
+    request = {"chart": str(CHART), "cases": {**CASES, **REFUSED}}
+    done = subprocess.run(
+        [tool_python(), str(Path(__file__).parent / "render_chart.py")],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def documents(answer: Answer, case: str) -> Documents:
+    rendered = answer["cases"][case]
+    assert rendered["error"] == ""
+    return list(rendered["documents"])
+
+
+def of_kind(answer: Answer, case: str, kind: str) -> Documents:
+    return [one for one in documents(answer, case) if one["kind"] == kind]
+
+
+def pod(answer: Answer, case: str) -> dict[str, Any]:
+    (deployment,) = of_kind(answer, case, "Deployment")
+    return dict(deployment["spec"]["template"]["spec"])
+
+
+def container(answer: Answer, case: str) -> dict[str, Any]:
+    (only,) = pod(answer, case)["containers"]
+    return dict(only)
+
+
+def flag(answer: Answer, case: str, name: str) -> str:
+    given = [text for text in container(answer, case)["args"] if text.startswith(f"{name}=")]
+    return given[-1].partition("=")[2] if given else ""
+
+
+def test_helm_has_no_complaint(answer: Answer) -> None:
+    """`helm lint --strict` finds nothing."""
+    assert answer["lint"]["messages"] == []
+    assert answer["lint"]["errors"] == []
+
+
+@every_case
+def test_every_built_in_kind_is_valid(answer: Answer, case: str) -> None:
+    """No unknown field and no wrong type, by the schemas of the newest Kubernetes."""
+    assert answer["cases"][case]["problems"] == []
+    kinds = {one["apiVersion"] for one in documents(answer, case)}
+    assert kinds <= BUILT_IN | {"monitoring.coreos.com/v1"}
+
+
+def test_every_custom_kind_is_valid(answer: Answer) -> None:
+    """The same for monitors and rules, by the definitions of the Prometheus operator."""
+    if not crds.SCHEMAS.exists():
+        pytest.skip("no shared/data/schemas beside this checkout")
+    custom = [one for kind in crds.NAMES for one in of_kind(answer, "monitored", kind)]
+    assert {one["kind"] for one in custom} == set(crds.NAMES)
+    assert [problem for one in custom for problem in crds.problems(one)] == []
+    custom[0]["spec"]["scrapeinterval"] = "15s"
+    assert len(crds.problems(custom[0])) == 1
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_wrong_values_are_refused(answer: Answer, reason: str) -> None:
+    """By the schema of the values or by the chart, with the reason."""
+    assert reason in answer["cases"][reason]["error"].replace("'/", "/")
+
+
+def test_every_value_is_in_the_schema() -> None:
+    """What can be set has a type, and what is not a value cannot be set."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def compare(part: dict[str, Any], values: dict[str, Any], path: str) -> Iterator[str]:
+        properties = part.get("properties")
+        if properties is None:
+            return
+        if set(properties) != set(values) or part.get("additionalProperties") is not False:
+            yield path
+        for name in set(properties) & set(values):
+            if isinstance(values[name], dict):
+                yield from compare(properties[name], values[name], f"{path}.{name}")
+
+    assert list(compare(schema, yaml.safe_load((CHART / "values.yaml").read_text()), "")) == []
+
+
+def test_the_version_is_ours() -> None:
+    """Chart and image carry the version of the package."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+@every_case
+def test_termination_adds_up(answer: Answer, case: str) -> None:
+    """preStop, the drain that the server is told, and the end of the engine fit into the grace."""
+    spec, only = pod(answer, case), container(answer, case)
+    pre_stop_seconds = only["lifecycle"]["preStop"]["sleep"]["seconds"]
+    drain_seconds = float(flag(answer, case, "--drain-timeout"))
+    given = CASES[case].get("stop", {}).get("drainSeconds", 45)
+    assert drain_seconds == given
+    needed_seconds = pre_stop_seconds + drain_seconds + ENGINE_STOP_SECONDS
+    assert needed_seconds <= spec["terminationGracePeriodSeconds"]
+
+
+def test_the_drain_is_by_default_that_of_the_server() -> None:
+    """The chart changes nothing that was not asked for."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    (drain,) = (one for one in flags() if one.name == "--drain-timeout")
+    assert str(values["stop"]["drainSeconds"]) == drain.shown_default
+
+
+@every_case
+def test_the_probes_ask_the_running_server(answer: Answer, case: str) -> None:
+    """Each probe asks the route whose answers mean what Kubernetes does with them."""
+    only = container(answer, case)
+    routes = health_routes(a_status, queue=lambda: (0, 0))
+    paths = {route.path for route in [*routes, metrics_route(lambda _: (b"", ""))]}
+    asked = {
+        name: only[f"{name}Probe"]["httpGet"]["path"]
+        for name in ("startup", "readiness", "liveness")
+    }
+    assert set(asked.values()) <= paths
+    assert asked == {"startup": "/startupz", "readiness": "/readyz", "liveness": "/livez"}
+    assert {State.READY} == SERVING
+    assert {State.FAILED} == HOPELESS
+
+
+@every_case
+def test_the_start_gets_its_time(answer: Answer, case: str) -> None:
+    """The startup probe gives what the values ask for, and at most one period more."""
+    probe = container(answer, case)["startupProbe"]
+    seconds = CASES[case].get("start", {}).get("seconds", 3600)
+    assert 0 <= probe["periodSeconds"] * probe["failureThreshold"] - seconds < 10
+    (deployment,) = of_kind(answer, case, "Deployment")
+    assert deployment["spec"]["progressDeadlineSeconds"] > seconds
+
+
+@every_case
+def test_the_command_is_accepted(answer: Answer, case: str) -> None:
+    """The arguments are those of `holdfast serve`, and its variables exist."""
+    only = container(answer, case)
+    assert only["args"][0] == "serve"
+    settings = cli.parse_serve(only["args"][1:], {}, needs_model=False)
+    assert settings.listen.port == only["ports"][0]["containerPort"]
+    ours = {entry["name"] for entry in only["env"] if entry["name"].startswith("HOLDFAST_")}
+    assert ours <= {one.variable for one in flags()}
+    layout = read_layout(only["args"])
+    gpus = only["resources"]["limits"].get("nvidia.com/gpu", 1)
+    assert layout.tensor_parallel_size == gpus
+
+
+@every_case
+def test_the_doctor_is_content(answer: Answer, case: str, tmp_path: Path) -> None:
+    """No hazard that `holdfast doctor --manifest` knows is in what the chart renders."""
+    path = tmp_path / "rendered.yaml"
+    path.write_text(yaml.safe_dump_all(documents(answer, case)))
+    (deployment,) = read_deployments(path, {})
+    findings = check_deployment(
+        deployment,
+        read_layout(deployment.arguments),
+        drain_seconds=float(flag(answer, case, "--drain-timeout")),
+        state_directory=STATE_DIRECTORY,
+    )
+    assert [one for one in findings if one.severity != "ok"] == []
+
+
+@every_case
+def test_the_container_may_do_little(answer: Answer, case: str) -> None:
+    """No root, no capability, no writable root file system, no token of the cluster."""
+    spec, only = pod(answer, case), container(answer, case)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    assert only["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+@every_case
+def test_every_selector_finds_the_pods(answer: Answer, case: str) -> None:
+    """Service, policies and monitor select by labels that the pods have, as the Deployment does."""
+    (deployment,) = of_kind(answer, case, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        one["spec"].get("podSelector") or one["spec"]["selector"]
+        for one in documents(answer, case)
+        if one["kind"] in {"Deployment", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor"}
+    ]
+    (service,) = of_kind(answer, case, "Service")
+    wanted = [selector["matchLabels"] for selector in selectors] + [service["spec"]["selector"]]
+    assert all(one.items() <= labels.items() for one in wanted)
+
+
+@every_case
+def test_every_port_by_name_exists(answer: Answer, case: str) -> None:
+    """What names a port names one of the container."""
+    names = {port["name"] for port in container(answer, case)["ports"]}
+    (service,) = of_kind(answer, case, "Service")
+    used = {port["targetPort"] for port in service["spec"]["ports"]}
+    for monitor in of_kind(answer, case, "PodMonitor"):
+        used |= {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    for policy in of_kind(answer, case, "NetworkPolicy"):
+        used |= {port["port"] for port in policy["spec"]["ingress"][0]["ports"]}
+    assert used == names
+
+
+@every_case
+def test_every_volume_and_secret_is_there_or_named_by_the_user(answer: Answer, case: str) -> None:
+    """Claims are made or given, mounts name a volume, and a key of a Secret may be missing."""
+    spec, only = pod(answer, case), container(answer, case)
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert {mount["name"] for mount in only["volumeMounts"]} == set(volumes)
+    claims = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in volumes.values()
+        if "persistentVolumeClaim" in volume
+    }
+    made = {one["metadata"]["name"] for one in of_kind(answer, case, "PersistentVolumeClaim")}
+    given = {"my-state", "my-models", "my-kernels"} if case == "claims of the user" else set()
+    assert claims == made | given
+    references = [one["valueFrom"]["secretKeyRef"] for one in only["env"] if "valueFrom" in one]
+    assert all(reference["optional"] for reference in references)
+
+
+def test_keys_are_in_a_secret(answer: Answer) -> None:
+    """Keys that are given in the values stand in a Secret, which the container reads."""
+    (secret,) = of_kind(answer, "two GPUs", "Secret")
+    assert secret["stringData"] == {"api-key": "secret", "hugging-face-token": "hf_x"}
+    names = {
+        one["valueFrom"]["secretKeyRef"]["name"]
+        for one in container(answer, "two GPUs")["env"]
+        if "valueFrom" in one
+    }
+    assert names == {secret["metadata"]["name"]}
+    assert of_kind(answer, "claims of the user", "Secret") == []
+    assert "secret" not in json.dumps(of_kind(answer, "two GPUs", "Deployment")).replace(
+        "secretKeyRef", ""
+    )
+
+
+def test_the_monitor_scrapes_our_metrics(answer: Answer) -> None:
+    """It asks the route that has them, under the job that rules and dashboards know."""
+    (monitor,) = of_kind(answer, "monitored", "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["path"] == metrics_route(lambda _: (b"", "")).path
+    assert {"targetLabel": "job", "replacement": "holdfast"} in endpoint["relabelings"]
+    assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+
+
+def test_the_rules_are_those_of_the_tree(answer: Answer) -> None:
+    """Every file of rules is one PrometheusRule, unchanged; no template of theirs is filled in."""
+    contents = {path: yaml.safe_load(path.read_text()) for path in RULES.glob("*.yml")}
+    files = [path for path, content in contents.items() if "groups" in content]
+    rules = {one["metadata"]["name"]: one for one in of_kind(answer, "monitored", "PrometheusRule")}
+    assert files
+    assert {f"demo-holdfast-{path.stem}" for path in files} == set(rules)
+    for path in files:
+        rule = rules[f"demo-holdfast-{path.stem}"]
+        assert rule["spec"] == contents[path]
+        assert rule["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+
+
+def test_the_dashboards_are_those_of_the_tree(answer: Answer) -> None:
+    """Every generated dashboard is one ConfigMap that Grafana's sidecar finds, unchanged."""
+    files = sorted((ROOT / "dashboards" / "generated").glob("*.json"))
+    maps = {one["metadata"]["name"]: one for one in of_kind(answer, "monitored", "ConfigMap")}
+    assert files
+    assert {f"demo-holdfast-dashboard-{path.stem}" for path in files} == set(maps)
+    for path in files:
+        found = maps[f"demo-holdfast-dashboard-{path.stem}"]
+        assert found["data"] == {f"holdfast-{path.name}": path.read_text()}
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert found["metadata"]["annotations"] == {"grafana_folder": "vLLM"}
+
+
+def test_scaling_goes_by_requests_that_wait(answer: Answer) -> None:
+    """The autoscaler owns the number of replicas, and its metric is vLLM's by another name."""
+    (scaler,) = of_kind(answer, "scaled", "HorizontalPodAutoscaler")
+    (deployment,) = of_kind(answer, "scaled", "Deployment")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"]
+    (metric,) = scaler["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == "vllm_num_requests_waiting"
+
+
+@every_case
+def test_the_notes_give_the_time_to_stop(answer: Answer, case: str) -> None:
+    """They name the same grace period as the Deployment."""
+    grace_seconds = pod(answer, case)["terminationGracePeriodSeconds"]
+    assert f"takes up to {grace_seconds} s" in answer["cases"][case]["notes"]
