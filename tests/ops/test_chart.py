@@ -20,7 +20,7 @@ from holdfast.doctor.manifest_checks import ENGINE_STOP_SECONDS, STATE_DIRECTORY
 from holdfast.lifecycle.states import HOPELESS, SERVING, State
 from holdfast.settings import flags
 from ops import crds
-from ops.tools import tool_python
+from ops.prometheus import tool
 from statuses import a_status
 
 ROOT = Path(__file__).parent.parent.parent
@@ -96,7 +96,7 @@ def answer() -> Answer:
     """Every case, rendered in one process."""
     request = {"chart": str(CHART), "cases": {**CASES, **REFUSED}}
     done = subprocess.run(
-        [tool_python(), str(Path(__file__).parent / "render_chart.py")],
+        [tool("ops-python"), str(Path(__file__).parent / "render_chart.py")],
         input=json.dumps(request),
         capture_output=True,
         text=True,
