@@ -1,0 +1,104 @@
+# The images of Holdfast.
+#
+#   docker build --target cuda --tag holdfast:cuda .   NVIDIA GPUs, on vLLM's own image
+#   docker build --target cpu --tag holdfast:cpu .     no GPU: the demo model, tests, small models
+#
+# Both run as uid 10001 with a read-only root file system, if these are writable:
+# /tmp, /dev/shm, and below /home/holdfast: .local/state/holdfast, .cache and .cache/huggingface.
+ARG CPU_BASE=docker.io/library/python:3.11-slim-bookworm
+ARG CUDA_BASE=docker.io/vllm/vllm-openai:v0.32.0
+
+FROM ${CPU_BASE} AS wheel
+WORKDIR /source
+COPY requirements/cpu.txt requirements/
+RUN python3 -m venv /build \
+    && /build/bin/pip install --no-cache-dir --no-deps "$(grep '^setuptools==' requirements/cpu.txt)"
+COPY pyproject.toml README.md LICENSE ./
+COPY server server
+RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM ${CPU_BASE} AS cpu-dependencies
+# Where the CPU builds of torch are, if pip does not find them where it looks by default.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /source
+RUN python3 -m venv /opt/holdfast
+COPY requirements/cpu.txt requirements/
+# The list is complete, and has to be taken without dependencies: it says why.
+RUN /opt/holdfast/bin/pip install --no-cache-dir --no-deps --no-compile \
+        --extra-index-url "${TORCH_INDEX}" "$(grep '^torch==' requirements/cpu.txt)" \
+    && /opt/holdfast/bin/pip install --no-cache-dir --no-deps --no-compile \
+        --only-binary :all: --requirement requirements/cpu.txt \
+    && { /opt/holdfast/bin/python -m compileall -qq -j 0 /opt/holdfast/lib || true; }
+
+FROM ${CPU_BASE} AS cpu
+# g++: torch compiles kernels for the CPU while a model loads. libnuma1: vLLM links to it. Debian
+# keeps only the newest build of a package, so a pinned version would soon not be found.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ libnuma1 \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=cpu-dependencies /opt/holdfast /opt/holdfast
+ENV PATH=/opt/holdfast/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HOME=/home/holdfast \
+    USER=holdfast \
+    TRITON_CACHE_DIR=/home/holdfast/.cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/home/holdfast/.cache/torchinductor
+# A volume that is new takes the owner of what it covers.
+RUN useradd --uid 10001 --user-group --create-home --home-dir "${HOME}" holdfast \
+    && install --directory --owner holdfast --group holdfast \
+        "${HOME}/.cache" "${HOME}/.cache/huggingface" \
+        "${HOME}/.local" "${HOME}/.local/state" "${HOME}/.local/state/holdfast"
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-cache-dir --no-deps /wheels/*.whl \
+    && python3 -c "import holdfast.app"
+USER 10001:10001
+WORKDIR /home/holdfast
+EXPOSE 8000
+# The start period is that of a large model; the first success ends it. The port is the one inside.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --retries=3 \
+    CMD ["python3", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["holdfast"]
+CMD ["serve", "--demo"]
+LABEL org.opencontainers.image.title="Holdfast" \
+      org.opencontainers.image.description="An OpenAI-compatible server around vLLM whose green light is true." \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="docker.io/library/python:3.11-slim-bookworm"
+
+FROM ${CUDA_BASE} AS cuda
+USER 0
+ENV PYTHONUNBUFFERED=1 \
+    HOME=/home/holdfast \
+    USER=holdfast \
+    TRITON_CACHE_DIR=/home/holdfast/.cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/home/holdfast/.cache/torchinductor
+RUN useradd --uid 10001 --user-group --create-home --home-dir "${HOME}" holdfast \
+    && install --directory --owner holdfast --group holdfast \
+        "${HOME}/.cache" "${HOME}/.cache/huggingface" \
+        "${HOME}/.local" "${HOME}/.local/state" "${HOME}/.local/state/holdfast"
+# What vLLM's image does not have to have, in our pinned versions; the rest is vLLM's own.
+# Its Python is the one of the system, which pip may refuse to touch unless told.
+COPY requirements/cpu.txt /tmp/requirements/
+RUN grep -E '^(platformdirs|rich|markdown-it-py|mdurl|pygments)==' /tmp/requirements/cpu.txt \
+        > /tmp/requirements/ours.txt \
+    && PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps \
+        --requirement /tmp/requirements/ours.txt \
+    && rm -r /tmp/requirements
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl \
+    && python3 -c "import holdfast.app"
+USER 10001:10001
+WORKDIR /home/holdfast
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --retries=3 \
+    CMD ["python3", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["holdfast"]
+CMD ["serve", "--help"]
+LABEL org.opencontainers.image.title="Holdfast" \
+      org.opencontainers.image.description="An OpenAI-compatible server around vLLM whose green light is true." \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="docker.io/vllm/vllm-openai:v0.32.0"
