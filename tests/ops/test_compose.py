@@ -1,0 +1,188 @@
+"""The Compose files: valid, complete, and true to the server, the rules and the dashboards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from holdfast import cli
+from holdfast.doctor.deployments import read_deployments
+from holdfast.doctor.layout import read_layout
+from holdfast.doctor.manifest_checks import STATE_DIRECTORY, check_deployment
+from ops.prometheus import tool
+from ops.queries import ROOT, dashboards
+
+COMPOSE = ROOT / "deploy" / "compose"
+FILES = {
+    "demo": ("compose.yaml",),
+    "GPU": ("compose.yaml", "gpu.yaml"),
+}
+
+pytestmark = pytest.mark.tools
+every_set = pytest.mark.parametrize("name", FILES)
+
+
+def compose(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`docker compose config` of one set of files."""
+    files = [word for file in FILES[name] for word in ("-f", str(COMPOSE / file))]
+    return subprocess.run(
+        [tool("docker-compose"), *files, "config", "--format", "json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **environment},
+    )
+
+
+def config(name: str) -> dict[str, Any]:
+    """What Compose makes of one set of files."""
+    done = compose(name, MODEL="Qwen/Qwen3-8B")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """The source of each mount, by its target."""
+    return {mount["target"]: mount["source"] for mount in service["volumes"]}
+
+
+@every_set
+def test_compose_accepts_them(name: str) -> None:
+    """Every key is one of Compose, and every service of the promise is there."""
+    assert set(config(name)["services"]) == {"holdfast", "prometheus", "alertmanager", "grafana"}
+
+
+def test_a_model_has_to_be_named_for_the_gpus() -> None:
+    """Without one nothing is started, and the message says what to set."""
+    done = compose("GPU")
+    assert done.returncode != 0
+    assert "MODEL=Qwen/Qwen3-8B" in done.stderr
+
+
+@every_set
+def test_the_doctor_is_content(name: str, tmp_path: Path) -> None:
+    """No hazard that `holdfast doctor --manifest` knows is in what Compose would start."""
+    path = tmp_path / "compose.yaml"
+    path.write_text(yaml.safe_dump(config(name)))
+    (deployment,) = read_deployments(path, {})
+    settings = cli.parse_serve(deployment.arguments, {}, needs_model=False)
+    findings = check_deployment(
+        deployment,
+        read_layout(deployment.arguments),
+        drain_seconds=settings.supervision.drain_timeout_seconds,
+        state_directory=STATE_DIRECTORY,
+    )
+    assert [one for one in findings if one.severity != "ok"] == []
+
+
+@every_set
+def test_the_server_keeps_what_it_learns_and_compiles(name: str) -> None:
+    """State, models and kernels are named volumes; the rest of its file system is read-only."""
+    service = config(name)["services"]["holdfast"]
+    assert service["read_only"] is True
+    assert mounts(service) == {
+        str(STATE_DIRECTORY): "state",
+        "/home/holdfast/.cache": "kernels",
+        "/home/holdfast/.cache/huggingface": "models",
+    }
+
+
+def test_the_health_check_is_that_of_the_image() -> None:
+    """It asks `/readyz` with the words of the Dockerfile, and gives the start as long."""
+    service = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]["holdfast"]
+    check = service["healthcheck"]
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    stated = re.findall(r"^HEALTHCHECK (.*) \\\n    CMD (\[.*\])$", dockerfile, re.MULTILINE)
+    assert len(stated) == 2
+    for options, command in stated:
+        assert ["CMD", *json.loads(command)] == check["test"]
+        assert set(options.split()) == {
+            f"--{name.replace('_', '-')}={check[name]}"
+            for name in ("interval", "timeout", "retries", "start_period")
+        }
+    assert "/readyz" in check["test"][-1]
+
+
+def test_prometheus_and_alertmanager_find_each_other() -> None:
+    """Each address that one of them is given is a service and the port that it listens on."""
+    services = config("demo")["services"]
+    ports = {"holdfast": 8000, "alertmanager": 9093, "prometheus": 9090}
+    text = (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()
+    source = (COMPOSE / "grafana/provisioning/datasources/prometheus.yaml").read_text()
+    addresses = re.findall(r"([a-z]+):(\d+)", re.sub(r"#.*", "", text))
+    addresses += [
+        (httpx.URL(one["url"]).host, str(httpx.URL(one["url"]).port))
+        for one in yaml.safe_load(source)["datasources"]
+    ]
+    assert {name for name, _ in addresses} == set(ports) <= set(services)
+    assert all(ports[name] == int(port) for name, port in addresses)
+
+
+def test_prometheus_has_our_rules() -> None:
+    """The directory that it mounts has its configuration and every file of rules it names."""
+    source = Path(mounts(config("demo")["services"]["prometheus"])["/etc/prometheus"])
+    assert source.resolve() == ROOT / "deploy" / "prometheus"
+    named = yaml.safe_load((source / "prometheus.yml").read_text())["rule_files"]
+    assert named
+    assert all((source / name).exists() for name in named)
+
+
+def test_grafana_is_provisioned() -> None:
+    """Its data source and its dashboards are there when it starts, and one is its home."""
+    service = config("demo")["services"]["grafana"]
+    found = mounts(service)
+    assert Path(found["/dashboards"]).resolve() == ROOT / "dashboards" / "generated"
+    assert Path(found["/etc/grafana/provisioning"]).resolve() == COMPOSE / "grafana/provisioning"
+    provider = (COMPOSE / "grafana/provisioning/dashboards/holdfast.yaml").read_text()
+    (only,) = yaml.safe_load(provider)["providers"]
+    assert only["options"]["path"] == "/dashboards"
+    home = Path(service["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert home.parent == Path("/dashboards")
+    assert home.stem in dashboards()
+
+
+def test_alertmanager_accepts_its_configuration() -> None:
+    """By the word of amtool; the path is the one that the service is told."""
+    path = COMPOSE / "alertmanager.yml"
+    done = subprocess.run(
+        [tool("amtool"), "check-config", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    service = config("demo")["services"]["alertmanager"]
+    (target,) = (target for target, source in mounts(service).items() if source == str(path))
+    assert f"--config.file={target}" in service["command"]
+
+
+def test_the_alert_that_silences_others_exists() -> None:
+    """The rule of inhibition names an alert of ours."""
+    content = yaml.safe_load((COMPOSE / "alertmanager.yml").read_text())
+    (rule,) = content["inhibit_rules"]
+    names = {word.split("=")[1].strip('"') for word in rule["source_matchers"]}
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+    known = {one["alert"] for group in rules["groups"] for one in group["rules"]}
+    assert names <= known
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "gpu.yaml"])
+def test_the_commands_in_the_comments_name_files_that_exist(file: str) -> None:
+    """What a reader copies from the head of a file works from the root of the tree."""
+    for line in (COMPOSE / file).read_text().splitlines():
+        if "docker compose" in line:
+            words = shlex.split(line.lstrip("# "))
+            named = [words[index + 1] for index, word in enumerate(words) if word == "-f"]
+            assert named
+            assert all((ROOT / name).exists() for name in named)
