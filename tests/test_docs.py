@@ -15,6 +15,7 @@ import yaml
 from holdfast import cli
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
+from holdfast.doctor.findings import HAZARDS
 from holdfast.errors import ExitCode
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
 from holdfast.records import DEATH_CAUSES, LOSS_REASONS, PROBE_STEPS
@@ -23,10 +24,19 @@ from holdfast.telemetry.metrics import METRICS
 from statuses import a_status
 
 ROOT = Path(__file__).parent.parent
+DOCKERFILE = ROOT / "Dockerfile"
 README = ROOT / "README.md"
 OPERATING = ROOT / "docs" / "operating.md"
+DEPLOYING = ROOT / "docs" / "deploying.md"
 HOW_IT_WORKS = ROOT / "docs" / "how-it-works.md"
-PAGES = (README, HOW_IT_WORKS, OPERATING, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
+PAGES = (
+    README,
+    HOW_IT_WORKS,
+    DEPLOYING,
+    OPERATING,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+)
 
 Row = tuple[str, ...]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -170,12 +180,38 @@ def test_every_command_of_holdfast_parses() -> None:
 
 def test_the_command_in_the_container_parses() -> None:
     """What `docker run` starts is accepted by the parser, and its time-out covers the drain."""
-    (docker,) = (words for _, words in commands() if words[0] == "docker")
-    command = docker[docker.index("holdfast") :]
-    settings = cli.parse_serve(command[2:], {})
+    (docker,) = (words for _, words in commands() if words[:2] == ["docker", "run"])
+    command = docker[docker.index("serve") + 1 :]
+    settings = cli.parse_serve(command, {})
     stop_seconds = int(docker[docker.index("--stop-timeout") + 1])
-    assert command[:2] == ["holdfast", "serve"]
     assert stop_seconds >= settings.supervision.drain_timeout_seconds + 30
+
+
+def test_every_image_that_is_run_is_built_before() -> None:
+    """`docker run` names a tag that `docker build` makes, from a target that exists."""
+    built = {
+        words[words.index("--tag") + 1]: words[words.index("--target") + 1]
+        for _, words in commands()
+        if words[:2] == ["docker", "build"]
+    }
+    targets = set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE.read_text(), re.MULTILINE))
+    run = {word for _, words in commands() if words[:2] == ["docker", "run"] for word in words}
+    assert set(built.values()) <= targets
+    assert run & set(built)
+
+
+def test_every_file_that_is_deployed_exists() -> None:
+    """Each path below deploy/ in a command is in the tree."""
+    named = {word for _, words in commands() for word in words if word.startswith("deploy/")}
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_hazard_is_explained() -> None:
+    """The table of the doctor is complete and in order, and says how bad each may be."""
+    rows = table(DEPLOYING, "## Doctor")
+    assert [row[0].strip("`") for row in rows] == [*HAZARDS]
+    assert all("failure" in row[2] or "warning" in row[2] for row in rows)
 
 
 def test_every_make_target_exists() -> None:

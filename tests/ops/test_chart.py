@@ -21,9 +21,9 @@ from holdfast.lifecycle.states import HOPELESS, SERVING, State
 from holdfast.settings import flags
 from ops import crds
 from ops.prometheus import tool
+from ops.queries import ROOT, metric_names, vllm_names
 from statuses import a_status
 
-ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "holdfast"
 RULES = ROOT / "deploy" / "prometheus"
 BUILT_IN = frozenset({"apps/v1", "autoscaling/v2", "networking.k8s.io/v1", "policy/v1", "v1"})
@@ -372,13 +372,19 @@ def test_the_dashboards_are_those_of_the_tree(answer: Answer) -> None:
 
 
 def test_scaling_goes_by_requests_that_wait(answer: Answer) -> None:
-    """The autoscaler owns the number of replicas, and its metric is vLLM's by another name."""
+    """Replicas are the autoscaler's, by a metric of vLLM that the rule in the docs serves to it."""
     (scaler,) = of_kind(answer, "scaled", "HorizontalPodAutoscaler")
     (deployment,) = of_kind(answer, "scaled", "Deployment")
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     assert "replicas" not in deployment["spec"]
     (metric,) = scaler["spec"]["metrics"]
-    assert metric["pods"]["metric"]["name"] == "vllm_num_requests_waiting"
+    name = metric["pods"]["metric"]["name"]
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    (rule,) = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["rules"]
+    assert rule["name"] == {"as": name}
+    (series,) = metric_names(rule["seriesQuery"])
+    assert series in vllm_names()
+    assert series.replace(":", "_") == name
 
 
 @every_case
