@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -48,6 +50,13 @@ def wrong(document: dict[str, Any]) -> str:
     return ""
 
 
+def packaged(chart: Chart) -> list[str]:
+    """The files that a package of the chart has beside its templates, once it is unpacked again."""
+    with tempfile.TemporaryDirectory() as directory:
+        archive = Path(chart.save(directory)).read_bytes()
+    return sorted(one["name"] for one in Chart.load_archive(archive).files)
+
+
 def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
@@ -55,6 +64,7 @@ def main() -> None:
     first = next(iter(request["cases"].values()))
     json.dump(
         {
+            "packaged": packaged(chart),
             "lint": lint(request["chart"], first, strict=True),
             "cases": {name: rendered(chart, values) for name, values in request["cases"].items()},
         },

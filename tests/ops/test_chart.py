@@ -138,6 +138,17 @@ def test_helm_has_no_complaint(answer: Answer) -> None:
     assert answer["lint"]["errors"] == []
 
 
+def test_a_package_has_the_rules_and_dashboards(answer: Answer) -> None:
+    """What the tree has as links, a package has as files, so that it installs from anywhere."""
+    packaged = set(answer["packaged"])
+    rules = {f"prometheus/{path.name}" for path in RULES.glob("*.yml")}
+    boards = {
+        f"dashboards/{path.name}" for path in (ROOT / "dashboards" / "generated").glob("*.json")
+    }
+    assert rules | boards <= packaged
+    assert not any("test" in name for name in packaged)
+
+
 @every_case
 def test_every_built_in_kind_is_valid(answer: Answer, case: str) -> None:
     """No unknown field and no wrong type, by the schemas of the newest Kubernetes."""
