@@ -49,8 +49,8 @@ RUN useradd --uid 10001 --user-group --create-home --home-dir "${HOME}" holdfast
     && install --directory --owner holdfast --group holdfast \
         "${HOME}/.cache" "${HOME}/.cache/huggingface" \
         "${HOME}/.local" "${HOME}/.local/state" "${HOME}/.local/state/holdfast"
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --no-deps /wheels/*.whl \
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-cache-dir --no-deps /wheels/*.whl \
     && python3 -c "import holdfast.app"
 USER 10001:10001
 WORKDIR /home/holdfast
@@ -86,8 +86,8 @@ RUN grep -E '^(platformdirs|rich|markdown-it-py|mdurl|pygments)==' /tmp/requirem
     && PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps \
         --requirement /tmp/requirements/ours.txt \
     && rm -r /tmp/requirements
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl \
+COPY --from=wheel /wheels /wheels
+RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl \
     && python3 -c "import holdfast.app"
 USER 10001:10001
 WORKDIR /home/holdfast

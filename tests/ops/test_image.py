@@ -77,7 +77,7 @@ def test_the_wheel_is_built_from_what_the_context_has() -> None:
     """Every file that is copied is let through by .dockerignore, and nothing else is."""
     copied = {
         source.rstrip("/")
-        for words in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE)
+        for words in re.findall(r"^COPY (?!--from=)(.*)$", DOCKERFILE, re.MULTILINE)
         for source in words.split()[:-1]
     }
     lines = (ROOT / ".dockerignore").read_text().splitlines()
