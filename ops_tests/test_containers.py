@@ -26,7 +26,7 @@ from ops_tests.containers import ALERTMANAGER, PROMETHEUS, PYTHON_BASE, VLLM_BAS
 from servers import KV_CACHE_BYTES, wait_until
 
 BUILD_SECONDS = 1800.0
-READY_SECONDS = 300.0
+READY_SECONDS = 900.0
 STOP_SECONDS = 75
 SMALL = (
     f"--kv-cache-memory-bytes={KV_CACHE_BYTES}",
@@ -119,12 +119,11 @@ def stream_through_a_stop(server: Running, stop: list[str]) -> tuple[str | None,
         extra_body={"ignore_eos": True},
     )
     stopping: subprocess.Popen[bytes] | None = None
-    finish, tokens, chunks = None, 0, 0
-    for chunk in stream:
-        chunks += 1
+    finish, tokens = None, 0
+    for index, chunk in enumerate(stream):
         if chunk.usage is not None:
             tokens = chunk.usage.completion_tokens
-        if stopping is None and chunks == 20:
+        if stopping is None and index == 20:
             stopping = subprocess.Popen(stop, env=server.engine.environment)
             wait_until(
                 lambda: server.code("/readyz") == 503,
@@ -165,13 +164,8 @@ def test_the_container_serves_and_drains(containers: Engine, cpu_image: str) -> 
         assert containers.run("podman", "wait", server.name) == "0"
 
 
-def test_a_second_start_finds_what_the_first_has_learned(
-    containers: Engine, cpu_image: str
-) -> None:
+def test_the_doctor_is_content_with_the_image(containers: Engine, cpu_image: str) -> None:
     """The doctor in the image has no fault to find when its state is on a volume."""
-    with container(containers, cpu_image, "serve", "--help") as server:
-        containers.run("podman", "wait", server.name)
-        assert "--workspace-reserve" in containers.run("podman", "logs", server.name)
     report = containers.run(
         "podman",
         *("run", "--rm", "--read-only", "--tmpfs", SCRATCH, "--ulimit", "host"),
@@ -200,9 +194,11 @@ def test_the_doctor_sees_that_state_is_lost_in_a_container(
 def test_the_cuda_target_builds(containers: Engine, cpu_image: str) -> None:
     """Our layers fit on a base that has vLLM, and what they start is Holdfast.
 
-    The base is a stand-in: our CPU image under the name of vLLM's, so nothing of CUDA is shown.
+    The base is a stand-in: our CPU image under the name of vLLM's and without what we add to that,
+    so nothing of CUDA is shown.
     """
-    containers.stand_in(VLLM_BASE, f"FROM {cpu_image}\nUSER 0\nRUN userdel holdfast\n", ROOT)
+    without_ours = "userdel holdfast && pip uninstall --yes holdfast platformdirs && rm -r /wheels"
+    containers.stand_in(VLLM_BASE, f"FROM {cpu_image}\nUSER 0\nRUN {without_ours}\n", ROOT)
     image = containers.build("cuda", seconds=BUILD_SECONDS)
     run = ("podman", "run", "--rm", "--ulimit", "host", image)
     assert containers.run(*run, "version").splitlines()[0] == f"holdfast {__version__}"
@@ -259,7 +255,7 @@ def test_compose_starts_server_prometheus_and_alertmanager(
     override.write_text(
         "services:\n  holdfast:\n"
         f"    image: {cpu_image}\n"
-        f"    command: {json.dumps(['serve', '--demo', *SMALL])}\n"
+        f"    command: {json.dumps(['serve', '--demo', '--enforce-eager', *SMALL])}\n"
         '    ports: !override ["127.0.0.1::8000"]\n'
     )
     files = [ROOT / "deploy" / "compose" / "compose.yaml", override]
