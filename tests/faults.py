@@ -17,6 +17,8 @@ from servers import Server, descendants
 
 MIB = 1024 * 1024
 CGROUP = Path("/sys/fs/cgroup/memory")
+POISON_TOKENS = 6002
+"""A prompt of this length ends every engine that computes it."""
 SLOW_STEP_TOKENS = 1000
 """A step of so many tokens takes long enough for a fault to strike while it runs."""
 
@@ -52,6 +54,7 @@ def ailing_model(models: Path, armoury: Path) -> Path:
             rank=0,
             armed_by=str(armoury / "reject"),
         ),
+        DemoFault("context", POISON_TOKENS, "raise", rank=1, until=POISON_TOKENS),
         DemoFault("step_tokens", SLOW_STEP_TOKENS, "slow", rank=0, seconds=0.3),
     )
     return ensure_demo_model(models, DemoSwitches(faults=faults))

@@ -81,10 +81,12 @@ class Server:
         """One POST of a JSON body."""
         return self._client.post(f"{self.url}{path}", json=body, **options)
 
-    def completion(self, prompt: str | Sequence[int], **options: Any) -> httpx.Response:
+    def completion(
+        self, prompt: str | Sequence[int], *, timeout: float = 60, **options: Any
+    ) -> httpx.Response:
         """A greedy completion."""
         body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, **options}
-        return self.post("/v1/completions", {"model": self.model, **body})
+        return self.post("/v1/completions", {"model": self.model, **body}, timeout=timeout)
 
     @property
     def model(self) -> str:

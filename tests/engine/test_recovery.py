@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
-from faults import FAULTS, Patient, ailing_model
+from faults import FAULTS, POISON_TOKENS, Patient, ailing_model
 from load import Load, ask, client_of, loaded, questions, undisturbed
 from servers import SMALL, Server, descendants, running, wait_until
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 CLIENTS = 8
 STALL_SECONDS = 3
@@ -180,17 +180,14 @@ def test_nothing_is_left_behind(life: Life) -> None:
 
 
 def test_what_kills_every_engine_is_quarantined(life: Life) -> None:
-    """Alone it kills one more, then it is refused; its neighbours are served.
-
-    A seed of its own is such a request: vLLM 0.32's CPU sampler raises for it.
-    """
+    """Alone it kills one more, then it is refused; its neighbours are served."""
     server = life.server
     before = sum(deaths(server).values())
-    poison = {"model": "ailing", "prompt": "poison", "max_tokens": 4, "temperature": 1, "seed": 1}
+    poison = [50] * POISON_TOKENS
     with loaded(server, life.load.expected, clients=3, seed=8) as load:
-        answer = server.post("/v1/completions", poison, timeout=300)
+        answer = server.completion(poison, timeout=300)
         server.until_ready()
-        again = server.post("/v1/completions", poison, timeout=300)
+        again = server.completion(poison, timeout=300)
     assert (answer.status_code, again.status_code) == (500, 500)
     assert answer.headers["x-should-retry"] == "false"
     assert "ended the engine while it was the only one in it" in answer.json()["error"]["message"]
