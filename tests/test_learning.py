@@ -87,8 +87,16 @@ def test_when_the_engine_is_started_once_more(
 def test_it_is_started_once_more_only_once(tmp_path: Path) -> None:
     """A need that grows from start to start is no endless loop."""
     learning = opened(tmp_path, learned_restart="always")
-    assert learning.takes_restart((), 1.0)
-    assert not learning.takes_restart((), 1.0)
+    ranks = (rank_with(MIB),)
+    assert learning.takes_restart(ranks, 1.0)
+    assert not learning.takes_restart(ranks, 1.0)
+
+
+def test_what_cannot_be_reserved_is_no_reason_to_start_once_more(tmp_path: Path) -> None:
+    """A resource that is made late grows no slot, and is there for the next pass."""
+    slot = SlotStats(0, 0, 2 * MIB, 2 * MIB, MIB, "somebody")
+    learning = opened(tmp_path, learned_restart="always")
+    assert not learning.takes_restart((a_rank(slots=(slot,), growths={"locked": 1}),), 1.0)
 
 
 def test_without_a_directory_nothing_restarts() -> None:

@@ -27,12 +27,12 @@ from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.proof import MOST_PASSES
 from holdfast.lifecycle.states import TRANSITIONS, State
 from holdfast.lifecycle.supervisor import Supervisor
-from holdfast.records import Death, ProbeReport, ProbeStep, RankStats
+from holdfast.records import Death, ProbeReport, ProbeStep, RankStats, SlotStats
 from holdfast.settings import ProbeSettings, SupervisionSettings, WorkspaceSettings
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import LogProgress
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
-from statuses import REJECTION, a_rank
+from statuses import MIB, REJECTION, a_rank
 
 DEADLINE_SECONDS = 10.0
 PASSED = ProbeReport("worst-case", True, False, 1000, 1.0, (ProbeStep("first_token", "passed", 1),))
@@ -58,7 +58,11 @@ FAILED = ProbeReport(
 )
 PLUG_PULLED = Death("core_exit", "somebody pulled the plug")
 RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", is_accusing=True)
-REFUSING = a_rank(rejections={"scratch": 1}, last_rejection=REJECTION)
+REFUSING = a_rank(
+    slots=(SlotStats(0, 0, 24 * MIB, 22 * MIB, 30 * MIB, "attention.py:10:prefill"),),
+    rejections={"scratch": 1},
+    last_rejection=REJECTION,
+)
 
 
 class ScriptedEngine(Calm):

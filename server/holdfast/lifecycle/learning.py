@@ -100,14 +100,20 @@ class Learning:
             learned.write(self._directory, self._fingerprint, slots)
 
     def takes_restart(self, ranks: Iterable[RankStats], start_seconds: float) -> bool:
-        """Whether the engine is to be started once more now; True at most once."""
+        """Whether the engine is to be started once more now; True at most once.
+
+        Only where a larger reservation would have helped: of a resource that was made late there is
+        nothing to learn, and it is there for the next pass.
+        """
+        ranks = tuple(ranks)
+        is_short = any(s.high_water_bytes > s.reserved_bytes for rank in ranks for s in rank.slots)
         is_worth_it = (
             self._settings.learned_restart == "always"
             or self._is_measuring
             or has_rejection(ranks)
             or start_seconds < QUICK_START_SECONDS
         )
-        if self._has_restarted or not self._may_restart or not is_worth_it:
+        if self._has_restarted or not (self._may_restart and is_short and is_worth_it):
             return False
         self._has_restarted = True
         self._is_measuring = False
