@@ -1,4 +1,4 @@
-"""How long does a start take, and how much memory does the front end need? Beside `vllm serve`.
+"""How long do a start and a recovery take, and how much memory? Beside `vllm serve`.
 
     python benchmarks/startup.py                         the demo model, three pairs
     python benchmarks/startup.py --pairs 5 --json -- MODEL --max-model-len 4096
@@ -47,17 +47,22 @@ MEASURES = {
     "listening_seconds": "listening, s",
     "ready_seconds": "ready, s",
     "unproven_seconds": "ready without the probe, s",
+    "recovery_seconds": "engine death to the next answer, s",
     "peak_memory_mib": "peak memory of the front end, MiB",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start, measured from outside. `ready` is `/readyz` of Holdfast, `/health` of vLLM."""
+    """One start, measured from outside. `ready` is `/readyz` of Holdfast, `/health` of vLLM.
+
+    The recovery of `vllm serve` is the start of another: it ends with its engine.
+    """
 
     listening_seconds: float
     ready_seconds: float
     peak_memory_mib: float
+    recovery_seconds: float
     phases_seconds: Mapping[str, float] = field(default_factory=dict)
     """As Holdfast reports them; what no phase covers is `other`."""
 
@@ -114,8 +119,11 @@ class Bench:
         listening = until(lambda: _is_listening(port), "listening")
         with httpx.Client(base_url=url, timeout=10, trust_env=False) as client:
             ready = until(lambda: _is_ok(client, READY_PATHS[side]), "ready")
-            phases = _phases(client, ready) if side == "holdfast" else {}
-        return Start(listening, ready, _peak_memory_mib(process.pid), phases)
+            if side != "holdfast":
+                return Start(listening, ready, _peak_memory_mib(process.pid), ready)
+            phases, memory_mib = _phases(client, ready), _peak_memory_mib(process.pid)
+            recovery = _recovery_seconds(client, process.pid, self.deadline_seconds)
+        return Start(listening, ready, memory_mib, recovery, phases)
 
     def _environment(self) -> dict[str, str]:
         paths = [str(self.directory), os.environ.get("PYTHONPATH", "")]
@@ -194,6 +202,27 @@ def _phases(client: httpx.Client, ready_seconds: float) -> dict[str, float]:
         for name, seconds in client.get("/statusz").json()["start"]["phases_s"].items()
     }
     return {**phases, "other": ready_seconds - sum(phases.values())}
+
+
+def _recovery_seconds(client: httpx.Client, pid: int, deadline_seconds: float) -> float:
+    """From the end of EngineCore to the answer of a request that was sent at that moment."""
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": "hold", "max_tokens": 1}
+    next(p for p in psutil.Process(pid).children(recursive=True) if _is_core(p)).kill()
+    began = time.monotonic()
+    # The first may be told to come back later; a client does.
+    while client.post("/v1/completions", json=body, timeout=deadline_seconds).is_error:
+        if time.monotonic() - began > deadline_seconds:
+            _give_up(f"no answer {deadline_seconds:.0f} s after the death of the engine", "")
+        time.sleep(POLL_SECONDS)
+    return time.monotonic() - began
+
+
+def _is_core(process: psutil.Process) -> bool:
+    try:
+        return "EngineCore" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _peak_memory_mib(pid: int) -> float:

@@ -126,7 +126,6 @@ class Load:
 
     expected: Mapping[Question, Answer]
     answers: list[Answer] = field(default_factory=list)
-    in_flight: int = 0
 
     @property
     def lost(self) -> list[Answer]:
@@ -151,9 +150,14 @@ class Load:
 
 @contextmanager
 def loaded(
-    server: Server, expected: Mapping[Question, Answer], *, clients: int, seed: int
+    server: Server,
+    expected: Mapping[Question, Answer],
+    *,
+    clients: int,
+    seed: int,
+    is_once: bool = False,
 ) -> Iterator[Load]:
-    """While entered, so many clients ask without a pause; when left, all have their answers."""
+    """While entered, so many clients ask without a pause, or once; when left, all have answers."""
     load = Load(expected)
     stopping = threading.Event()
     model = server.model
@@ -163,6 +167,8 @@ def loaded(
         with client_of(server) as client:
             while not stopping.is_set():
                 load.answers.append(ask(client, model, chosen.choice(list(expected))))
+                if is_once:
+                    return
 
     threads = [threading.Thread(target=ask_on, args=(number,)) for number in range(clients)]
     for thread in threads:

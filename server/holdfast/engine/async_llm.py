@@ -41,6 +41,8 @@ class AsyncEngine:
     ) -> None:
         self._queues = queues
         self._is_held = False
+        self.is_trying_canary = False
+        """Whether a canary is in the engine."""
         self._llm = llm
         self._facts = facts
         self._spec = spec
@@ -123,7 +125,11 @@ class AsyncEngine:
         return self._queues.blocked_since_seconds()
 
     async def canary(self) -> None:
-        await canary.sing(self._llm, self._facts)
+        self.is_trying_canary = True
+        try:
+            await canary.sing(self._llm, self._facts)
+        finally:
+            self.is_trying_canary = False
 
     def is_compiling(self) -> bool:
         return is_compiling(self._family())

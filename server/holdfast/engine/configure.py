@@ -64,5 +64,6 @@ def configure(
             has_template=namespace.chat_template is not None,
             runtime_directory=runtime_directory,
             is_probing=lambda: state() is State.PROBING,
+            stall_timeout_seconds=settings.supervision.stall_timeout_seconds,
         )
     return ConfiguredEngine(launcher, namespace)

@@ -27,7 +27,7 @@ from holdfast.engine.client import EngineProxy
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.stat_logger import Queues, prometheus_logger
-from holdfast.errors import PluginMissingError
+from holdfast.errors import EngineStartError, PluginMissingError
 from holdfast.records import RankStats
 from holdfast.workspace.causes import root_cause
 from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
@@ -35,6 +35,7 @@ from holdfast.workspace.stats import read_all
 
 ABANDON_DEADLINE_SECONDS = 30.0
 ABANDON_POLL_SECONDS = 0.2
+STOPPED_POLL_SECONDS = 1.0
 LONGEST_SOCKET_PATH = 64
 """Linux takes 107 bytes, and vLLM adds a slash and a UUID."""
 
@@ -54,14 +55,18 @@ class EngineLauncher:
         has_template: bool,
         runtime_directory: Path,
         is_probing: Callable[[], bool],
+        stall_timeout_seconds: float,
     ) -> None:
+        self._stall_timeout_seconds = stall_timeout_seconds
         self._config = config
         self._arguments = arguments
         self._fingerprint = fingerprint
         self._has_template = has_template
         self._runtime_directory = runtime_directory
         self.queues = Queues()
-        self._logger_class = prometheus_logger(is_probing, self.queues)
+        self._is_probing = is_probing
+        self._engine_in_use: AsyncEngine | None = None
+        self._logger_class = prometheus_logger(self._is_quiet, self.queues)
         self._renderer: Any | None = None
         self._generation = 0
         self._memory = device_memory(config.parallel_config.local_world_size)
@@ -101,9 +106,18 @@ class EngineLauncher:
             processes.reap(before)
             remains.remove(directory)
 
+    def _is_quiet(self) -> bool:
+        """Whether nobody but Holdfast itself has asked for what the engine does now."""
+        engine = self._engine_in_use
+        is_canary_alone = (
+            engine is not None and engine.is_trying_canary and not self.calls.in_engine
+        )
+        return self._is_probing() or is_canary_alone
+
     @contextmanager
     def _used(self, engine: AsyncEngine) -> Iterator[None]:
         """While entered, the proxy and its calls have this engine."""
+        self._engine_in_use = engine
         self.proxy.use(engine.llm)
         self.calls.gave_up = engine.accuse_termination
         self.calls.started(engine.llm, engine.generation)
@@ -113,6 +127,7 @@ class EngineLauncher:
             self.calls.ended()
             compat.declare_dead(engine.llm)
             self.proxy.use(None)
+            self._engine_in_use = None
             self._logger_class.generation_ended()
 
     @asynccontextmanager
@@ -135,12 +150,21 @@ class EngineLauncher:
 
     async def _construct(self, directory: Path, family: Family) -> Any:
         construct = asyncio.create_task(asyncio.to_thread(self._blocking_construct, directory))
+        stop = asyncio.create_task(_until_stopped(family, self._stall_timeout_seconds))
         try:
+            await asyncio.wait({construct, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not construct.done():
+                raise EngineStartError(
+                    f"process {stop.result()} of the engine was stopped by a signal and did not go "
+                    f"on for {self._stall_timeout_seconds:.0f} s",
+                    remedy="find out who stops it, or raise --stall-timeout.",
+                )
             with compat.start_errors(lambda: root_cause(directory)):
-                return await asyncio.shield(construct)
-        except asyncio.CancelledError:
-            await _abandon(construct, family)
-            raise
+                return construct.result()
+        finally:
+            stop.cancel()
+            if not construct.done():
+                await _abandon(construct, family)
 
     def _blocking_construct(self, directory: Path) -> Any:
         is_silent = self._arguments.disable_log_stats
@@ -215,6 +239,18 @@ def _require_every_rank(
             remedy="install holdfast in the environment of every worker, and name `holdfast` in "
             "VLLM_PLUGINS if that is set.",
         )
+
+
+async def _until_stopped(family: Family, deadline_seconds: float) -> int:
+    """The process that has been stopped for so long, as by SIGSTOP: vLLM waits 600 s for it."""
+    since: dict[int, float] = {}
+    while True:
+        now = asyncio.get_running_loop().time()
+        stopped = await asyncio.to_thread(lambda: processes.stopped(family()))
+        since = {pid: since.get(pid, now) for pid in stopped}
+        if late := next((pid for pid in since if now - since[pid] >= deadline_seconds), None):
+            return late
+        await asyncio.sleep(STOPPED_POLL_SECONDS)
 
 
 async def _abandon(construct: asyncio.Task[Any], family: Family) -> None:

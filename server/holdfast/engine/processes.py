@@ -108,3 +108,16 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return any("resource_tracker" in word for word in process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return True
+
+
+def stopped(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
+    """The pids of those that a signal or a debugger has stopped."""
+    states = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return tuple(process.pid for process in processes if _status(process) in states)
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_DEAD)

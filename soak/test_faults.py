@@ -1,0 +1,177 @@
+"""A hundred faults under load from 16 clients, drawn at random, and nobody loses an answer."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import httpx
+import psutil
+import pytest
+
+from faults import FAULTS, Patient, ailing_model, can_starve
+from load import loaded, questions, undisturbed
+from servers import SMALL, Server, descendants, running, wait_until
+
+FAULT_COUNT = int(os.environ.get("SOAK_FAULTS", "100"))
+SEED = int(os.environ.get("SOAK_SEED", "4"))
+CLIENTS = 16
+STALL_SECONDS = 5
+FLAGS = (
+    *SMALL,
+    "--dtype=float32",
+    "--tensor-parallel-size=2",
+    "--probe=quick",
+    "--served-model-name=ailing",
+    "--workspace-growth=deny",
+    f"--stall-timeout={STALL_SECONDS}",
+    "--max-engine-restarts=1000",
+    "--restart-window=1",  # the budget is not what is tested here, nor its back-off
+    "--hold-timeout=600",
+    "--log-format=console",
+)
+BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
+Moment = Literal["serving", "prefill", "RECOVERING", "PROBING"]
+MOMENTS: tuple[Moment, ...] = ("serving", "prefill", "RECOVERING", "prefill", "PROBING", "serving")
+
+
+@dataclass
+class Log:
+    """What was seen."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    """From the fault to the count of its death, by fault."""
+    struck: Counter[str] = field(default_factory=Counter)
+    recovery_seconds: list[float] = field(default_factory=list)
+
+
+def _deaths(server: Server) -> float:
+    return server.metric("engine_deaths_total")
+
+
+def _until_moment(server: Server, moment: Moment) -> None:
+    """Return when the server is where the fault is to strike."""
+    if moment in {"RECOVERING", "PROBING"}:
+        core = Patient(server, Path()).process("EngineCore")
+        before = _deaths(server)
+        core.kill()
+        server.until(lambda: _deaths(server) > before, "a death")
+        server.until_state(moment)
+        if moment == "RECOVERING":
+            server.until(lambda: bool(_engine(server)), "processes of the next generation")
+        return
+    server.until_ready()
+    scheduled = _scheduled(server)
+    # Steps of so many tokens are slow, and only prefills have them.
+    wanted = 900 if moment == "prefill" else 1
+    server.until(lambda: _scheduled(server) - scheduled >= wanted, f"{wanted} scheduled tokens")
+
+
+def _scheduled(server: Server) -> float:
+    return server.metric("engine_scheduled_tokens_total", rank="0")
+
+
+def _engine(server: Server) -> list[psutil.Process]:
+    return [p for p in descendants(server.process.pid) if "VLLM::" in " ".join(_cmdline(p))]
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _strike(patient: Patient, name: str, log: Log) -> None:
+    server = patient.server
+    before = _deaths(server)
+    try:
+        FAULTS[name].strike(patient)
+    except (ValueError, psutil.Error, ProcessLookupError):
+        return  # what it was to strike does not exist at this moment
+    began = time.monotonic()
+    server.until(lambda: _deaths(server) > before, f"a death by {name}")
+    log.seconds.setdefault(name, []).append(time.monotonic() - began)
+    server.until_ready()
+    log.recovery_seconds.append(time.monotonic() - began)
+    log.struck[name] += 1
+    assert _deaths(server) >= before + 1
+
+
+@pytest.mark.timeout(4 * 3600)
+def test_faults_cost_no_answer(tmp_path: Path) -> None:
+    """No call is lost, no replayed answer differs, no stream ends cleanly that was broken."""
+    chosen = random.Random(SEED)
+    names = [name for name in FAULTS if name != "out of memory" or can_starve()]
+    model = ailing_model(tmp_path / "models", tmp_path / "armoury")
+    log = Log()
+    with running(tmp_path, str(model), *FLAGS, environment=BIND) as server:
+        server.until_ready()
+        expected = undisturbed(server, questions(SEED, count=20, longest_tokens=4000))
+        before = psutil.Process(server.process.pid).as_dict(["num_fds", "num_threads"])
+        shared = len(list(SHARED_MEMORY.iterdir()))
+        patient = Patient(server, tmp_path / "armoury")
+        with loaded(server, expected, clients=CLIENTS, seed=SEED) as load:
+            for number in range(FAULT_COUNT):
+                _until_moment(server, MOMENTS[number % len(MOMENTS)])
+                _strike(patient, chosen.choice(names), log)
+                assert not load.lost, load.lost
+                assert not load.wrong, load.wrong
+        print(load.summary())
+        print(log)
+        wait_until(
+            lambda: psutil.Process(server.process.pid).num_fds() <= before["num_fds"],
+            deadline_seconds=30,
+            what=lambda: f"{before}, and now {psutil.Process(server.process.pid).num_fds()}",
+        )
+        assert psutil.Process(server.process.pid).num_threads() <= before["num_threads"]
+        assert len(list(SHARED_MEMORY.iterdir())) <= shared
+        assert {a.error for a in load.broken} <= {
+            "APIError: The engine died while it worked on this request."
+        }
+        family = descendants(server.process.pid)
+        assert server.stop() == 0
+    assert not [process for process in family if process.is_running()]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["SIGKILL core", "SIGKILL worker", "SIGTERM core"])
+def test_faults_while_draining_cost_no_answer(name: str, tmp_path: Path) -> None:
+    """The engine comes back for what is in flight, and the end is clean."""
+    model = ailing_model(tmp_path / "models", tmp_path / "armoury")
+    flags = (*FLAGS, "--drain-timeout=300")
+    with running(tmp_path, str(model), *flags, environment=BIND) as server:
+        server.until_ready()
+        expected = undisturbed(server, questions(SEED, count=5, longest_tokens=2000))
+        patient = Patient(server, tmp_path / "armoury")
+        with loaded(server, expected, clients=CLIENTS, seed=SEED, is_once=True) as load:
+            server.until(lambda: server.metric("requests_in_flight") >= CLIENTS, "requests")
+            server.process.terminate()
+            server.until_state("DRAINING")
+            FAULTS[name].strike(patient)
+        assert server.wait() == 0
+    refused = [a for a in load.lost if "503" not in a.error and "DRAINING" not in a.error]
+    assert not refused, refused
+    assert not load.wrong
+
+
+def test_the_server_says_what_it_lost(tmp_path: Path) -> None:
+    """A budget that is spent: exit 5, and whoever waited is told to go elsewhere."""
+    model = ailing_model(tmp_path / "models", tmp_path / "armoury")
+    flags = (*FLAGS, "--max-engine-restarts=0")
+    with running(tmp_path, str(model), *flags, environment=BIND) as server:
+        server.until_ready()
+        expected = undisturbed(server, questions(SEED, count=5, longest_tokens=2000))
+        with loaded(server, expected, clients=2, seed=SEED, is_once=True) as load:
+            server.until(lambda: server.metric("requests_in_flight") >= 1, "requests")
+            FAULTS["SIGKILL core"].strike(Patient(server, tmp_path / "armoury"))
+        assert server.wait() == 5
+        with pytest.raises(httpx.TransportError):
+            server.get("/livez")
+    assert all("503" in a.error or "died" in a.error for a in load.lost)
