@@ -16,6 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from holdfast.engine.calls import Method
 from holdfast.errors import HoldfastError, NotReadyError
 
+_ARRIVAL = "arrival_time"
 _CHILD_SEPARATOR = "_"
 _RANDOM_SEPARATOR = "-"
 
@@ -58,9 +59,12 @@ class VllmDialect:
         return "kv_transfer_params" not in extra
 
     def identity(self, arguments: Mapping[str, Any]) -> str:
-        """Prompt and parameters; the request's own name and its trace are no part of it."""
+        """Prompt and parameters; when it came, its own name and its trace are no part of it."""
         parameters = arguments.get("sampling_params") or arguments.get("pooling_params")
-        return f"{arguments.get('prompt')!r} {parameters!r} {arguments.get('lora_request')!r}"
+        prompt = arguments.get("prompt")
+        if isinstance(prompt, Mapping):
+            prompt = {name: part for name, part in prompt.items() if name != _ARRIVAL}
+        return f"{prompt!r} {parameters!r} {arguments.get('lora_request')!r}"
 
     def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """With an output after each token, as a stream has it."""

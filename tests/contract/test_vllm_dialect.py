@@ -1,0 +1,132 @@
+"""What the dialect takes for granted of vLLM's requests, outputs and errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.exceptions import GenerationError, GracefulHTTPError
+from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.parallel_sampling import ParentRequest
+
+from holdfast.engine.dialect import VllmDialect
+from holdfast.errors import NotReadyError, RequestLostError
+
+DIALECT = VllmDialect()
+LIVING, DEAD = SimpleNamespace(errored=False), SimpleNamespace(errored=True)
+
+
+def _output(finish_reason: str | None, tokens: int = 2) -> RequestOutput:
+    completion = CompletionOutput(
+        0, "", list(range(tokens)), None, None, finish_reason=finish_reason
+    )
+    return RequestOutput("cmpl-1", None, [1, 2, 3], None, [completion], bool(finish_reason))
+
+
+def _request(request_id: str) -> EngineCoreRequest:
+    nothing: Any = dict.fromkeys(
+        ("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank")
+    )
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=[1],
+        sampling_params=SamplingParams(n=2),
+        arrival_time=0.0,
+        **nothing,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "llm", "is_death"),
+    [
+        (EngineDeadError(), LIVING, True),
+        (EngineGenerateError(), DEAD, True),
+        (EngineGenerateError(), LIVING, False),
+        (ValueError("the prompt is too long"), DEAD, False),
+    ],
+)
+def test_what_says_that_the_engine_is_dead(error: Exception, llm: Any, is_death: bool) -> None:
+    """Its own error, or any failure to reach an engine that is known to be dead."""
+    assert DIALECT.is_death(error, llm) is is_death
+
+
+@pytest.mark.parametrize(("reason", "is_abort"), [("abort", True), ("stop", False), (None, False)])
+def test_what_gives_a_request_up(reason: str | None, is_abort: bool) -> None:
+    """The finish reason `abort`."""
+    assert DIALECT.is_abort(_output(reason)) is is_abort
+
+
+def test_a_pooling_output_gives_nothing_up() -> None:
+    """It has no finish reason."""
+    output: Any = PoolingRequestOutput("embd-1", PoolingOutput(None), [1, 2], 0, True)
+    assert not DIALECT.is_abort(output)
+    assert DIALECT.context_tokens(output) == 2
+
+
+def test_the_context_is_prompt_and_answer() -> None:
+    """Of the longest answer."""
+    assert DIALECT.context_tokens(_output(None, tokens=4)) == 7
+
+
+def test_vllm_answers_with_our_words() -> None:
+    """Without a traceback for each request: 500 in and before a stream, a plain 503."""
+    lost = DIALECT.lifted(RequestLostError("the engine died"))
+    gone = DIALECT.lifted(NotReadyError("ended", retry_after_seconds=5))
+    assert isinstance(lost, GenerationError)
+    assert isinstance(gone, GracefulHTTPError)
+    assert (lost.status_code, gone.http_status) == (500, 503)
+
+
+@pytest.mark.parametrize("request_id", ["cmpl-a1-0", "chatcmpl-0_b", "7_x"])
+def test_a_request_is_known_by_the_name_the_engine_gives_it(request_id: str) -> None:
+    """vLLM appends random characters, and numbers the answers of `n > 1`."""
+    request = _request(request_id)
+    InputProcessor.assign_request_id(request)
+    child_id, _ = ParentRequest(request).get_child_info(1)
+    assert DIALECT.is_same_request(request.request_id, request_id)
+    assert DIALECT.is_same_request(child_id, request_id)
+    assert not DIALECT.is_same_request(request.request_id, request_id + "0")
+
+
+def test_the_same_request_is_known_again() -> None:
+    """Whenever it comes, and under whatever name."""
+
+    def identity(temperature: float = 0.0, **prompt: Any) -> str:
+        parameters = SamplingParams(temperature=temperature)
+        return DIALECT.identity({"prompt": prompt, "sampling_params": parameters})
+
+    first = identity(prompt_token_ids=[1, 2], arrival_time=1.0)
+    assert first == identity(prompt_token_ids=[1, 2], arrival_time=2.0)
+    assert first != identity(prompt_token_ids=[1, 3], arrival_time=1.0)
+    assert first != identity(1.0, prompt_token_ids=[1, 2], arrival_time=1.0)
+
+
+async def _stream() -> AsyncGenerator[int, None]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_replayable"),
+    [
+        ({"prompt": {"prompt_token_ids": [1]}, "sampling_params": SamplingParams()}, True),
+        ({"prompt": _stream(), "sampling_params": SamplingParams()}, False),
+        ({"sampling_params": SamplingParams(extra_args={"kv_transfer_params": {}})}, False),
+    ],
+)
+def test_what_cannot_be_sent_again(arguments: Any, is_replayable: bool) -> None:
+    """A prompt that is read as it comes, and one whose KV cache lies elsewhere."""
+    assert DIALECT.is_replayable(arguments) is is_replayable
+
+
+def test_a_trial_yields_after_each_token() -> None:
+    """The caller's own parameters stay as they are."""
+    parameters = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)
+    tried = DIALECT.for_trial("generate", {"sampling_params": parameters})
+    assert tried["sampling_params"].output_kind is RequestOutputKind.CUMULATIVE
+    assert parameters.output_kind is RequestOutputKind.FINAL_ONLY
