@@ -35,6 +35,28 @@ if __name__ == "__main__":
     child.join()
 """
 
+SPAWNS_IN_A_THREAD = """
+import multiprocessing, threading
+from holdfast.workspace import leash
+
+def wait_for_a_word(connection):
+    connection.recv()
+
+if __name__ == "__main__":
+    leash.tie_spawned()
+    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=wait_for_a_word, args=(receiver,))
+    thread = threading.Thread(target=child.start)
+    thread.start()
+    thread.join()
+    child.join(1)
+    assert child.is_alive()
+    sender.send("end")
+    child.join()
+    assert child.exitcode == 0
+"""
+
 ADOPTS = """
 import subprocess, sys, time
 from holdfast.engine import processes
@@ -132,8 +154,14 @@ def test_orphans_stay_in_sight(tmp_path: Path) -> None:
 def test_who_was_not_started_by_multiprocessing_is_left_alone() -> None:
     """The parent of Ray's worker is none of ours: its end means nothing."""
     assert multiprocessing.parent_process() is None
-    check = "from holdfast.workspace import leash; leash.tie_to_parent()"
+    check = "from holdfast.workspace import leash; leash.end_if_orphan()"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=DEADLINE_SECONDS)
+
+
+def test_what_a_passing_thread_spawns_outlives_it(tmp_path: Path) -> None:
+    """The kernel's parent is a thread, so a process that it starts may not be tied to it."""
+    with program(tmp_path, SPAWNS_IN_A_THREAD) as process:
+        assert process.wait(DEADLINE_SECONDS) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM])

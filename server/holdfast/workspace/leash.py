@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing import spawn
 
@@ -33,24 +34,22 @@ def tie(parent_pid: int | None = None) -> None:
         os._exit(1)
 
 
-def tie_to_parent() -> None:
-    """`tie` a process that `multiprocessing` started; ends it if it is an orphan already.
+def end_if_orphan() -> None:
+    """End a process that `multiprocessing` started if whoever started it is gone already.
 
     Others, Ray's for example, have a parent that is none of ours.
     """
     parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    tie()
-    if not parent.is_alive():
+    if parent is not None and not parent.is_alive():
         os._exit(1)
 
 
 def tie_spawned() -> None:
     """Have every process that this one spawns from now on tie itself before it imports anything.
 
-    What it imports takes seconds, in which nobody would end it. The thread that spawns must live
-    as long as what it spawns, as the main thread and those of asyncio's executor do.
+    What it imports takes seconds, in which nobody would end it. What a passing thread spawns is
+    left alone: it would be killed with that thread. vLLM 0.32 starts its workers in the main
+    thread, and we its EngineCores in one of asyncio's executor, which last.
     """
     original = spawn.get_command_line
     if sys.platform == "linux" and _MARK not in original.__name__:
@@ -66,6 +65,9 @@ def adopt_orphans() -> None:
 def _tied(get_command_line: Callable[..., list[str]]) -> Callable[..., list[str]]:
     def with_prctl(**arguments: object) -> list[str]:
         command = get_command_line(**arguments)
+        thread = threading.current_thread()
+        if thread is not threading.main_thread() and not thread.name.startswith("asyncio_"):
+            return command
         program = command.index("-c") + 1
         command[program] = (
             f"import ctypes, os; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGKILL:d});"

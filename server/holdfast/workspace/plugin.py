@@ -38,7 +38,7 @@ def register() -> None:
     path = os.environ.get(SPEC_VARIABLE)
     if not path:
         return
-    leash.tie_to_parent()
+    leash.end_if_orphan()
     leash.tie_spawned()
     spec = WorkspaceSpec.read(Path(path))
     use_names_of(Path(spec.stats_directory))
