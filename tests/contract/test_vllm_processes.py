@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.multiproc_executor import WorkerProc
 
-from holdfast.engine import compat, forkserver
+from holdfast.engine import compat, forkserver, launcher, remains
 from holdfast.workspace import leash
+from holdfast.workspace.plan import WorkspaceSpec
 
 
 class Configuration:
@@ -59,6 +62,17 @@ def test_workers_are_started_by_multiprocessing() -> None:
     leash.tie_spawned()
     command = multiprocessing.spawn.get_command_line(pipe_handle=1)
     assert f"os.getppid() == {os.getpid()}" in " ".join(map(os.fsdecode, command))
+
+
+def test_torch_finds_its_caches_in_the_private_temporary_directory(tmp_path: Path) -> None:
+    """They outlive the generation, which removes the way to them and not what is there."""
+    directory = tmp_path / "1"
+    launcher._prepare(directory, WorkspaceSpec(str(directory), 1, 0, 0.1, "deny", None))
+    shared = Path(default_cache_dir())
+    assert (directory / shared.name).resolve() == shared.resolve()
+    remains.remove(directory)
+    assert not directory.exists()
+    assert shared.is_dir()
 
 
 @pytest.mark.parametrize("name", ["_forkserver_pid", "_forkserver_alive_fd"])
