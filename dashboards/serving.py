@@ -8,6 +8,7 @@ from dashboards.queries import MODEL, RANK, SERVER, quantile, rate, ratio, withi
 
 _TTFT = "vllm:time_to_first_token_seconds"
 _TPOT = "vllm:request_time_per_output_token_seconds"
+_TOKENS = "suffix: tok/s"
 _SLO: tuple[Step, ...] = ((None, "red"), (0.95, "orange"), (0.99, "green"))
 _QUEUE: tuple[Step, ...] = ((None, "green"), (1, "orange"))
 _FULL: tuple[Step, ...] = ((None, "green"), (0.9, "orange"), (0.98, "red"))
@@ -122,7 +123,7 @@ _THROUGHPUT = Row(
                 Query(_sum_of_rates("vllm:prompt_tokens_total"), "prompt"),
                 Query(_sum_of_rates("vllm:generation_tokens_total"), "output"),
             ),
-            "cps",
+            _TOKENS,
         ),
         Panel(
             "Finished requests",
@@ -151,7 +152,7 @@ _THROUGHPUT = Row(
                     "{{instance}} {{engine}}/{{rank}}",
                 ),
             ),
-            "cps",
+            _TOKENS,
         ),
     ),
 )

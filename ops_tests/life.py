@@ -77,6 +77,13 @@ class Script:
 
     def live(self) -> Life:
         """Start, probe, load, growth, kill, recovery, drain."""
+        self.live_until_recovered()
+        self.drain()
+        self.life.names = self.prometheus.names()
+        return self.life
+
+    def live_until_recovered(self) -> None:
+        """All of it but the drain."""
         self.begin_window()
         self.look("starting")
         self._until_ready()
@@ -90,9 +97,6 @@ class Script:
         self.begin_window()
         self.kill()
         self.look("recovered")
-        self.drain()
-        self.life.names = self.prometheus.names()
-        return self.life
 
     def live_without_growth(self) -> Life:
         """Start, probe, rejection, recovery: for a server whose workspaces may not grow."""
