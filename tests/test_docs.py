@@ -29,11 +29,13 @@ README = ROOT / "README.md"
 OPERATING = ROOT / "docs" / "operating.md"
 DEPLOYING = ROOT / "docs" / "deploying.md"
 HOW_IT_WORKS = ROOT / "docs" / "how-it-works.md"
+DASHBOARDS = ROOT / "docs" / "dashboards.md"
 PAGES = (
     README,
     HOW_IT_WORKS,
     DEPLOYING,
     OPERATING,
+    DASHBOARDS,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
 )
