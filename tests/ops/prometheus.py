@@ -23,7 +23,7 @@ from servers import wait_until
 
 RULES = ROOT / "deploy" / "prometheus"
 TOOLS = ROOT / ".ops-tools" / "bin"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 _LISTENING = re.compile(r'msg="Listening on".* address=(\S+)')
 
 Series = dict[frozenset[tuple[str, str]], float]
@@ -86,10 +86,10 @@ class Prometheus:
         return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
 
     def until_scraped(self, after: float) -> float:
-        """Wait until every target was scraped after a Unix time; the time of the last scrape."""
+        """Wait until every target answered a scrape after a Unix time; when the first one did."""
 
         def oldest() -> float | None:
-            found = self.query('timestamp(up{job="holdfast"})')
+            found = self.query('timestamp(up{job="holdfast"}) and up{job="holdfast"} == 1')
             first = min(found.values(), default=0.0)
             return first if first > after else None
 
