@@ -26,6 +26,7 @@ from holdfast.engine.calls import Calls
 from holdfast.engine.client import EngineProxy
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
+from holdfast.engine.starts import until_stuck
 from holdfast.engine.stat_logger import Queues, prometheus_logger
 from holdfast.errors import EngineStartError, PluginMissingError
 from holdfast.records import RankStats
@@ -35,7 +36,6 @@ from holdfast.workspace.stats import read_all
 
 ABANDON_DEADLINE_SECONDS = 30.0
 ABANDON_POLL_SECONDS = 0.2
-STOPPED_POLL_SECONDS = 1.0
 LONGEST_SOCKET_PATH = 64
 """Linux takes 107 bytes, and vLLM adds a slash and a UUID."""
 
@@ -150,19 +150,18 @@ class EngineLauncher:
 
     async def _construct(self, directory: Path, family: Family) -> Any:
         construct = asyncio.create_task(asyncio.to_thread(self._blocking_construct, directory))
-        stop = asyncio.create_task(_until_stopped(family, self._stall_timeout_seconds))
+        stuck = asyncio.create_task(until_stuck(family, self._stall_timeout_seconds))
         try:
-            await asyncio.wait({construct, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({construct, stuck}, return_when=asyncio.FIRST_COMPLETED)
             if not construct.done():
+                cause = root_cause(directory) or stuck.result()
                 raise EngineStartError(
-                    f"process {stop.result()} of the engine was stopped by a signal and did not go "
-                    f"on for {self._stall_timeout_seconds:.0f} s",
-                    remedy="find out who stops it, or raise --stall-timeout.",
+                    f"the engine could not start: {cause}", remedy="see the engine's log above."
                 )
             with compat.start_errors(lambda: root_cause(directory)):
                 return construct.result()
         finally:
-            stop.cancel()
+            stuck.cancel()
             if not construct.done():
                 await _abandon(construct, family)
 
@@ -239,18 +238,6 @@ def _require_every_rank(
             remedy="install holdfast in the environment of every worker, and name `holdfast` in "
             "VLLM_PLUGINS if that is set.",
         )
-
-
-async def _until_stopped(family: Family, deadline_seconds: float) -> int:
-    """The process that has been stopped for so long, as by SIGSTOP: vLLM waits 600 s for it."""
-    since: dict[int, float] = {}
-    while True:
-        now = asyncio.get_running_loop().time()
-        stopped = await asyncio.to_thread(lambda: processes.stopped(family()))
-        since = {pid: since.get(pid, now) for pid in stopped}
-        if late := next((pid for pid in since if now - since[pid] >= deadline_seconds), None):
-            return late
-        await asyncio.sleep(STOPPED_POLL_SECONDS)
 
 
 async def _abandon(construct: asyncio.Task[Any], family: Family) -> None:
