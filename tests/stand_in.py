@@ -2,7 +2,7 @@
 
 Everything but `holdfast.engine.configure` is real: the command line, the listener, the supervisor,
 the signals. The engine is a child process that ignores SIGTERM, as a worker in a collective does.
-`STAND_IN` names what it does otherwise: `never-starts` or `never-answers`.
+`STAND_IN` names what it does otherwise: `never-starts`, `starts-once` or `never-answers`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from holdfast.settings import Settings
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 
 CHUNK_SECONDS = 0.1
-_STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
 class StandInEngine(Calm):
     """An engine of which nothing is known; it lives as long as its process."""
 
-    def __init__(self, generation: int, facts: EngineFacts) -> None:
+    def __init__(self, generation: int, facts: EngineFacts, child: subprocess.Popen[bytes]) -> None:
         self.generation = generation
         self.facts = facts
+        self._child = child
 
     def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
         del with_steps
@@ -56,15 +57,16 @@ class StandInEngine(Calm):
         pass
 
     async def until_dead(self) -> Death:
-        await asyncio.Event().wait()
-        raise AssertionError("an event that nobody sets was set")
+        while self._child.poll() is None:  # noqa: ASYNC110 - nothing tells of a child's end
+            await asyncio.sleep(CHUNK_SECONDS)
+        return Death("core_exit", f"process {self._child.pid} ended")
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
         pass
 
 
 def _start_child() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", _STUBBORN])
+    return subprocess.Popen([sys.executable, "-c", STUBBORN])
 
 
 class Queues:
@@ -94,9 +96,10 @@ class StandInLauncher:
     async def running(self, spec: WorkspaceSpec) -> AsyncIterator[StandInEngine]:
         child = _start_child()
         try:
-            if os.environ.get("STAND_IN") == "never-starts":
+            behaviour = os.environ.get("STAND_IN")
+            if behaviour == "never-starts" or (behaviour == "starts-once" and spec.generation > 1):
                 await asyncio.Event().wait()
-            yield StandInEngine(spec.generation, FACTS)
+            yield StandInEngine(spec.generation, FACTS, child)
         finally:
             child.kill()
             await asyncio.to_thread(processes.kill, processes.children())

@@ -358,3 +358,31 @@ def test_the_engine_is_busy_from_its_first_call_to_its_last() -> None:
 
 def _business(bench: Bench) -> tuple[int, bool]:
     return bench.calls.in_engine, bench.calls.busy_since_seconds is not None
+
+
+@pytest.mark.parametrize("deadly_turn", [1, 2])
+def test_a_tool_is_called_once_whenever_the_engine_dies(deadly_turn: int) -> None:
+    """vLLM generates, calls a tool and generates again; only the generation is repeated."""
+    tools_called: list[str] = []
+    asked: list[int] = []
+
+    async def ask_with_tools(bench: Bench) -> None:
+        for turn in (1, 2):
+            if turn == deadly_turn:
+                bench.llm.hold()
+            asked.append(turn)
+            await bench.call(str(turn))
+            if turn == 1:
+                tools_called.append("weather")
+
+    async def scene(bench: Bench) -> None:
+        bench.start()
+        asking = asyncio.create_task(ask_with_tools(bench))
+        await bench.llm.until_received(deadly_turn)
+        bench.bury()
+        bench.start()
+        await asking
+        assert tools_called == ["weather"]
+        assert asked == [1, 2]
+
+    on_the_bench(scene)

@@ -29,6 +29,10 @@ VALUES = {
     "--probe-timeout": ("9.5", 9.5, "1e2", 100.0),
     "--probe-max-tokens": ("2", 2, "4096", 4096),
     "--probe-require-full": ("1", True, "no", False),
+    "--max-engine-restarts": ("0", 0, "7", 7),
+    "--restart-window": ("60", 60.0, "7", 7.0),
+    "--hold-timeout": ("0", 0.0, "7", 7.0),
+    "--stall-timeout": ("60", 60.0, "7", 7.0),
     "--drain-timeout": ("0", 0.0, "7", 7.0),
     "--log-format": ("json", "json", "console", "console"),
 }

@@ -128,7 +128,13 @@ def test_a_compiler_is_known_by_its_name(tmp_path: Path, name: str, expected: bo
     shutil.copy(str(shutil.which("sleep")), program)
     with subprocess.Popen([program, "600"]) as process:
         try:
-            assert is_compiling([psutil.Process(process.pid)]) is expected
+            started = psutil.Process(process.pid)
+            wait_until(
+                lambda: str(program) in started.cmdline(),
+                deadline_seconds=DEADLINE_SECONDS,
+                what=lambda: f"{name} does not run",
+            )
+            assert is_compiling([started]) is expected
         finally:
             process.kill()
     assert not is_compiling([])

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 import stand_in
-from holdfast.engine import processes
 from servers import Server, descendants, running, wait_until
 
 COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
@@ -35,13 +34,20 @@ def serving(
 
 
 def engine_of(server: Server) -> psutil.Process:
-    """The child that stands in for the engine, once it runs; Python's own tracker is none."""
+    """The child that stands in for the engine, once it runs; Python's own helpers are none."""
     engines = server.until(lambda: _engines_below(server.process.pid), "an engine")
     return engines[0]
 
 
 def _engines_below(pid: int) -> list[psutil.Process]:
-    return [child for child in descendants(pid) if not processes._is_resource_tracker(child)]
+    return [child for child in descendants(pid) if stand_in.STUBBORN in _command(child)]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 @contextmanager
@@ -70,6 +76,30 @@ def assert_nothing_left(directory: Path, *children: psutil.Process) -> None:
         what=lambda: f"still running: {children}",
     )
     assert list((directory / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_an_engine_is_replaced_ends_cleanly(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """RECOVERING with nothing in flight: exit 0, and the half-started engine is gone."""
+    with serving(tmp_path, *UNPROBED, behaviour="starts-once") as server:
+        server.until_state("READY")
+        engine_of(server).kill()
+        server.until_state("RECOVERING")
+        children = descendants(server.process.pid)
+        assert server.stop(number) == 0
+    assert_nothing_left(tmp_path, *children)
+
+
+def test_a_lost_engine_without_a_restart_left_is_exit_5(tmp_path: Path) -> None:
+    """The last line names the cause, and the flag that allows more."""
+    with serving(tmp_path, *UNPROBED, "--max-engine-restarts=0") as server:
+        server.until_state("READY")
+        engine_of(server).kill()
+        assert server.wait() == 5
+        assert "core_exit" in server.last_line
+        assert "--max-engine-restarts" in server.last_line
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

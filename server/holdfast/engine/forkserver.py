@@ -28,8 +28,17 @@ logger = logging.getLogger("holdfast.engine")
 def ensure_running(directory: Path | None = None) -> None:
     """Have a fork server run, with its socket in `directory`; a new one if the last has ended.
 
-    Call it in the main thread: the server ends with the thread that starts it, see `leash`.
+    Call it in the main thread: the server ends with the thread that starts it, see `leash`. Where
+    there can be none, as in a directory whose path is too long for a socket, that is a warning, and
+    engines are spawned.
     """
+    try:
+        _ensure_running(directory)
+    except OSError as error:
+        logger.warning("no process to fork engines from, they start slower: %s", error)
+
+
+def _ensure_running(directory: Path | None) -> None:
     if directory is not None:
         # A server that is killed leaves its socket behind.
         current: Any = multiprocessing.current_process()

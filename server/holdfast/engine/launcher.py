@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -95,6 +96,10 @@ class EngineLauncher:
     async def running(self, spec: WorkspaceSpec) -> AsyncIterator[AsyncEngine]:
         """A running engine behind the proxy; see `interface.EngineLauncher`."""
         await self._memory.until_returned()
+        # The zmq context of the last engine is part of a cycle, and has a dozen descriptors and
+        # four threads. Closing it is not safe: its sockets belong to tasks that have just ended.
+        # vLLM has frozen what a start leaves, so that this takes a millisecond.
+        gc.collect()
         forkserver.ensure_running()
         directory = Path(spec.stats_directory)
         before = processes.children()
