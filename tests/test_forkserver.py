@@ -91,3 +91,12 @@ def test_a_server_leaves_no_socket(tmp_path: Path, case: str) -> None:
         "program.py",
         "listener",
     }
+
+
+def test_a_directory_with_a_long_path_has_no_server(tmp_path: Path) -> None:
+    """A socket's path is short: its engines are spawned, and the log says that this is slower."""
+    directory = tmp_path / ("long" * 25)
+    directory.mkdir()
+    said, log = asked(directory, "running")
+    assert said == [f"now None {directory}", "0 True"]
+    assert "they start slower" in log
