@@ -85,6 +85,11 @@ class Oracle:
         return sum(sum(slot.resources.values()) for slot in self.slots)
 
     @property
+    def room_bytes(self) -> int:
+        """What may yet be held, if the growth limit counts."""
+        return self.limit_bytes + self.locked_bytes - self.held_bytes
+
+    @property
     def phase(self) -> Phase:
         """How far it is closed."""
         if self.is_locked:
@@ -123,7 +128,7 @@ class Oracle:
         needed = offsets(sizes)[-1]
         self._note_need(index, needed, caller)
         slot = self.slots[index]
-        if not needed or (slot.size_bytes or 0) >= needed:
+        if (slot.size_bytes or 0) >= needed:
             return None
         reason = self._reason_against(needed)
         if reason:
@@ -170,7 +175,7 @@ class Oracle:
         return "limit" if is_limited and not self._is_allowed(more_bytes) else None
 
     def _is_allowed(self, more_bytes: int) -> bool:
-        return self.held_bytes + more_bytes - self.locked_bytes <= self.limit_bytes
+        return more_bytes <= self.room_bytes
 
     def _grown_bytes(self, needed: int) -> int:
         if self.phase == "warmup":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.worker import workspace
 
 from holdfast.errors import HoldfastError
@@ -24,15 +23,18 @@ from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import Reservation
 from holdfast.workspace.stats import StatsWriter, read_stats
 from managers import CPU, CapturingManager
-from oracle import ALIGNMENT_BYTES, Oracle, Policy, Refusal, offsets
+from oracle import ALIGNMENT_BYTES, MIB, Oracle, Phase, Policy, Refusal, offsets
+from pools import DISCARDED, Graphs, Pool
 
 KIB = 1024
-DISCARDED = 127
+LARGEST_BYTES = 32 * MIB
 SIZES = st.one_of(st.integers(0, 3 * KIB), st.integers(0, 6 * KIB).map(lambda size: size * KIB))
+LIMITS = st.integers(0, 16 * KIB).map(lambda size: size * KIB)
+PHASES = st.sampled_from(["locked", "locked", "sealed", "warmup"])
 REASONS = {
     "deny": "the growth policy is deny",
     "capture": "captured into a graph",
-    "limit": "the growth limit is",
+    "limit": "the growth limit is {:.2f} MB",
 }
 
 
@@ -46,54 +48,13 @@ def large_kernel(manager: WorkspaceManager, sizes: list[int]) -> list[torch.Tens
     return manager.get_simultaneous(*[((size,), torch.int8) for size in sizes])
 
 
-class Pool(TorchDispatchMode):  # type: ignore[misc]  # torch is Any to us
-    """vLLM's pool for scratch: in sleep it discards contents and keeps addresses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: list[weakref.ref[torch.Tensor]] = []
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self._made.append(weakref.ref(made))
-        return made
-
-    def tensors(self) -> list[torch.Tensor]:
-        """What lives of all that was allocated in it."""
-        return [tensor for reference in self._made if (tensor := reference()) is not None]
-
-    def sleep(self) -> None:
-        """Discard what stands in it."""
-        for tensor in self.tensors():
-            tensor.fill_(DISCARDED)
-
-
-class Graphs:
-    """What graphs have captured: addresses, which keep nothing alive."""
-
-    def __init__(self) -> None:
-        self._captured: dict[int, tuple[int, weakref.ref[torch.Tensor]]] = {}
-
-    def capture(self, buffer: torch.Tensor) -> None:
-        """Remember where the buffer lies."""
-        self._captured[buffer.data_ptr()] = (buffer.numel(), weakref.ref(buffer))
-
-    def check(self) -> None:
-        """Raise AssertionError if a replay would write into freed memory."""
-        for address, (size_bytes, reference) in self._captured.items():
-            buffer = reference()
-            assert buffer is not None, "a captured buffer is freed"
-            assert (buffer.data_ptr(), buffer.numel()) == (address, size_bytes)
-
-
 awake = precondition(lambda self: not self.oracle.is_asleep)
 """Nothing asks for memory while vLLM sleeps."""
+
+limited = precondition(
+    lambda self: self.oracle.is_locked and self.oracle.is_sealed and not self.oracle.is_asleep
+)
+"""The growth limit counts."""
 
 
 class OracleMachine(RuleBasedStateMachine):
@@ -103,8 +64,8 @@ class OracleMachine(RuleBasedStateMachine):
         ubatches=st.integers(1, 2),
         lanes=st.integers(1, 2),
         policy=st.sampled_from(["deny", "alongside", "alongside"]),
-        limit_bytes=st.one_of(st.none(), st.integers(0, 16 * KIB).map(lambda size: size * KIB)),
-        is_closed=st.booleans(),
+        limit_bytes=st.one_of(LIMITS, LIMITS, st.none()),
+        phase=PHASES,
     )
     def start(
         self,
@@ -112,17 +73,13 @@ class OracleMachine(RuleBasedStateMachine):
         lanes: int,
         policy: Policy,
         limit_bytes: int | None,
-        *,
-        is_closed: bool,
+        phase: Phase,
     ) -> None:
         self.shape = (ubatches, lanes)
         self.oracle = Oracle(ubatches, lanes, policy, limit_bytes)
         self.writer = StatsWriter(Path(self.directory.name), engine=0, rank=0, generation=1)
         self.make()
-        if is_closed:  # where most rules hold
-            self.resource(0, "a", 64, is_said=True)
-            self.seal()
-            self.lock(None)
+        self.go_to(phase)
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,6 +102,17 @@ class OracleMachine(RuleBasedStateMachine):
         self.contents: list[tuple[torch.Tensor, int]] = []
         self.current: dict[int, tuple[torch.Tensor, int]] = {}
         self.resources: dict[tuple[int, str], torch.Tensor] = {}
+
+    def go_to(self, phase: Phase) -> None:
+        """Where most rules hold: closed, with a resource, and with a buffer that is retired."""
+        if phase == "warmup":
+            return
+        self.resource(0, "a", 64, is_said=True)
+        self.grow(0, 4 * KIB)
+        self.seal()
+        self.grow(0, 4 * KIB)
+        if phase == "locked":
+            self.lock(None)
 
     @contextmanager
     def acting_in(self, index: int) -> Iterator[int]:
@@ -220,7 +188,7 @@ class OracleMachine(RuleBasedStateMachine):
             expected.held_bytes,
         )
         assert found.caller.endswith(f":{caller}")
-        assert REASONS[expected.reason] in found.reason
+        assert REASONS[expected.reason].format(self.oracle.limit_bytes / MIB) in found.reason
 
     def stats(self) -> RankStats:
         """What a reader sees."""
@@ -235,23 +203,29 @@ class OracleMachine(RuleBasedStateMachine):
             self.ask(slot, sizes, is_large=is_large)
 
     @awake
-    @rule(index=st.integers(0, 3), more_bytes=st.sampled_from([1, 4 * KIB, KIB * KIB, 3 << 20]))
+    @rule(index=st.integers(0, 3), more_bytes=st.sampled_from([1, 4 * KIB, MIB, 3 * MIB]))
     def grow(self, index: int, more_bytes: int) -> None:
         with self.acting_in(index) as slot:
             held_bytes = self.oracle.slots[slot].size_bytes or 0
-            if held_bytes < 32 << 20:
+            if held_bytes < LARGEST_BYTES:
                 self.ask(slot, [held_bytes + more_bytes], is_large=True)
 
-    @awake
-    @precondition(lambda self: self.oracle.is_locked and self.oracle.is_sealed)
+    @limited
     @rule(index=st.integers(0, 3), beyond_bytes=st.sampled_from([-ALIGNMENT_BYTES, 0, 1]))
     def grow_to_the_limit(self, index: int, beyond_bytes: int) -> None:
-        oracle = self.oracle
-        room_bytes = oracle.limit_bytes + oracle.locked_bytes - oracle.held_bytes
-        room_bytes = room_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES + beyond_bytes
+        room_bytes = self.oracle.room_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES + beyond_bytes
         with self.acting_in(index) as slot:
-            if 0 < room_bytes < 32 << 20:
-                self.ask(slot, [room_bytes], is_large=True)
+            larger_bytes = (self.oracle.slots[slot].size_bytes or 0) + 1
+            if room_bytes < LARGEST_BYTES or beyond_bytes > 0:  # what is refused costs nothing
+                self.ask(slot, [max(room_bytes, larger_bytes)], is_large=True)
+
+    @limited
+    @rule(index=st.integers(0, 3), beyond_bytes=st.sampled_from([-1, 0, 1]))
+    def resource_to_the_limit(self, index: int, beyond_bytes: int) -> None:
+        size_bytes = self.oracle.room_bytes + beyond_bytes
+        with self.acting_in(index) as slot:
+            if 0 < size_bytes < LARGEST_BYTES:
+                self.hold(slot, str(size_bytes), size_bytes, is_said=True)
 
     @awake
     @rule(index=st.integers(0, 3), size_bytes=SIZES)
@@ -268,6 +242,15 @@ class OracleMachine(RuleBasedStateMachine):
                 assert is_met
 
     @awake
+    @precondition(lambda self: not self.oracle.is_locked)
+    @rule(index=st.integers(0, 3), more_bytes=st.sampled_from([KIB, 4 * MIB]))
+    def reserve_in_one_ubatch_and_grow_another(self, index: int, more_bytes: int) -> None:
+        held_bytes = self.oracle.slots[index % len(self.oracle.slots)].size_bytes or 0
+        if held_bytes < LARGEST_BYTES:
+            self.reserve(index, held_bytes + more_bytes)
+            self.grow(index + self.shape[1], 1)
+
+    @awake
     @rule(
         index=st.integers(0, 3),
         key=st.sampled_from("abc"),
@@ -278,13 +261,17 @@ class OracleMachine(RuleBasedStateMachine):
         key = key.upper() if is_said else key
         with self.acting_in(index) as slot:
             size_bytes = self.oracle.slots[slot].resources.get(key, size_kib * KIB)
-            expected = self.oracle.persistent(slot, key, size_bytes, is_said=is_said)
-            try:
-                tensor = self.make_resource(key, size_bytes, is_said=is_said)
-            except AssertionError:
-                assert expected is not None
-                self.check_refusal(expected, "make_resource")
-                return
+            self.hold(slot, key, size_bytes, is_said=is_said)
+
+    def hold(self, slot: int, key: str, size_bytes: int, *, is_said: bool) -> None:
+        """One resource of both, and whether it is its own."""
+        expected = self.oracle.persistent(slot, key, size_bytes, is_said=is_said)
+        try:
+            tensor = self.make_resource(key, size_bytes, is_said=is_said)
+        except AssertionError:
+            assert expected is not None
+            self.check_refusal(expected, "make_resource")
+            return
         assert expected is None
         assert tensor.numel() == size_bytes
         if (slot, key) not in self.resources:
@@ -328,13 +315,14 @@ class OracleMachine(RuleBasedStateMachine):
         self.oracle.is_capturing = self.manager.is_in_capture = is_capturing
 
     @awake
-    @rule(limit_bytes=st.one_of(st.none(), st.none(), st.integers(0, 8 << 20)))
+    @rule(limit_bytes=st.one_of(st.none(), LIMITS))
     def lock(self, limit_bytes: int | None) -> None:
         with self.watching_buffers():
             self.oracle.lock(limit_bytes)
             self.manager.lock(limit_bytes)
 
     @awake
+    @precondition(lambda self: self.oracle.is_locked)
     @rule()
     def unlock(self) -> None:
         self.oracle.is_locked = False
@@ -345,10 +333,12 @@ class OracleMachine(RuleBasedStateMachine):
         self.oracle.policy = policy
         self.manager.set_policy(policy)
 
-    @rule()
-    def reset(self) -> None:
+    @precondition(lambda self: self.oracle.held_bytes)
+    @rule(phase=PHASES)
+    def reset(self, phase: Phase) -> None:
         self.oracle.reset()
         self.make()
+        self.go_to(phase)
 
     @invariant()
     def stats_agree(self) -> None:
@@ -418,7 +408,7 @@ def _needs_by_function(stats: RankStats) -> dict[str, int]:
 
 
 OracleMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=300,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -1,0 +1,59 @@
+"""vLLM's pool for scratch and the graphs that point into it, as far as a test needs them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DISCARDED = 127
+"""What stands in memory whose content a sleep has discarded."""
+
+
+class Pool(TorchDispatchMode):  # type: ignore[misc]  # torch is Any to us
+    """vLLM's pool for scratch: in sleep it discards contents and keeps addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[weakref.ref[torch.Tensor]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self._made.append(weakref.ref(made))
+        return made
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What lives of all that was allocated in it."""
+        return [tensor for reference in self._made if (tensor := reference()) is not None]
+
+    def sleep(self) -> None:
+        """Discard what stands in it."""
+        for tensor in self.tensors():
+            tensor.fill_(DISCARDED)
+
+
+class Graphs:
+    """What graphs have captured: addresses, which keep nothing alive."""
+
+    def __init__(self) -> None:
+        self._captured: dict[int, tuple[int, weakref.ref[torch.Tensor]]] = {}
+
+    def capture(self, buffer: torch.Tensor) -> None:
+        """Remember where the buffer lies."""
+        self._captured[buffer.data_ptr()] = (buffer.numel(), weakref.ref(buffer))
+
+    def check(self) -> None:
+        """Raise AssertionError if a replay would write into freed memory."""
+        for address, (size_bytes, reference) in self._captured.items():
+            buffer = reference()
+            assert buffer is not None, "a captured buffer is freed"
+            assert (buffer.data_ptr(), buffer.numel()) == (address, size_bytes)
