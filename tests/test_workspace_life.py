@@ -136,9 +136,10 @@ def test_a_second_manager_starts_its_own_books(tmp_path: Path) -> None:
 
 
 def test_what_came_before_the_bind_is_told_by_it(tmp_path: Path) -> None:
-    """A manager that was used before it is bound writes its sizes, needs and callers."""
+    """A manager that was used before it is bound writes its sizes, and the largest needs."""
     manager = WorkspaceManager(CPU)
     view(manager, MIB)
+    view(manager, MIB // 2)
     with stats_of(tmp_path) as writer:
         manager.bind(writer, "deny")
         stats = written(writer)

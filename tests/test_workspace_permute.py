@@ -217,6 +217,15 @@ def test_out_of_memory_is_a_refusal_and_the_old_serves_on(manager: WorkspaceMana
     assert scratch.max_expanded_rows == ROWS
 
 
+def test_out_of_memory_before_the_lock_is_passed_on(manager: WorkspaceManager) -> None:
+    """The start fails with what the allocator says, as without us; nothing is refused."""
+    scratch = scratch_of(ROWS)
+    manager.seal()
+    with pytest.raises(RuntimeError, match="allocate"):
+        scratch.reserve(IMPOSSIBLE_ROWS)
+    assert manager.books.rejections["permute"] == 0
+
+
 def test_a_late_scratch_meets_the_limit(manager: WorkspaceManager) -> None:
     """A layer that first runs after the lock makes its scratch and its rows then."""
     manager.get_simultaneous(((MIB,), torch.uint8))
