@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.worker import workspace
@@ -104,10 +105,11 @@ def test_empty_requests_are_served() -> None:
     assert manager.books.growths["locked"] == 0
 
 
-def test_views_made_in_inference_mode_serve_outside_of_it() -> None:
-    """A remembered view is written to in either mode."""
+@pytest.mark.parametrize("reserved_bytes", [0, 2 * MIB])
+def test_views_made_in_inference_mode_serve_outside_of_it(reserved_bytes: int) -> None:
+    """A remembered view is written to in either mode, and so is a buffer that was made in it."""
     manager = WorkspaceManager(CPU)
-    manager.reserve([Reservation((0, 0), (), 2 * MIB)])
+    manager.reserve([Reservation((0, 0), (), reserved_bytes)])
     with torch.inference_mode():
         manager.get_simultaneous(((4,), torch.float32))[0].fill_(1)
     assert manager.get_simultaneous(((4,), torch.float32))[0].fill_(2).sum() == 8
