@@ -23,14 +23,17 @@ from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import Reservation
 from holdfast.workspace.stats import StatsWriter, read_stats
 from managers import CPU, CapturingManager
-from oracle import ALIGNMENT_BYTES, MIB, Oracle, Phase, Policy, Refusal, offsets
+from oracle import ALIGNMENT_BYTES, MIB, Oracle, Policy, Refusal, offsets
 from pools import DISCARDED, Graphs, Pool
 
 KIB = 1024
 LARGEST_BYTES = 32 * MIB
 SIZES = st.one_of(st.integers(0, 3 * KIB), st.integers(0, 6 * KIB).map(lambda size: size * KIB))
-LIMITS = st.integers(0, 16 * KIB).map(lambda size: size * KIB)
-PHASES = st.sampled_from(["locked", "locked", "sealed", "warmup"])
+LIMITS = st.one_of(st.integers(0, 2 * KIB), st.integers(0, 16 * KIB)).map(lambda size: size * KIB)
+# Sealed and locked: vLLM seals nothing where it captures no graph.
+CLOSED = st.sampled_from(
+    [(True, True), (True, True), (True, True), (True, False), (False, True), (False, False)]
+)
 REASONS = {
     "deny": "the growth policy is deny",
     "capture": "captured into a graph",
@@ -65,7 +68,7 @@ class OracleMachine(RuleBasedStateMachine):
         lanes=st.integers(1, 2),
         policy=st.sampled_from(["deny", "alongside", "alongside"]),
         limit_bytes=st.one_of(LIMITS, LIMITS, st.none()),
-        phase=PHASES,
+        closed=CLOSED,
     )
     def start(
         self,
@@ -73,13 +76,13 @@ class OracleMachine(RuleBasedStateMachine):
         lanes: int,
         policy: Policy,
         limit_bytes: int | None,
-        phase: Phase,
+        closed: tuple[bool, bool],
     ) -> None:
         self.shape = (ubatches, lanes)
         self.oracle = Oracle(ubatches, lanes, policy, limit_bytes)
         self.writer = StatsWriter(Path(self.directory.name), engine=0, rank=0, generation=1)
         self.make()
-        self.go_to(phase)
+        self.close(*closed)
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,15 +106,14 @@ class OracleMachine(RuleBasedStateMachine):
         self.current: dict[int, tuple[torch.Tensor, int]] = {}
         self.resources: dict[tuple[int, str], torch.Tensor] = {}
 
-    def go_to(self, phase: Phase) -> None:
-        """Where most rules hold: closed, with a resource, and with a buffer that is retired."""
-        if phase == "warmup":
-            return
+    def close(self, is_sealed: bool, is_locked: bool) -> None:
+        """Go where most rules hold: closed, with a resource, and with a buffer that is retired."""
         self.resource(0, "a", 64, is_said=True)
         self.grow(0, 4 * KIB)
-        self.seal()
-        self.grow(0, 4 * KIB)
-        if phase == "locked":
+        if is_sealed:
+            self.seal()
+            self.grow(0, 4 * KIB)
+        if is_locked:
             self.lock(None)
 
     @contextmanager
@@ -334,11 +336,11 @@ class OracleMachine(RuleBasedStateMachine):
         self.manager.set_policy(policy)
 
     @precondition(lambda self: self.oracle.held_bytes)
-    @rule(phase=PHASES)
-    def reset(self, phase: Phase) -> None:
+    @rule(closed=CLOSED)
+    def reset(self, closed: tuple[bool, bool]) -> None:
         self.oracle.reset()
         self.make()
-        self.go_to(phase)
+        self.close(*closed)
 
     @invariant()
     def stats_agree(self) -> None:

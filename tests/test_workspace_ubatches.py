@@ -136,6 +136,13 @@ def test_what_levelling_adds_is_resident_on_the_cpu() -> None:
     assert psutil.Process().memory_info().rss - before > 90 * MIB
 
 
+def test_a_manager_that_is_not_bound_keeps_vllms_sizes() -> None:
+    """Without us in charge a slot holds nothing until its own ubatch asks."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    view(manager, MIB)
+    assert list(manager.slot_sizes().values()) == [MIB, 0]
+
+
 def test_growth_after_the_lock_is_for_the_slot_that_asked() -> None:
     """The limit is not spent on slots that may never ask."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
