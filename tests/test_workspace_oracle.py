@@ -115,6 +115,8 @@ class OracleMachine(RuleBasedStateMachine):
             self.grow(0, 4 * KIB)
         if is_locked:
             self.lock(None)
+        if is_sealed and is_locked:
+            self.grow_to_the_limit(0, 1)  # is refused, and the refusal names the limit
 
     @contextmanager
     def acting_in(self, index: int) -> Iterator[int]:
