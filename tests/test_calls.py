@@ -265,7 +265,7 @@ def test_who_kills_an_engine_alone_is_quarantined() -> None:
         tracked = Tracked()
         good, bad, fine = await _killed_by(bench, RAISED, ["good", "bad", "fine"])
         bench.start(ScriptedLLM(poison="bad"), is_open=False)
-        await bench.calls.try_suspects()
+        assert not await bench.calls.try_suspects()
         assert bench.llm.is_dead
         bench.bury(RAISED)
         with lifted(QuarantinedError):
@@ -358,6 +358,46 @@ def test_the_engine_is_busy_from_its_first_call_to_its_last() -> None:
 
 def _business(bench: Bench) -> tuple[int, bool]:
     return bench.calls.in_engine, bench.calls.busy_since_seconds is not None
+
+
+def test_a_client_that_reads_slowly_is_no_work_of_the_engine() -> None:
+    """The engine has given what it owes; to wait for the client is no stall."""
+
+    async def scene(bench: Bench) -> None:
+        bench.start(ScriptedLLM(answers=2))
+        outputs = bench.calls.run("generate", {"prompt": "a", "request_id": "a"})
+        await anext(outputs)
+        assert _business(bench) == (1, False)
+        await anext(outputs)
+        assert [output async for output in outputs] == []
+        assert _business(bench) == (0, False)
+
+    on_the_bench(scene)
+
+
+def test_a_prompt_that_is_still_being_sent_is_no_work_of_the_engine() -> None:
+    """Nobody speaks: the engine waits for the caller."""
+
+    async def scene(bench: Bench) -> None:
+        bench.start().hold()
+        call = bench.call("a", is_consumed=True)
+        await bench.llm.until_received(1)
+        assert _business(bench) == (1, False)
+        bench.llm.release()
+        await call
+
+    on_the_bench(scene)
+
+
+def test_a_paused_engine_may_give_calls_up() -> None:
+    """Whoever paused it asked for that."""
+
+    async def scene(bench: Bench) -> None:
+        bench.start()
+        bench.calls.is_paused = True
+        assert [output.is_abort for output in await bench.call("a", gives_up=True)] == [True]
+
+    on_the_bench(scene)
 
 
 @pytest.mark.parametrize("deadly_turn", [1, 2])

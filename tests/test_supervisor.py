@@ -58,6 +58,7 @@ FAILED = ProbeReport(
 )
 PLUG_PULLED = Death("core_exit", "somebody pulled the plug")
 RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", is_accusing=True)
+SHORT = a_rank(slots=(SlotStats(0, 0, 30 * MIB, 22 * MIB, 30 * MIB, "attention.py:10:prefill"),))
 REFUSING = a_rank(
     slots=(SlotStats(0, 0, 24 * MIB, 22 * MIB, 30 * MIB, "attention.py:10:prefill"),),
     rejections={"scratch": 1},
@@ -704,3 +705,35 @@ def test_a_recovery_promises_what_the_last_start_took(tmp_path: Path) -> None:
     lived(world, act)
     assert seen[0] is None
     assert seen[1] is not None
+
+
+def test_a_learned_restart_while_recovering_is_part_of_it(tmp_path: Path) -> None:
+    """A signal ended the first proof, the second one grew: RECOVERING until it is READY."""
+    probing = Halt()
+    world = World(tmp_path, reports=(FAILED, GREW, PASSED), ranks=(SHORT,), probing=probing)
+
+    async def act(life: Life) -> None:
+        await probing.entered.wait()
+        world.engines[0].die(PLUG_PULLED)
+        probing.released.set()
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert len(world.specs) == 3
+    assert life.states.count(State.STARTING) == 1
+
+
+def test_a_reservation_with_which_nothing_starts_is_given_up(tmp_path: Path) -> None:
+    """The learned restart fails: once more without it, and READY after passes in one engine."""
+    world = World(tmp_path, reports=(GREW, GREW, PASSED), ranks=(SHORT,))
+
+    async def start() -> None:
+        if world.specs[-1].learned:
+            await fail_to_start()
+
+    world.starting = start
+    life = lived(world, stopped_in(State.READY))
+    assert life.error is None
+    assert [bool(spec.learned) for spec in world.specs] == [False, True, False]

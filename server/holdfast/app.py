@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 QUIET_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping", "/metrics"})
 """What probes and scrapes ask for every few seconds, which no access log needs."""
 
+IDLE_POLL_SECONDS = 0.1
+
 SignalHandler = Callable[[int, object], NoReturn]
 
 
@@ -168,8 +170,19 @@ class _Application:
         )
 
     async def until_idle(self) -> bool:
-        """Wait for the requests in flight, as long as the drain may take."""
-        return await self._admission.until_idle(self._settings.supervision.drain_timeout_seconds)
+        """Wait for the requests in flight, as long as the drain may take.
+
+        A response that is made in the background goes on when its request was answered.
+        """
+        deadline_seconds = self._settings.supervision.drain_timeout_seconds
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                while self._admission.in_flight or self._calls_at_work():
+                    await self._admission.until_idle(deadline_seconds)
+                    await asyncio.sleep(IDLE_POLL_SECONDS * bool(self._calls_at_work()))
+        except TimeoutError:
+            return False
+        return True
 
     def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
         """Keep the last counters of a generation."""
@@ -189,6 +202,10 @@ class _Application:
         from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
 
         return configure(self._settings, self._directory, self._state)
+
+    def _calls_at_work(self) -> int:
+        calls = self._vllm.launcher.calls if self._vllm else None
+        return calls.in_engine + calls.held if calls else 0
 
     def _state(self) -> State:
         return self._supervisor.state

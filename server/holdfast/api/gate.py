@@ -80,7 +80,8 @@ class Admission:
     def is_open(self, *, is_probe: bool) -> bool:
         """Whether a request that comes now may enter."""
         state = self.view.state
-        return state in SERVING or (is_probe and state is State.PROBING)
+        # While draining an engine may be lost, and proven anew for those who are still in.
+        return state in SERVING or (is_probe and state in {State.PROBING, State.DRAINING})
 
     async def is_opened_in_time(self) -> bool:
         """Whether the gate opens while a request waits; False at once where that is not promised.

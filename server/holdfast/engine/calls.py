@@ -73,6 +73,8 @@ class Call:
     generation: int = 0
     """The one that has or had it; 0 if none."""
     is_in_engine: bool = False
+    is_owed: bool = False
+    """Whether its caller waits for the engine, and not the engine for its caller."""
     has_yielded: bool = False
     is_abort_expected: bool = False
     strikes: int = 0
@@ -101,6 +103,7 @@ class Calls:
         self._end: tuple[HoldfastError, LossReason] | None = None
         self._on_trial: Call | None = None
         self._in_engine = 0
+        self._owed = 0
         self._quarantined: deque[str] = deque(maxlen=QUARANTINE_SIZE)
         self._lost: dict[LossReason, int] = dict.fromkeys(LOSS_REASONS, 0)
         self.held = 0
@@ -108,7 +111,7 @@ class Calls:
         self.replayed = 0
         """Calls that were given to another generation than the first."""
         self.busy_since_seconds: float | None = None
-        """When the engine got work after it had none; None while it has none."""
+        """Since when the engine has owed somebody an output; None while it owes nobody one."""
         self.is_paused = False
         """Whether somebody told the engine not to schedule, or to sleep."""
         self.gave_up: Callable[[], None] = lambda: None
@@ -151,6 +154,11 @@ class Calls:
         for call in self._calls:
             call.is_abort_expected = call.is_abort_expected or call.is_in_engine
 
+    def forgive_aborts(self) -> None:
+        """Whoever asked for it is done: from now on an abort is a death again."""
+        for call in self._calls:
+            call.is_abort_expected = False
+
     def expect_abort(self, request_ids: frozenset[str]) -> None:
         """Somebody asks the engine to give up these requests."""
         for call in self._calls:
@@ -176,7 +184,10 @@ class Calls:
                                 if self._is_given_up(call, output):
                                     break
                                 call.has_yielded = True
+                                # A client that reads slowly is no work of the engine.
+                                self._rests(call)
                                 yield output
+                                self._works(call)
                             else:
                                 return
                 except Exception as error:
@@ -225,19 +236,33 @@ class Calls:
     def _in(self, call: Call) -> Iterator[None]:
         call.is_in_engine = True
         self._in_engine += 1
-        if self._in_engine == 1:
-            self.busy_since_seconds = self._clock()
+        self._works(call)
         try:
             yield
         finally:
+            self._rests(call)
             call.is_in_engine = False
             self._in_engine -= 1
-            if not self._in_engine:
+
+    def _works(self, call: Call) -> None:
+        """The engine owes the call an output. A prompt that comes as a stream may be waited for."""
+        if call.is_replayable and not call.is_owed:
+            call.is_owed = True
+            self._owed += 1
+            if self._owed == 1:
+                self.busy_since_seconds = self._clock()
+
+    def _rests(self, call: Call) -> None:
+        """The engine owes the call nothing for now."""
+        if call.is_owed:
+            call.is_owed = False
+            self._owed -= 1
+            if not self._owed:
                 self.busy_since_seconds = None
 
     def _is_given_up(self, call: Call, output: Any) -> bool:
         """Whether the engine answers as one does that was asked to end, unknown to us."""
-        if not self._dialect.is_abort(output) or call.is_abort_expected:
+        if not self._dialect.is_abort(output) or call.is_abort_expected or self.is_paused:
             return False
         self.gave_up()
         return True
@@ -254,7 +279,8 @@ class Calls:
     def _lift(self, call: Call, error: HoldfastError, reason: LossReason) -> Exception:
         self._lost[reason] += 1
         call.tracked.is_broken = True
-        call.tracked.may_be_retried = isinstance(error, NotReadyError)
+        if reason != "not_replayable":  # the client can make the same request again, as we cannot
+            call.tracked.may_be_retried = isinstance(error, NotReadyError)
         return self._dialect.lifted(error)
 
     def _wake(self) -> None:
@@ -279,8 +305,8 @@ class Calls:
                 call.suspicion = suspect
                 call.strikes += 1
 
-    async def try_suspects(self) -> None:
-        """Let each suspect run alone, those in prefill first; return early if the engine dies."""
+    async def try_suspects(self) -> bool:
+        """Let each suspect run alone, those in prefill first; False if the engine dies of it."""
         suspects = sorted(
             (call for call in self._calls if call.suspicion is not None), key=_trial_order
         )
@@ -290,9 +316,10 @@ class Calls:
                 logger.warning("%d suspects are let go untried", len(suspects) - place)
                 break
             if call in self._calls and not await self._is_innocent(call):
-                return
+                return False
         for call in suspects:
             call.suspicion = None
+        return True
 
     async def _is_innocent(self, call: Call) -> bool:
         """Run it alone until it is past the point of the last death; False if the engine dies."""

@@ -8,7 +8,7 @@ engine; what the OpenAI layer reads of the configuration stays readable while th
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 from vllm.engine.protocol import EngineClient
@@ -97,25 +97,35 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
 
     async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM's, which gives up what runs unless it is told to wait or to keep it."""
-        self.calls.expect_aborts()
-        self.calls.is_paused = True
-        await self.current.pause_generation(*args, **kwargs)
+        await self._paused(self.current.pause_generation(*args, **kwargs))
 
     async def resume_generation(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM's."""
         await self.current.resume_generation(*args, **kwargs)
+        self.calls.forgive_aborts()
         self.calls.is_paused = False
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM's, which gives up what runs unless it is told to wait."""
-        self.calls.expect_aborts()
-        self.calls.is_paused = True
-        await self.current.sleep(*args, **kwargs)
+        await self._paused(self.current.sleep(*args, **kwargs))
 
     async def wake_up(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM's; woken in part, it is paused still."""
         await self.current.wake_up(*args, **kwargs)
         self.calls.is_paused = bool(await self.current.is_sleeping())
+        if not self.calls.is_paused:
+            self.calls.forgive_aborts()
+
+    async def _paused(self, pausing: Awaitable[None]) -> None:
+        """Have the engine pause, which may give up what runs; if it fails, nothing has changed."""
+        self.calls.expect_aborts()
+        self.calls.is_paused = True
+        try:
+            await pausing
+        except BaseException:
+            self.calls.is_paused = False
+            self.calls.forgive_aborts()
+            raise
 
     async def do_log_stats(self) -> None:
         """As vLLM's; a loop of its OpenAI layer calls it, and would end with an exception."""

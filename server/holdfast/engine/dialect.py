@@ -52,8 +52,12 @@ class VllmDialect:
         return answer
 
     def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
-        """Not a prompt that comes as a stream, nor one whose KV cache another engine holds."""
-        if isinstance(arguments.get("prompt"), AsyncGenerator):
+        """Not a prompt that comes as a stream, nor one of which another engine holds a part.
+
+        That is a KV cache to transfer, or an image that was sent before (0.32, 0.33).
+        """
+        prompt = arguments.get("prompt")
+        if isinstance(prompt, AsyncGenerator) or _is_sent_in_part(prompt):
             return False
         extra = getattr(arguments.get("sampling_params"), "extra_args", None) or {}
         return "kv_transfer_params" not in extra
@@ -90,3 +94,10 @@ def _completions(output: Any) -> tuple[Any, ...]:
     """The answers in an output; a pooling output has one, which is no list."""
     outputs = getattr(output, "outputs", ())
     return tuple(outputs) if isinstance(outputs, list | tuple) else (outputs,)
+
+
+def _is_sent_in_part(prompt: Any) -> bool:
+    """Whether an item stands only for what the engine was given with an earlier request."""
+    items = prompt.get("mm_kwargs") if isinstance(prompt, Mapping) else None
+    parts = items.values() if isinstance(items, Mapping) else ()
+    return any(item is None for part in parts for item in part)

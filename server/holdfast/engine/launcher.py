@@ -139,7 +139,8 @@ class EngineLauncher:
     async def _started(self, spec: WorkspaceSpec, family: Family) -> AsyncIterator[AsyncEngine]:
         """An engine that runs; no process of it does when left, however that is."""
         directory = Path(spec.stats_directory)
-        _prepare(directory, spec)
+        with compat.start_errors(lambda: ""):
+            _prepare(directory, spec)
         mapped: frozenset[Path] = frozenset()
         try:
             llm = await self._construct(directory, family)

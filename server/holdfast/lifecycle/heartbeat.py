@@ -103,7 +103,7 @@ class Rules:
             self._compiling_since = None
         compiled = now - self._compiling_since if self._compiling_since is not None else 0.0
         is_building = pulse.is_compiling and compiled < LONGEST_COMPILE_SECONDS
-        was_absent = looked is not None and now - looked > ABSENCE_SECONDS
+        was_absent = looked is None or now - looked > ABSENCE_SECONDS
         if pulse.is_paused or is_building or was_absent:
             self._excused_seconds = now
 
@@ -149,12 +149,12 @@ class Heartbeat:
         now = self._clock()
         ranks = self._engine.ranks(with_steps=False)
         busy_since = self._calls.busy_since_seconds
-        self._tend_canary(now, ranks, is_busy=busy_since is not None)
+        is_told = self._engine.is_paused or self._calls.is_paused
+        self._tend_canary(now, ranks, is_busy=is_told or busy_since is not None)
         # A compiler is looked for only while something is late: it costs a walk over /proc.
         is_late = bool(busy_since) and now - max(_last_steps(ranks).values(), default=0.0) > 1
         starts = [since for since in (busy_since, self._canary_since) if since is not None]
         slowest_step_seconds = self._slowest_step_seconds()
-        is_told = self._engine.is_paused or self._calls.is_paused
         pulse = Pulse(
             now_seconds=now,
             busy_since_seconds=min(starts, default=None),

@@ -185,7 +185,8 @@ class Supervisor:
         while True:
             death = await self._one_life(launcher)
             if death is None:
-                self._enter(State.STARTING, "once more, with the learned reservation")
+                again = State.STARTING if self._last_death is None else State.RECOVERING
+                self._enter(again, "once more, with another reservation")
             else:
                 await self._back_off(launcher, death)
 
@@ -207,16 +208,17 @@ class Supervisor:
                 )
                 if outcome == "again":
                     return None
-                if outcome == "proven":
-                    await unless(fate, launcher.calls.try_suspects())
-                    if not fate.done():
-                        self._become_ready(engine, launcher.calls)
+                if outcome == "proven" and await unless(fate, launcher.calls.try_suspects()):
+                    self._become_ready(engine, launcher.calls)
                 return self._mourn(engine, launcher.calls, await fate)
         except EngineStartError as error:
+            has_unlearned = self._learning.unlearn()
+            if has_unlearned:
+                logger.warning("starting again without what was learned: %s", error.cause)
+            if self._last_death is None and has_unlearned:
+                return None
             if self._last_death is None:
                 raise
-            if self._learning.unlearn():
-                logger.warning("starting again without what was learned from the last death")
             death = Death("start_failure", error.cause)
             self._outages.died(death.cause)
             return self._fallen(death)
