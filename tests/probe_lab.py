@@ -96,7 +96,7 @@ class _Experiment:
         self._prober = prober
 
     async def run(self) -> ProbeReport:
-        """Run the halves; the first report asks for another generation, the second for the end."""
+        """Run the halves, and ask for another generation, or for the end."""
         is_first = self._engine.generation == 1
         for half in _HALVES if is_first else reversed(_HALVES):
             before = self._held_units()
@@ -106,9 +106,13 @@ class _Experiment:
             gained = self._held_units() & ~before
             met = [name for bit, name in enumerate(_SHAPES) if gained >> bit & 1]
             self._lab.met.append((half, met))
-        if not is_first:
-            self._lab._supervisor.request_stop()
-        return ProbeReport("worst-case", True, False, 0, 0.0, (), grew=is_first)
+        supervisor = self._lab._supervisor
+        if is_first:
+            supervisor.request_restart("the halves in another order")
+        else:
+            supervisor.request_stop()
+        # A report that fails has the supervisor wait for the death that it asked for.
+        return ProbeReport("worst-case", not is_first, False, 0, 0.0, ())
 
     def _held_units(self) -> int:
         return self._engine.ranks()[0].persistent_bytes // UNIT_BYTES
