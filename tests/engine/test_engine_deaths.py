@@ -23,6 +23,7 @@ from holdfast import cli
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.engine import forkserver, processes
+from holdfast.errors import EngineStartError
 from holdfast.lifecycle.states import State
 from holdfast.records import Death
 from holdfast.workspace.plan import WorkspaceSpec
@@ -244,3 +245,31 @@ def test_a_killed_fork_server_is_replaced(running: Lab, caplog: pytest.LogCaptur
     assert forkserver.server_pid() != before
     assert "there is another one now" in caplog.text
     running.do(running.engine.canary())
+
+
+def test_a_start_that_dies_spoils_no_later_one(running: Lab) -> None:
+    """What outlives the engines, such as the tokenizer's threads, outlives a failed start too."""
+    running.end()
+    assert _start_fails(running)
+    gc.collect()  # of the half-made AsyncLLM, now that nobody holds the exception
+    running.start()
+    assert len(running.do(running.tokens([5, 6, 7], "after"))) == 4
+
+
+def _start_fails(lab: Lab) -> bool:
+    """Start an engine, and kill its core as soon as there is one."""
+    starting = asyncio.run_coroutine_threadsafe(lab._start(), lab._loop)
+    core = wait_until(
+        lambda: next((p for p in processes.children() if _is_core(p)), None),
+        deadline_seconds=START_DEADLINE_SECONDS,
+        what=lambda: "no EngineCore",
+    )
+    core.kill()
+    return isinstance(starting.exception(START_DEADLINE_SECONDS), EngineStartError)
+
+
+def _is_core(process: psutil.Process) -> bool:
+    try:
+        return "EngineCore" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False

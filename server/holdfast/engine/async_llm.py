@@ -144,8 +144,6 @@ class AsyncEngine:
         processes seconds, which a client that waits for the next generation would wait too.
         """
         self._death.cancel()
-        # The renderer is kept for the next generation, see `compat.kept_renderer`.
-        self._llm.renderer = None
         try:
             async with asyncio.timeout(SHUTDOWN_DEADLINE_SECONDS):
                 await asyncio.to_thread(self._llm.shutdown, timeout=0)

@@ -164,6 +164,16 @@ def refusal_errors() -> Iterator[None]:
         raise EngineLostError(f"the engine did not take a request: {error}") from error
 
 
+def lasting(renderer: Any) -> Any:
+    """A renderer that no AsyncLLM shuts down.
+
+    Each does when it ends, and when it is collected after its constructor has failed; the next
+    generation and every serving object would hold dead thread pools (0.32, 0.33).
+    """
+    renderer.shutdown = lambda: None
+    return renderer
+
+
 @contextmanager
 def kept_renderer(renderer: Any | None) -> Iterator[None]:
     """Make the next AsyncLLM use `renderer`, so that tokenisation outlives an engine.

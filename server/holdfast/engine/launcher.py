@@ -194,8 +194,6 @@ class EngineLauncher:
             with compat.start_errors(lambda: root_cause(Path(spec.stats_directory))):
                 return await self._engine(llm, spec, family)
         except BaseException:
-            if self._renderer is not None:
-                llm.renderer = None  # kept for the next generation
             await asyncio.shield(asyncio.to_thread(llm.shutdown, timeout=0))
             raise
 
@@ -205,7 +203,7 @@ class EngineLauncher:
         async with asyncio.timeout(RPC_DEADLINE_SECONDS):
             tasks = frozenset(map(str, await llm.get_supported_tasks()))
             await llm.reset_mm_cache()
-        self._renderer = llm.renderer
+        self._renderer = compat.lasting(llm.renderer)
         ranks = read_all(Path(spec.stats_directory))
         _require_every_rank(world(self._config), ranks, spec)
         facts = engine_facts(
