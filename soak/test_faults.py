@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +39,12 @@ BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
 Moment = Literal["serving", "prefill", "RECOVERING", "PROBING"]
 MOMENTS: tuple[Moment, ...] = ("serving", "prefill", "RECOVERING", "prefill", "PROBING", "serving")
+
+
+LONG_QUESTIONS = [
+    replace(question, max_tokens=2000) for question in questions(SEED, count=5, longest_tokens=500)
+]
+"""Whose answers take long enough for a fault to strike while all are made."""
 
 
 @dataclass
@@ -148,10 +154,10 @@ def test_faults_while_draining_cost_no_answer(name: str, tmp_path: Path) -> None
     flags = (*FLAGS, "--drain-timeout=300")
     with running(tmp_path, str(model), *flags, environment=BIND) as server:
         server.until_ready()
-        expected = undisturbed(server, questions(SEED, count=5, longest_tokens=2000))
+        expected = undisturbed(server, LONG_QUESTIONS)
         patient = Patient(server, tmp_path / "armoury")
         with loaded(server, expected, clients=CLIENTS, seed=SEED, is_once=True) as load:
-            server.until(lambda: server.metric("requests_in_flight") >= CLIENTS, "requests")
+            server.until(lambda: server.metric("requests_in_flight") >= CLIENTS // 2, "requests")
             server.process.terminate()
             server.until_state("DRAINING")
             FAULTS[name].strike(patient)
@@ -167,7 +173,7 @@ def test_the_server_says_what_it_lost(tmp_path: Path) -> None:
     flags = (*FLAGS, "--max-engine-restarts=0")
     with running(tmp_path, str(model), *flags, environment=BIND) as server:
         server.until_ready()
-        expected = undisturbed(server, questions(SEED, count=5, longest_tokens=2000))
+        expected = undisturbed(server, LONG_QUESTIONS)
         with loaded(server, expected, clients=2, seed=SEED, is_once=True) as load:
             server.until(lambda: server.metric("requests_in_flight") >= 1, "requests")
             FAULTS["SIGKILL core"].strike(Patient(server, tmp_path / "armoury"))
