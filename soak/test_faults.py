@@ -14,29 +14,22 @@ import httpx
 import psutil
 import pytest
 
-from faults import FAULTS, Patient, ailing_model, can_starve
+import faults
+from faults import BIND, FAULTS, SHARED_MEMORY, Patient, ailing_model, can_starve
 from load import loaded, questions, undisturbed
-from servers import SMALL, Server, descendants, running, wait_until
+from servers import Server, descendants, running, wait_until
 
 FAULT_COUNT = int(os.environ.get("SOAK_FAULTS", "100"))
 SEED = int(os.environ.get("SOAK_SEED", "4"))
 CLIENTS = 16
 STALL_SECONDS = 5
 FLAGS = (
-    *SMALL,
-    "--dtype=float32",
-    "--tensor-parallel-size=2",
-    "--probe=quick",
-    "--served-model-name=ailing",
-    "--workspace-growth=deny",
+    *faults.FLAGS,
     f"--stall-timeout={STALL_SECONDS}",
     "--max-engine-restarts=1000",
     "--restart-window=1",  # the budget is not what is tested here, nor its back-off
     "--hold-timeout=600",
-    "--log-format=console",
 )
-BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
 Moment = Literal["serving", "prefill", "RECOVERING", "PROBING"]
 MOMENTS: tuple[Moment, ...] = ("serving", "prefill", "RECOVERING", "prefill", "PROBING", "serving")
 

@@ -13,9 +13,21 @@ import psutil
 
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
-from servers import Server, descendants
+from servers import SMALL, Server, descendants
 
 MIB = 1024 * 1024
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
+FLAGS = (
+    *SMALL,
+    "--dtype=float32",
+    "--tensor-parallel-size=2",
+    "--probe=quick",
+    "--served-model-name=ailing",
+    "--workspace-growth=deny",
+    "--log-format=console",
+)
+"""Of a server of the ailing model with two ranks."""
+BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 CGROUP = Path("/sys/fs/cgroup/memory")
 POISON_TOKENS = 6002
 """A prompt of this length ends every engine that computes it."""

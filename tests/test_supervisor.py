@@ -557,19 +557,24 @@ def test_a_refused_workspace_takes_the_whole_proof_again(tmp_path: Path) -> None
     assert world.specs[1].learned
 
 
+def unplugged_in(probing: Halt) -> Callable[[Life], Awaitable[None]]:
+    """Pull the plug while the first proof halts, and stop once the server is READY all the same."""
+
+    async def act(life: Life) -> None:
+        await probing.entered.wait()
+        life.world.engines[0].die(PLUG_PULLED)
+        probing.released.set()
+        await stopped_in(State.READY)(life)
+
+    return act
+
+
 def test_a_first_proof_that_a_signal_ended_is_tried_again(tmp_path: Path) -> None:
     """The proof was not to blame: RECOVERING, and the whole suite."""
     probing = Halt()
     world = World(tmp_path, reports=(FAILED, PASSED), probing=probing)
 
-    async def act(life: Life) -> None:
-        await probing.entered.wait()
-        world.engines[0].die(PLUG_PULLED)
-        probing.released.set()
-        await life.until(State.READY)
-        life.supervisor.request_stop()
-
-    life = lived(world, act)
+    life = lived(world, unplugged_in(probing))
     assert life.error is None
     assert life.states[:5] == ["STARTING", "PROBING", "RECOVERING", "PROBING", "READY"]
     assert "one request" not in world.events
@@ -712,14 +717,7 @@ def test_a_learned_restart_while_recovering_is_part_of_it(tmp_path: Path) -> Non
     probing = Halt()
     world = World(tmp_path, reports=(FAILED, GREW, PASSED), ranks=(SHORT,), probing=probing)
 
-    async def act(life: Life) -> None:
-        await probing.entered.wait()
-        world.engines[0].die(PLUG_PULLED)
-        probing.released.set()
-        await life.until(State.READY)
-        life.supervisor.request_stop()
-
-    life = lived(world, act)
+    life = lived(world, unplugged_in(probing))
     assert life.error is None
     assert len(world.specs) == 3
     assert life.states.count(State.STARTING) == 1

@@ -28,6 +28,7 @@ from holdfast.api.gate import PROBE_HEADER, Admission
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.engine import processes, remains
+from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.errors import ExitCode
 from holdfast.lifecycle.forecast import Forecast
@@ -203,8 +204,11 @@ class _Application:
 
         return configure(self._settings, self._directory, self._state)
 
+    def _calls(self) -> Calls | None:
+        return self._vllm.launcher.calls if self._vllm else None
+
     def _calls_at_work(self) -> int:
-        calls = self._vllm.launcher.calls if self._vllm else None
+        calls = self._calls()
         return calls.in_engine + calls.held if calls else 0
 
     def _state(self) -> State:
@@ -225,7 +229,7 @@ class _Application:
             totals=self._totals,
             traffic=self._admission,
             outages=self._outages,
-            calls=lambda: self._vllm.launcher.calls if self._vllm else None,
+            calls=self._calls,
             restarts_left=lambda: self._supervisor.restarts_left,
             loop_lag_seconds=self._loop_lag.lag_seconds,
             version=__version__,

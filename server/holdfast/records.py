@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 GrowthPhase = Literal["warmup", "sealed", "locked"]
 RejectionKind = Literal["scratch", "persistent", "permute"]
@@ -69,25 +69,8 @@ START_PHASES: tuple[StartPhase, ...] = (
     "warmup",
     "locked",
 )
-DEATH_CAUSES: tuple[DeathCause, ...] = (
-    "workspace_rejection",
-    "worker_exception",
-    "worker_exit",
-    "core_exit",
-    "out_of_memory",
-    "stall",
-    "terminated",
-    "start_failure",
-    "requested",
-    "unknown",
-)
-LOSS_REASONS: tuple[LossReason, ...] = (
-    "stream_broken",
-    "not_replayable",
-    "quarantined",
-    "engine_lost",
-    "drained",
-)
+DEATH_CAUSES: tuple[DeathCause, ...] = get_args(DeathCause)
+LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 PROBE_STEPS: tuple[StepName, ...] = (
     "first_token",
     "context_sweep",

@@ -10,28 +10,21 @@ from typing import Any
 import psutil
 import pytest
 
-from faults import FAULTS, POISON_TOKENS, Patient, ailing_model
+import faults
+from faults import BIND, FAULTS, POISON_TOKENS, SHARED_MEMORY, Patient, ailing_model
 from load import Load, ask, client_of, loaded, questions, undisturbed
-from servers import SMALL, Server, descendants, running, wait_until
+from servers import Server, descendants, running, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 CLIENTS = 8
 STALL_SECONDS = 3
 FLAGS = (
-    *SMALL,
-    "--dtype=float32",
-    "--tensor-parallel-size=2",
-    "--probe=quick",
-    "--served-model-name=ailing",
-    "--workspace-growth=deny",
+    *faults.FLAGS,
     f"--stall-timeout={STALL_SECONDS}",
     "--max-engine-restarts=20",
     "--hold-timeout=300",
-    "--log-format=console",
 )
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
-BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 STRUCK = ("SIGKILL core", "raise on rank 1", "SIGSTOP worker", "workspace rejection")
 
 
