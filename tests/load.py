@@ -16,7 +16,7 @@ from servers import Server
 
 TOKEN_IDS = range(20, 200)
 REQUEST_SECONDS = 600.0
-KINDS = ("completion", "chat", "several", "streamed completion", "streamed chat")
+KINDS = ("completion", "chat", "several", "streamed completion", "streamed chat", "response")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,10 @@ def client_of(server: Server) -> openai.OpenAI:
 
 def ask(client: openai.OpenAI, model: str, question: Question) -> Answer:
     """The answer as the official client sees it; its errors are in it, not raised."""
+    if question.kind == "response":
+        return _response(client, model, question)
     if question.kind.endswith("chat"):
-        words = "".join(map(chr, question.prompt))
-        options: dict[str, Any] = {"messages": [{"role": "user", "content": words}]}
+        options: dict[str, Any] = {"messages": [{"role": "user", "content": _words(question)}]}
         create: Any = client.chat.completions.create
     else:
         options = {"prompt": list(question.prompt)}
@@ -95,6 +96,24 @@ def ask(client: openai.OpenAI, model: str, question: Question) -> Answer:
         tuple(_text(choice) for choice in answer.choices),
         frozenset(choice.finish_reason for choice in answer.choices),
     )
+
+
+def _response(client: openai.OpenAI, model: str, question: Question) -> Answer:
+    try:
+        answer = client.responses.create(
+            model=model,
+            input=_words(question),
+            max_output_tokens=question.max_tokens,
+            temperature=0.0,
+            extra_body={"ignore_eos": True, "top_k": 1},
+        )
+    except openai.APIError as error:
+        return Answer(question, error=f"{type(error).__name__}: {error}")
+    return Answer(question, (answer.output_text,), frozenset({str(answer.status)}))
+
+
+def _words(question: Question) -> str:
+    return "".join(map(chr, question.prompt))
 
 
 def _streamed(create: Any, parameters: Mapping[str, Any], question: Question) -> Answer:
