@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast import settings
 from holdfast.errors import UsageError
-from holdfast.settings import Flag, Settings
+from holdfast.settings import Flag, Settings, values
 
 FLAGS = {flag.name: flag for flag in settings.flags()}
 VALUES = {
@@ -110,11 +110,11 @@ def test_a_wrong_variable_is_refused_by_name(name: str) -> None:
 
 
 NUMERIC = (
-    settings.size_bytes,
-    settings.headroom_fraction,
-    settings.positive_seconds,
-    settings.seconds,
-    settings.token_count,
+    values.size_bytes,
+    values.headroom_fraction,
+    values.positive_seconds,
+    values.seconds,
+    values.token_count,
 )
 
 
@@ -129,23 +129,23 @@ def test_what_is_no_plain_number_is_refused(parse: Callable[[str], object], text
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        (settings.size_bytes, "1PiB"),
-        (settings.size_bytes, "1024TiB"),
-        (settings.size_bytes, "9" * 5000),
-        (settings.size_bytes, "1.MiB"),
-        (settings.size_bytes, "64 M iB"),
-        (settings.headroom_fraction, "10.001"),
-        (settings.positive_seconds, "0"),
-        (settings.positive_seconds, "31536000"),
-        (settings.seconds, "31536000"),
-        (settings.token_count, "1"),
-        (settings.token_count, "2.0"),
-        (settings.token_count, "9999999999"),
-        (settings.token_count, "9" * 5000),
-        (settings.directory_or_none, ""),
-        (settings.directory_or_none, "a\0b"),
-        (settings.directory_or_none, "~nobody-of-that-name/x"),
-        (settings.truth, "maybe"),
+        (values.size_bytes, "1PiB"),
+        (values.size_bytes, "1024TiB"),
+        (values.size_bytes, "9" * 5000),
+        (values.size_bytes, "1.MiB"),
+        (values.size_bytes, "64 M iB"),
+        (values.headroom_fraction, "10.001"),
+        (values.positive_seconds, "0"),
+        (values.positive_seconds, "31536000"),
+        (values.seconds, "31536000"),
+        (values.token_count, "1"),
+        (values.token_count, "2.0"),
+        (values.token_count, "9999999999"),
+        (values.token_count, "9" * 5000),
+        (values.directory_or_none, ""),
+        (values.directory_or_none, "a\0b"),
+        (values.directory_or_none, "~nobody-of-that-name/x"),
+        (values.truth, "maybe"),
     ],
 )
 def test_what_is_out_of_range_is_refused(parse: Callable[[str], object], text: str) -> None:
@@ -169,7 +169,7 @@ def test_what_is_out_of_range_is_refused(parse: Callable[[str], object], text: s
 )
 def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
     """Binary and decimal units, in any case, with a space or without."""
-    assert settings.size_bytes(text) == size
+    assert values.size_bytes(text) == size
 
 
 @untimed
@@ -177,38 +177,38 @@ def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
 @example(9_007_199_254_740_993 >> 4)
 def test_no_byte_of_a_size_is_lost(size: int) -> None:
     """A plain number of bytes comes back exactly."""
-    assert settings.size_bytes(str(size)) == size
-    assert settings.size_bytes(f"{size}B") == size
+    assert values.size_bytes(str(size)) == size
+    assert values.size_bytes(f"{size}B") == size
 
 
 @untimed
 @given(st.integers(0, (1 << 30) - 1), st.sampled_from(["KiB", "MiB", "kB", "MB"]))
 def test_units_multiply(number: int, unit: str) -> None:
     """`N unit` is N times one unit, or beyond what is allowed."""
-    one = settings.size_bytes(f"1{unit}")
+    one = values.size_bytes(f"1{unit}")
     if number * one < 1 << 50:
-        assert settings.size_bytes(f"{number}{unit}") == number * one
+        assert values.size_bytes(f"{number}{unit}") == number * one
 
 
 @untimed
 @given(st.floats(0, 10))
 def test_a_fraction_comes_back(value: float) -> None:
     """Every fraction in range is read as Python writes it."""
-    assert settings.headroom_fraction(repr(value)) == value
+    assert values.headroom_fraction(repr(value)) == value
 
 
 @untimed
 @given(st.floats(0, 31_535_999))
 def test_seconds_come_back(value: float) -> None:
     """Every time in range is read as Python writes it."""
-    assert settings.seconds(repr(value)) == value
+    assert values.seconds(repr(value)) == value
 
 
 @untimed
 @given(st.integers(2, (1 << 31) - 1))
 def test_a_count_comes_back(value: int) -> None:
     """Every count in range."""
-    assert settings.token_count(str(value)) == value
+    assert values.token_count(str(value)) == value
 
 
 @untimed

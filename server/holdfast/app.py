@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, NoReturn
 import httpx
 import uvicorn
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from holdfast import __version__, listener
-from holdfast.api.front import FrontDoor
-from holdfast.api.gate import PROBE_HEADER, Admission
+from holdfast.api.front import EngineApp, FrontDoor
+from holdfast.api.gate import PROBE_HEADER, Admission, Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.engine import processes, remains
@@ -129,7 +130,7 @@ class _Application:
             probe_token=self._probe_token,
             hold_timeout_seconds=settings.supervision.hold_timeout_seconds,
         )
-        self._door = FrontDoor(self._routes(), self._admission, root_path=settings.listen.root_path)
+        self._engine_app = EngineApp()
         self._server: uvicorn.Server | None = None
         self._vllm: ConfiguredEngine | None = None
         self._mounted = AsyncExitStack()
@@ -138,7 +139,7 @@ class _Application:
         """Listen, then start, prove and serve until asked to stop."""
         with self._progress, _signals(self._supervisor.request_stop, self._end_now):
             async with (
-                listener.serving(self._door, self._sock, self._settings.listen) as self._server,
+                listener.serving(self._layers(), self._sock, self._settings.listen) as self._server,
                 self._mounted,
                 self._loop_lag.measured(),
             ):
@@ -156,9 +157,9 @@ class _Application:
 
     async def mount(self) -> None:
         """Build vLLM's application once; its objects follow the engine through the proxy."""
-        if self._vllm is not None and not self._door.is_attached:
+        if self._vllm is not None and not self._engine_app.is_attached:
             app = self._vllm.openai_app(self._server)
-            self._door.attach(await self._mounted.enter_async_context(app))
+            self._engine_app.attach(await self._mounted.enter_async_context(app))
 
     def prober(self, engine: Engine) -> Prober:
         """A prober that comes through our own listener, past the gate by the token."""
@@ -222,6 +223,11 @@ class _Application:
 
     def _queue(self) -> tuple[int, int]:
         return self._vllm.launcher.queues.totals() if self._vllm else (0, 0)
+
+    def _layers(self) -> ASGIApp:
+        """What a request passes, written from the inside out."""
+        gate = Gate(self._engine_app, self._admission)
+        return FrontDoor(self._routes(), gate, root_path=self._settings.listen.root_path)
 
     def _routes(self) -> list[Route]:
         collector = HoldfastCollector(

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from asgi_server import serving
-from holdfast.api.front import FrontDoor
-from holdfast.api.gate import Admission
+from holdfast.api.front import EngineApp, FrontDoor
+from holdfast.api.gate import Admission, Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import Render, metrics_route
 from holdfast.lifecycle.states import State
@@ -25,7 +25,7 @@ from statuses import a_fresh_status, a_status
 
 def _front(
     status: Status, *, root_path: str = "", renderer: Render | None = None
-) -> tuple[FrontDoor, InnerApp]:
+) -> tuple[FrontDoor, EngineApp]:
     admission = Admission(View(State(status.state)), probe_token="")
     collector = HoldfastCollector(
         lambda: status,
@@ -45,10 +45,9 @@ def _front(
         *health_routes(lambda: status, queue=lambda: (0, 0)),
         metrics_route(renderer or (lambda accept: render(registries, accept=accept))),
     ]
-    front = FrontDoor(routes, admission, root_path=root_path)
-    inner = InnerApp()
-    front.attach(inner)
-    return front, inner
+    engine_app = EngineApp()
+    engine_app.attach(InnerApp())
+    return FrontDoor(routes, Gate(engine_app, admission), root_path=root_path), engine_app
 
 
 def _get(front: FrontDoor, path: str, **request: dict[str, str]) -> httpx.Response:
@@ -89,22 +88,22 @@ def test_a_longer_word_is_not_the_root_path() -> None:
 
 def test_the_door_knows_whether_an_application_is_attached() -> None:
     """Who attaches it can tell that it was done."""
-    door = FrontDoor([], Admission(View(State.STARTING), probe_token=""))
-    assert not door.is_attached
-    door.attach(InnerApp())
-    assert door.is_attached
+    app = EngineApp()
+    assert not app.is_attached
+    app.attach(InnerApp())
+    assert app.is_attached
 
 
 def test_an_application_may_be_attached_again() -> None:
     """What comes after the next start reaches the new application."""
-    front, _ = _front(a_status())
+    front, engine_app = _front(a_status())
 
     async def other(scope: object, receive: object, send: object) -> None:
         del scope, receive
         await send({"type": "http.response.start", "status": 299, "headers": []})  # type: ignore[operator]
         await send({"type": "http.response.body"})  # type: ignore[operator]
 
-    front.attach(other)
+    engine_app.attach(other)
     assert _get(front, "/v1/whoami").status_code == 299
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -19,6 +20,7 @@ from holdfast.api.gate import (
     PROBE_HEADER,
     RETRY_AFTER_UNKNOWN_SECONDS,
     Admission,
+    Gate,
     retry_after_seconds,
 )
 from holdfast.api.waiting import READ_AHEAD_BYTES
@@ -33,12 +35,17 @@ CLOSED_STATES = [state for state in State if state not in SERVING]
 class Gated:
     """A gate before a small application, and the handles to both."""
 
-    def __init__(self, view: View | None = None, *, probe_token: str = PROBE) -> None:
+    def __init__(
+        self,
+        view: View | None = None,
+        *,
+        probe_token: str = PROBE,
+        behind: ASGIApp | None = None,
+    ) -> None:
         self.view = view or View()
         self.admission = Admission(self.view, probe_token=probe_token)
         self.inner = InnerApp()
-        self.app = FrontDoor([], self.admission)
-        self.app.attach(self.inner)
+        self.app = FrontDoor([], Gate(behind or self.inner, self.admission))
 
 
 def _answer(gated: Gated, path: str, method: str = "GET", **request: Any) -> httpx.Response:
@@ -322,8 +329,7 @@ class Held(Gated):
         view = View(State.RECOVERING, "the engine died", eta_seconds, is_recovering=True)
         super().__init__(view)
         self.admission = Admission(view, probe_token=PROBE, hold_timeout_seconds=DEADLINE_SECONDS)
-        self.app = FrontDoor([], self.admission)
-        self.app.attach(self.inner)
+        self.app = FrontDoor([], Gate(self.inner, self.admission))
 
     async def until_held(self, count: int) -> None:
         """Return when so many requests wait."""
@@ -436,9 +442,7 @@ def test_an_answer_says_whether_to_ask_again(may_be_retried: bool, header: str) 
         tracked.may_be_retried = may_be_retried
         await JSONResponse({}, 500)(scope, receive, send)
 
-    gated = Gated()
-    gated.app.attach(app)
-    assert _answer(gated, "/v1/whoami").headers["x-should-retry"] == header
+    assert _answer(Gated(behind=app), "/v1/whoami").headers["x-should-retry"] == header
 
 
 def test_a_broken_stream_has_no_clean_end() -> None:
@@ -455,6 +459,4 @@ def test_a_broken_stream_has_no_clean_end() -> None:
 
         await StreamingResponse(events())(scope, receive, send)
 
-    gated = Gated()
-    gated.app.attach(app)
-    assert _answer(gated, "/v1/whoami").text == 'data: one\n\ndata: {"error": {}}\n\n'
+    assert _answer(Gated(behind=app), "/v1/whoami").text == 'data: one\n\ndata: {"error": {}}\n\n'

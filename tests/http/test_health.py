@@ -10,11 +10,10 @@ import pytest
 
 from asgi_server import serving
 from holdfast.api.front import FrontDoor
-from holdfast.api.gate import Admission
 from holdfast.api.health import health_routes, report
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
 from holdfast.records import EngineReport, Status
-from inner_app import View
+from inner_app import InnerApp
 from statuses import REJECTION, a_fresh_status, a_rank, a_status
 
 PATHS = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz")
@@ -36,7 +35,7 @@ def _expected(path: str, status: Status) -> int:
 
 def _front(status: Status, api_keys: Sequence[str] = ()) -> FrontDoor:
     routes = health_routes(lambda: status, queue=lambda: (3, 4), api_keys=api_keys)
-    return FrontDoor(routes, Admission(View(State(status.state)), probe_token=""))
+    return FrontDoor(routes, InnerApp())
 
 
 def _answers(

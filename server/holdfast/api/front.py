@@ -7,22 +7,11 @@ from collections.abc import Iterable
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.api.gate import Admission, Gate
 
+class EngineApp:
+    """vLLM's application, which is built when the server listens already."""
 
-class FrontDoor:
-    """Our routes first, whatever the state; everything else goes through the gate to vLLM's app.
-
-    So our `/health`, `/ping` and `/metrics` hide vLLM's of the same path. What vLLM's app sees is
-    what the client sent: unknown paths, redirects and `root_path` are its own.
-    """
-
-    def __init__(
-        self, routes: Iterable[BaseRoute], admission: Admission, *, root_path: str = ""
-    ) -> None:
-        self._routes = tuple(routes)
-        self._root_path = root_path.rstrip("/")
-        self._gate = Gate(self._engine_app, admission)
+    def __init__(self) -> None:
         self._inner: ASGIApp | None = None
 
     @property
@@ -35,7 +24,28 @@ class FrontDoor:
         self._inner = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer from our own routes, or by the gate."""
+        """Answer as it does; the gate is closed until there is one."""
+        if self._inner is None:
+            raise RuntimeError("The gate was opened before an application was attached.")
+        await self._inner(scope, receive, send)
+
+
+class FrontDoor:
+    """Our routes first, whatever the state; everything else goes on to `behind`.
+
+    So our `/health`, `/ping` and `/metrics` hide vLLM's of the same path. What vLLM's app sees is
+    what the client sent: unknown paths, redirects and `root_path` are its own.
+    """
+
+    def __init__(
+        self, routes: Iterable[BaseRoute], behind: ASGIApp, *, root_path: str = ""
+    ) -> None:
+        self._routes = tuple(routes)
+        self._root_path = root_path.rstrip("/")
+        self._behind = behind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer from our own routes, or by what is behind them."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
@@ -46,12 +56,7 @@ class FrontDoor:
                 if match is not Match.NONE:
                     await route.handle({**ours, **found}, receive, send)
                     return
-        await self._gate(scope, receive, send)
-
-    async def _engine_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._inner is None:
-            raise RuntimeError("The gate was opened before an application was attached.")
-        await self._inner(scope, receive, send)
+        await self._behind(scope, receive, send)
 
     def _as_ours(self, scope: Scope) -> Scope:
         """The scope with the path as our routes are written: no root path, no slash at its end."""

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.replies import SHOULD_RETRY_HEADER, STATE_HEADER, openai_error
 from holdfast.api.waiting import PatientReceive
-from holdfast.engine.tracked import REQUEST, Tracked
+from holdfast.engine.tracked import Tracked, tracked_request
 from holdfast.errors import NotReadyError
 from holdfast.lifecycle.states import SERVING, State
 
@@ -163,8 +163,8 @@ class Gate:
             await _turn_away(self._admission.view, scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send, *, is_probe: bool) -> None:
-        tracked = Tracked(is_probe=is_probe)
-        REQUEST.set(tracked)
+        tracked = tracked_request()
+        tracked.is_probe = is_probe
         if is_probe:
             await self._app(scope, receive, send)
             return

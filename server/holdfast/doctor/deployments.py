@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from holdfast.errors import UsageError
-from holdfast.settings import size_bytes
+from holdfast.settings.values import size_bytes
 from holdfast.workspace.plan import MIB
 
 DEFAULT_SHARED_BYTES = 64 * MIB

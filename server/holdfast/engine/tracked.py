@@ -1,4 +1,4 @@
-"""What becomes of one HTTP request: known to the gate and to the calls that it makes of the engine.
+"""What becomes of one HTTP request: known to the front door and to the calls it makes.
 
 vLLM's OpenAI layer stands between the two and passes nothing on, so that the record travels with
 the context of the task.
@@ -12,8 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Tracked:
-    """One request. The gate makes it; whoever learns something about the request writes it down."""
+    """One request. The front door makes it; whoever learns something of it writes it down."""
 
+    request_id: str = ""
+    """As the client named it, or as we did; the answer carries it."""
+    key: str = ""
+    """The name of the key that the request came with, never the key; empty where none is needed."""
     is_probe: bool = False
     """The probe's own: it goes to an engine that is not ready, and is never sent again."""
     may_be_retried: bool | None = None
@@ -24,3 +28,11 @@ class Tracked:
 
 REQUEST: ContextVar[Tracked | None] = ContextVar("holdfast_request", default=None)
 """The request that the running task serves; None outside of any."""
+
+
+def tracked_request() -> Tracked:
+    """The record of the request that the running task serves, made now if there is none."""
+    if (tracked := REQUEST.get()) is None:
+        tracked = Tracked()
+        REQUEST.set(tracked)
+    return tracked

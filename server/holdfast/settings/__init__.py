@@ -1,0 +1,129 @@
+"""Everything that can be set: parsed once, frozen, grouped by owner.
+
+`groups` has our flags, `values` what their text may be, `flag` what a flag is. Sizes are bytes,
+times are seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from holdfast.settings.flag import Flag
+from holdfast.settings.groups import (
+    LearnedRestart,
+    LogFormat,
+    LogSettings,
+    ProbeSettings,
+    Suite,
+    SupervisionSettings,
+    WorkspaceSettings,
+)
+
+__all__ = [
+    "GROUPS",
+    "Flag",
+    "LearnedRestart",
+    "ListenSettings",
+    "LogFormat",
+    "LogSettings",
+    "ProbeSettings",
+    "Settings",
+    "Suite",
+    "SupervisionSettings",
+    "WorkspaceSettings",
+    "add_flags",
+    "flags",
+    "read_groups",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSettings:
+    """vLLM's own flags that are needed before vLLM is imported: the server listens at once."""
+
+    host: str = ""
+    port: int = 8000
+    uds: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    ssl_ciphers: str | None = None
+    root_path: str = ""
+    uvicorn_log_level: str = "info"
+    has_access_log: bool = True
+    log_level: str = "info"
+    api_keys: tuple[str, ...] = ()
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether clients must speak TLS; the file of the certificate may hold the key too."""
+        return bool(self.ssl_certfile)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that was given for one `holdfast serve`."""
+
+    is_demo: bool = False
+    workspace: WorkspaceSettings = field(default_factory=WorkspaceSettings)
+    probe: ProbeSettings = field(default_factory=ProbeSettings)
+    supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
+    logs: LogSettings = field(default_factory=LogSettings)
+    listen: ListenSettings = field(default_factory=ListenSettings)
+    vllm_arguments: tuple[str, ...] = ()
+    """The command line as given, for vLLM's own parser."""
+
+
+GROUPS: Mapping[str, type] = {
+    "workspace": WorkspaceSettings,
+    "probe": ProbeSettings,
+    "supervision": SupervisionSettings,
+    "logs": LogSettings,
+}
+
+
+def flags() -> Iterator[Flag]:
+    """Every flag of ours, in the order of the documentation."""
+    for group in GROUPS.values():
+        for member in fields(group):
+            yield member.metadata["flag"]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare our flags on a parser, ours or vLLM's. A flag that is not given is None."""
+    group = parser.add_argument_group("holdfast", "Workspaces, proof and supervision.")
+    group.add_argument("--demo", action="store_true", help="serve the embedded demo model")
+    for flag in flags():
+        meaning = f"{flag.meaning} (default: {flag.shown_default}; {flag.variable})"
+        if flag.is_switch:
+            group.add_argument(flag.name, action="store_const", const="1", help=meaning)
+        else:
+            group.add_argument(flag.name, metavar=flag.metavar, help=meaning.replace("%", "%%"))
+
+
+def read_groups(namespace: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Our groups of settings: a flag wins over its variable, which wins over the default."""
+    return {name: _read_group(kind, namespace, environment) for name, kind in GROUPS.items()}
+
+
+def _read_group(kind: type, namespace: argparse.Namespace, environment: Mapping[str, str]) -> Any:
+    members: Sequence[Field[Any]] = fields(kind)
+    given = (
+        (member.name, _given(member.metadata["flag"], namespace, environment)) for member in members
+    )
+    return kind(**{name: value for name, (is_given, value) in given if is_given})
+
+
+def _given(
+    flag: Flag, namespace: argparse.Namespace, environment: Mapping[str, str]
+) -> tuple[bool, Any]:
+    text = getattr(namespace, flag.destination, None)
+    if text is not None:
+        return True, flag.read(text, flag.name)
+    if flag.variable in environment:
+        return True, flag.read(environment[flag.variable], flag.variable)
+    return False, None

@@ -1,0 +1,63 @@
+"""A flag as the parser, the environment, `--help` and the check of the documentation see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag of `holdfast serve`, as the parser, the environment and the documentation see it."""
+
+    name: str
+    parse: Callable[[str], Any]
+    metavar: str
+    shown_default: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+    is_switch: bool = False
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that stands in for the flag."""
+        return "HOLDFAST_" + self.destination.upper()
+
+    @property
+    def destination(self) -> str:
+        """The attribute of the parsed namespace."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    def read(self, text: str, source: str) -> Any:
+        """The value of `text`; UsageError names `source` if it is not one."""
+        try:
+            if self.choices and text not in self.choices:
+                raise ValueError("expected one of " + ", ".join(self.choices))  # noqa: TRY301 - one exit for every wrong value
+            return self.parse(text)
+        except ValueError as error:
+            raise UsageError(
+                f"{source}: {error}, not {text!r}.",
+                remedy=f"see `holdfast serve --help` for {self.name}.",
+            ) from None
+
+
+def flag(  # noqa: PLR0913 - one row of the table of flags
+    name: str,
+    parse: Callable[[str], Any],
+    default: Any,
+    metavar: str,
+    meaning: str,
+    *,
+    shown: str = "",
+    choices: tuple[str, ...] = (),
+    is_switch: bool = False,
+) -> Any:
+    declared = Flag(name, parse, metavar, shown or str(default), meaning, choices, is_switch)
+    return field(default=default, metadata={"flag": declared})
+
+
+def choice(name: str, choices: tuple[str, ...], default: str, meaning: str) -> Any:
+    return flag(name, str, default, "|".join(choices), meaning, choices=choices)

@@ -1,0 +1,161 @@
+"""Every setting of ours, frozen, grouped by owner.
+
+A setting is declared in one place: the field of its dataclass carries the flag, its parser, its
+default and its meaning, and everybody else reads it from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from holdfast.settings.flag import choice, flag
+from holdfast.settings.values import (
+    count,
+    directory_or_none,
+    headroom_fraction,
+    positive_seconds,
+    seconds,
+    size_bytes,
+    token_count,
+    truth,
+)
+from holdfast.workspace.plan import GrowthPolicy
+
+Suite = Literal["worst-case", "quick", "off"]
+LearnedRestart = Literal["auto", "always", "never"]
+LogFormat = Literal["auto", "console", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceSettings:
+    """How much scratch is reserved, and what happens when it does not suffice."""
+
+    reserve_bytes: int = flag(
+        "--workspace-reserve", size_bytes, 0, "SIZE", "floor per slot, for example `64MiB`"
+    )
+    headroom: float = flag(
+        "--workspace-headroom",
+        headroom_fraction,
+        0.10,
+        "FRACTION",
+        "added to the planned size; the result is rounded up to 2 MiB",
+        shown="0.10",
+    )
+    growth: GrowthPolicy = choice(
+        "--workspace-growth",
+        ("deny", "alongside"),
+        "alongside",
+        "policy after the lock: refuse, or allocate a larger buffer and keep the old one alive",
+    )
+    growth_limit_bytes: int | None = flag(
+        "--workspace-growth-limit",
+        size_bytes,
+        None,
+        "SIZE",
+        "most bytes a rank may hold above its size at the lock",
+        shown="largest slot + 256MiB",
+    )
+    learned_directory: Path | Literal["default"] | None = flag(
+        "--learned-dir",
+        directory_or_none,
+        "default",
+        "DIR|none",
+        "where learned reservations and the probe journal are kept",
+        shown="user state directory",
+    )
+    learned_restart: LearnedRestart = choice(
+        "--learned-restart",
+        ("auto", "always", "never"),
+        "auto",
+        "start the engine once more after the probe made it grow: `auto` only after a rejection, "
+        "or when starting took under 120 s",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSettings:
+    """What is proven before READY."""
+
+    suite: Suite = choice(
+        "--probe", ("worst-case", "quick", "off"), "worst-case", "start-up probe suite"
+    )
+    timeout_seconds: float = flag(
+        "--probe-timeout",
+        positive_seconds,
+        600.0,
+        "SECONDS",
+        "time for the whole suite",
+        shown="600",
+    )
+    max_tokens: int | None = flag(
+        "--probe-max-tokens", token_count, None, "N", "cap of probe sizes", shown="max_model_len"
+    )
+    require_full: bool = flag(
+        "--probe-require-full",
+        truth,
+        default=False,
+        metavar="",
+        meaning="a proof limited by time or journal is a failure (exit 4)",
+        shown="off",
+        is_switch=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisionSettings:
+    """What happens when the engine dies or hangs, and how the server ends."""
+
+    max_engine_restarts: int = flag(
+        "--max-engine-restarts",
+        count,
+        3,
+        "N",
+        "restarts of a dead engine within the restart window before the server ends with exit 5",
+    )
+    restart_window_seconds: float = flag(
+        "--restart-window",
+        positive_seconds,
+        1800.0,
+        "SECONDS",
+        "the window that `--max-engine-restarts` counts in",
+        shown="1800",
+    )
+    hold_timeout_seconds: float = flag(
+        "--hold-timeout",
+        seconds,
+        60.0,
+        "SECONDS",
+        "while recovering, new requests are held if the wait promises to be shorter, else 503",
+        shown="60",
+    )
+    stall_timeout_seconds: float = flag(
+        "--stall-timeout",
+        positive_seconds,
+        120.0,
+        "SECONDS",
+        "an engine with requests and without a step for so long, and for three times its slowest "
+        "probed step, is ended and started again",
+        shown="120",
+    )
+    drain_timeout_seconds: float = flag(
+        "--drain-timeout",
+        seconds,
+        45.0,
+        "SECONDS",
+        "for streams to finish after SIGTERM",
+        shown="45",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What the operator reads."""
+
+    format: LogFormat = choice(
+        "--log-format",
+        ("auto", "console", "json"),
+        "auto",
+        "`auto` is a progress view on a terminal and one line an event elsewhere",
+    )

@@ -1,0 +1,97 @@
+"""What the text of a flag, a variable or a file stands for: one parser for each kind of value.
+
+Each raises ValueError, whose message says what was expected. Sizes are bytes, times are seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from pathlib import Path
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
+}
+_MOST_BYTES = 1 << 50
+_MOST_TOKENS = 1 << 31
+_YEAR_SECONDS = 31_536_000
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"", "0", "false", "no", "off"}
+
+
+def size_bytes(text: str) -> int:
+    """Bytes of a size such as `64MiB`, `1.5GB` or `1048576`; ValueError for anything else."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError("expected a size such as 64MiB, 1.5GiB or a number of bytes")
+    size = int(Decimal(match[1]) * _UNITS[match[2]])
+    if size >= _MOST_BYTES:
+        raise ValueError("expected a size below 1 PiB")
+    return size
+
+
+def headroom_fraction(text: str) -> float:
+    """A fraction from 0 to 10; ValueError for anything else."""
+    value = _number(text)
+    if not 0 <= value <= 10:
+        raise ValueError("expected a fraction from 0 to 10, for example 0.10")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """A time above 0 and below a year; ValueError for anything else."""
+    value = _number(text)
+    if not 0 < value < _YEAR_SECONDS:
+        raise ValueError("expected a number of seconds above 0 and below a year")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time of 0 or more, below a year; ValueError for anything else."""
+    value = _number(text)
+    if not 0 <= value < _YEAR_SECONDS:
+        raise ValueError("expected a number of seconds, 0 or more and below a year")
+    return value
+
+
+def token_count(text: str) -> int:
+    """A count of at least 2, the shortest prompt and its answer; ValueError for anything else."""
+    if not re.fullmatch("[0-9]{1,10}", text) or not 2 <= int(text) < _MOST_TOKENS:
+        raise ValueError("expected a number of tokens, 2 or more")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """A whole number, 0 or more; ValueError for anything else."""
+    if not re.fullmatch("[0-9]{1,6}", text):
+        raise ValueError("expected a number, 0 or more")
+    return int(text)
+
+
+def directory_or_none(text: str) -> Path | None:
+    """A directory, or None for the word `none`; ValueError for what cannot be a path."""
+    if not text or "\0" in text:
+        raise ValueError("expected a directory, or none")
+    if text == "none":
+        return None
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("expected a directory below the home of a known user") from None
+
+
+def truth(text: str) -> bool:
+    """A yes or no as people write it in an environment; ValueError for anything else."""
+    if text.lower() not in _TRUE | _FALSE:
+        raise ValueError("expected 1 or 0")
+    return text.lower() in _TRUE
+
+
+def _number(text: str) -> float:
+    # float() would take NaN, which no range check refuses, `1_0` and digits of other scripts too.
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", text.strip().lower()):
+        raise ValueError("expected a number")
+    return float(text)
