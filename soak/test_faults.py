@@ -17,7 +17,7 @@ import pytest
 import faults
 from faults import BIND, FAULTS, SHARED_MEMORY, Patient, ailing_model, can_starve
 from load import loaded, questions, undisturbed
-from servers import Server, descendants, running, wait_until
+from servers import READY_DEADLINE_SECONDS, Server, descendants, running, wait_until
 
 FAULT_COUNT = int(os.environ.get("SOAK_FAULTS", "100"))
 SEED = int(os.environ.get("SOAK_SEED", "4"))
@@ -47,6 +47,8 @@ class Log:
     seconds: dict[str, list[float]] = field(default_factory=dict)
     """From the fault to the count of its death, by fault."""
     struck: Counter[str] = field(default_factory=Counter)
+    moments: Counter[str] = field(default_factory=Counter)
+    """Where the server was when it was struck."""
     recovery_seconds: list[float] = field(default_factory=list)
     kills: int = 0
     """Engines killed only so that another fault strikes the recovery from it."""
@@ -64,22 +66,34 @@ def _deaths(server: Server) -> float:
 
 
 def _until_moment(server: Server, moment: Moment, log: Log) -> None:
-    """Return when the server is where the fault is to strike."""
+    """Return when the server is where the fault is to strike, or is past it: a proof is short."""
     if moment in {"RECOVERING", "PROBING"}:
         core = Patient(server, Path()).process("EngineCore")
         before = _deaths(server)
+        last = set(_engine(server))
         core.kill()
         log.kills += 1
         server.until(lambda: _deaths(server) > before, "a death")
-        server.until_state(moment)
         if moment == "RECOVERING":
-            server.until(lambda: bool(_engine(server)), "processes of the next generation")
+            server.until(lambda: set(_engine(server)) - last, "processes of the next generation")
+        else:
+            _until_probing(server)
+        log.moments[server.state] += 1
         return
     server.until_ready()
     scheduled = _scheduled(server)
     # Steps of so many tokens are slow, and only prefills have them.
     wanted = 900 if moment == "prefill" else 1
     server.until(lambda: _scheduled(server) - scheduled >= wanted, f"{wanted} scheduled tokens")
+    log.moments[moment] += 1
+
+
+def _until_probing(server: Server) -> None:
+    """Return when it is proven again; looked at often, since one request is all it takes."""
+    deadline = time.monotonic() + READY_DEADLINE_SECONDS
+    while server.state == "RECOVERING":
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def _scheduled(server: Server) -> float:

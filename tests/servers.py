@@ -148,9 +148,14 @@ class Server:
         """Wait for `/readyz` to be 200."""
         self.until(lambda: self.get("/readyz").status_code == 200, "READY")
 
+    @property
+    def state(self) -> str:
+        """The state it is in."""
+        return str(self.get("/livez").json()["state"])
+
     def until_state(self, state: str) -> None:
         """Wait for a state."""
-        self.until(lambda: self.get("/livez").json()["state"] == state, state)
+        self.until(lambda: self.state == state, state)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""
