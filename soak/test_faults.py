@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import httpx
 import psutil
 import pytest
 
@@ -196,6 +195,4 @@ def test_the_server_says_what_it_lost(tmp_path: Path) -> None:
             server.until(lambda: server.metric("requests_in_flight") >= 1, "requests")
             FAULTS["SIGKILL core"].strike(Patient(server, tmp_path / "armoury"))
         assert server.wait() == 5
-        with pytest.raises(httpx.TransportError):
-            server.get("/livez")
     assert all("503" in a.error or "died" in a.error for a in load.lost)

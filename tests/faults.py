@@ -31,6 +31,8 @@ BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 CGROUP = Path("/sys/fs/cgroup/memory")
 POISON_TOKENS = 6002
 """A prompt of this length ends every engine that computes it."""
+REFUSED_BYTES = tuple(int(24 * MIB * 1.2**number) for number in range(20))
+"""What a step asks for and is refused: more each time, since the last need is reserved by then."""
 SLOW_STEP_TOKENS = 1000
 """A step of so many tokens takes long enough for a fault to strike while it runs."""
 
@@ -58,13 +60,16 @@ def ailing_model(models: Path, armoury: Path) -> Path:
     armoury.mkdir(parents=True, exist_ok=True)
     faults = (
         DemoFault("step_tokens", 1, "raise", rank=1, armed_by=str(armoury / "raise")),
-        DemoFault(
-            "step_tokens",
-            1,
-            "scratch",
-            scratch_bytes=24 * MIB,
-            rank=0,
-            armed_by=str(armoury / "reject"),
+        *(
+            DemoFault(
+                "step_tokens",
+                1,
+                "scratch",
+                scratch_bytes=size,
+                rank=0,
+                armed_by=str(armoury / f"reject {number}"),
+            )
+            for number, size in enumerate(REFUSED_BYTES)
         ),
         DemoFault("context", POISON_TOKENS, "raise", rank=1, until=POISON_TOKENS),
         DemoFault("step_tokens", SLOW_STEP_TOKENS, "slow", rank=0, seconds=0.3),
@@ -85,6 +90,11 @@ def _sent(number: signal.Signals, name: str) -> Callable[[Patient], None]:
 
 def _armed(name: str) -> Callable[[Patient], None]:
     return lambda patient: patient.arm(name)
+
+
+def _refused(patient: Patient) -> None:
+    refused = patient.server.metric("engine_deaths_total", cause="workspace_rejection")
+    patient.arm(f"reject {refused:.0f}")
 
 
 def _starved(patient: Patient) -> None:
@@ -117,7 +127,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "SIGSTOP core": Fault(_sent(signal.SIGSTOP, "EngineCore"), "stall", is_stall=True),
         "SIGSTOP worker": Fault(_sent(signal.SIGSTOP, "Worker"), "stall", is_stall=True),
         "raise on rank 1": Fault(_armed("raise"), "worker_exception"),
-        "workspace rejection": Fault(_armed("reject"), "workspace_rejection"),
+        "workspace rejection": Fault(_refused, "workspace_rejection"),
         "SIGTERM core": Fault(_sent(signal.SIGTERM, "EngineCore"), "terminated"),
         "out of memory": Fault(_starved, "out_of_memory"),
     }
