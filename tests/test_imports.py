@@ -14,7 +14,16 @@ import pytest
 SERVER = Path(__file__).parent.parent / "server"
 
 LAYERS = (
-    {"", "errors", "settings", "records", "versions", "lifecycle.states", "workspace.plan"},
+    {
+        "",
+        "errors",
+        "settings",
+        "records",
+        "versions",
+        "files",
+        "lifecycle.states",
+        "workspace.plan",
+    },
     {"workspace", "telemetry", "engine", "demo"},
     {"lifecycle"},
     {"api"},

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
+
+from holdfast.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +85,7 @@ def _read(path: Path) -> dict[Kind, list[float]]:
 
 
 def _write(path: Path, seconds: dict[Kind, list[float]]) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(seconds), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, json.dumps(seconds))
     except OSError as error:
         logger.debug("the times of this start are not kept: %s", error)

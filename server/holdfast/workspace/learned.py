@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import Any
 from platformdirs import user_state_path
 
 from holdfast import __version__
+from holdfast.files import write_whole
 from holdfast.workspace.plan import MIB, Slot
 from holdfast.workspace.stats import MAX_SLOTS
 
@@ -78,7 +78,7 @@ def write(directory: Path, fingerprint: str, slots: Mapping[Slot, int]) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _writing(directory):
             known = _load(path, fingerprint, is_alone=True)
-            _replace(path, _document(fingerprint, _merged(known, slots)))
+            write_whole(path, _document(fingerprint, _merged(known, slots)))
     except OSError as error:
         logger.warning("Learned reservations are not kept in %s: %s", directory, error)
 
@@ -158,25 +158,6 @@ def _document(fingerprint: str, slots: Mapping[Slot, int]) -> str:
 
 def _readable(size_bytes: int) -> str:
     return f"{size_bytes / MIB:.2f} MiB"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file that is seen whole or not at all, also after a power failure."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _set_aside(path: Path, error: Exception) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from holdfast.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,7 @@ class ProbeJournal:
             "unfinished_context_tokens": self._unfinished,
         }
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self.path, json.dumps(record))
+            write_whole(self.path, json.dumps(record))
         except OSError as error:
             logger.warning("The probe journal %s cannot be written: %s", self.path, error)
 
@@ -89,18 +89,3 @@ def _set_aside(path: Path) -> None:
         path.replace(aside)
     except OSError as error:
         logger.warning("The probe journal %s cannot be moved: %s", path, error)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write `text` to `path` so that after any crash it holds the old content or the new."""
-    temporary = path.with_suffix(f".{os.getpid()}.new")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
