@@ -29,7 +29,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     forkserver.PRELOADED = tuple(sys.argv[3:])
     os.environ["UNSAID"] = "once"
-    with processes.owned(Path(sys.argv[1])):
+    with processes.owned(Path(sys.argv[1]), {}):
         del os.environ["UNSAID"]
         if sys.argv[2] == "killed":
             os.kill(forkserver.server_pid(), signal.SIGKILL)
@@ -88,6 +88,7 @@ def test_a_server_leaves_no_socket(tmp_path: Path, case: str) -> None:
     """It lies in the directory that is removed with the front end."""
     asked(tmp_path, case)
     assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} <= {
+        "exit",
         "program.py",
         "listener",
     }

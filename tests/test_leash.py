@@ -77,7 +77,7 @@ from pathlib import Path
 from holdfast.engine import processes
 
 if __name__ == "__main__":
-    with processes.owned(Path(sys.argv[1])):
+    with processes.owned(Path(sys.argv[1]), {}):
         time.sleep(600)
 """
 

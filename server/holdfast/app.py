@@ -31,6 +31,7 @@ from holdfast.api.metrics import metrics_route
 from holdfast.engine import processes, remains
 from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
+from holdfast.engine.native import NativeVariables
 from holdfast.errors import ExitCode
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
@@ -69,14 +70,18 @@ def serve(settings: Settings) -> ExitCode:
     configure_logging(
         settings.listen.log_level, style="json" if settings.logs.format == "json" else "console"
     )
+    native_variables = NativeVariables(
+        _learned_directory(settings.workspace), settings.vllm_arguments
+    )
     with (
         listener.bound(settings.listen) as sock,
         tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True) as directory,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
-        processes.owned(Path(directory)),
+        processes.owned(Path(directory), native_variables.known),
     ):
         end_now = partial(_end_now, Path(directory), settings.listen.uds)
-        runner.run(_Application(settings, sock, Path(directory), end_now).run())
+        application = _Application(settings, sock, Path(directory), native_variables, end_now)
+        runner.run(application.run())
     return ExitCode.STOPPED
 
 
@@ -104,8 +109,14 @@ class _Application:
     """What one `holdfast serve` is made of; the supervisor's collaborators."""
 
     def __init__(
-        self, settings: Settings, sock: socket.socket, directory: Path, end_now: SignalHandler
+        self,
+        settings: Settings,
+        sock: socket.socket,
+        directory: Path,
+        native_variables: NativeVariables,
+        end_now: SignalHandler,
     ) -> None:
+        self._native_variables = native_variables
         self._settings = settings
         self._end_now = end_now
         self._sock = sock
@@ -203,7 +214,7 @@ class _Application:
     def _configure(self) -> ConfiguredEngine:
         from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
 
-        return configure(self._settings, self._directory, self._state)
+        return configure(self._settings, self._directory, self._state, self._native_variables)
 
     def _calls(self) -> Calls | None:
         return self._vllm.launcher.calls if self._vllm else None

@@ -23,6 +23,7 @@ from holdfast import cli
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.engine import forkserver, processes
+from holdfast.engine.native import NativeVariables
 from holdfast.errors import EngineStartError
 from holdfast.lifecycle.states import State
 from holdfast.records import Death
@@ -82,7 +83,9 @@ class Lab:
         from holdfast.engine.configure import configure
 
         settings = cli.parse_serve([str(self._model), *SMALL], os.environ)
-        return configure(settings, self.directory, lambda: State.STARTING).launcher
+        return configure(
+            settings, self.directory, lambda: State.STARTING, NativeVariables(None, ())
+        ).launcher
 
     async def tokens(self, prompt: list[int], name: str, most: int = 4) -> list[int]:
         """What the engine answers."""
@@ -125,7 +128,7 @@ def lab(models: Path) -> Iterator[Lab]:
     model = ensure_demo_model(models, POISON)
     with (
         TemporaryDirectory(prefix="held-") as directory,  # pytest's own is too long for sockets
-        processes.owned(Path(directory)),
+        processes.owned(Path(directory), {}),
     ):
         lab = Lab(Path(directory), model)
         try:
@@ -153,6 +156,23 @@ def left_by(lab: Lab, directory: Path) -> list[str]:
         *(path.name for path in lab.directory.iterdir() if path.name == directory.name),
         *(path.name for path in Path("/dev/shm").glob(f"*{name_prefix(directory)}*")),  # noqa: S108
     ]
+
+
+def test_a_killed_fork_server_is_replaced(running: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """Its engine dies with it, and the next one comes from another server, its worker too.
+
+    What a worker has to be started with is known by then.
+    """
+    before = forkserver.server_pid()
+    assert before
+    os.kill(before, signal.SIGKILL)
+    assert running.dies().cause == "core_exit"
+    running.end()
+    running.start()
+    assert forkserver.server_pid() != before
+    assert "there is another one now" in caplog.text
+    assert running.process("VLLM::Worker").ppid() == forkserver.server_pid()
+    running.do(running.engine.canary())
 
 
 def test_an_idle_engine_sings_and_tells_its_stacks(running: Lab) -> None:
@@ -220,6 +240,7 @@ def test_a_signal_is_seen_and_leaves_nothing(
     running.process(name).send_signal(number)
     death = running.dies()
     assert death.cause == cause
+    assert number.name in death.reason
     assert not death.is_accusing
     assert death.suspects is None
     assert left_by(running, directory) != []
@@ -232,19 +253,6 @@ def test_a_signal_is_seen_and_leaves_nothing(
     )
     running.start()
     assert running.do(running.tokens([5, 6, 7], "after")) == answer
-
-
-def test_a_killed_fork_server_is_replaced(running: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    """Its engine dies with it, and the next one comes from another server."""
-    before = forkserver.server_pid()
-    assert before
-    os.kill(before, signal.SIGKILL)
-    assert running.dies().cause == "core_exit"
-    running.end()
-    running.start()
-    assert forkserver.server_pid() != before
-    assert "there is another one now" in caplog.text
-    running.do(running.engine.canary())
 
 
 def test_a_start_that_dies_spoils_no_later_one(running: Lab) -> None:

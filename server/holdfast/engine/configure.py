@@ -19,6 +19,7 @@ from holdfast.engine import arguments as vllm_arguments
 from holdfast.engine import compat, openai
 from holdfast.engine.facts import fingerprint
 from holdfast.engine.launcher import EngineLauncher
+from holdfast.engine.native import NativeVariables
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.settings import Settings
 from holdfast.workspace.causes import without_tracebacks
@@ -43,7 +44,10 @@ class ConfiguredEngine:
 
 
 def configure(
-    settings: Settings, runtime_directory: Path, state: Callable[[], State]
+    settings: Settings,
+    runtime_directory: Path,
+    state: Callable[[], State],
+    native_variables: NativeVariables,
 ) -> ConfiguredEngine:
     """The engine that the command line describes.
 
@@ -65,5 +69,6 @@ def configure(
             runtime_directory=runtime_directory,
             is_probing=lambda: state() is State.PROBING,
             stall_timeout_seconds=settings.supervision.stall_timeout_seconds,
+            native_variables=native_variables,
         )
     return ConfiguredEngine(launcher, namespace)

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import psutil
 
+from holdfast.engine import forkserver
 from holdfast.engine.endings import Ending, Endings
+from holdfast.engine.exit_codes import exit_code
 from holdfast.engine.oom_kills import oom_kills
 from holdfast.records import Death, DeathCause, RankStats, Suspect
 from holdfast.workspace.causes import Cause, read_causes, root_of, was_terminated
@@ -121,9 +123,12 @@ class DeathWatch:
         )
 
     def _with_exit_code(self, ending: Ending) -> Ending:
-        if ending.exit_code is None and (core := self._cores.get(ending.pid)):
-            return Ending(ending.pid, core.exit_code())
-        return ending
+        if ending.exit_code is not None:
+            return ending
+        core = self._cores.get(ending.pid)
+        code = core.exit_code() if core else None
+        noted = exit_code(forkserver.exit_codes_directory(), ending.pid)
+        return Ending(ending.pid, noted if code is None else code)
 
 
 def must_live(

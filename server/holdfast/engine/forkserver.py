@@ -1,8 +1,9 @@
-"""Starts EngineCores from a process that has imported vLLM: the fork server of `multiprocessing`.
+"""Starts the engine's processes from one that has imported vLLM: `multiprocessing`'s fork server.
 
-An EngineCore that is spawned imports for seconds, at every restart. The server is started before
-the front end's own imports, so that the first start gains too, and never initialises a device.
-What it forks takes over the environment that the front end has at that moment, as if spawned.
+An EngineCore or a worker that is spawned imports for seconds, at every restart. The server is
+started before the front end's own imports, so that the first start gains too, and never initialises
+a device. What it forks takes over the environment of whoever asked for it, as if spawned, but for
+what native libraries have read already, see `native`: a worker that needs another is spawned.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
-from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix
+from multiprocessing import (
+    context,
+    forkserver,
+    popen_forkserver,
+    popen_spawn_posix,
+    resource_tracker,
+)
 from pathlib import Path
 from typing import Any
 
-from holdfast.engine import environment
+from holdfast.engine import environment, exit_codes, native
 from holdfast.workspace import leash
 
 PRELOADED: tuple[str, ...] = ("holdfast.engine.preloaded",)
@@ -25,13 +33,19 @@ PRELOADED: tuple[str, ...] = ("holdfast.engine.preloaded",)
 logger = logging.getLogger("holdfast.engine")
 
 
-def ensure_running(directory: Path | None = None) -> None:
+def ensure_running(
+    directory: Path | None = None, native_variables: Mapping[str, str] | None = None
+) -> None:
     """Have a fork server run, with its socket in `directory`; a new one if the last has ended.
+
+    It is started with `native_variables`, and so is each that takes its place.
 
     Call it in the main thread: the server ends with the thread that starts it, see `leash`. Where
     there can be none, as in a directory whose path is too long for a socket, that is a warning, and
     engines are spawned.
     """
+    if native_variables is not None:
+        _server().native_variables = dict(native_variables)
     try:
         _ensure_running(directory)
     except OSError as error:
@@ -46,7 +60,12 @@ def _ensure_running(directory: Path | None) -> None:
     server = _server()
     pid_before = server_pid()
     forkserver.set_forkserver_preload(list(PRELOADED))
-    with environment.changed({leash.PARENT_VARIABLE: str(os.getpid())}):
+    variables = {
+        **getattr(server, "native_variables", {}),
+        leash.PARENT_VARIABLE: str(os.getpid()),
+        exit_codes.DIRECTORY_VARIABLE: str(exit_codes_directory()),
+    }
+    with environment.changed(variables):
         try:
             forkserver.ensure_running()
         except ChildProcessError:  # somebody else waited for its end
@@ -55,6 +74,12 @@ def _ensure_running(directory: Path | None) -> None:
             forkserver.ensure_running()
     if pid_before not in {None, server_pid()}:
         logger.warning("the process that starts engines had ended; there is another one now")
+
+
+def exit_codes_directory() -> Path:
+    """Where the server leaves the exit codes of what it has forked."""
+    current: Any = multiprocessing.current_process()
+    return Path(current._config.get("tempdir") or tempfile.gettempdir()) / "exit-codes"  # noqa: SLF001 - as in `_ensure_running`
 
 
 def server_pid() -> int | None:
@@ -72,10 +97,11 @@ class Process(context.ForkServerProcess):
 
     def start(self) -> None:
         self._environment = dict(os.environ)
+        self._allowed_cpus = os.sched_getaffinity(0)
         super().start()
 
     def run(self) -> None:
-        _adopt(self._environment)
+        _adopt(self._environment, self._allowed_cpus)
         super().run()
 
     @staticmethod
@@ -87,17 +113,64 @@ class Process(context.ForkServerProcess):
             return popen_spawn_posix.Popen(process_obj)
 
 
+class Core(Process):
+    """An EngineCore; its workers are forked too, where that is sound."""
+
+    def run(self) -> None:
+        if _preloaded() is not None:
+            from holdfast.engine import core_compat  # noqa: PLC0415 - imports vLLM
+
+            # It would start a server of its own (CPython 3.11, `ForkServer.ensure_running`).
+            _server().ensure_running = resource_tracker.ensure_running
+            core_compat.fork_workers(WorkerContext())
+        super().run()
+
+
+class Worker(Process):
+    """A worker; spawned if native libraries have to read something else than in the server."""
+
+    def run(self) -> None:
+        # OpenMP has bound the server as it would bind this process.
+        self._allowed_cpus = os.sched_getaffinity(0)
+        super().run()
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        wanted = process_obj._environment  # noqa: SLF001 - our own
+        if native.can_take_over(wanted, _preloaded().STARTED_WITH):
+            return Process._Popen(process_obj)  # noqa: SLF001 - our own
+        return popen_spawn_posix.Popen(process_obj)
+
+
 class Context(context.ForkServerContext):
-    """For vLLM, where it asks for a context to start its EngineCores in."""
+    """Where processes are forked by the server."""
 
     Process = Process
 
 
-def _adopt(environment: Mapping[str, str]) -> None:
-    """Take over what the front end has changed since the server was started."""
+class CoreContext(Context):
+    """For vLLM, where it asks for a context to start its EngineCores in."""
+
+    Process = Core
+
+
+class WorkerContext(Context):
+    """For vLLM, where an EngineCore asks for a context to start its workers in."""
+
+    Process = Worker
+
+
+def _preloaded() -> Any:
+    """The module of that name in what the server has forked; None elsewhere."""
+    return sys.modules.get("holdfast.engine.preloaded")
+
+
+def _adopt(environment: Mapping[str, str], allowed_cpus: set[int]) -> None:
+    """Take over what whoever asked for this process has changed since the server was started."""
     threads_before = os.environ.get("OMP_NUM_THREADS")
     os.environ.clear()
     os.environ.update(environment)
+    os.sched_setaffinity(0, allowed_cpus)
     tempfile.tempdir = None  # read again from the environment
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads and threads != threads_before:

@@ -27,6 +27,7 @@ from holdfast.engine.calls import Calls
 from holdfast.engine.client import EngineProxy
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
+from holdfast.engine.native import NativeVariables
 from holdfast.engine.starts import until_stuck
 from holdfast.engine.stat_logger import Queues, prometheus_logger
 from holdfast.errors import EngineStartError, PluginMissingError
@@ -57,7 +58,9 @@ class EngineLauncher:
         runtime_directory: Path,
         is_probing: Callable[[], bool],
         stall_timeout_seconds: float,
+        native_variables: NativeVariables,
     ) -> None:
+        self._native_variables = native_variables
         self._stall_timeout_seconds = stall_timeout_seconds
         self._config = config
         self._arguments = arguments
@@ -100,7 +103,7 @@ class EngineLauncher:
         # four threads. Closing it is not safe: its sockets belong to tasks that have just ended.
         # vLLM has frozen what a start leaves, so that this takes a millisecond.
         gc.collect()
-        forkserver.ensure_running()
+        forkserver.ensure_running(native_variables=self._native_variables.known)
         directory = Path(spec.stats_directory)
         before = processes.children()
         try:
@@ -176,7 +179,7 @@ class EngineLauncher:
         with (
             environment.changed(_variables(directory)),
             compat.kept_renderer(self._renderer),
-            compat.forked_cores(self._config, forkserver.Context()),
+            compat.forked_cores(self._config, forkserver.CoreContext()),
         ):
             return AsyncLLM.from_vllm_config(
                 # A start adds to its configuration, so each gets its own copy.
@@ -206,6 +209,7 @@ class EngineLauncher:
         self._renderer = compat.lasting(llm.renderer)
         ranks = read_all(Path(spec.stats_directory))
         _require_every_rank(world(self._config), ranks, spec)
+        self._native_variables.remember(ranks[0].pid)
         facts = engine_facts(
             llm,
             tasks,

@@ -10,13 +10,21 @@ import gc
 import importlib
 import os
 from contextlib import suppress
+from pathlib import Path
 
+from holdfast.engine import exit_codes
 from holdfast.workspace import leash
+
+STARTED_WITH = dict(os.environ)
+"""What native libraries have read, in this process and in those it forks."""
 
 # Not told if `multiprocessing` itself found the last server dead, a moment ago.
 parent_pid = os.environ.get(leash.PARENT_VARIABLE)
 leash.tie(int(parent_pid) if parent_pid else None)
 os.register_at_fork(after_in_child=leash.tie)
+
+if directory := os.environ.get(exit_codes.DIRECTORY_VARIABLE):
+    exit_codes.note_in(Path(directory))
 
 # An import takes seconds, in which the parent may end, so that this stands below.
 for name in (
@@ -27,6 +35,9 @@ for name in (
     "vllm.v1.worker.worker_base",
 ):
     importlib.import_module(name)
+
+core_compat = importlib.import_module("holdfast.engine.core_compat")
+importlib.import_module(core_compat.worker_module())
 
 with suppress(ImportError):  # which vLLM does without, too
     # It finds its place beside the environment that the process was started with; what is forked

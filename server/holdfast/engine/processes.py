@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -19,16 +19,16 @@ POLL_SECONDS = 0.05
 
 
 @contextmanager
-def owned(directory: Path) -> Iterator[None]:
+def owned(directory: Path, native_variables: Mapping[str, str]) -> Iterator[None]:
     """While entered, every descendant of this process is known to it, and ends with it.
 
     The fork server starts at once, beside the imports of this process; `directory` takes its
-    socket. When left, no child runs.
+    socket, and `native_variables` is what it is started with. When left, no child runs.
     """
     start_resource_tracker()
     leash.adopt_orphans()
     leash.tie_spawned()
-    forkserver.ensure_running(directory)
+    forkserver.ensure_running(directory, native_variables)
     try:
         yield
     finally:

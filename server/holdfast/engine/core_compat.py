@@ -1,0 +1,27 @@
+"""What is patched in vLLM where its EngineCores run. `compat` is for the front end, and larger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.executor import multiproc_executor
+
+
+def fork_workers(forking: Any) -> None:
+    """Have this EngineCore start its workers in the context `forking`.
+
+    `get_mp_context` is bound in `vllm.v1.executor.multiproc_executor` (0.32, 0.33).
+    """
+    original = multiproc_executor.get_mp_context
+
+    def forking_context() -> Any:
+        original()  # prepares the environment of what is started
+        return forking
+
+    multiproc_executor.get_mp_context = forking_context
+
+
+def worker_module() -> str:
+    """Where the class of the platform's workers is, as its `check_and_update_config` names it."""
+    return f"vllm.v1.worker.{'cpu' if current_platform.is_cpu() else 'gpu'}_worker"

@@ -1,0 +1,110 @@
+"""Variables that native libraries read once, when a process starts: vLLM's CPU workers need them.
+
+OpenMP binds its threads by them while it is loaded, and the loader preloads what is named, so that
+no process can take them over later. A worker can be forked only from a process that was started
+with the same ones. They are known when a worker was started once, and kept for the next start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from holdfast.files import write_whole
+
+logger = logging.getLogger(__name__)
+
+PRELOAD = "LD_PRELOAD"
+THREADS = "OMP_NUM_THREADS"
+_OPENMP = ("OMP_", "GOMP_", "KMP_")
+_OPENMP_VALUE = re.compile(r"[A-Za-z0-9_ ,:{}()=\[\]-]{1,4096}")
+
+
+def native_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of an environment that cannot be taken over by a process that runs already."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name == PRELOAD or name.startswith(_OPENMP)
+    }
+
+
+def can_take_over(wanted: Mapping[str, str], started_with: Mapping[str, str]) -> bool:
+    """Whether a process that was started with one environment may go on with another.
+
+    A number of threads can be set later too, unless threads are bound.
+    """
+    there, here = native_variables(wanted), native_variables(started_with)
+    if {*there, *here} <= {PRELOAD, THREADS}:
+        there.pop(THREADS, None)
+        here.pop(THREADS, None)
+    return there == here
+
+
+class NativeVariables:
+    """What the first worker of this command line was started with, kept over starts.
+
+    Without a directory it is known as long as this process lives.
+    """
+
+    def __init__(self, directory: Path | None, arguments: Sequence[str]) -> None:
+        name = hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:32]
+        self._path = directory / f"native-{name}.json" if directory else None
+        self._known = _read(self._path) if self._path else {}
+
+    @property
+    def known(self) -> Mapping[str, str]:
+        """Empty where nothing is known; a wrong guess costs the time of a spawned worker."""
+        return self._known
+
+    def remember(self, pid: int) -> None:
+        """Keep those of a worker; nothing is kept of one whose environment cannot be read."""
+        variables = native_variables(_environment_of(pid))
+        if variables == self._known:
+            return
+        self._known = variables
+        if self._path is None:
+            return
+        try:
+            write_whole(self._path, json.dumps(variables))
+        except OSError as error:
+            logger.debug("what native libraries read is not kept: %s", error)
+
+
+def _environment_of(pid: int) -> dict[str, str]:
+    """What a process was started with."""
+    try:
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    named = (pair.decode(errors="surrogateescape").partition("=") for pair in pairs if pair)
+    return {name: value for name, _, value in named}
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return dict(record) if all(_is_harmless(*item) for item in record.items()) else {}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _is_harmless(name: object, value: object) -> bool:
+    """Whether a file may say this: it decides what code a process loads."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        return False
+    if name != PRELOAD:
+        return name.startswith(_OPENMP) and bool(_OPENMP_VALUE.fullmatch(value))
+    return all(_is_installed(Path(part)) for part in value.split(":"))
+
+
+def _is_installed(library: Path) -> bool:
+    """Whether it lies where the packages of this environment do, torch's for one."""
+    import sysconfig  # noqa: PLC0415 - only when something was kept
+
+    packages = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
+    return library.is_file() and any(library.resolve().is_relative_to(p) for p in packages)

@@ -1,0 +1,83 @@
+"""What native libraries read once decides who can be forked from whom."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.engine.native import NativeVariables, can_take_over
+
+OPENMP = str(next(Path(torch.__file__).parent.glob("lib/libgomp*")))
+BOUND = {"LD_PRELOAD": OPENMP, "OMP_NUM_THREADS": "1", "GOMP_CPU_AFFINITY": "0"}
+ARGUMENTS = ("model", "--flag")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "started_with", "can"),
+    [
+        ({}, {}, True),
+        (BOUND, BOUND, True),
+        (BOUND | {"HOME": "/a"}, BOUND | {"HOME": "/b"}, True),
+        (BOUND, {}, False),
+        ({}, BOUND, False),
+        (BOUND, BOUND | {"GOMP_CPU_AFFINITY": "1"}, False),
+        (BOUND | {"OMP_NUM_THREADS": "2"}, BOUND, False),
+        ({"OMP_NUM_THREADS": "2"}, {}, True),
+        ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "4"}, True),
+        ({"KMP_BLOCKTIME": "5"}, {}, False),
+    ],
+)
+def test_a_process_goes_on_with_what_can_be_set_later(
+    wanted: dict[str, str], started_with: dict[str, str], can: bool
+) -> None:
+    """A number of threads can, unless threads are bound; what is preloaded cannot."""
+    assert can_take_over(wanted, started_with) is can
+
+
+def test_what_a_worker_was_started_with_is_known_at_the_next_start(tmp_path: Path) -> None:
+    """It is read from the process itself, and only what native libraries read is kept."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=BOUND | {"SECRET": "s"}
+    ) as worker:
+        NativeVariables(tmp_path, ARGUMENTS).remember(worker.pid)
+        worker.communicate(b"\n", timeout=20)
+    assert NativeVariables(tmp_path, ARGUMENTS).known == BOUND
+    assert NativeVariables(tmp_path, ("another",)).known == {}
+    assert NativeVariables(None, ARGUMENTS).known == {}
+
+
+def _kept(directory: Path) -> Path:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        NativeVariables(directory, ARGUMENTS).remember(worker.pid)
+        worker.communicate(b"\n", timeout=20)
+    name = NativeVariables(directory, ARGUMENTS)._path
+    assert name is not None
+    return name
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"\xff",
+        b"{" * 2000,
+        json.dumps({"LD_PRELOAD": "/bin/true"}).encode(),
+        json.dumps({"LD_PRELOAD": f"{OPENMP}:/lib/evil.so"}).encode(),
+        json.dumps({"LD_PRELOAD": f"{OPENMP}/../missing.so"}).encode(),
+        json.dumps({"LD_LIBRARY_PATH": "/"}).encode(),
+        json.dumps({"OMP_NUM_THREADS": 1}).encode(),
+        json.dumps({"OMP_NUM_THREADS": "1\n2"}).encode(),
+        json.dumps({"OMP_TOOL_LIBRARIES": "/lib/evil.so"}).encode(),
+    ],
+)
+def test_a_file_cannot_have_other_code_loaded(tmp_path: Path, content: bytes) -> None:
+    """What it names lies beside the packages of this environment, or the file says nothing."""
+    _kept(tmp_path).write_bytes(content)
+    assert NativeVariables(tmp_path, ARGUMENTS).known == {}
