@@ -23,6 +23,7 @@ from holdfast.telemetry.collectors import (
 from holdfast.telemetry.exposition import render, vllm_registry
 from holdfast.telemetry.metrics import BY_NAME, METRICS
 from holdfast.telemetry.outages import Outages
+from holdfast.telemetry.refusals import REFUSAL_REASONS, Refusals
 from holdfast.telemetry.totals import RankCounters, Totals
 from statuses import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
 
@@ -33,7 +34,6 @@ class Traffic:
 
     in_flight: int = 2
     held: int = 1
-    refused: Mapping[str, int] = field(default_factory=lambda: {"not_ready": 4, "draining": 0})
 
 
 @dataclass
@@ -52,6 +52,7 @@ class Server:
         self.status = status
         self.totals = Totals()
         self.outages = Outages()
+        self.refusals = Refusals()
         self.calls: Calls | None = Calls()
         self.restarts_left = 3
         self.lag_seconds = 0.02
@@ -60,6 +61,7 @@ class Server:
             totals=self.totals,
             traffic=Traffic(),
             outages=self.outages,
+            refusals=self.refusals,
             calls=lambda: self.calls,
             restarts_left=lambda: self.restarts_left,
             loop_lag_seconds=lambda: self.lag_seconds,
@@ -174,9 +176,15 @@ def test_probe_runs_are_counted_by_result() -> None:
 
 def test_the_gate_is_counted() -> None:
     """What the gate counted stands on the page."""
+    assert Server(a_status()).value("requests_in_flight") == 2
+
+
+def test_every_reason_of_a_refusal_counts_from_the_beginning() -> None:
+    """Reasons that turned nothing away yet are 0, not absent."""
     server = Server(a_status())
-    assert server.value("requests_in_flight") == 2
-    assert server.value("requests_refused_total", reason="not_ready") == 4
+    server.refusals.count("not_ready")
+    counts = {r: server.value("requests_refused_total", reason=r) for r in REFUSAL_REASONS}
+    assert counts == {**dict.fromkeys(REFUSAL_REASONS, 0), "not_ready": 1}
 
 
 def test_every_cause_of_death_counts_from_the_beginning() -> None:

@@ -46,6 +46,7 @@ from holdfast.telemetry.logs import configure_logging, quieten_access_log
 from holdfast.telemetry.loop_lag import LoopLag
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import LogProgress, Progress, progress_for
+from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import Totals
 from holdfast.versions import vllm_version
 from holdfast.workspace import learned
@@ -126,6 +127,7 @@ class _Application:
         self._probe_token = secrets.token_urlsafe(32)
         self._totals = Totals()
         self._outages = Outages()
+        self._refusals = Refusals()
         self._loop_lag = LoopLag()
         self._supervisor = Supervisor(
             settings.probe,
@@ -139,6 +141,7 @@ class _Application:
         self._admission = Admission(
             self._supervisor,
             probe_token=self._probe_token,
+            refusals=self._refusals,
             hold_timeout_seconds=settings.supervision.hold_timeout_seconds,
         )
         self._engine_app = EngineApp()
@@ -246,6 +249,7 @@ class _Application:
             totals=self._totals,
             traffic=self._admission,
             outages=self._outages,
+            refusals=self._refusals,
             calls=self._calls,
             restarts_left=lambda: self._supervisor.restarts_left,
             loop_lag_seconds=self._loop_lag.lag_seconds,

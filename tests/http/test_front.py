@@ -18,6 +18,7 @@ from holdfast.records import Status
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
 from holdfast.telemetry.exposition import render
 from holdfast.telemetry.outages import Outages
+from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import Totals
 from inner_app import InnerApp, View
 from statuses import a_fresh_status, a_status
@@ -26,12 +27,13 @@ from statuses import a_fresh_status, a_status
 def _front(
     status: Status, *, root_path: str = "", renderer: Render | None = None
 ) -> tuple[FrontDoor, EngineApp]:
-    admission = Admission(View(State(status.state)), probe_token="")
+    admission = Admission(View(State(status.state)), probe_token="", refusals=Refusals())
     collector = HoldfastCollector(
         lambda: status,
         totals=Totals(),
         traffic=admission,
         outages=Outages(),
+        refusals=Refusals(),
         calls=lambda: None,
         restarts_left=lambda: 3,
         loop_lag_seconds=lambda: 0.0,

@@ -26,6 +26,7 @@ from holdfast.api.gate import (
 from holdfast.api.waiting import READ_AHEAD_BYTES
 from holdfast.engine.tracked import REQUEST
 from holdfast.lifecycle.states import SERVING, State
+from holdfast.telemetry.refusals import Refusals
 from inner_app import InnerApp, View
 
 PROBE = "the-word-of-this-start"
@@ -43,7 +44,8 @@ class Gated:
         behind: ASGIApp | None = None,
     ) -> None:
         self.view = view or View()
-        self.admission = Admission(self.view, probe_token=probe_token)
+        self.refusals = Refusals()
+        self.admission = Admission(self.view, probe_token=probe_token, refusals=self.refusals)
         self.inner = InnerApp()
         self.app = FrontDoor([], Gate(behind or self.inner, self.admission))
 
@@ -179,7 +181,7 @@ def test_refusals_are_counted_by_reason(state: State, reason: str) -> None:
     """Each request turned away counts once, under why."""
     gated = Gated(View(state))
     _answer(gated, "/v1/whoami")
-    assert {name: count for name, count in gated.admission.refused.items() if count} == {reason: 1}
+    assert {name: count for name, count in gated.refusals.counts.items() if count} == {reason: 1}
 
 
 def test_the_probe_is_not_counted() -> None:
@@ -196,7 +198,7 @@ def test_the_probe_is_not_counted() -> None:
             gated.inner.released.set()
             gated.view.state = State.STARTING
             await client.get("/v1/whoami", headers=headers)
-            return [running, sum(gated.admission.refused.values())]
+            return [running, sum(gated.refusals.counts.values())]
 
     assert asyncio.run(ask()) == [0, 0]
 
@@ -301,7 +303,7 @@ def test_a_closed_gate_closes_websockets_with_1013(state: State) -> None:
     """Outside READY a WebSocket is closed with 'try again later', and counted."""
     gated = Gated(View(state))
     assert asyncio.run(_websocket(gated)) == 1013
-    assert sum(gated.admission.refused.values()) == 1
+    assert sum(gated.refusals.counts.values()) == 1
 
 
 def test_a_request_cut_off_while_it_is_sent_is_not_in_flight() -> None:
@@ -328,7 +330,9 @@ class Held(Gated):
     def __init__(self, eta_seconds: float | None = None) -> None:
         view = View(State.RECOVERING, "the engine died", eta_seconds, is_recovering=True)
         super().__init__(view)
-        self.admission = Admission(view, probe_token=PROBE, hold_timeout_seconds=DEADLINE_SECONDS)
+        self.admission = Admission(
+            view, probe_token=PROBE, refusals=self.refusals, hold_timeout_seconds=DEADLINE_SECONDS
+        )
         self.app = FrontDoor([], Gate(self.inner, self.admission))
 
     async def until_held(self, count: int) -> None:
@@ -392,7 +396,7 @@ def test_a_client_that_leaves_while_held_is_dropped() -> None:
             await gated.until_held(0)
             gated.view.move(State.READY)
         assert not gated.inner.entered.is_set()
-        assert set(gated.admission.refused.values()) == {0}
+        assert set(gated.refusals.counts.values()) == {0}
 
     asyncio.run(scene())
 

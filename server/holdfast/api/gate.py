@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,18 +15,16 @@ from holdfast.api.waiting import PatientReceive
 from holdfast.engine.tracked import Tracked, tracked_request
 from holdfast.errors import NotReadyError
 from holdfast.lifecycle.states import SERVING, State
+from holdfast.telemetry.refusals import RefusalReason, Refusals
 
 PROBE_HEADER = "x-holdfast-probe"
 RETRY_AFTER_UNKNOWN_SECONDS = 5
 RETRY_AFTER_MOST_SECONDS = 120
 WEBSOCKET_TRY_AGAIN_LATER = 1013
 
-Refusal = Literal["not_ready", "draining", "failed"]
-REFUSALS: tuple[Refusal, ...] = ("not_ready", "draining", "failed")
-
 _DONE = b"data: [DONE]\n\n"
 _PROBE_HEADER_BYTES = PROBE_HEADER.encode()
-_REFUSAL_OF = MappingProxyType[State, Refusal](
+_REFUSAL_OF = MappingProxyType[State, RefusalReason](
     {State.DRAINING: "draining", State.STOPPED: "draining", State.FAILED: "failed"}
 )
 
@@ -59,7 +56,12 @@ class Admission:
     """Decides by the state, and counts. Belongs to one event loop."""
 
     def __init__(
-        self, view: GateView, *, probe_token: str, hold_timeout_seconds: float = 0.0
+        self,
+        view: GateView,
+        *,
+        probe_token: str,
+        refusals: Refusals,
+        hold_timeout_seconds: float = 0.0,
     ) -> None:
         self.view = view
         self.held = 0
@@ -68,14 +70,9 @@ class Admission:
         self.in_flight = 0
         """Requests let in and not yet answered whole, the probe's own left out."""
         self._probe_token = probe_token.encode()
-        self._refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
+        self._refusals = refusals
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """Requests turned away, by reason, the probe's own left out."""
-        return MappingProxyType(self._refused)
 
     def is_open(self, *, is_probe: bool) -> bool:
         """Whether a request that comes now may enter."""
@@ -121,8 +118,8 @@ class Admission:
             self._idle.set()
 
     def refuse(self) -> None:
-        """Count a request turned away in the present state."""
-        self._refused[_REFUSAL_OF.get(self.view.state, "not_ready")] += 1
+        """Count a request turned away in the present state, which is not the probe's own."""
+        self._refusals.count(_REFUSAL_OF.get(self.view.state, "not_ready"))
 
     async def until_idle(self, deadline_seconds: float) -> bool:
         """Wait until nothing is in flight; False if that is not so after `deadline_seconds`."""

@@ -25,6 +25,7 @@ from holdfast.records import (
 )
 from holdfast.telemetry.metrics import BY_NAME
 from holdfast.telemetry.outages import Outages
+from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import Totals
 
 Word = TypeVar("Word", bound=str)
@@ -41,10 +42,6 @@ class Traffic(Protocol):
     @property
     def held(self) -> int:
         """Requests not let in yet, which wait for the next generation of the engine."""
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """Requests turned away, by reason."""
 
 
 class Calls(Protocol):
@@ -76,6 +73,7 @@ class HoldfastCollector(Collector):
         totals: Totals,
         traffic: Traffic,
         outages: Outages,
+        refusals: Refusals,
         calls: Callable[[], Calls | None],
         restarts_left: Callable[[], int],
         loop_lag_seconds: Callable[[], float],
@@ -86,6 +84,7 @@ class HoldfastCollector(Collector):
         self._totals = totals
         self._traffic = traffic
         self._outages = outages
+        self._refusals = refusals
         self._calls = calls
         self._restarts_left = restarts_left
         self._loop_lag_seconds = loop_lag_seconds
@@ -107,7 +106,7 @@ class HoldfastCollector(Collector):
             _family("last_step_age_seconds", _last_step_age(status.ranks)),
             _family("requests_in_flight", [((), self._traffic.in_flight)]),
             *_call_families(self._traffic, self._calls()),
-            _family("requests_refused_total", _labelled(self._traffic.refused)),
+            _family("requests_refused_total", _labelled(self._refusals.counts)),
             _family("build_info", [(self._build, 1)]),
         )
         return (family for family in families if family.samples)

@@ -142,7 +142,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "requests_refused_total",
         "counter",
-        "Requests that were answered 503 or closed at the gate.",
+        "Requests and connections turned away before the engine, or timed out, by reason.",
         ("reason",),
     ),
     Metric(
