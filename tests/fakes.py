@@ -57,6 +57,10 @@ class Calm:
     """The part of an `Engine` that nothing is wrong with."""
 
     is_paused = False
+    context_limit_tokens: int | None = None
+
+    def limit_context(self, tokens: int | None) -> None:
+        self.context_limit_tokens = tokens
 
     def running_requests(self) -> dict[int, int]:
         return {}

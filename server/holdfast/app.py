@@ -24,9 +24,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from holdfast import __version__, listener
+from holdfast.api.admission import Admission
 from holdfast.api.front import EngineApp, FrontDoor
-from holdfast.api.gate import PROBE_HEADER, Admission, Gate
+from holdfast.api.gate import PROBE_HEADER, Gate
 from holdfast.api.health import health_routes
+from holdfast.api.line import places
 from holdfast.api.metrics import metrics_route
 from holdfast.engine import processes, remains
 from holdfast.engine.calls import Calls
@@ -143,6 +145,8 @@ class _Application:
             probe_token=self._probe_token,
             refusals=self._refusals,
             hold_timeout_seconds=settings.supervision.hold_timeout_seconds,
+            overload=settings.overload,
+            places=lambda: places(self._supervisor.facts),
         )
         self._engine_app = EngineApp()
         self._server: uvicorn.Server | None = None
@@ -186,14 +190,14 @@ class _Application:
         )
 
     async def until_idle(self) -> bool:
-        """Wait for the requests in flight, as long as the drain may take.
+        """Wait for the requests in line and in flight, as long as the drain may take.
 
         A response that is made in the background goes on when its request was answered.
         """
         deadline_seconds = self._settings.supervision.drain_timeout_seconds
         try:
             async with asyncio.timeout(deadline_seconds):
-                while self._admission.in_flight or self._calls_at_work():
+                while self._admission.is_busy or self._calls_at_work():
                     await self._admission.until_idle(deadline_seconds)
                     await asyncio.sleep(IDLE_POLL_SECONDS * bool(self._calls_at_work()))
         except TimeoutError:
@@ -240,8 +244,9 @@ class _Application:
 
     def _layers(self) -> ASGIApp:
         """What a request passes, written from the inside out."""
-        gate = Gate(self._engine_app, self._admission)
-        return FrontDoor(self._routes(), gate, root_path=self._settings.listen.root_path)
+        root_path = self._settings.listen.root_path
+        gate = Gate(self._engine_app, self._admission, root_path=root_path)
+        return FrontDoor(self._routes(), gate, root_path=root_path)
 
     def _routes(self) -> list[Route]:
         collector = HoldfastCollector(

@@ -8,6 +8,7 @@
   x EngineLostError            exit 5   the engine died and is not started again
   x AddressInUseError          exit 6   another process listens there
   x NotReadyError              HTTP 503 the gate is closed
+  x OverloadedError            HTTP 429 as many requests wait as may
   x RequestLostError           HTTP 500 the engine died with the answer half given
     + QuarantinedError         HTTP 500 the request has ended an engine alone
 
@@ -93,6 +94,17 @@ class NotReadyError(HoldfastError):
 
     http_status = 503
     openai_type = "service_unavailable"
+
+    def __init__(self, cause: str, *, retry_after_seconds: int, remedy: str = "") -> None:
+        super().__init__(cause, remedy=remedy)
+        self.retry_after_seconds = min(120, max(1, retry_after_seconds))
+
+
+class OverloadedError(HoldfastError):
+    """As many requests wait as may, or their key has too many; `retry_after_seconds` as above."""
+
+    http_status = 429
+    openai_type = "rate_limit_error"
 
     def __init__(self, cause: str, *, retry_after_seconds: int, remedy: str = "") -> None:
         super().__init__(cause, remedy=remedy)

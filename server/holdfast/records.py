@@ -211,6 +211,8 @@ class EngineFacts:
     """Whether the device shares its memory with the host, as on GB10."""
     fingerprint: str
     """Names everything that a learned reservation depends on."""
+    max_queued_requests: int | None = None
+    """vLLM's own bound on requests that wait or run; None for no bound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from asgi_server import serving
+from holdfast.api.admission import Admission
 from holdfast.api.front import EngineApp, FrontDoor
-from holdfast.api.gate import Admission, Gate
+from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import Render, metrics_route
 from holdfast.lifecycle.states import State

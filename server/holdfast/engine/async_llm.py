@@ -31,14 +31,17 @@ SHUTDOWN_DEADLINE_SECONDS = 15.0
 class AsyncEngine:
     """One generation of vLLM's engine. Made by `EngineLauncher.running`; see `interface.Engine`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the launcher knows of one generation
         self,
         llm: Any,
         facts: EngineFacts,
         spec: WorkspaceSpec,
         family: Callable[[], frozenset[psutil.Process]],
         queues: Queues,
+        *,
+        limit_context: Callable[[int], None],
     ) -> None:
+        self._limit_context = limit_context
         self._queues = queues
         self._is_held = False
         self.is_trying_canary = False
@@ -104,6 +107,9 @@ class AsyncEngine:
         failed = [answer["error"] for answer in answers if "error" in answer]
         if failed:
             raise EngineStartError(f"a rank refused the growth policy {policy}: {failed[0]}")
+
+    def limit_context(self, tokens: int | None) -> None:
+        self._limit_context(self._facts.max_model_len if tokens is None else tokens)
 
     def last_words(self) -> str:
         return tracebacks(Path(self._spec.stats_directory))

@@ -14,6 +14,7 @@ from typing import Any
 from vllm.engine.protocol import EngineClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from holdfast.engine import compat
 from holdfast.engine.calls import Calls, Method
 from holdfast.engine.dialect import VllmDialect
 
@@ -50,6 +51,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     def __init__(self) -> None:
         self._current: Any | None = None
         self._kept: dict[str, Any] = {}
+        self._first_model: Any | None = None
         self.calls = Calls(VllmDialect())
 
     @property
@@ -68,6 +70,14 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         self._current = engine
         if engine is not None:
             self._kept = {name: getattr(engine, name) for name in _KEPT}
+            self._first_model = self._first_model or engine.model_config
+
+    def limit_context(self, tokens: int) -> None:
+        """Have vLLM's front end refuse requests of more tokens, prompt and answer together.
+
+        The engine's processes have a configuration of their own, which stays as it is.
+        """
+        compat.limit_context(self.current, self._first_model, tokens)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

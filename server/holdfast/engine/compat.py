@@ -164,6 +164,18 @@ def refusal_errors() -> Iterator[None]:
         raise EngineLostError(f"the engine did not take a request: {error}") from error
 
 
+def limit_context(llm: Any, first_model: Any, tokens: int) -> None:
+    """Set the `max_model_len` that vLLM's front end validates requests against.
+
+    It is read at each request: by the serving objects, which have the model configuration of the
+    engine that they were built with (`first_model`), by the renderer, which outlives its own, and
+    by the input processor of each engine (0.32, 0.33).
+    """
+    readers = (llm, llm.renderer, llm.input_processor)
+    for model in (first_model, *(reader.model_config for reader in readers)):
+        model.max_model_len = tokens
+
+
 def lasting(renderer: Any) -> Any:
     """A renderer that no AsyncLLM shuts down.
 

@@ -58,6 +58,7 @@ def engine_facts(
         data_parallel_size=config.parallel_config.data_parallel_size,
         is_unified_memory=is_unified,
         fingerprint=fingerprint,
+        max_queued_requests=getattr(scheduler, "max_num_queued_reqs", None),
     )
 
 

@@ -63,6 +63,12 @@ class Engine(Protocol):
     def last_words(self) -> str:
         """The tracebacks that its processes left, for the log; empty if there is none."""
 
+    def limit_context(self, tokens: int | None) -> None:
+        """Have vLLM's own validation refuse requests of more tokens, prompt and answer together.
+
+        None is for all that the engine takes. The engine itself does not change.
+        """
+
     async def set_growth(self, policy: GrowthPolicy) -> None:
         """Change the growth policy of every rank; EngineStartError if one does not take it."""
 

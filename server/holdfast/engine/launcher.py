@@ -217,7 +217,8 @@ class EngineLauncher:
             has_template=self._has_template,
             is_unified=any(rank.is_unified_memory for rank in ranks),
         )
-        return AsyncEngine(llm, facts, spec, family, self.queues)
+        limit_context = self.proxy.limit_context
+        return AsyncEngine(llm, facts, spec, family, self.queues, limit_context=limit_context)
 
 
 def _prepare(directory: Path, spec: WorkspaceSpec) -> None:

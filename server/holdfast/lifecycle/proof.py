@@ -11,7 +11,9 @@ from holdfast.errors import ProbeFailedError
 from holdfast.lifecycle.fate import Fate, unless, within
 from holdfast.lifecycle.learning import Learning, has_rejection
 from holdfast.lifecycle.phases import timed
-from holdfast.records import Death, ProbeReport, ProbeStep
+from holdfast.lifecycle.probe.sizes import full_prompt_tokens
+from holdfast.lifecycle.probe.steps import why_not
+from holdfast.records import Death, EngineFacts, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings
 from holdfast.telemetry.progress import Progress
 
@@ -93,6 +95,7 @@ class Proof:
             self._require(report)
             if not report.grew:
                 self._stands = True
+                self._limit(engine)
                 await self._learning.settle(engine)
                 return "proven"
             self._stands = False
@@ -104,6 +107,8 @@ class Proof:
     async def _pass(self, engine: Engine, prober: Prober, fate: Fate, attempt: int) -> ProbeReport:
         if attempt > 1:
             logger.info("a workspace grew: running the suite, pass %d", attempt)
+        if not self._stands:
+            engine.limit_context(None)
         running = prober.run_again() if self._stands else prober.run()
         with timed("probe", self._phases, self._progress):
             # Of an engine that is stalled the probe would wait for ever.
@@ -114,6 +119,19 @@ class Proof:
         self._counted(report)
         self._learning.learn(engine.ranks())
         return report
+
+    def _limit(self, engine: Engine) -> None:
+        """Have requests refused that are longer than what was proven, unless they are wanted."""
+        if self.report is None or self._settings.admits_unproven:
+            return
+        limit_tokens = proven_context_tokens(self.report, engine.facts)
+        engine.limit_context(limit_tokens)
+        if limit_tokens is not None:
+            logger.warning(
+                "requests of more than %d tokens get 400, since no longer one was proven; "
+                "--admit-unproven takes them",
+                limit_tokens,
+            )
 
     def _require(self, report: ProbeReport) -> None:
         if not report.passed:
@@ -139,6 +157,19 @@ def proven(report: ProbeReport | None) -> str:
         return "not probed"
     limited = ", a limited proof" if report.limited else ""
     return f"{report.proven_tokens} tokens proven{limited}"
+
+
+def proven_context_tokens(report: ProbeReport, facts: EngineFacts) -> int | None:
+    """The longest request that was proven, prompt and answer together; None if there is no longer.
+
+    A prompt of the proven size was served with what an answer needs at least, as the longest prompt
+    of all is. Where the steps about contexts do not apply, nothing is known to be too long.
+    """
+    if why_not("full_context", facts):
+        return None
+    short = (step.tokens for step in report.steps if step.name == "first_token")
+    missing = full_prompt_tokens(facts) - max(report.proven_tokens, *short, 0)
+    return facts.max_model_len - missing if missing > 0 else None
 
 
 def _is_to_blame(report: ProbeReport, death: Death) -> bool:

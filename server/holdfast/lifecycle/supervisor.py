@@ -21,7 +21,7 @@ from holdfast.lifecycle.phases import timed, watched
 from holdfast.lifecycle.proof import Prober, Proof, proven
 from holdfast.lifecycle.restarts import RestartBudget
 from holdfast.lifecycle.states import State, is_allowed
-from holdfast.records import Death, EngineReport, ProbeReport, RankStats, Status
+from holdfast.records import Death, EngineFacts, EngineReport, ProbeReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import Progress
@@ -94,6 +94,7 @@ class Supervisor:
         self._report = EngineReport()
         self._last_death: Death | None = None
         self._engine: Engine | None = None
+        self._facts: EngineFacts | None = None
         self._calls: Calls | None = None
         self._last_ranks: tuple[RankStats, ...] = ()
         self._phases: dict[str, float] = {}
@@ -121,6 +122,11 @@ class Supervisor:
     def eta_seconds(self) -> float | None:
         """Time until READY, if anything is known of it."""
         return self._forecast.seconds_left
+
+    @property
+    def facts(self) -> EngineFacts | None:
+        """Sizes and capabilities of the last engine that came up; None before the first."""
+        return self._facts
 
     @property
     def restarts_left(self) -> int:
@@ -238,7 +244,7 @@ class Supervisor:
             async with watched(directory, self._phases, self._progress):
                 spec = self._learning.spec(generation, directory)
                 engine = await stack.enter_async_context(launcher.running(spec))
-            self._engine = engine
+            self._engine, self._facts = engine, engine.facts
             self._report = replace(self._report, last_start_seconds=time.monotonic() - started)
             try:
                 await self._with.mount()

@@ -16,6 +16,7 @@ from holdfast.settings.groups import (
     LearnedRestart,
     LogFormat,
     LogSettings,
+    OverloadSettings,
     ProbeSettings,
     Suite,
     SupervisionSettings,
@@ -29,6 +30,7 @@ __all__ = [
     "ListenSettings",
     "LogFormat",
     "LogSettings",
+    "OverloadSettings",
     "ProbeSettings",
     "Settings",
     "Suite",
@@ -72,6 +74,7 @@ class Settings:
     workspace: WorkspaceSettings = field(default_factory=WorkspaceSettings)
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
+    overload: OverloadSettings = field(default_factory=OverloadSettings)
     logs: LogSettings = field(default_factory=LogSettings)
     listen: ListenSettings = field(default_factory=ListenSettings)
     vllm_arguments: tuple[str, ...] = ()
@@ -82,6 +85,7 @@ GROUPS: Mapping[str, type] = {
     "workspace": WorkspaceSettings,
     "probe": ProbeSettings,
     "supervision": SupervisionSettings,
+    "overload": OverloadSettings,
     "logs": LogSettings,
 }
 

@@ -92,6 +92,16 @@ class ProbeSettings:
     max_tokens: int | None = flag(
         "--probe-max-tokens", token_count, None, "N", "cap of probe sizes", shown="max_model_len"
     )
+    admit_unproven: bool = flag(
+        "--admit-unproven",
+        truth,
+        default=False,
+        metavar="",
+        meaning="take requests longer than the probe has proven, up to max_model_len, instead of "
+        "answering 400; `--probe quick` and `off` imply it",
+        shown="off",
+        is_switch=True,
+    )
     require_full: bool = flag(
         "--probe-require-full",
         truth,
@@ -101,6 +111,11 @@ class ProbeSettings:
         shown="off",
         is_switch=True,
     )
+
+    @property
+    def admits_unproven(self) -> bool:
+        """Whether requests longer than what was proven are taken."""
+        return self.admit_unproven or self.suite != "worst-case"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +161,23 @@ class SupervisionSettings:
         "SECONDS",
         "for streams to finish after SIGTERM",
         shown="45",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadSettings:
+    """What happens when more is asked than the engine can do."""
+
+    max_waiting: int = flag(
+        "--max-waiting", count, 1024, "N", "requests held in the front end before 429"
+    )
+    max_requests_per_key: int = flag(
+        "--max-requests-per-key",
+        count,
+        0,
+        "N",
+        "requests of one API key at a time, waiting or in work, before 429; 0 is no limit, and "
+        "without API keys it has no effect",
     )
 
 

@@ -41,7 +41,7 @@ class Traffic(Protocol):
 
     @property
     def held(self) -> int:
-        """Requests not let in yet, which wait for the next generation of the engine."""
+        """Requests not let in yet, which wait for a place in the engine or for its next one."""
 
 
 class Calls(Protocol):

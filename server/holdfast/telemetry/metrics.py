@@ -127,7 +127,11 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("last_step_age_seconds", "gauge", "Time since any rank last finished a step."),
     Metric("requests_in_flight", "gauge", "Requests let in and not yet answered whole."),
-    Metric("requests_held", "gauge", "Requests that wait for the next generation of the engine."),
+    Metric(
+        "requests_held",
+        "gauge",
+        "Requests that wait for a place in the engine, or for its next generation.",
+    ),
     Metric(
         "requests_replayed_total",
         "counter",

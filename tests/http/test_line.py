@@ -1,0 +1,546 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+import httpx
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from starlette.types import Receive, Scope, Send
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from asgi_server import DEADLINE_SECONDS, serving
+from fakes import FACTS
+from holdfast.api.admission import Admission
+from holdfast.api.gate import Gate
+from holdfast.api.line import Line, Ticket, places
+from holdfast.api.service_rate import MEMORY_SECONDS, ServiceRate
+from holdfast.api.work import asks_for_work
+from holdfast.engine.tracked import tracked_request
+from holdfast.lifecycle.states import State
+from holdfast.settings import OverloadSettings
+from holdfast.telemetry.refusals import Refusals
+from inner_app import View
+
+# The line itself
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.now_seconds
+
+
+def a_line(places: float = 1, most_waiting: int = 100) -> Line:
+    return Line(lambda: places, most_waiting=most_waiting)
+
+
+def called(line: Line, tickets: Sequence[Ticket]) -> list[str]:
+    """The keys of tickets in the order in which they are called, one place after the other."""
+    order: list[str] = []
+    while waiting := [ticket for ticket in tickets if ticket.standing == "waiting"]:
+        line.leave(next(ticket for ticket in tickets if ticket.standing == "called"))
+        order += [ticket.key for ticket in waiting if ticket.standing == "called"]
+    return order
+
+
+def test_keys_take_turns() -> None:
+    """A key that asks for much waits no less than one that asks for little."""
+    line = a_line()
+    tickets = [line.join(key) for key in ("a", "a", "a", "a", "b", "c", "b")]
+    assert called(line, tickets) == ["a", "b", "c", "a", "b", "a"]
+
+
+def test_nobody_overtakes_those_who_wait() -> None:
+    """A place that is free while the line stood still goes to who has waited longest."""
+    count = 0.0
+    line = Line(lambda: count, most_waiting=100)
+    first = line.join("a")
+    count = 1.0
+    second = line.join("b")
+    line.advance()
+    assert (first.standing, second.standing) == ("called", "waiting")
+
+
+def test_a_full_line_refuses() -> None:
+    """Beyond the bound nobody waits."""
+    line = a_line(places=1, most_waiting=1)
+    assert [line.join("a").standing for _ in range(3)] == ["called", "waiting", "refused"]
+
+
+def test_a_full_line_is_shared() -> None:
+    """Another key gets the last place of the one that fills the line, until both have as many."""
+    line = a_line(places=1, most_waiting=4)
+    crowd = [line.join("a") for _ in range(5)]
+    late = [line.join("b") for _ in range(4)]
+    assert [ticket.standing for ticket in crowd] == ["called"] + ["waiting"] * 2 + ["refused"] * 2
+    assert [ticket.standing for ticket in late] == ["waiting"] * 2 + ["refused"] * 2
+
+
+def test_what_needs_no_place_passes() -> None:
+    """However full the engine is; it waits only while nobody is called."""
+    count = 1.0
+    line = Line(lambda: count, most_waiting=2)
+    line.join("a")
+    waiting = line.join("a")
+    assert line.join("b", needs_place=False).standing == "called"
+    count = 0.0
+    passer = line.join("b", needs_place=False)
+    assert line.join("b", needs_place=False).standing == "refused"
+    count = 1.0
+    line.advance()
+    assert (passer.standing, waiting.standing) == ("called", "waiting")
+
+
+class Lines(RuleBasedStateMachine):
+    """Random lives of tickets, beside a model that is a list."""
+
+    tickets = Bundle("tickets")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = 2
+        self.line = Line(lambda: self.places, most_waiting=5)
+        self.joined: list[Ticket] = []
+
+    @rule(target=tickets, key=st.sampled_from("abc"), needs_place=st.booleans())
+    def join(self, key: str, needs_place: bool) -> Ticket:
+        before = self.line.waiting
+        ticket = self.line.join(key, needs_place=needs_place)
+        if ticket.standing == "refused":
+            assert before == 5
+        self.joined.append(ticket)
+        return ticket
+
+    @rule(ticket=consumes(tickets))
+    def leave(self, ticket: Ticket) -> None:
+        self.line.leave(ticket)
+        self.line.leave(ticket)
+
+    @rule(ticket=tickets)
+    def refuse(self, ticket: Ticket) -> None:
+        self.line.refuse(ticket, "timed_out")
+
+    @rule(places=st.integers(0, 4))
+    def change(self, places: int) -> None:
+        self.places = places
+        self.line.advance()
+
+    @invariant()
+    def counts_are_those_of_the_tickets(self) -> None:
+        waiting = [ticket for ticket in self.joined if ticket.standing == "waiting"]
+        inside = [ticket for ticket in self.joined if ticket.standing == "called"]
+        assert self.line.waiting == len(waiting) <= 5
+        assert self.line.inside == len(inside)
+        for key in "abc":
+            of_key = sum(ticket.key == key for ticket in (*waiting, *inside))
+            assert self.line.count(key) == of_key
+
+    @invariant()
+    def no_place_is_lost_and_none_is_given_twice(self) -> None:
+        placed = sum(t.standing == "called" and t.needs_place for t in self.joined)
+        wanting = any(t.standing == "waiting" and t.needs_place for t in self.joined)
+        assert placed >= self.places or not wanting
+
+    @invariant()
+    def a_key_is_served_in_order(self) -> None:
+        for key in "abc":
+            of_key = [ticket for ticket in self.joined if ticket.key == key and ticket.needs_place]
+            first = next((n for n, t in enumerate(of_key) if t.standing == "waiting"), len(of_key))
+            assert all(ticket.standing != "called" for ticket in of_key[first:])
+
+
+TestLines = Lines.TestCase
+
+
+# What clients are told
+
+
+def test_the_rate_is_that_of_a_full_engine() -> None:
+    """An hour in which little was asked says nothing of what can be done."""
+    clock = Clock()
+    rate = ServiceRate(clock)
+    clock.now_seconds = 3600.0
+    rate.done()
+    assert rate.per_second is None
+    rate.saturated(is_saturated=True)
+    for _ in range(20):
+        clock.now_seconds += 0.5
+        rate.done()
+    rate.saturated(is_saturated=False)
+    clock.now_seconds += 3600.0
+    assert rate.per_second == pytest.approx(2.0, rel=0.05)
+
+
+def test_the_rate_forgets() -> None:
+    """An engine that has become slower is believed after a minute or two."""
+    clock = Clock()
+    rate = ServiceRate(clock)
+    rate.saturated(is_saturated=True)
+    for seconds in [0.1] * 1000 + [2.0] * 100:
+        clock.now_seconds += seconds
+        rate.done()
+    assert rate.per_second == pytest.approx(0.5, rel=0.1)
+    clock.now_seconds += 10 * MEMORY_SECONDS
+    assert (rate.per_second or 1.0) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("running", "engines", "bound", "expected"),
+    [(16, 1, None, 18), (1, 1, None, 3), (256, 4, None, 1152), (16, 1, 10, 10), (16, 1, 0, 1)],
+)
+def test_places_keep_the_engine_full_and_its_queue_short(
+    running: int, engines: int, bound: int | None, expected: int
+) -> None:
+    """A few more than run at once, and never more than vLLM's own bound."""
+    facts = replace(
+        FACTS, max_num_seqs=running, data_parallel_size=engines, max_queued_requests=bound
+    )
+    assert places(facts) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "asks"),
+    [
+        ("POST", "/v1/chat/completions", True),
+        ("POST", "/v1/responses", True),
+        ("POST", "/not/known/yet", True),
+        ("DELETE", "/v1/responses/1", True),
+        ("POST", "/tokenize/../v1/completions", True),
+        ("POST", "/resume/", True),
+        ("GET", "/v1/models", False),
+        ("HEAD", "/v1/models", False),
+        ("OPTIONS", "/v1/chat/completions", False),
+        ("POST", "/tokenize", False),
+        ("POST", "/base/detokenize", False),
+        ("POST", "/resume", False),
+        ("POST", "/v1/responses/resp_1/cancel", False),
+        ("POST", "/v1/responses/a/b/cancel", True),
+    ],
+)
+def test_what_asks_the_engine_for_work(method: str, path: str, asks: bool) -> None:
+    """Everything but what is known not to: what frees a full engine must never wait for it."""
+    scope = {"type": "http", "method": method, "path": path}
+    assert asks_for_work(scope, "/base") is asks
+    assert asks_for_work({"type": "websocket", "path": path}) is True
+
+
+# The line before an application
+
+
+class Shop:
+    """A gate with few places before an application whose answers the test releases.
+
+    A request says its key in `x-key`, in the place of the layer that knows keys.
+    """
+
+    def __init__(self, *, places: float = 1, waiting: int = 100, per_key: int = 0) -> None:
+        self.view = View()
+        self.served: list[str] = []
+        self.refusals = Refusals()
+        self.admission = Admission(
+            self.view,
+            refusals=self.refusals,
+            probe_token="",
+            hold_timeout_seconds=DEADLINE_SECONDS,
+            overload=OverloadSettings(waiting, per_key),
+            places=lambda: places,
+        )
+        self._gate = Gate(self._answer, self.admission)
+        self._released = asyncio.Semaphore(0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Note the key, as the layer before the gate does."""
+        headers = dict(scope.get("headers", ()))
+        tracked_request().key = headers.get(b"x-key", b"").decode()
+        await self._gate(scope, receive, send)
+
+    def serving(self) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+        """A client of it."""
+        return serving(self)
+
+    def release(self, answers: int = 1) -> None:
+        """Let so many be answered."""
+        for _ in range(answers):
+            self._released.release()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return when it is so."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not condition():  # noqa: ASYNC110 - the loop is all there is
+                await asyncio.sleep(0.01)
+
+    async def until_there(self, *, inside: int, waiting: int) -> None:
+        """Return when so many are inside and wait."""
+        admission = self.admission
+        await self.until(lambda: (admission.in_flight, admission.held) == (inside, waiting))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        if scope["method"] == "POST":
+            await self._released.acquire()
+        self.served.append(tracked_request().key)
+        body = (await receive()).get("body", b"")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+
+def ask(
+    client: httpx.AsyncClient, key: str = "", body: bytes = b""
+) -> asyncio.Task[httpx.Response]:
+    """A request that is under way."""
+    return asyncio.create_task(client.post("/work", content=body, headers={"x-key": key}))
+
+
+def test_who_waits_is_served_with_the_body_that_was_sent() -> None:
+    """In the order of the keys' turns, and everybody once."""
+
+    async def scene() -> list[str]:
+        shop = Shop()
+        async with shop.serving() as client:
+            asking = []
+            for number, key in enumerate(("a", "a", "a", "b")):
+                asking.append(ask(client, key, b"body"))
+                await shop.until_there(inside=1, waiting=number)
+            shop.release(4)
+            answers = await asyncio.gather(*asking)
+            assert {answer.text for answer in answers} == {"body"}
+            await shop.until_there(inside=0, waiting=0)
+        return shop.served
+
+    assert asyncio.run(scene()) == ["a", "a", "b", "a"]
+
+
+def test_beyond_the_line_is_429() -> None:
+    """At once, as OpenAI's clients read it, and counted."""
+
+    async def scene() -> httpx.Response:
+        shop = Shop(waiting=1)
+        async with shop.serving() as client:
+            asking = [ask(client), ask(client)]
+            await shop.until_there(inside=1, waiting=1)
+            refused = await ask(client)
+            assert shop.refusals.counts["overloaded"] == 1
+            shop.release(2)
+            assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
+        return refused
+
+    refused = asyncio.run(scene())
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "5"
+    assert refused.headers["x-should-retry"] == "true"
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", 429)
+
+
+def test_with_no_waiting_allowed_only_the_places_are_served() -> None:
+    """`--max-waiting 0`."""
+
+    async def scene() -> list[int]:
+        shop = Shop(places=2, waiting=0)
+        async with shop.serving() as client:
+            asking = [ask(client), ask(client)]
+            await shop.until_there(inside=2, waiting=0)
+            refused = await ask(client)
+            shop.release(2)
+            return [
+                refused.status_code,
+                *(one.status_code for one in await asyncio.gather(*asking)),
+            ]
+
+    assert asyncio.run(scene()) == [429, 200, 200]
+
+
+def test_what_needs_no_place_is_answered_by_a_full_server() -> None:
+    """A list of models does not wait for a long answer."""
+
+    async def scene() -> int:
+        shop = Shop(waiting=0)
+        async with shop.serving() as client:
+            asking = ask(client)
+            await shop.until_there(inside=1, waiting=0)
+            answer = await client.get("/v1/models")
+            shop.release()
+            await asking
+        return answer.status_code
+
+    assert asyncio.run(scene()) == 200
+
+
+def test_a_client_that_leaves_the_line_frees_its_place_in_it() -> None:
+    """Whoever comes behind it is not held up."""
+
+    async def scene() -> list[str]:
+        shop = Shop(waiting=1)
+        async with shop.serving() as client:
+            first, gone = ask(client, "a"), ask(client, "b")
+            await shop.until_there(inside=1, waiting=1)
+            gone.cancel()
+            await shop.until_there(inside=1, waiting=0)
+            last = ask(client, "c")
+            await shop.until_there(inside=1, waiting=1)
+            shop.release(2)
+            await asyncio.gather(first, last)
+        return shop.served
+
+    assert asyncio.run(scene()) == ["a", "c"]
+
+
+def test_a_client_that_leaves_inside_frees_its_place() -> None:
+    """The next is called, though the first was never answered."""
+
+    async def scene() -> int:
+        shop = Shop()
+        async with shop.serving() as client:
+            gone, waiting = ask(client), ask(client)
+            await shop.until_there(inside=1, waiting=1)
+            gone.cancel()
+            shop.release(2)
+            return (await waiting).status_code
+
+    assert asyncio.run(scene()) == 200
+
+
+def test_a_key_has_so_many_requests_at_a_time() -> None:
+    """`--max-requests-per-key`: beyond it 429, while other keys and those without go on."""
+
+    async def scene() -> list[int]:
+        shop = Shop(places=1, per_key=2)
+        async with shop.serving() as client:
+            asking = [ask(client, "a"), ask(client, "a")]
+            await shop.until_there(inside=1, waiting=1)
+            refused = await ask(client, "a")
+            assert shop.refusals.counts["key_concurrency"] == 1
+            asking += [ask(client, "b"), ask(client), ask(client), ask(client)]
+            await shop.until_there(inside=1, waiting=5)
+            shop.release(6)
+            return [
+                refused.status_code,
+                *(one.status_code for one in await asyncio.gather(*asking)),
+            ]
+
+    assert asyncio.run(scene()) == [429] + [200] * 6
+
+
+def test_a_drain_serves_the_line() -> None:
+    """Who waits for a place at SIGTERM is served; who comes later is not, and the drain waits."""
+
+    async def scene() -> list[int]:
+        shop = Shop()
+        async with shop.serving() as client:
+            asking = [ask(client), ask(client)]
+            await shop.until_there(inside=1, waiting=1)
+            shop.view.move(State.DRAINING)
+            refused = await ask(client)
+            drained = asyncio.create_task(shop.admission.until_idle(DEADLINE_SECONDS))
+            shop.release(2)
+            answers = await asyncio.gather(*asking)
+            assert await drained
+            return [refused.status_code, *(answer.status_code for answer in answers)]
+
+    assert asyncio.run(scene()) == [503, 200, 200]
+
+
+def test_the_line_stands_still_while_the_engine_is_replaced() -> None:
+    """What ends meanwhile lets nobody in; then the line goes on where it stood."""
+
+    async def scene() -> list[int]:
+        shop = Shop()
+        async with shop.serving() as client:
+            asking = [ask(client), ask(client)]
+            await shop.until_there(inside=1, waiting=1)
+            shop.view.move(State.RECOVERING, is_recovering=True)
+            asking.append(ask(client))
+            await shop.until_there(inside=1, waiting=2)
+            shop.release(3)
+            await shop.until_there(inside=0, waiting=2)
+            shop.view.move(State.READY)
+            return [answer.status_code for answer in await asyncio.gather(*asking)]
+
+    assert asyncio.run(scene()) == [200, 200, 200]
+
+
+def test_the_line_is_refused_when_no_engine_comes() -> None:
+    """503, so that another server takes them."""
+
+    async def scene() -> int:
+        shop = Shop()
+        async with shop.serving() as client:
+            first, waiting = ask(client), ask(client)
+            await shop.until_there(inside=1, waiting=1)
+            shop.view.move(State.FAILED)
+            answer = await waiting
+            shop.release()
+            await first
+            return answer.status_code
+
+    assert asyncio.run(scene()) == 503
+
+
+def test_a_wait_for_the_next_engine_ends_with_the_hold_time_out() -> None:
+    """Also for those who stood in line when the last one died: the promise is too long."""
+
+    async def scene() -> httpx.Response:
+        shop = Shop()
+        async with shop.serving() as client:
+            first, waiting = ask(client), ask(client)
+            await shop.until_there(inside=1, waiting=1)
+            shop.view.eta_seconds = DEADLINE_SECONDS + 30.0
+            shop.view.move(State.RECOVERING, is_recovering=True)
+            answer = await waiting
+            shop.release()
+            await first
+            return answer
+
+    answer = asyncio.run(scene())
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, str(DEADLINE_SECONDS + 30))
+
+
+def test_a_websocket_beyond_the_line_is_closed_with_1013() -> None:
+    """'Try again later', with the number of seconds in the reason."""
+
+    async def scene() -> tuple[int, str]:
+        shop = Shop(waiting=0)
+        async with shop.serving() as client:
+            first = ask(client)
+            await shop.until_there(inside=1, waiting=0)
+            url = str(client.base_url).replace("http", "ws")
+            async with connect(f"{url}/v1/realtime", open_timeout=DEADLINE_SECONDS) as connection:
+                with pytest.raises(ConnectionClosed) as closed:
+                    await connection.recv()
+            shop.release()
+            await first
+        assert closed.value.rcvd is not None
+        return closed.value.rcvd.code, closed.value.rcvd.reason
+
+    assert asyncio.run(scene()) == (1013, "retry after 5 s")
+
+
+def test_a_connection_survives_a_refused_upload() -> None:
+    """A body that was never read does not spoil the next request of the same client."""
+
+    async def scene() -> list[int]:
+        shop = Shop(waiting=0)
+        async with shop.serving() as client:
+            first = ask(client)
+            await shop.until_there(inside=1, waiting=0)
+            refused = await ask(client, body=b"x" * 2_000_000)
+            answer = await client.get("/v1/models")
+            shop.release()
+            await first
+            return [refused.status_code, answer.status_code]
+
+    assert asyncio.run(scene()) == [429, 200]
