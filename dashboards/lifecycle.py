@@ -153,8 +153,8 @@ _LIFE = Row(
         ),
         Panel(
             "Requests inside and held",
-            "Requests let in and not yet answered whole, and those of them that wait for the next "
-            "generation.",
+            "Requests let in and not yet answered whole, and those that wait for a place in the "
+            "engine or for its next generation.",
             (
                 Query(f"holdfast_requests_in_flight{{{SERVER}}}", "in flight {{instance}}"),
                 Query(f"holdfast_requests_held{{{SERVER}}}", "held {{instance}}"),

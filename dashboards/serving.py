@@ -63,8 +63,8 @@ _FAST = Row(
         ),
         tile(
             "Waiting",
-            "Requests that wait for the scheduler.",
-            f"sum(vllm:num_requests_waiting{{{MODEL}}})",
+            "Requests that wait, in the front end and in the scheduler.",
+            f"sum(holdfast_requests_held{{{SERVER}}}) + sum(vllm:num_requests_waiting{{{MODEL}}})",
             "short",
             _QUEUE,
         ),
@@ -189,8 +189,12 @@ _QUEUES = Row(
         ),
         Panel(
             "Requests in the front end",
-            "Requests let in and not yet answered whole, whatever the engine does.",
-            (Query(f"holdfast_requests_in_flight{{{SERVER}}}"),),
+            "Requests let in and not yet answered whole, whatever the engine does, and those that "
+            "wait for a place in it.",
+            (
+                Query(f"holdfast_requests_in_flight{{{SERVER}}}", "inside {{instance}}"),
+                Query(f"holdfast_requests_held{{{SERVER}}}", "waiting {{instance}}"),
+            ),
             "short",
         ),
         Panel(

@@ -76,6 +76,12 @@ def _hits(seen: Seen) -> Values:
     )
 
 
+def _waiting(seen: Seen) -> Values:
+    held = seen.values("holdfast_requests_held")
+    waiting = seen.values("vllm:num_requests_waiting")
+    return summed([*held, *waiting]) if held and waiting else []
+
+
 def _quantiles(panel: str, histogram: str) -> dict[str, Expected]:
     shares = {"A": 0.5, "B": 0.95, "C": 0.99}
     return {f"{panel}/{letter}": _quantile(share, histogram) for letter, share in shares.items()}
@@ -139,7 +145,7 @@ SERVING: Mapping[str, Expected] = {
     "Output tokens within SLO/A": lambda seen: seen.share_within(_TPOT, SLOS["tpot_slo"]),
     "First token, p95/A": _quantile(0.95, _TTFT),
     "Per output token, p95/A": _quantile(0.95, _TPOT),
-    "Waiting/A": _total("vllm:num_requests_waiting"),
+    "Waiting/A": _waiting,
     "KV cache/A": _plain("vllm:kv_cache_usage_perc"),
     **_quantiles("Time to first token", _TTFT),
     **_quantiles("Time per output token", _TPOT),
@@ -156,6 +162,7 @@ SERVING: Mapping[str, Expected] = {
     "Requests in the scheduler/B": _plain("vllm:num_requests_waiting"),
     "Waiting by reason/A": _plain("vllm:num_requests_waiting_by_reason"),
     "Requests in the front end/A": _plain("holdfast_requests_in_flight"),
+    "Requests in the front end/B": _plain("holdfast_requests_held"),
     "KV cache by engine/A": _plain("vllm:kv_cache_usage_perc"),
     "Preemptions/A": _rate("vllm:num_preemptions_total"),
     "Prefix cache hits/A": _hits,

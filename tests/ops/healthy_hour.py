@@ -94,8 +94,10 @@ def _ranks() -> Iterable[Line]:
 def _vllm() -> Iterable[Line]:
     labels = 'engine="0",model_name="m"'
     running = [0.0 if _is_idle(minute) else 8.0 for minute in range(MINUTES)]
-    # A burst that waits for eight minutes of each nine.
-    waiting = [20.0 if minute % 9 > 1 else 0.0 for minute in range(MINUTES)]
+    # A burst that waits for eight minutes of each nine, in the front end and a little in vLLM.
+    held = [18.0 if minute % 9 > 1 else 0.0 for minute in range(MINUTES)]
+    waiting = [2.0 if minute % 9 > 1 else 0.0 for minute in range(MINUTES)]
+    yield _series("holdfast_requests_held", "", _always(0)[:STARTED] + held[STARTED:])
     yield _series("vllm:num_requests_running", labels, _after(STARTED, running))
     yield _series("vllm:num_requests_waiting", labels, _after(STARTED, waiting))
     done = [max(0.0, 100.0 * (minute - READY)) for minute in range(MINUTES)]

@@ -19,6 +19,7 @@ from holdfast.doctor.layout import read_layout
 from holdfast.doctor.manifest_checks import ENGINE_STOP_SECONDS, STATE_DIRECTORY, check_deployment
 from holdfast.lifecycle.states import HOPELESS, SERVING, State
 from holdfast.settings import flags
+from holdfast.telemetry.metrics import BY_NAME
 from ops import crds
 from ops.prometheus import tool
 from ops.queries import ROOT, metric_names, vllm_names
@@ -383,7 +384,7 @@ def test_the_dashboards_are_those_of_the_tree(answer: Answer) -> None:
 
 
 def test_scaling_goes_by_requests_that_wait(answer: Answer) -> None:
-    """Replicas are the autoscaler's, by a metric of vLLM that the rule in the docs serves to it."""
+    """Replicas are the autoscaler's, by the metric that the rule in the docs serves to it."""
     (scaler,) = of_kind(answer, "scaled", "HorizontalPodAutoscaler")
     (deployment,) = of_kind(answer, "scaled", "Deployment")
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
@@ -394,8 +395,11 @@ def test_scaling_goes_by_requests_that_wait(answer: Answer) -> None:
     (rule,) = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["rules"]
     assert rule["name"] == {"as": name}
     (series,) = metric_names(rule["seriesQuery"])
-    assert series in vllm_names()
-    assert series.replace(":", "_") == name
+    assert series.removeprefix("holdfast_") in BY_NAME
+    query = rule["metricsQuery"].replace("<<.Series>>", series)
+    query = query.replace("<<.LabelMatchers>>", 'pod="p"').replace("<<.GroupBy>>", "pod")
+    first, added = metric_names(query)
+    assert (first, added in vllm_names()) == (series, True)
 
 
 @every_case
