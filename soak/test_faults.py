@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import faults
-from faults import BIND, FAULTS, SHARED_MEMORY, Patient, ailing_model, can_starve
+from faults import BIND, FAULTS, MIB, SHARED_MEMORY, Patient, ailing_model, can_starve
 from load import loaded, questions, undisturbed
 from servers import READY_DEADLINE_SECONDS, Server, descendants, running, wait_until
 
@@ -28,6 +28,7 @@ FLAGS = (
     "--max-engine-restarts=1000",
     "--restart-window=1",  # the budget is not what is tested here, nor its back-off
     "--hold-timeout=600",
+    f"--kv-cache-memory-bytes={1024 * MIB}",  # from which every refused need is taken, once learned
 )
 Moment = Literal["serving", "prefill", "RECOVERING", "PROBING"]
 MOMENTS: tuple[Moment, ...] = ("serving", "prefill", "RECOVERING", "prefill", "PROBING", "serving")
