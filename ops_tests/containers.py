@@ -41,6 +41,8 @@ events_logger="file"
 [network]
 network_backend="netavark"
 """
+TOOL_SECONDS = 600.0
+"""Far more than any single step takes, for a machine that does much else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Engine:
         """The environment of every call."""
         return {**os.environ, "CONTAINERS_CONF": str(self.place / "containers.conf")}
 
-    def run(self, program: str, *arguments: str, seconds: float = 120) -> str:
+    def run(self, program: str, *arguments: str, seconds: float = TOOL_SECONDS) -> str:
         """The standard output of one call, without white space around it.
 
         Raises:
@@ -72,7 +74,7 @@ class Engine:
         return done.stdout.strip()
 
     def call(
-        self, program: str, *arguments: str, seconds: float = 120
+        self, program: str, *arguments: str, seconds: float = TOOL_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """One call, whatever its exit code."""
         return subprocess.run(
