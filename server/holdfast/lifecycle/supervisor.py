@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from holdfast.engine.calls import Calls
@@ -20,7 +20,8 @@ from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.phases import timed, watched
 from holdfast.lifecycle.proof import Prober, Proof, proven
 from holdfast.lifecycle.restarts import RestartBudget
-from holdfast.lifecycle.states import State, is_allowed
+from holdfast.lifecycle.standing import Standing
+from holdfast.lifecycle.states import State
 from holdfast.records import Death, EngineFacts, EngineReport, ProbeReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
 from holdfast.telemetry.outages import Outages
@@ -57,15 +58,6 @@ class Collaborators(Protocol):
         """The start is over; called once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    """The state and when it was entered."""
-
-    state: State
-    reason: str
-    since_unix_seconds: float
-
-
 class Supervisor:
     """Moves through `states.TRANSITIONS`; everybody else reads `state` and `status()`."""
 
@@ -89,8 +81,7 @@ class Supervisor:
         self._restarts = RestartBudget(
             supervision.max_engine_restarts, supervision.restart_window_seconds
         )
-        self._standing = _Standing(State.STARTING, "importing vLLM", time.time())
-        self._moved = asyncio.Event()
+        self._standing = Standing(progress)
         self._report = EngineReport()
         self._last_death: Death | None = None
         self._engine: Engine | None = None
@@ -135,7 +126,7 @@ class Supervisor:
 
     async def until_moved(self) -> None:
         """Return when the state has changed."""
-        await self._moved.wait()
+        await self._standing.until_moved()
 
     def status(self) -> Status:
         """Everything that is known now. Never waits for the engine."""
@@ -192,7 +183,7 @@ class Supervisor:
             death = await self._one_life(launcher)
             if death is None:
                 again = State.STARTING if self._last_death is None else State.RECOVERING
-                self._enter(again, "once more, with another reservation")
+                self._standing.enter(again, "once more, with another reservation")
             else:
                 await self._back_off(launcher, death)
 
@@ -204,7 +195,7 @@ class Supervisor:
         """
         try:
             async with self._running(launcher) as engine, self._fate(engine, launcher) as fate:
-                self._enter(State.PROBING, f"running {self._proof.what}")
+                self._standing.enter(State.PROBING, f"running {self._proof.what}")
                 outcome = await self._proof.give(
                     engine,
                     self._with.prober(engine),
@@ -282,7 +273,7 @@ class Supervisor:
             if not self._has_been_ready:
                 self._with.became_ready()
             self._has_been_ready = True
-            self._move(State.READY, proven(self._proof.report))
+            self._standing.move(State.READY, proven(self._proof.report))
             self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
         self._forecast.ready()
         self._last_death = None
@@ -304,7 +295,7 @@ class Supervisor:
             self._proof.doubt()
         self._report = replace(self._report, last_exit=str(death))
         self._forecast.began("recovery", guess_seconds=self._report.last_start_seconds)
-        self._enter(State.RECOVERING, f"the engine died: {death}")
+        self._standing.enter(State.RECOVERING, f"the engine died: {death}")
         return death
 
     async def _back_off(self, launcher: EngineLauncher, death: Death) -> None:
@@ -333,7 +324,7 @@ class Supervisor:
 
     async def _drain(self, living: asyncio.Task[None]) -> None:
         """Let what is in flight finish, also over the death of an engine."""
-        self._move(State.DRAINING, "asked to stop")
+        self._standing.move(State.DRAINING, "asked to stop")
         if not self._has_been_ready:
             return
         idling = asyncio.create_task(self._with.until_idle(), name="until idle")
@@ -350,31 +341,10 @@ class Supervisor:
             end = NotReadyError("The server has ended.", retry_after_seconds=RETRY_AFTER_SECONDS)
             self._calls.fail(end, "engine_lost" if error else "drained")
         if error is None:
-            self._move(State.STOPPED, "stopped")
+            self._standing.move(State.STOPPED, "stopped")
             return
-        self._move(State.FAILED, str(error))
+        self._standing.move(State.FAILED, str(error))
         raise error
-
-    def _enter(self, target: State, reason: str) -> None:
-        """Move as the engine's life goes; while draining it may come and go, and the state stays.
-
-        An engine that fails to come back is still being recovered, for another reason.
-        """
-        if target is self.state:
-            self._stand(target, reason)
-        elif self.state is not State.DRAINING:
-            self._move(target, reason)
-
-    def _move(self, target: State, reason: str) -> None:
-        if not is_allowed(self.state, target):
-            raise RuntimeError(f"no transition from {self.state} to {target}")
-        self._stand(target, reason)
-
-    def _stand(self, state: State, reason: str) -> None:
-        self._standing = _Standing(state, reason, time.time())
-        self._progress.state_changed(state, reason)
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
 
 
 async def _requested(request: asyncio.Future[str]) -> Death:

@@ -1,0 +1,51 @@
+"""Where does the server stand? The state, why and since when; the supervisor alone moves it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from holdfast.lifecycle.states import State, is_allowed
+from holdfast.telemetry.progress import Progress
+
+
+class Standing:
+    """Moves through `states.TRANSITIONS`, and tells who waits for it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._moved = asyncio.Event()
+        self.state = State.STARTING
+        self.reason = "importing vLLM"
+        """Why it stands there, for people."""
+        self.since_unix_seconds = time.time()
+
+    async def until_moved(self) -> None:
+        """Return when the state has changed."""
+        await self._moved.wait()
+
+    def enter(self, target: State, reason: str) -> None:
+        """Move as the engine's life goes; while draining it may come and go, and the state stays.
+
+        An engine that fails to come back is still being recovered, for another reason.
+        """
+        if target is self.state:
+            self._stand(target, reason)
+        elif self.state is not State.DRAINING:
+            self.move(target, reason)
+
+    def move(self, target: State, reason: str) -> None:
+        """Enter another state.
+
+        Raises:
+            RuntimeError: the table has no such move.
+        """
+        if not is_allowed(self.state, target):
+            raise RuntimeError(f"no transition from {self.state} to {target}")
+        self._stand(target, reason)
+
+    def _stand(self, state: State, reason: str) -> None:
+        self.state, self.reason, self.since_unix_seconds = state, reason, time.time()
+        self._progress.state_changed(state, reason)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
