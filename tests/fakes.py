@@ -23,7 +23,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from holdfast.errors import EngineLostError
-from holdfast.records import Death, EngineFacts, EngineStep, RankStats, Rejection
+from holdfast.records import (
+    SLEEP_TAGS,
+    CacheKind,
+    Death,
+    EngineFacts,
+    EngineStep,
+    RankStats,
+    Rejection,
+    SleepLevel,
+    SleepTag,
+)
 from holdfast.workspace.plan import GrowthPolicy
 from holdfast.workspace.stats import RECENT_STEPS
 
@@ -53,6 +63,27 @@ FACTS = EngineFacts(
 """Small enough for a suite to run in a second, with prompts longer than a step."""
 
 
+class FakeUpkeep:
+    """Does as it is told, and notes it."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    async def start_profile(self, prefix: str | None) -> None:
+        self.done.append(f"profile {prefix}")
+
+    async def stop_profile(self) -> None:
+        self.done.append("profile stopped")
+
+    async def reset_caches(self, kinds: frozenset[CacheKind]) -> None:
+        self.done.append(f"caches {sorted(kinds)}")
+
+    async def save_sharded_state(
+        self, path: str, *, pattern: str | None, max_size_bytes: int | None
+    ) -> None:
+        self.done.append(f"saved {path} {pattern} {max_size_bytes}")
+
+
 class Calm:
     """The part of an `Engine` that nothing is wrong with."""
 
@@ -61,6 +92,16 @@ class Calm:
 
     def limit_context(self, tokens: int | None) -> None:
         self.context_limit_tokens = tokens
+
+    @property
+    def upkeep(self) -> FakeUpkeep:
+        return FakeUpkeep()
+
+    async def sleep(self, level: SleepLevel) -> None:
+        del level
+
+    async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
+        return SLEEP_TAGS - tags
 
     def running_requests(self) -> dict[int, int]:
         return {}

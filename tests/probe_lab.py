@@ -23,6 +23,7 @@ from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.engine.interface import Engine
 from holdfast.records import ProbeReport, StepName
+from holdfast.settings import Suite
 
 UNIT_BYTES = 64 * 1024
 MAX_MODEL_LEN = 4096
@@ -95,8 +96,9 @@ class _Experiment:
         self._engine = engine
         self._prober = prober
 
-    async def run(self) -> ProbeReport:
+    async def run(self, *, suite: Suite | None = None) -> ProbeReport:
         """Run the halves, and ask for another generation, or for the end."""
+        del suite
         is_first = self._engine.generation == 1
         for half in _HALVES if is_first else reversed(_HALVES):
             before = self._held_units()

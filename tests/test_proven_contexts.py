@@ -14,7 +14,7 @@ from holdfast.lifecycle.fate import fate_of
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.proof import Proof, proven_context_tokens
 from holdfast.records import Death, Outcome, ProbeReport, ProbeStep
-from holdfast.settings import ProbeSettings, WorkspaceSettings
+from holdfast.settings import ProbeSettings, Suite, WorkspaceSettings
 from holdfast.telemetry.progress import LogProgress
 
 
@@ -63,8 +63,9 @@ class Probe:
         self.limits: list[int | None] = []
         self._reports = iter(reports)
 
-    async def run(self) -> ProbeReport:
+    async def run(self, *, suite: Suite | None = None) -> ProbeReport:
         """The suite."""
+        del suite
         self.limits.append(self.engine.context_limit_tokens)
         return next(self._reports)
 
@@ -119,3 +120,19 @@ def test_the_suite_is_not_limited_by_what_it_proved_before() -> None:
 def test_an_operator_may_want_unproven_requests(settings: ProbeSettings) -> None:
     """By the flag, or by a suite that claims less."""
     assert limits_of([report(500)], settings)[0] == [None]
+
+
+def test_a_proof_on_request_is_not_limited_by_what_was_proven_before() -> None:
+    """It tries everything, and what it proves is the limit from then on."""
+
+    async def live() -> tuple[list[int | None], int | None]:
+        learning = Learning(WorkspaceSettings(learned_directory=None), None)
+        progress = LogProgress(logging.getLogger("a.pipe"))
+        proof = Proof(ProbeSettings(), learning, progress, phases={}, counted=lambda _: None)
+        async with FakeEngine() as engine, fate_of(_never(), counted=lambda _: None) as fate:
+            probe = Probe(engine, [report(500), report(700)])
+            await proof.give(engine, probe, fate, start_seconds=1.0, is_first=True)
+            await proof.give_again(engine, probe, fate, "worst-case")
+            return probe.limits, engine.context_limit_tokens
+
+    assert asyncio.run(live()) == ([None, None], 701)

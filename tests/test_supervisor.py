@@ -16,6 +16,7 @@ from callers import PlainDialect
 from fakes import FACTS, Calm
 from holdfast.engine.calls import Calls
 from holdfast.errors import (
+    ConflictError,
     EngineLostError,
     EngineStartError,
     HoldfastError,
@@ -29,7 +30,7 @@ from holdfast.lifecycle.standing import Standing
 from holdfast.lifecycle.states import TRANSITIONS, State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import Death, ProbeReport, ProbeStep, RankStats, SlotStats
-from holdfast.settings import ProbeSettings, SupervisionSettings, WorkspaceSettings
+from holdfast.settings import ProbeSettings, Suite, SupervisionSettings, WorkspaceSettings
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import LogProgress
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
@@ -143,6 +144,7 @@ class World:
     events: list[str] = field(default_factory=list)
     specs: list[WorkspaceSpec] = field(default_factory=list)
     engines: list[ScriptedEngine] = field(default_factory=list)
+    suites: list[Suite | None] = field(default_factory=list)
     _passes: int = 0
 
     is_restartable: bool = True
@@ -176,7 +178,8 @@ class World:
     def prober(self, _engine: Any) -> World:
         return self
 
-    async def run(self) -> ProbeReport:
+    async def run(self, *, suite: Suite | None = None) -> ProbeReport:
+        self.suites.append(suite)
         await self.probing()
         self._passes += 1
         return self.reports[min(self._passes, len(self.reports)) - 1]
@@ -639,7 +642,7 @@ def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
 
     async def act(life: Life) -> None:
         await life.until(State.READY)
-        assert life.supervisor.request_restart("new weights")
+        life.supervisor.request_restart("new weights")
         await life.until(State.RECOVERING)
         await life.until(State.READY)
         life.supervisor.request_stop()
@@ -647,7 +650,8 @@ def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
     life = lived(World(tmp_path), act)
     assert life.outages.deaths["requested"] == 1
     assert life.supervisor.restarts_left == SupervisionSettings().max_engine_restarts
-    assert not life.supervisor.request_restart("nothing runs any more")
+    with pytest.raises(ConflictError, match="STOPPED"):
+        life.supervisor.request_restart("nothing runs any more")
 
 
 def test_an_engine_that_dies_while_draining_comes_back_for_what_is_in_flight(

@@ -7,6 +7,10 @@
   x ProbeFailedError           exit 4   the worst case was not served
   x EngineLostError            exit 5   the engine died and is not started again
   x AddressInUseError          exit 6   another process listens there
+  x ConflictError              HTTP 409 the state, or the way the server was started, forbids it
+  x NotFoundError              HTTP 404 there is nothing of that name
+  x EngineRefusedError         HTTP 500 the engine failed at what an operator asked of it
+  x EngineSilentError          HTTP 504 the engine did not answer an operator in time
   x NotReadyError              HTTP 503 the gate is closed
   x OverloadedError            HTTP 429 as many requests wait as may
   x RequestLostError           HTTP 500 the engine died with the answer half given
@@ -81,12 +85,39 @@ class EngineLostError(HoldfastError):
     """The engine died after it was ready, and it is not started again."""
 
     exit_code = ExitCode.ENGINE_LOST
+    http_status = 503
+    openai_type = "service_unavailable"
 
 
 class AddressInUseError(HoldfastError):
     """The address to listen on belongs to another process."""
 
     exit_code = ExitCode.ADDRESS_IN_USE
+
+
+class ConflictError(HoldfastError):
+    """What an operator asks does not go with the state or with the flags; nothing has changed."""
+
+    http_status = 409
+    openai_type = "conflict_error"
+
+
+class NotFoundError(HoldfastError):
+    """There is nothing of the name that was given."""
+
+    http_status = 404
+    openai_type = "not_found_error"
+
+
+class EngineRefusedError(HoldfastError):
+    """The engine lives, and failed at what an operator asked of it."""
+
+
+class EngineSilentError(HoldfastError):
+    """The engine did not answer an operator in time, and may still do what it was asked."""
+
+    http_status = 504
+    openai_type = "timeout_error"
 
 
 class NotReadyError(HoldfastError):

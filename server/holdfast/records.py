@@ -47,6 +47,9 @@ DeathCause = Literal[
     "requested",
     "unknown",
 ]
+SleepLevel = Literal[1, 2]
+SleepTag = Literal["weights", "kv_cache"]
+CacheKind = Literal["prefix", "mm", "encoder"]
 LossReason = Literal["stream_broken", "not_replayable", "quarantined", "engine_lost", "drained"]
 
 GROWTH_PHASES: tuple[GrowthPhase, ...] = ("warmup", "sealed", "locked")
@@ -70,6 +73,7 @@ START_PHASES: tuple[StartPhase, ...] = (
     "locked",
 )
 DEATH_CAUSES: tuple[DeathCause, ...] = get_args(DeathCause)
+SLEEP_TAGS: frozenset[SleepTag] = frozenset(get_args(SleepTag))
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 PROBE_STEPS: tuple[StepName, ...] = (
     "first_token",
@@ -213,6 +217,9 @@ class EngineFacts:
     """Names everything that a learned reservation depends on."""
     max_queued_requests: int | None = None
     """vLLM's own bound on requests that wait or run; None for no bound."""
+    has_sleep_mode: bool = False
+    has_profiler: bool = False
+    has_lora: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,12 @@ import psutil
 from holdfast.engine import canary, compat, processes
 from holdfast.engine.compilers import is_compiling
 from holdfast.engine.deaths import DeathWatch, must_live
+from holdfast.engine.loras import Loras
 from holdfast.engine.stacks import stacks_of
 from holdfast.engine.stat_logger import Queues
+from holdfast.engine.upkeep import Upkeep
 from holdfast.errors import EngineStartError
-from holdfast.records import Death, EngineFacts, RankStats
+from holdfast.records import Death, EngineFacts, RankStats, SleepLevel, SleepTag
 from holdfast.workspace.causes import tracebacks
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.stats import read_all
@@ -31,18 +33,21 @@ SHUTDOWN_DEADLINE_SECONDS = 15.0
 class AsyncEngine:
     """One generation of vLLM's engine. Made by `EngineLauncher.running`; see `interface.Engine`."""
 
-    def __init__(  # noqa: PLR0913 - what the launcher knows of one generation
+    def __init__(  # noqa: PLR0913, PLR0917 - the launcher names what one generation is made of
         self,
         llm: Any,
         facts: EngineFacts,
         spec: WorkspaceSpec,
         family: Callable[[], frozenset[psutil.Process]],
         queues: Queues,
+        loras: Loras,
         *,
         limit_context: Callable[[int], None],
     ) -> None:
         self._limit_context = limit_context
         self._queues = queues
+        self.upkeep = Upkeep(llm, facts)
+        self._loras = loras
         self._is_held = False
         self.is_trying_canary = False
         """Whether a canary is in the engine."""
@@ -122,7 +127,16 @@ class AsyncEngine:
 
     @property
     def is_paused(self) -> bool:
-        return self._is_held
+        return self._is_held or self.upkeep.is_resting
+
+    async def sleep(self, level: SleepLevel) -> None:
+        await self.upkeep.sleep(level)
+
+    async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
+        asleep = await self.upkeep.wake(tags)
+        if not asleep and self.upkeep.has_forgotten_weights:
+            await self._loras.restore(is_stale=True)
+        return asleep
 
     def running_requests(self) -> Mapping[int, int]:
         return compat.requests_by_engine(self._llm)

@@ -83,6 +83,8 @@ class Call:
     waiter: asyncio.Future[None] | None = None
     trial: asyncio.Task[None] | None = None
     is_quarantined: bool = False
+    refusal: HoldfastError | None = None
+    """Why no generation can make it any more."""
 
     @property
     def request_id(self) -> str:
@@ -127,26 +129,50 @@ class Calls:
         """Calls that the engine has."""
         return self._in_engine
 
+    @property
+    def begun(self) -> int:
+        """Calls that the engine has and that its end would break: nobody can make them again."""
+        return sum(
+            call.is_in_engine and (call.has_yielded or not call.is_replayable)
+            for call in self._calls
+        )
+
     # The life of an engine
 
     def started(self, llm: Any, generation: int) -> None:
         """An engine is up: the probe may use it."""
         self._llm, self._generation = llm, generation
+        self._end = None
         self.is_paused = False
         self._wake()
 
     def opened(self) -> None:
         """The engine is proven: everybody may use it, first those that have waited longest."""
-        self._is_open = True
+        self._is_open, self._end = True, None
         self._wake()
+
+    def hold(self) -> None:
+        """From now on calls wait; those that the engine has go on."""
+        self._is_open = False
 
     def ended(self) -> None:
         """The engine is gone: from now on calls wait."""
         self._llm, self._is_open = None, False
 
     def fail(self, error: HoldfastError, reason: LossReason) -> None:
-        """No engine will come: whoever waits, or comes later, gets `error`."""
+        """No engine will come: whoever waits, or comes before one does, gets `error`."""
         self._end = (error, reason)
+        self._wake()
+
+    def has(self, is_meant: Callable[[Mapping[str, Any]], bool]) -> bool:
+        """Whether there is a call with such arguments."""
+        return any(is_meant(call.arguments) for call in self._calls)
+
+    def refuse(self, is_meant: Callable[[Mapping[str, Any]], bool], error: HoldfastError) -> None:
+        """Calls with such arguments that wait get `error`, and go to no engine."""
+        for call in self._calls:
+            if is_meant(call.arguments) and not call.is_in_engine:
+                call.refusal = error
         self._wake()
 
     def expect_aborts(self) -> None:
@@ -214,6 +240,8 @@ class Calls:
         while not self._may_run(call):
             if call.is_quarantined:
                 raise self._lift(call, _quarantine_error(), "quarantined")
+            if call.refusal is not None:
+                raise self._lift(call, call.refusal, "not_replayable")
             if self._end is not None:
                 raise self._lift(call, *self._end)
             call.waiter = asyncio.get_running_loop().create_future()
@@ -230,7 +258,8 @@ class Calls:
 
     def _may_run(self, call: Call) -> bool:
         is_fresh = self._llm is not None and call.generation < self._generation
-        return is_fresh and not call.is_quarantined and (self._is_open or call.tracked.is_probe)
+        is_refused = call.is_quarantined or call.refusal is not None
+        return is_fresh and not is_refused and (self._is_open or call.tracked.is_probe)
 
     @contextmanager
     def _in(self, call: Call) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from vllm.engine.protocol import EngineClient
@@ -17,6 +18,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from holdfast.engine import compat
 from holdfast.engine.calls import Calls, Method
 from holdfast.engine.dialect import VllmDialect
+from holdfast.engine.workers import call_workers
+from holdfast.errors import EngineRefusedError
 
 _OWN = {"is_running", "is_stopped", "errored", "dead_error", "shutdown", "generate", "encode"}
 _KEPT = ("vllm_config", "model_config", "renderer", "input_processor")
@@ -104,6 +107,24 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         self.calls.expect_abort(frozenset(names))
         if self._current is not None:
             await self._current.abort(names, *args, **kwargs)
+
+    async def add_lora(self, lora_request: Any, *, is_stale: bool = False) -> bool:
+        """As vLLM's, but that one worker which cannot take the adapter leaves the others in step.
+
+        Raises:
+            EngineRefusedError: a worker did not take it; none has it then.
+        """
+        fields = {name: getattr(lora_request, name) for name in lora_request.__struct_fields__}
+        if is_stale:
+            fields["load_inplace"] = True
+        try:
+            await call_workers(self.current, "add_lora", **fields)
+        except EngineRefusedError:
+            with suppress(EngineRefusedError):
+                lora_id = lora_request.lora_int_id
+                await call_workers(self.current, "remove_lora", lora_id=lora_id)
+            raise
+        return True
 
     async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM's, which gives up what runs unless it is told to wait or to keep it."""

@@ -40,6 +40,7 @@ class ConfiguredEngine:
             openai.openai_app(self.launcher.proxy, self.arguments, server) as app,
             openai.certificates_refreshed(self.arguments, ssl_context),
         ):
+            self.launcher.loras.attach(app.state.openai_serving_models)
             yield app
 
 

@@ -59,6 +59,9 @@ def engine_facts(
         is_unified_memory=is_unified,
         fingerprint=fingerprint,
         max_queued_requests=getattr(scheduler, "max_num_queued_reqs", None),
+        has_sleep_mode=bool(model.enable_sleep_mode),
+        has_profiler=config.profiler_config.profiler is not None,
+        has_lora=config.lora_config is not None,
     )
 
 

@@ -8,12 +8,55 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.engine.calls import Calls
-from holdfast.records import Death, EngineFacts, RankStats
+from holdfast.records import (
+    CacheKind,
+    Death,
+    EngineFacts,
+    RankStats,
+    SleepLevel,
+    SleepTag,
+)
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
+
+
+class Upkeep(Protocol):
+    """What an operator may have an engine do while it serves.
+
+    Everything here raises EngineSilentError, EngineRefusedError or EngineLostError as the engine
+    answers.
+    """
+
+    async def start_profile(self, prefix: str | None) -> None:
+        """Begin a profile; ConflictError if no profiler is configured."""
+
+    async def stop_profile(self) -> None:
+        """Write the profile; ConflictError if no profiler is configured."""
+
+    async def reset_caches(self, kinds: frozenset[CacheKind]) -> None:
+        """Empty caches; ConflictError if one is in use."""
+
+    async def save_sharded_state(
+        self, path: str, *, pattern: str | None, max_size_bytes: int | None
+    ) -> None:
+        """Write the weights of each rank to a directory of its host; no step runs meanwhile."""
 
 
 class Engine(Protocol):
     """One generation of a running engine."""
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """What else it can be asked to do."""
+
+    async def sleep(self, level: SleepLevel) -> None:
+        """Give up what runs and the memory of the device: of level 2 the weights are lost.
+
+        Raises:
+            EngineSilentError, EngineRefusedError, EngineLostError: nobody knows what it is now.
+        """
+
+    async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
+        """Take memory back; what is still asleep. Raises as `sleep` does."""
 
     @property
     def generation(self) -> int:

@@ -27,6 +27,7 @@ from holdfast.engine.calls import Calls
 from holdfast.engine.client import EngineProxy
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
+from holdfast.engine.loras import Loras
 from holdfast.engine.native import NativeVariables
 from holdfast.engine.starts import until_stuck
 from holdfast.engine.stat_logger import Queues, prometheus_logger
@@ -75,6 +76,7 @@ class EngineLauncher:
         self._generation = 0
         self._memory = device_memory(config.parallel_config.local_world_size)
         self.proxy = EngineProxy()
+        self.loras = Loras(self.proxy, is_enabled=config.lora_config is not None)
 
     @property
     def fingerprint(self) -> str:
@@ -109,6 +111,7 @@ class EngineLauncher:
         try:
             async with self._started(spec, lambda: processes.children() - before) as engine:
                 with self._used(engine):
+                    await self.loras.restore()
                     yield engine
         finally:
             processes.reap(before)
@@ -217,8 +220,15 @@ class EngineLauncher:
             has_template=self._has_template,
             is_unified=any(rank.is_unified_memory for rank in ranks),
         )
-        limit_context = self.proxy.limit_context
-        return AsyncEngine(llm, facts, spec, family, self.queues, limit_context=limit_context)
+        return AsyncEngine(
+            llm,
+            facts,
+            spec,
+            family,
+            self.queues,
+            self.loras,
+            limit_context=self.proxy.limit_context,
+        )
 
 
 def _prepare(directory: Path, spec: WorkspaceSpec) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from holdfast.engine.interface import Engine
@@ -14,7 +15,7 @@ from holdfast.lifecycle.phases import timed
 from holdfast.lifecycle.probe.sizes import full_prompt_tokens
 from holdfast.lifecycle.probe.steps import why_not
 from holdfast.records import Death, EngineFacts, ProbeReport, ProbeStep
-from holdfast.settings import ProbeSettings
+from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ Outcome = Literal["proven", "again", "died"]
 class Prober(Protocol):
     """Runs the suite against one engine; `probe.Prober` is the one."""
 
-    async def run(self) -> ProbeReport:
-        """The report of one pass; a failed step is in it, not raised."""
+    async def run(self, *, suite: Suite | None = None) -> ProbeReport:
+        """The report of one pass, by default of the configured suite; a failure is in it."""
 
     async def run_again(self) -> ProbeReport:
         """The report of one request, which is enough where the proof stands."""
@@ -104,6 +105,27 @@ class Proof:
             remedy="reserve more with --workspace-reserve.",
         )
 
+    async def give_again(
+        self, engine: Engine, prober: Prober, fate: Fate, suite: Suite
+    ) -> ProbeReport:
+        """Prove an engine once more, on request: the last pass, which has not passed if it grew.
+
+        The report of a wider suite stands when a narrower one passes. A failure is a doubt: the
+        next generation is proven by the whole suite.
+        """
+        engine.limit_context(None)
+        for _ in range(MOST_PASSES):
+            report = await self._counted_pass(engine, prober.run(suite=suite), fate)
+            if not (report.passed and report.grew):
+                break
+        report = replace(report, passed=report.passed and not report.grew)
+        if not report.passed:
+            self._stands = False
+        if not report.passed or self.report is None or _is_as_wide(report, self.report):
+            self.report = report
+        self._limit(engine)
+        return report
+
     async def _pass(self, engine: Engine, prober: Prober, fate: Fate, attempt: int) -> ProbeReport:
         if attempt > 1:
             logger.info("a workspace grew: running the suite, pass %d", attempt)
@@ -111,11 +133,17 @@ class Proof:
             engine.limit_context(None)
         running = prober.run_again() if self._stands else prober.run()
         with timed("probe", self._phases, self._progress):
-            # Of an engine that is stalled the probe would wait for ever.
-            report = await unless(fate, running, grace_seconds=DEATH_DEADLINE_SECONDS)
-        report = report or _cut_short(fate.result())
+            report = await self._counted_pass(engine, running, fate)
         if not self._stands:
             self.report = report
+        return report
+
+    async def _counted_pass(
+        self, engine: Engine, running: Awaitable[ProbeReport], fate: Fate
+    ) -> ProbeReport:
+        # Of an engine that is stalled the probe would wait for ever.
+        found = await unless(fate, running, grace_seconds=DEATH_DEADLINE_SECONDS)
+        report = found or _cut_short(fate.result())
         self._counted(report)
         self._learning.learn(engine.ranks())
         return report
@@ -151,6 +179,12 @@ class Proof:
             )
 
 
+def failure(report: ProbeReport) -> str:
+    """Why a report is no proof, for people."""
+    failed = next((step for step in report.steps if step.outcome == "failed"), None)
+    return f"{failed.name}: {failed.reason}" if failed else "a workspace grew in every pass"
+
+
 def proven(report: ProbeReport | None) -> str:
     """What a report says of an engine that is let in, for people."""
     if report is None or report.suite == "off":
@@ -175,6 +209,11 @@ def proven_context_tokens(report: ProbeReport, facts: EngineFacts) -> int | None
 def _is_to_blame(report: ProbeReport, death: Death) -> bool:
     """Whether the proof itself ended the engine: to start again would end the same way."""
     return not report.passed and death.is_accusing
+
+
+def _is_as_wide(report: ProbeReport, standing: ProbeReport) -> bool:
+    widths = {"off": 0, "quick": 1, "worst-case": 2}
+    return widths[report.suite] >= widths[standing.suite]
 
 
 def _cut_short(death: Death) -> ProbeReport:

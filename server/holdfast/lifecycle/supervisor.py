@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
-from holdfast.errors import EngineLostError, EngineStartError, HoldfastError, NotReadyError
+from holdfast.errors import (
+    ConflictError,
+    EngineLostError,
+    EngineStartError,
+    HoldfastError,
+    NotReadyError,
+)
+from holdfast.lifecycle.collaborators import Collaborators
 from holdfast.lifecycle.fate import Fate, fate_of, unless
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.heartbeat import Heartbeat
 from holdfast.lifecycle.learning import Learning
+from holdfast.lifecycle.orders import Order, RestartOrder
 from holdfast.lifecycle.phases import timed, watched
-from holdfast.lifecycle.proof import Prober, Proof, proven
+from holdfast.lifecycle.proof import Proof, proven
 from holdfast.lifecycle.restarts import RestartBudget
+from holdfast.lifecycle.service import Service
 from holdfast.lifecycle.standing import Standing
 from holdfast.lifecycle.states import State
-from holdfast.records import Death, EngineFacts, EngineReport, ProbeReport, RankStats, Status
+from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import Progress
@@ -31,31 +41,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 5
 """For those who wait when no engine will come: another server may take their place."""
-
-
-class Collaborators(Protocol):
-    """What the composition root gives the supervisor: whatever needs vLLM, the listener or disk."""
-
-    async def load(self) -> EngineLauncher:
-        """Import vLLM, read its flags and resolve the configuration."""
-
-    async def mount(self) -> None:
-        """Put vLLM's routes behind the gate; the second time there is nothing to do."""
-
-    def prober(self, engine: Engine) -> Prober:
-        """A prober for this engine."""
-
-    async def until_idle(self) -> bool:
-        """Wait until no request is in flight, for at most the drain time-out."""
-
-    def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
-        """Take in the last counters of a generation."""
-
-    def probe_ran(self, report: ProbeReport) -> None:
-        """Count a run of the suite."""
-
-    def became_ready(self) -> None:
-        """The start is over; called once."""
 
 
 class Supervisor:
@@ -92,7 +77,9 @@ class Supervisor:
         self._proof = Proof(probe, learning, progress, phases=self._phases, counted=with_.probe_ran)
         self._has_been_ready = False
         self._stop_requested = asyncio.Event()
-        self._restart_requested: asyncio.Future[str] | None = None
+        self._service: Service | None = None
+        self._condemned: asyncio.Future[Death] | None = None
+        self._is_restartable = True
 
     @property
     def state(self) -> State:
@@ -106,8 +93,9 @@ class Supervisor:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether an engine that was lost is being replaced, so that it is worth to wait."""
-        return self._last_death is not None and self.state in {State.RECOVERING, State.PROBING}
+        """Whether an engine that served is replaced or proven anew: it is worth to wait for."""
+        is_back_soon = self._has_been_ready or self._last_death is not None
+        return is_back_soon and self.state in {State.RECOVERING, State.PROBING}
 
     @property
     def eta_seconds(self) -> float | None:
@@ -146,13 +134,48 @@ class Supervisor:
         """Drain and end. Asking twice is asking once."""
         self._stop_requested.set()
 
-    def request_restart(self, reason: str) -> bool:
-        """End the engine and start the next generation; False if none runs."""
-        requested = self._restart_requested
-        if requested is None or requested.done():
-            return False
-        requested.set_result(reason)
-        return True
+    def order(self, order: Order) -> asyncio.Future[Any]:
+        """Have the engine that serves carry out an order; the answer comes when it is done.
+
+        Raises:
+            ConflictError: the state forbids it. NotReadyError: no engine serves or sleeps.
+        """
+        if isinstance(order, RestartOrder) and not self._is_restartable:
+            raise ConflictError("an engine on several nodes is not started again by one of them")
+        return self._serving().take(order)
+
+    def request_restart(self, reason: str) -> None:
+        """End the engine, when the streams that have begun are over, and start the next one.
+
+        One that is being proven is ended at once.
+
+        Raises:
+            ConflictError: the state forbids it. NotReadyError: there is no engine.
+        """
+        if self._service is None and self._condemned and not self._condemned.done():
+            self._condemn(Death("requested", reason))
+        else:
+            self.order(RestartOrder(reason))
+
+    def engine_at_work(self) -> Engine:
+        """The engine, in READY.
+
+        Raises:
+            ConflictError: the state forbids to ask it for anything. NotReadyError: there is none.
+        """
+        self._serving()
+        if self._engine is None or self.state is not State.READY:
+            raise ConflictError(f"the server is {self.state}: {self.reason}")
+        return self._engine
+
+    def _serving(self) -> Service:
+        if self.state in {State.DRAINING, State.FAILED, State.STOPPED}:
+            raise ConflictError(f"the server is {self.state}: {self.reason}")
+        if self._service is None:
+            seconds = math.ceil(self.eta_seconds or RETRY_AFTER_SECONDS)
+            cause = f"the server is {self.state}: {self.reason}"
+            raise NotReadyError(cause, retry_after_seconds=seconds)
+        return self._service
 
     async def run(self) -> None:
         """Serve until asked to stop; returns when the engine is gone.
@@ -178,6 +201,7 @@ class Supervisor:
         with timed("import", self._phases, self._progress):
             launcher = await self._with.load()
         self._calls = launcher.calls
+        self._is_restartable = launcher.is_restartable
         self._learning.open(launcher.fingerprint)
         while True:
             death = await self._one_life(launcher)
@@ -206,7 +230,8 @@ class Supervisor:
                 if outcome == "again":
                     return None
                 if outcome == "proven" and await unless(fate, launcher.calls.try_suspects()):
-                    self._become_ready(engine, launcher.calls)
+                    async with self._served(engine, launcher.calls, fate):
+                        await fate
                 return self._mourn(engine, launcher.calls, await fate)
         except EngineStartError as error:
             has_unlearned = self._learning.unlearn()
@@ -247,9 +272,34 @@ class Supervisor:
                 self._with.generation_ended(self._last_ranks)
 
     @asynccontextmanager
+    async def _served(self, engine: Engine, calls: Calls, fate: Fate) -> AsyncIterator[None]:
+        """While entered, a proven engine serves, and does what operators ask."""
+        self._become_ready(engine, calls)
+        self._service = Service(
+            engine,
+            calls,
+            fate,
+            standing=self._standing,
+            proof=self._proof,
+            prober=lambda: self._with.prober(engine),
+            open_up=lambda: self._become_ready(engine, calls),
+            condemn=self._condemn,
+            patience_seconds=self._supervision.drain_timeout_seconds,
+        )
+        try:
+            yield
+        finally:
+            service, self._service = self._service, None
+            await service.end()
+
+    def _condemn(self, death: Death) -> None:
+        if self._condemned is not None and not self._condemned.done():
+            self._condemned.set_result(death)
+
+    @asynccontextmanager
     async def _fate(self, engine: Engine, launcher: EngineLauncher) -> AsyncIterator[Fate]:
         """While entered, a task that ends with the death of the engine, and says why."""
-        self._restart_requested = asyncio.get_running_loop().create_future()
+        self._condemned = asyncio.get_running_loop().create_future()
         heartbeat = Heartbeat(
             engine,
             launcher.calls,
@@ -260,21 +310,23 @@ class Supervisor:
         async with fate_of(
             engine.until_dead(),
             heartbeat.until_stalled(),
-            _requested(self._restart_requested),
+            _awaited(self._condemned),
             counted=lambda death: self._outages.died(death.cause),
         ) as fate:
             try:
                 yield fate
             finally:
-                self._restart_requested.cancel()
+                self._condemned.cancel()
 
     def _become_ready(self, engine: Engine, calls: Calls) -> None:
         if self.state is not State.DRAINING:
             if not self._has_been_ready:
                 self._with.became_ready()
             self._has_been_ready = True
-            self._standing.move(State.READY, proven(self._proof.report))
-            self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
+            is_news = self.state is not State.READY
+            self._standing.enter(State.READY, proven(self._proof.report))
+            if is_news:
+                self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
         self._forecast.ready()
         self._last_death = None
         calls.opened()
@@ -325,6 +377,8 @@ class Supervisor:
     async def _drain(self, living: asyncio.Task[None]) -> None:
         """Let what is in flight finish, also over the death of an engine."""
         self._standing.move(State.DRAINING, "asked to stop")
+        if self._service is not None:
+            self._service.drain()
         if not self._has_been_ready:
             return
         idling = asyncio.create_task(self._with.until_idle(), name="until idle")
@@ -347,5 +401,5 @@ class Supervisor:
         raise error
 
 
-async def _requested(request: asyncio.Future[str]) -> Death:
-    return Death("requested", await request)
+async def _awaited(death: asyncio.Future[Death]) -> Death:
+    return await death

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.workspace import leash
+from holdfast.workspace import leash, worker_calls
 from holdfast.workspace.causes import note_termination, record_causes
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.shared_names import use_names_of
@@ -68,6 +68,7 @@ def _install(spec: WorkspaceSpec) -> None:
         WorkerWrapperBase.init_device = _following(WorkerWrapperBase.init_device, spec)
         WorkerWrapperBase.execute_model = _measured(WorkerWrapperBase.execute_model)
         WorkerWrapperBase.holdfast_set_growth = _set_growth
+        WorkerWrapperBase.holdfast_call = worker_calls.call
 
 
 def _following(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Callable[[Any], None]:
@@ -98,11 +99,7 @@ def _measured(execute_model: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
 
 
 def _set_growth(wrapper: Any, policy: GrowthPolicy) -> dict[str, str]:
-    """Called by the front end through `collective_rpc`; must not raise, see the note there.
-
-    One worker that raises leaves the answers of the others unread, and every later call gets the
-    answer of the one before (seen on vLLM 0.32).
-    """
+    """Called by the front end through `collective_rpc`; must not raise, see `worker_calls`."""
     follower = getattr(wrapper, _ATTRIBUTE)
     if follower is None:
         return {"error": "this rank is not followed"}

@@ -28,7 +28,7 @@ from holdfast.records import (
     ProbeStep,
     StepName,
 )
-from holdfast.settings import ProbeSettings
+from holdfast.settings import ProbeSettings, Suite
 
 
 def available_memory_bytes() -> int:
@@ -67,14 +67,16 @@ class Prober:
         self._patience = patience or Patience()
         self._random = random or Random()  # noqa: S311 - prompts, not secrets
 
-    async def run(self, steps: Sequence[StepName] | None = None) -> ProbeReport:
-        """The outcome of the suite, or of `steps` alone, in their order.
+    async def run(
+        self, steps: Sequence[StepName] | None = None, *, suite: Suite | None = None
+    ) -> ProbeReport:
+        """The outcome of the suite, by default the configured one, or of `steps` in their order.
 
         A step that fails is reported, not raised, and those after it are not run. Cancellation
         propagates. The prefix cache is empty afterwards. With the suite `off` nothing is sent and
         the report says that it passed, limited to 0 tokens.
         """
-        suite = self._settings.suite
+        suite = suite or self._settings.suite
         if suite == "off" and steps is None:
             return ProbeReport(suite, True, True, 0, 0.0, ())
         names = steps or (QUICK_STEPS if suite == "quick" else PROBE_STEPS)

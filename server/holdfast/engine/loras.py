@@ -1,0 +1,183 @@
+"""The LoRA adapters that are served, which outlive the engine: each generation gets them again.
+
+The list is that of vLLM's serving models, which lives as long as the front end: adapters named on
+the command line, found by a resolver, or loaded by vLLM's own runtime route are in it too. What is
+kept here is which of them are pinned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
+
+from holdfast.engine.client import EngineProxy
+from holdfast.engine.workers import asked_to, call_workers
+from holdfast.errors import (
+    ConflictError,
+    EngineLostError,
+    EngineSilentError,
+    HoldfastError,
+    NotFoundError,
+    RequestLostError,
+    UsageError,
+)
+
+logger = logging.getLogger("holdfast.engine")
+
+UNUSED_DEADLINE_SECONDS = 30.0
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """One adapter that requests may name as their model."""
+
+    name: str
+    path: str
+    is_pinned: bool
+
+
+class Loras:
+    """The adapters of one server, through whichever engine runs."""
+
+    def __init__(self, proxy: EngineProxy, *, is_enabled: bool) -> None:
+        self._proxy = proxy
+        self._is_enabled = is_enabled
+        self._models: Any | None = None
+        self._pinned: set[str] = set()
+
+    def attach(self, models: Any) -> None:
+        """Take vLLM's serving models, in which the list is."""
+        self._models = models
+
+    def listed(self) -> tuple[Lora, ...]:
+        """Every adapter, in the order in which they were loaded. Never waits for the engine."""
+        requests = self._models.lora_requests if self._models else {}
+        return tuple(
+            Lora(name, request.lora_path, name in self._pinned)
+            for name, request in requests.items()
+        )
+
+    async def load(self, name: str, path: str, *, is_replacing: bool) -> Lora:
+        """Have the engine load an adapter, and list it.
+
+        Raises:
+            ConflictError: LoRA is off. UsageError, NotFoundError: there is no such adapter, or it
+                is of no use. EngineLostError, EngineSilentError: the engine did not answer.
+        """
+        models = self._require()
+        request = LoadLoRAAdapterRequest(lora_name=name, lora_path=path, load_inplace=is_replacing)
+        async with asked_to("load the adapter"):
+            answer = await models.load_lora_adapter(request)
+        if isinstance(answer, ErrorResponse):
+            raise _refusal(answer)
+        self._pinned.discard(name)
+        return Lora(name, path, is_pinned=False)
+
+    async def unload(self, name: str) -> None:
+        """Unlist an adapter, and take it from the engine when no request needs it any more.
+
+        Raises:
+            ConflictError: LoRA is off. NotFoundError: it is not listed.
+        """
+        models = self._require()
+        lora_id = self._id_of(name)
+        answer = await models.unload_lora_adapter(UnloadLoRAAdapterRequest(lora_name=name))
+        if isinstance(answer, ErrorResponse):
+            raise _refusal(answer)
+        self._pinned.discard(name)
+        try:
+            async with asked_to("let the adapter go", UNUSED_DEADLINE_SECONDS):
+                # A step that needs an adapter which is not there loads it, or ends the engine.
+                while self._proxy.calls.has(lambda arguments: _uses(arguments, lora_id)):  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(POLL_SECONDS)
+                await call_workers(self._proxy, "remove_lora", lora_id=lora_id)
+        except HoldfastError as error:
+            logger.warning("LoRA %s is unlisted, and stays in the engine: %s", name, error)
+
+    async def pin(self, name: str) -> Lora:
+        """Keep an adapter on the device whatever others are used, in the next generations too.
+
+        Raises:
+            ConflictError: LoRA is off, or there is no room for one more that is pinned.
+            NotFoundError: it is not listed.
+        """
+        self._require()
+        lora_id = self._id_of(name)
+        await self._pin(lora_id)
+        self._pinned.add(name)
+        return next(lora for lora in self.listed() if lora.name == name)
+
+    async def restore(self, *, is_stale: bool = False) -> None:
+        """Give the running engine every adapter; what it does not take is unlisted, and logged.
+
+        `is_stale` says that it has adapters whose weights are lost.
+        """
+        for lora in self.listed():
+            request = self._models.lora_requests[lora.name] if self._models else None
+            try:
+                async with asked_to(f"load LoRA {lora.name}"):
+                    await self._proxy.add_lora(request, is_stale=is_stale)
+            except (EngineLostError, EngineSilentError) as error:
+                logger.warning("LoRA %s was not loaded again: %s", lora.name, error)
+                return  # the next generation gets them all
+            except HoldfastError as error:
+                self._give_up(lora, error)
+                continue
+            if lora.is_pinned:
+                await self._pin_again(lora)
+
+    async def _pin_again(self, lora: Lora) -> None:
+        try:
+            await self._pin(self._id_of(lora.name))
+        except HoldfastError as error:
+            self._pinned.discard(lora.name)
+            logger.error("LoRA %s is no longer pinned: %s", lora.name, error)  # noqa: TRY400 - the error is an answer
+
+    async def _pin(self, lora_id: int) -> None:
+        try:
+            async with asked_to("pin the adapter"):
+                await call_workers(self._proxy, "pin_lora", lora_id=lora_id)
+        except HoldfastError as error:
+            if error.http_status != HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            raise ConflictError(error.cause, remedy="raise --max-loras.") from error
+
+    def _give_up(self, lora: Lora, error: HoldfastError) -> None:
+        logger.error("LoRA %s is no longer served: %s", lora.name, error)
+        lora_id = self._id_of(lora.name)
+        if self._models is not None:
+            del self._models.lora_requests[lora.name]
+        self._pinned.discard(lora.name)
+        # To try them would end one engine after the other: a step that cannot load its adapter
+        # raises.
+        lost = RequestLostError(f"The LoRA adapter {lora.name} could not be loaded again.")
+        self._proxy.calls.refuse(lambda arguments: _uses(arguments, lora_id), lost)
+
+    def _require(self) -> Any:
+        if not self._is_enabled:
+            raise ConflictError("LoRA is off", remedy="start with --enable-lora.")
+        return self._models
+
+    def _id_of(self, name: str) -> int:
+        request = self._models.lora_requests.get(name) if self._models else None
+        if request is None:
+            raise NotFoundError(f"There is no LoRA adapter {name!r}.")
+        return int(request.lora_int_id)
+
+
+def _uses(arguments: Mapping[str, Any], lora_id: int) -> bool:
+    return getattr(arguments.get("lora_request"), "lora_int_id", None) == lora_id
+
+
+def _refusal(answer: ErrorResponse) -> HoldfastError:
+    if answer.error.code == HTTPStatus.NOT_FOUND:
+        return NotFoundError(answer.error.message)
+    return UsageError(answer.error.message, remedy="name an adapter that fits the model.")

@@ -1,0 +1,52 @@
+"""Asks every worker of an engine for something beside its steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from holdfast.engine import compat
+from holdfast.errors import EngineRefusedError, EngineSilentError, HoldfastError
+
+CALL_DEADLINE_SECONDS = 60.0
+
+
+async def call_workers(llm: Any, method: str, **arguments: Any) -> None:
+    """Have every worker call a method of vLLM's; see `workspace.worker_calls`.
+
+    Raises:
+        EngineRefusedError: a worker could not. Others may have.
+    """
+    answers = await llm.collective_rpc("holdfast_call", args=(method, arguments))
+    errors = [answer["error"] for answer in answers if answer["error"]]
+    if errors:
+        raise EngineRefusedError(errors[0])
+
+
+@asynccontextmanager
+async def asked_to(
+    what: str, deadline_seconds: float = CALL_DEADLINE_SECONDS
+) -> AsyncIterator[None]:
+    """A call to the engine that must answer in time.
+
+    Raises:
+        EngineSilentError: it did not. EngineRefusedError: it failed. EngineLostError: it is dead.
+    """
+    try:
+        async with asyncio.timeout(deadline_seconds):
+            with compat.death_errors():
+                yield
+    except TimeoutError as error:
+        raise EngineSilentError(
+            f"the engine did not {what} within {deadline_seconds:.0f} s",
+            remedy="see /statusz: it may still do so, or hang.",
+        ) from error
+    except HoldfastError as error:
+        if type(error) is EngineRefusedError:
+            raise EngineRefusedError(f"the engine could not {what}: {error.cause}") from error
+        raise
+    except Exception as error:  # what a failed RPC of vLLM raises is an Exception, and no subclass
+        cause = " ".join(str(error).split())[:600]
+        raise EngineRefusedError(f"the engine could not {what}: {cause}") from error

@@ -1,0 +1,38 @@
+"""What the front end asks of a worker beside its steps, such that no answer is ever an exception.
+
+One worker that raises leaves the answers of the others unread, and every later call gets the answer
+of the one before (seen on vLLM 0.32, `MultiprocExecutor.collective_rpc`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+logger = logging.getLogger("vllm.holdfast")
+
+CALLABLE = frozenset(
+    {"add_lora", "remove_lora", "pin_lora", "reload_weights", "save_sharded_state"}
+)
+
+
+def call(wrapper: Any, method: str, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Call a method of the worker in vLLM's wrapper; why it failed, or an empty error."""
+    if method not in CALLABLE:
+        return {"error": f"no worker is asked for {method}"}
+    try:
+        getattr(wrapper.worker, method)(**_as_vllm_takes_them(method, arguments))
+    except Exception as error:  # the edge of an RPC, see above
+        logger.exception("%s failed", method)
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": ""}
+
+
+def _as_vllm_takes_them(method: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments, with what crossed the wire as plain fields made an object again."""
+    if method != "add_lora":
+        return arguments
+    from vllm.lora.request import LoRARequest  # noqa: PLC0415 - vLLM is only there in a worker
+
+    return {"lora_request": LoRARequest(**arguments)}
