@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from callers import PlainDialect
+from callers import PlainDialect, ScriptedLLM
 from fakes import FACTS, Calm
 from holdfast.engine.calls import Calls
 from holdfast.errors import (
@@ -29,7 +29,16 @@ from holdfast.lifecycle.proof import MOST_PASSES
 from holdfast.lifecycle.standing import Standing
 from holdfast.lifecycle.states import TRANSITIONS, State
 from holdfast.lifecycle.supervisor import Supervisor
-from holdfast.records import Death, ProbeReport, ProbeStep, RankStats, SlotStats
+from holdfast.records import (
+    SLEEP_TAGS,
+    Death,
+    ProbeReport,
+    ProbeStep,
+    RankStats,
+    SleepLevel,
+    SleepTag,
+    SlotStats,
+)
 from holdfast.settings import ProbeSettings, Suite, SupervisionSettings, WorkspaceSettings
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import LogProgress
@@ -73,7 +82,12 @@ class ScriptedEngine(Calm):
 
     def __init__(self, generation: int, ranks: tuple[RankStats, ...]) -> None:
         self.generation = generation
-        self.facts = FACTS
+        self.facts = replace(FACTS, has_sleep_mode=True)
+        self.llm = ScriptedLLM()
+        """What clients' calls get to."""
+        self.slept: list[SleepLevel] = []
+        self.sleep_error: HoldfastError | None = None
+        self._asleep: frozenset[SleepTag] = frozenset()
         self.policies: list[GrowthPolicy] = []
         self._ranks = ranks
         self._death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
@@ -91,6 +105,16 @@ class ScriptedEngine(Calm):
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
         self.policies.append(policy)
+
+    async def sleep(self, level: SleepLevel) -> None:
+        if self.sleep_error is not None:
+            raise self.sleep_error
+        self.slept.append(level)
+        self._asleep = SLEEP_TAGS
+
+    async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
+        self._asleep -= tags
+        return self._asleep
 
     @asynccontextmanager
     async def scheduling_held(self) -> AsyncIterator[None]:
@@ -165,11 +189,12 @@ class World:
         engine = ScriptedEngine(spec.generation, self.ranks)
         self.engines.append(engine)
         self.events.append(f"engine {spec.generation} runs")
-        self.calls.started(engine, spec.generation)
+        self.calls.started(engine.llm, spec.generation)
         try:
             yield engine
         finally:
             self.calls.ended()
+            engine.llm.die()
             self.events.append(f"engine {spec.generation} stopped")
 
     async def mount(self) -> None:
