@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import httpx
 import uvicorn
-from starlette.routing import Route
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from holdfast import __version__, listener
+from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.admission import Admission
 from holdfast.api.front import EngineApp, FrontDoor
 from holdfast.api.gate import PROBE_HEADER, Gate
@@ -38,6 +40,7 @@ from holdfast.errors import ExitCode
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.probe import ProbeJournal, Prober
+from holdfast.lifecycle.proof import MOST_PASSES
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import ProbeReport, RankStats
@@ -60,6 +63,8 @@ QUIET_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping", "
 """What probes and scrapes ask for every few seconds, which no access log needs."""
 
 IDLE_POLL_SECONDS = 0.1
+ORDER_MARGIN_SECONDS = 900.0
+"""For an engine to sleep and wake, beside what may be awaited and proven."""
 
 SignalHandler = Callable[[int, object], NoReturn]
 
@@ -248,7 +253,7 @@ class _Application:
         gate = Gate(self._engine_app, self._admission, root_path=root_path)
         return FrontDoor(self._routes(), gate, root_path=root_path)
 
-    def _routes(self) -> list[Route]:
+    def _routes(self) -> list[BaseRoute]:
         collector = HoldfastCollector(
             self._supervisor.status,
             totals=self._totals,
@@ -269,7 +274,19 @@ class _Application:
                 api_keys=self._settings.listen.api_keys,
             ),
             metrics_route(lambda accept: render((registry, vllm_registry()), accept=accept)),
+            admin_route(self._admin()),
         ]
+
+    def _admin(self) -> FastAPI:
+        probe, supervision = self._settings.probe, self._settings.supervision
+        passes_seconds = MOST_PASSES * probe.timeout_seconds
+        return admin_app(
+            self._supervisor,
+            lambda: self._vllm.launcher.loras if self._vllm else None,
+            order_deadline_seconds=supervision.drain_timeout_seconds
+            + passes_seconds
+            + ORDER_MARGIN_SECONDS,
+        )
 
 
 def _learned_directory(settings: WorkspaceSettings) -> Path | None:

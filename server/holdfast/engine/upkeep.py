@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vllm.exceptions import ProfilerAlreadyActiveError
+
 from holdfast.engine.workers import asked_to, call_workers
 from holdfast.errors import ConflictError
 from holdfast.records import (
@@ -63,7 +65,10 @@ class Upkeep:
     async def start_profile(self, prefix: str | None) -> None:
         self._require_profiler()
         async with asked_to("start the profiler"):
-            await self._llm.start_profile(prefix)
+            try:
+                await self._llm.start_profile(prefix)
+            except ProfilerAlreadyActiveError as error:
+                raise ConflictError("a profile is being made", remedy="stop it first.") from error
 
     async def stop_profile(self) -> None:
         self._require_profiler()

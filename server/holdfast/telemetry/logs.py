@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Literal, TextIO, get_args
@@ -17,6 +17,7 @@ LogStyle = Literal["console", "json"]
 LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 
 ROOT = "holdfast"
+CHANGEABLE = (ROOT, "vllm")
 _ACCESS_ARGUMENTS = 5
 """uvicorn's: client, method, target, HTTP version, status."""
 _CONSOLE_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
@@ -42,6 +43,24 @@ def configure_logging(
     for old in tuple(logger.handlers):
         logger.removeHandler(old)
     logger.addHandler(handler)
+
+
+def log_levels() -> Mapping[str, str]:
+    """The level of each logger whose level may be changed while the server runs."""
+    return {name: _level_of(logging.getLogger(name)) for name in CHANGEABLE}
+
+
+def set_log_level(name: str, level: LogLevel) -> None:
+    """Change the level of one of `log_levels`, in this process alone."""
+    logger = logging.getLogger(name)
+    logger.setLevel(level.upper())
+    for handler in logger.handlers:
+        if handler.level:  # vLLM's has a level of its own, which would let nothing more through
+            handler.setLevel(level.upper())
+
+
+def _level_of(logger: logging.Logger) -> str:
+    return logging.getLevelName(logger.getEffectiveLevel()).lower()
 
 
 def quieten_access_log(paths: Container[str], *, is_probing: Callable[[], bool]) -> None:

@@ -1,0 +1,7 @@
+"""What may an operator do? The routes below `/admin`, which the keys of the clients do not open."""
+
+from __future__ import annotations
+
+from holdfast.api.admin.app import admin_app, admin_route
+
+__all__ = ["admin_app", "admin_route"]

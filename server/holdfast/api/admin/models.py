@@ -1,0 +1,248 @@
+"""The bodies of the admin routes, as their OpenAPI document has them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import Body
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from holdfast.lifecycle.orders import ProvenSuite
+from holdfast.records import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag
+from holdfast.telemetry.logs import LogLevel
+
+LONGEST_NAME = 256
+LONGEST_PATH = 4096
+DEFAULT_AGE_SECONDS = 60.0
+
+
+def _printable(text: str) -> str:
+    """What may stand in a log line."""
+    if not text.isprintable():
+        raise ValueError("control characters are not taken")
+    return text
+
+
+Printable = Annotated[str, AfterValidator(_printable)]
+Name = Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)]
+
+
+class Request(BaseModel):
+    """A body that has no other fields than these."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class ProbeRequest(Request):
+    """Prove the engine once more."""
+
+    suite: ProvenSuite = "quick"
+    max_age_seconds: float = Field(default=DEFAULT_AGE_SECONDS, ge=0, allow_inf_nan=False)
+    """A proof on request that is not older is the answer; 0 runs the suite in any case."""
+
+
+class RestartRequest(Request):
+    """Start the next generation of the engine."""
+
+    reason: Annotated[Printable, Field(min_length=1, max_length=200)]
+
+
+class SleepRequest(Request):
+    """Give the memory of the device back; of level 2 the weights are read again from disk."""
+
+    level: SleepLevel = 1
+    mode: Literal["wait", "abort"] = "wait"
+    """Whether requests that run may finish, within --drain-timeout, or are given up."""
+
+
+class WakeRequest(Request):
+    """Take memory back: all of it, or a part."""
+
+    tags: list[SleepTag] = Field(default=sorted(SLEEP_TAGS), min_length=1)
+
+
+class ProfileRequest(Request):
+    """Begin a profile."""
+
+    prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+
+
+class LoraRequest(Request):
+    """Load an adapter, by a path of the server or a name of a model hub."""
+
+    name: Name
+    path: Annotated[Printable, Field(min_length=1, max_length=LONGEST_PATH)]
+    replace: bool = False
+    """Whether it takes the place of an adapter of the same name."""
+
+
+class CacheRequest(Request):
+    """Empty caches."""
+
+    caches: list[CacheKind] = Field(default=["prefix"], min_length=1)
+
+
+class LogLevelRequest(Request):
+    """Change what the front end logs."""
+
+    level: LogLevel
+    logger: Literal["holdfast", "vllm"] | None = None
+    """Both if none is named."""
+
+
+class SaveRequest(Request):
+    """Write the weights of each rank to a directory of its host."""
+
+    path: Annotated[Printable, Field(pattern=r"^/", max_length=LONGEST_PATH)]
+    pattern: Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
+    max_size_bytes: int | None = Field(default=None, gt=0, lt=2**63)
+
+
+ProbeBody = Annotated[ProbeRequest, Body(default_factory=ProbeRequest)]
+RestartBody = Annotated[RestartRequest, Body()]
+SleepBody = Annotated[SleepRequest, Body(default_factory=SleepRequest)]
+WakeBody = Annotated[WakeRequest, Body(default_factory=WakeRequest)]
+ProfileBody = Annotated[ProfileRequest, Body(default_factory=ProfileRequest)]
+LoraBody = Annotated[LoraRequest, Body()]
+CacheBody = Annotated[CacheRequest, Body(default_factory=CacheRequest)]
+LogLevelBody = Annotated[LogLevelRequest, Body()]
+SaveBody = Annotated[SaveRequest, Body()]
+
+
+class Reply(BaseModel):
+    """An answer, read from a record of the same names."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class StateReply(Reply):
+    """Where the server stands after the call."""
+
+    state: str
+    reason: str
+
+
+class StepReply(Reply):
+    """One step of the probe."""
+
+    name: str
+    outcome: str
+    duration_seconds: float
+    tokens: int
+    limited: bool
+    reason: str
+
+
+class ReportReply(Reply):
+    """One pass of the probe."""
+
+    suite: str
+    passed: bool
+    limited: bool
+    proven_tokens: int
+    duration_seconds: float
+    grew: bool
+    steps: list[StepReply]
+
+
+class ProbeReply(Reply):
+    """A proof, made now or a while ago. One that failed has cost the engine."""
+
+    report: ReportReply
+    age_seconds: float
+
+
+class RestReply(Reply):
+    """What is asleep, and the proof of an engine that is awake again."""
+
+    asleep: list[SleepTag]
+    report: ReportReply | None
+
+
+class SlotReply(Reply):
+    """One workspace of one rank."""
+
+    ubatch: int
+    lane: int
+    size_bytes: int
+    reserved_bytes: int
+    high_water_bytes: int
+    high_water_caller: str
+
+
+class RejectionReply(Reply):
+    """A request for workspace that was refused."""
+
+    kind: str
+    caller: str
+    needed_bytes: int
+    held_bytes: int
+    reason: str
+
+
+class RankReply(Reply):
+    """Where the memory of one rank went."""
+
+    engine: int
+    rank: int
+    generation: int
+    is_sealed: bool
+    is_locked: bool
+    slots: list[SlotReply]
+    retired_bytes: int
+    persistent_bytes: int
+    lamport_bytes: int | None
+    growths: dict[str, int]
+    rejections: dict[str, int]
+    last_rejection: RejectionReply | None
+    callers: dict[str, int]
+    memory: dict[str, int]
+    fatal_error: str
+
+
+class WorkspaceReply(Reply):
+    """The workspaces of every rank, as its stats have them."""
+
+    state: str
+    ranks: list[RankReply]
+
+
+class LoraReply(Reply):
+    """One adapter, which requests name as their model."""
+
+    name: str
+    path: str
+    is_pinned: bool
+
+
+class LorasReply(Reply):
+    """Every adapter."""
+
+    loras: list[LoraReply]
+
+
+class CacheReply(Reply):
+    """The caches that are empty now."""
+
+    caches: list[CacheKind]
+
+
+class LogLevelReply(Reply):
+    """The level of each logger of the front end."""
+
+    levels: dict[str, str]
+
+
+class ErrorDetail(Reply):
+    """As OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorReply(Reply):
+    """Why nothing was done."""
+
+    error: ErrorDetail

@@ -1,0 +1,221 @@
+"""The admin routes: each reads its body, asks the supervisor or the engine, and answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+from fastapi import APIRouter
+
+from holdfast.api.admin import models
+from holdfast.engine.interface import Engine
+from holdfast.errors import EngineSilentError, NotReadyError
+from holdfast.lifecycle.orders import Order, ProbeOrder, SleepOrder, WakeOrder
+from holdfast.records import Status
+from holdfast.telemetry.logs import log_levels, set_log_level
+
+RETRY_AFTER_SECONDS = 5
+
+Value = TypeVar("Value")
+
+
+class Supervision(Protocol):
+    """What the routes ask of the supervisor."""
+
+    def status(self) -> Status:
+        """Everything that is known now."""
+
+    def order(self, order: Order) -> asyncio.Future[Any]:
+        """Have an order carried out."""
+
+    def request_stop(self) -> None:
+        """Drain and end."""
+
+    def request_restart(self, reason: str) -> None:
+        """End the engine and start the next one."""
+
+    def engine_at_work(self) -> Engine:
+        """The engine, in READY."""
+
+
+class Adapter(Protocol):
+    """One LoRA adapter."""
+
+    @property
+    def name(self) -> str:
+        """What requests name as their model."""
+
+    @property
+    def path(self) -> str:
+        """Where it was loaded from."""
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it stays on the device."""
+
+
+class Adapters(Protocol):
+    """The LoRA adapters of the server; `engine.loras.Loras` is the one."""
+
+    def listed(self) -> Iterable[Adapter]:
+        """Every adapter."""
+
+    async def load(self, name: str, path: str, *, is_replacing: bool) -> Adapter:
+        """Have the engine load one."""
+
+    async def unload(self, name: str) -> None:
+        """Unlist one."""
+
+    async def pin(self, name: str) -> Adapter:
+        """Keep one on the device."""
+
+
+def add_state(routes: APIRouter, supervision: Supervision, deadline_seconds: float) -> None:
+    async def carried_out(order: Order) -> Any:
+        return await _in_time(supervision.order(order), str(order), deadline_seconds)
+
+    def state() -> models.StateReply:
+        return models.StateReply.model_validate(supervision.status())
+
+    @routes.get("/workspace")
+    async def workspace() -> models.WorkspaceReply:
+        """The workspaces of every rank. Never waits for the engine."""
+        return models.WorkspaceReply.model_validate(supervision.status())
+
+    @routes.post("/probe")
+    async def probe(
+        asked: models.ProbeBody,
+    ) -> models.ProbeReply:
+        """Prove the engine once more. New requests wait; an engine that fails is replaced."""
+        order = ProbeOrder(asked.suite, asked.max_age_seconds)
+        return models.ProbeReply.model_validate(await carried_out(order))
+
+    @routes.post("/drain", status_code=202)
+    async def drain() -> models.StateReply:
+        """Finish what runs, and end with exit 0, as SIGTERM does."""
+        supervision.request_stop()
+        return state()
+
+    @routes.post("/restart", status_code=202)
+    async def restart(asked: models.RestartBody) -> models.StateReply:
+        """Start the next engine. Streams that have begun may finish; the rest is sent to it."""
+        supervision.request_restart(asked.reason)
+        await asyncio.sleep(0)  # for the order to begin
+        return state()
+
+    @routes.post("/sleep")
+    async def sleep(
+        asked: models.SleepBody,
+    ) -> models.RestReply:
+        """Give the memory of the device back. Requests get 503 until it is awake."""
+        order = SleepOrder(asked.level, is_abrupt=asked.mode == "abort")
+        return models.RestReply.model_validate(await carried_out(order))
+
+    @routes.post("/wake")
+    async def wake(
+        asked: models.WakeBody,
+    ) -> models.RestReply:
+        """Take memory back; with all of it there, READY after a fresh quick probe."""
+        order = WakeOrder(frozenset(asked.tags))
+        return models.RestReply.model_validate(await carried_out(order))
+
+
+def add_engine(routes: APIRouter, supervision: Supervision) -> None:
+    def state() -> models.StateReply:
+        return models.StateReply.model_validate(supervision.status())
+
+    @routes.post("/profile/start")
+    async def profile_start(
+        asked: models.ProfileBody,
+    ) -> models.StateReply:
+        """Begin a profile with the profiler of --profiler-config."""
+        await supervision.engine_at_work().upkeep.start_profile(asked.prefix)
+        return state()
+
+    @routes.post("/profile/stop")
+    async def profile_stop() -> models.StateReply:
+        """Write the profile. No step runs meanwhile."""
+        await supervision.engine_at_work().upkeep.stop_profile()
+        return state()
+
+    @routes.post("/cache/reset")
+    async def cache_reset(
+        asked: models.CacheBody,
+    ) -> models.CacheReply:
+        """Empty caches. That of prefixes has to be unused."""
+        await supervision.engine_at_work().upkeep.reset_caches(frozenset(asked.caches))
+        return models.CacheReply(caches=sorted(set(asked.caches)))
+
+    @routes.post("/save-sharded-state")
+    async def save_sharded_state(
+        asked: models.SaveBody,
+    ) -> models.StateReply:
+        """Write the weights of each rank, for `--load-format sharded_state`. No step runs then."""
+        await supervision.engine_at_work().upkeep.save_sharded_state(
+            asked.path, pattern=asked.pattern, max_size_bytes=asked.max_size_bytes
+        )
+        return state()
+
+
+def add_loras(
+    routes: APIRouter, supervision: Supervision, adapters: Callable[[], Adapters | None]
+) -> None:
+    def at_work() -> Adapters:
+        supervision.engine_at_work()
+        if (found := adapters()) is None:
+            cause = "vLLM is being imported"
+            raise NotReadyError(cause, retry_after_seconds=RETRY_AFTER_SECONDS)
+        return found
+
+    @routes.get("/loras")
+    async def loras() -> models.LorasReply:
+        """Every adapter. Never waits for the engine."""
+        found = adapters()
+        listed = found.listed() if found else ()
+        return models.LorasReply(loras=[models.LoraReply.model_validate(one) for one in listed])
+
+    @routes.post("/loras")
+    async def lora_load(asked: models.LoraBody) -> models.LoraReply:
+        """Load an adapter. It outlives the engine."""
+        lora = await at_work().load(asked.name, asked.path, is_replacing=asked.replace)
+        return models.LoraReply.model_validate(lora)
+
+    @routes.post("/loras/{name:path}/pin")
+    async def lora_pin(name: str) -> models.LoraReply:
+        """Keep an adapter on the device, in the next generations of the engine too."""
+        return models.LoraReply.model_validate(await at_work().pin(name))
+
+    @routes.delete("/loras/{name:path}")
+    async def lora_unload(name: str) -> models.LorasReply:
+        """Unload an adapter; requests that use it may finish."""
+        await at_work().unload(name)
+        return await loras()
+
+
+def add_logs(routes: APIRouter) -> None:
+    @routes.get("/log-level")
+    async def log_level() -> models.LogLevelReply:
+        """The levels of the front end's loggers."""
+        return models.LogLevelReply(levels=dict(log_levels()))
+
+    @routes.put("/log-level")
+    async def log_level_change(
+        asked: models.LogLevelBody,
+    ) -> models.LogLevelReply:
+        """Change them until the end of the process. Those of the engine's processes stay."""
+        for name in (asked.logger,) if asked.logger else log_levels():
+            set_log_level(name, asked.level)
+        return models.LogLevelReply(levels=dict(log_levels()))
+
+
+async def _in_time(answer: Awaitable[Value], what: str, deadline_seconds: float) -> Value:
+    """An answer to which others may listen too."""
+    try:
+        async with asyncio.timeout(deadline_seconds):
+            return await asyncio.shield(answer)
+    except TimeoutError as error:
+        raise EngineSilentError(
+            f"{what} was not over within {deadline_seconds:.0f} s",
+            remedy="it goes on; see /statusz.",
+        ) from error
