@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger("vllm.holdfast")
@@ -31,6 +32,8 @@ def call(wrapper: Any, method: str, arguments: Mapping[str, Any]) -> dict[str, s
 
 def _as_vllm_takes_them(method: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments, with what crossed the wire as plain fields made an object again."""
+    if method == "save_sharded_state":  # which vLLM leaves to its callers
+        Path(arguments["path"]).mkdir(parents=True, exist_ok=True)
     if method != "add_lora":
         return arguments
     from vllm.lora.request import LoRARequest  # noqa: PLC0415 - vLLM is only there in a worker

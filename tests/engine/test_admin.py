@@ -1,0 +1,205 @@
+"""Operators and one real engine: restart under load, probe, caches, adapters, profile, drain."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from adapters import make_lora
+from load import loaded, questions, undisturbed
+from servers import SMALL, Server, running, wait_until
+from tiny_models import make_qwen
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+CLIENTS = 6
+PATIENCE_SECONDS = 300.0
+PROMPT = [50, 60, 70, 80]
+
+
+@pytest.fixture(scope="module")
+def adapter(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of the model below."""
+    directory = tmp_path_factory.mktemp("adapters") / "accent"
+    return make_lora(directory, make_qwen(models / "qwen"))
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where profiles are written."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def server(
+    models: Path, traces: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A model of another make, with LoRA and a profiler, READY."""
+    flags = (
+        *SMALL,
+        "--dtype=float32",
+        "--probe=quick",
+        "--served-model-name=tiny",
+        "--hold-timeout=300",
+        "--enable-lora",
+        "--max-loras=2",
+        "--max-lora-rank=8",
+        "--profiler-config.profiler=torch",
+        f"--profiler-config.torch_profiler_dir={traces}",
+        "--profiler-config.torch_profiler_with_stack=false",
+        "--log-format=console",
+    )
+    model = str(make_qwen(models / "qwen"))
+    with running(tmp_path_factory.mktemp("admin"), model, *flags) as found:
+        found.until_ready()
+        yield found
+
+
+def ask(server: Server, path: str, /, **body: Any) -> httpx.Response:
+    """One call of an admin route."""
+    return server.post(f"/admin/{path}", body, timeout=PATIENCE_SECONDS)
+
+
+def text(server: Server, model: str) -> str:
+    """What a model, or an adapter of it, answers greedily."""
+    answer = server.completion(PROMPT, model=model, max_tokens=16, ignore_eos=True)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def generation(server: Server) -> int:
+    """The number of the engine that runs."""
+    return int(server.status["engine"]["generation"])
+
+
+def restart(server: Server, reason: str) -> None:
+    """Ask for the next engine, and wait until it is READY."""
+    before = generation(server)
+    answer = ask(server, "restart", reason=reason)
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["state"] == "RECOVERING"
+    server.until(lambda: generation(server) > before, "the next generation")
+    server.until_ready()
+
+
+def test_an_adapter_is_served_and_pinned(server: Server, adapter: Path) -> None:
+    """It answers otherwise than the model, and what is no adapter costs nothing."""
+    before = text(server, "tiny")
+    loaded_adapter = ask(server, "loras", name="accent", path=str(adapter))
+    assert loaded_adapter.status_code == 200, loaded_adapter.text
+    assert text(server, "accent") != before
+    assert text(server, "tiny") == before
+    assert ask(server, "loras/accent/pin").json()["is_pinned"]
+    missing = ask(server, "loras", name="nobody", path=str(adapter / "nothing"))
+    assert missing.status_code in {400, 404}, missing.text
+    assert ask(server, "loras", name="accent", path=str(adapter)).status_code == 400
+    assert generation(server) == 1
+
+
+def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> None:
+    """Token for token those of an undisturbed run; streams that have begun are not cut off.
+
+    The adapters are there again, but for one whose files are gone.
+    """
+    accent = text(server, "accent")
+    copy = shutil.copytree(adapter, adapter.parent / "gone")
+    assert ask(server, "loras", name="gone", path=str(copy)).status_code == 200
+    shutil.rmtree(copy)
+    expected = undisturbed(server, questions(7, count=10, longest_tokens=1500))
+    before = server.metric("requests_replayed_total")
+    with loaded(server, expected, clients=CLIENTS, seed=7) as load:
+        wait_until(
+            lambda: len(load.answers) > CLIENTS, deadline_seconds=60, what=lambda: "nobody asks"
+        )
+        restart(server, "new weights")
+    assert not load.lost, load.lost
+    assert not load.wrong, load.wrong
+    assert not load.broken, load.broken
+    assert server.metric("engine_deaths_total", cause="requested") == 1
+    assert server.metric("requests_replayed_total") + server.metric("requests_in_flight") >= before
+    known = server.get("/admin/loras").json()["loras"]
+    assert known == [{"name": "accent", "path": str(adapter), "is_pinned": True}]
+    assert text(server, "accent") == accent
+
+
+def test_a_probe_on_request_is_passed_beside_clients(server: Server) -> None:
+    """They wait, and lose nothing; the next who asks gets the same proof."""
+    expected = undisturbed(server, questions(8, count=4, longest_tokens=200))
+    with loaded(server, expected, clients=2, seed=8) as load:
+        first = ask(server, "probe", suite="quick", max_age_seconds=0).json()
+        second = ask(server, "probe", suite="quick").json()
+    assert first["report"]["passed"], first
+    assert second["report"] == first["report"]
+    assert second["age_seconds"] > first["age_seconds"]
+    assert not load.lost, load.lost
+    assert not load.wrong, load.wrong
+    assert server.get("/readyz").status_code == 200
+    assert server.metric("engine_deaths_total", cause="unknown") == 0
+
+
+def test_caches_are_emptied(server: Server) -> None:
+    """All of them."""
+    answer = ask(server, "cache/reset", caches=["prefix", "mm", "encoder"])
+    assert answer.json() == {"caches": ["encoder", "mm", "prefix"]}
+
+
+def test_a_profile_is_written(server: Server, traces: Path) -> None:
+    """By the profiler of the flags; two at a time are refused."""
+    assert ask(server, "profile/start", prefix="evening").status_code == 200
+    assert ask(server, "profile/start").status_code == 409
+    text(server, "tiny")
+    stopped = ask(server, "profile/stop")
+    assert stopped.status_code == 200, stopped.text
+    assert any(traces.iterdir())
+
+
+def test_sharded_state_is_written(server: Server, tmp_path: Path) -> None:
+    """By each rank, and the server serves on."""
+    target = tmp_path / "state"
+    saved = ask(server, "save-sharded-state", path=str(target))
+    assert saved.status_code == 200, saved.text
+    assert list(target.glob("*.safetensors"))
+    refused = ask(server, "save-sharded-state", path="/proc/nowhere")
+    assert refused.status_code == 500
+    assert "could not save its state" in refused.json()["error"]["message"]
+    text(server, "tiny")
+
+
+def test_the_cpu_does_not_sleep(server: Server) -> None:
+    """It says so, with the flag that it would take, and serves on."""
+    refused = ask(server, "sleep", level=1)
+    assert refused.status_code == 409
+    assert "--enable-sleep-mode" in refused.json()["error"]["message"]
+    assert ask(server, "wake").status_code == 409
+    assert server.get("/readyz").status_code == 200
+
+
+def test_an_adapter_is_unloaded(server: Server) -> None:
+    """Nobody is served by it any more, and it can be loaded again under its name."""
+    answer = server._client.delete(f"{server.url}/admin/loras/accent", timeout=PATIENCE_SECONDS)
+    assert answer.json() == {"loras": []}
+    assert server.completion(PROMPT, model="accent").status_code == 404
+    assert ask(server, "loras/accent/pin").status_code == 404
+
+
+def test_calls_are_in_the_log(server: Server) -> None:
+    """With who asked and what came of it."""
+    assert "admin restart by an unnamed key: accepted" in server.log
+    assert "admin sleep by an unnamed key: refused with 409: sleep mode is off" in server.log
+
+
+def test_a_drain_ends_the_server(server: Server) -> None:
+    """As SIGTERM does: what runs is answered, and the exit code is 0."""
+    expected = undisturbed(server, questions(9, count=2, longest_tokens=50))
+    with loaded(server, expected, clients=2, seed=9, is_once=True) as load:
+        server.until(lambda: server.metric("requests_in_flight") > 0, "a request")
+        answer = ask(server, "drain")
+        assert answer.status_code == 202
+        assert server.wait() == 0
+    assert not load.lost, load.lost
+    assert not load.wrong, load.wrong

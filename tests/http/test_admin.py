@@ -1,0 +1,500 @@
+"""The admin routes over a scripted supervisor: what reaches it, what is answered and logged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from asgi_server import serving
+from fakes import Calm
+from holdfast.api.admin import admin_app, admin_route
+from holdfast.api.front import FrontDoor
+from holdfast.engine.tracked import tracked_request
+from holdfast.errors import (
+    ConflictError,
+    EngineLostError,
+    EngineRefusedError,
+    EngineSilentError,
+    HoldfastError,
+    NotFoundError,
+    NotReadyError,
+)
+from holdfast.lifecycle.orders import (
+    Order,
+    ProbeOrder,
+    Proven,
+    Rest,
+    SleepOrder,
+    WakeOrder,
+)
+from holdfast.records import SLEEP_TAGS, ProbeReport, ProbeStep, Status
+from inner_app import InnerApp
+from statuses import a_fresh_status, a_status
+
+REPORT = ProbeReport("quick", True, False, 900, 1.5, (ProbeStep("first_token", "passed", 0.5, 3),))
+DEADLINE_SECONDS = 20.0
+ROUTES = (
+    ("GET", "/admin/workspace"),
+    ("POST", "/admin/probe"),
+    ("POST", "/admin/drain"),
+    ("POST", "/admin/restart"),
+    ("POST", "/admin/sleep"),
+    ("POST", "/admin/wake"),
+    ("POST", "/admin/profile/start"),
+    ("POST", "/admin/profile/stop"),
+    ("POST", "/admin/cache/reset"),
+    ("POST", "/admin/save-sharded-state"),
+    ("GET", "/admin/loras"),
+    ("POST", "/admin/loras"),
+    ("POST", "/admin/loras/{name}/pin"),
+    ("DELETE", "/admin/loras/{name}"),
+    ("GET", "/admin/log-level"),
+    ("PUT", "/admin/log-level"),
+)
+
+
+WRONG_BODIES: tuple[tuple[str, Any], ...] = (
+    ("/admin/probe", {"suite": "off"}),
+    ("/admin/probe", {"suite": "quick", "force": True}),
+    ("/admin/probe", {"max_age_seconds": -1}),
+    ("/admin/probe", {"max_age_seconds": "1e400"}),
+    ("/admin/probe", ["quick"]),
+    ("/admin/restart", {}),
+    ("/admin/restart", {"reason": ""}),
+    ("/admin/restart", {"reason": "two\nlines"}),
+    ("/admin/restart", {"reason": "x" * 201}),
+    ("/admin/sleep", {"level": 3}),
+    ("/admin/sleep", {"mode": "keep"}),
+    ("/admin/wake", {"tags": []}),
+    ("/admin/wake", {"tags": ["everything"]}),
+    ("/admin/profile/start", {"prefix": "../up"}),
+    ("/admin/cache/reset", {"caches": ["all"]}),
+    ("/admin/save-sharded-state", {"path": "relative"}),
+    ("/admin/save-sharded-state", {"path": "/x", "max_size_bytes": 0}),
+    ("/admin/loras", {"name": "", "path": "/x"}),
+    ("/admin/loras", {"name": "a\x00b", "path": "/x"}),
+    ("/admin/log-level", {"level": "loud"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OneLora:
+    """An adapter."""
+
+    name: str
+    path: str
+    is_pinned: bool = False
+
+
+@dataclass
+class Desk(Calm):
+    """Supervisor, engine and adapters in one: notes what it is asked, and answers or refuses."""
+
+    now: Status = field(default_factory=a_status)
+    error: Exception | None = None
+    asked: list[Any] = field(default_factory=list)
+    is_slow: bool = False
+    unanswered: list[asyncio.Future[Any]] = field(default_factory=list)
+    adapters: dict[str, OneLora] = field(default_factory=dict)
+
+    def status(self) -> Status:
+        return self.now
+
+    def order(self, order: Order) -> asyncio.Future[Any]:
+        self._ask(order)
+        answer = asyncio.get_running_loop().create_future()
+        if self.is_slow:
+            self.unanswered.append(answer)
+        elif isinstance(order, ProbeOrder):
+            answer.set_result(Proven(REPORT, 2.5))
+        else:
+            answer.set_result(Rest(SLEEP_TAGS if isinstance(order, SleepOrder) else frozenset()))
+        return answer
+
+    def request_stop(self) -> None:
+        self._ask("stop")
+
+    def request_restart(self, reason: str) -> None:
+        self._ask(reason)
+
+    def engine_at_work(self) -> Any:
+        self._ask("engine")
+        return self
+
+    @property
+    def upkeep(self) -> Any:
+        return self
+
+    async def start_profile(self, prefix: str | None) -> None:
+        self._ask(("profile", prefix))
+
+    async def stop_profile(self) -> None:
+        self._ask("profile ends")
+
+    async def reset_caches(self, kinds: frozenset[str]) -> None:
+        self._ask(kinds)
+
+    async def save_sharded_state(
+        self, path: str, *, pattern: str | None, max_size_bytes: int | None
+    ) -> None:
+        self._ask((path, pattern, max_size_bytes))
+
+    def listed(self) -> list[OneLora]:
+        return list(self.adapters.values())
+
+    async def load(self, name: str, path: str, *, is_replacing: bool) -> OneLora:
+        self._ask((name, path, is_replacing))
+        self.adapters[name] = OneLora(name, path)
+        return self.adapters[name]
+
+    async def unload(self, name: str) -> None:
+        self._ask(("unload", name))
+        del self.adapters[name]
+
+    async def pin(self, name: str) -> OneLora:
+        self._ask(("pin", name))
+        return OneLora(name, self.adapters[name].path, is_pinned=True)
+
+    def _ask(self, what: Any) -> None:
+        self.asked.append(what)
+        if self.error is not None:
+            raise self.error
+
+
+class Keyed:
+    """In the place of the layer that knows whose key it is."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            tracked_request().key = "key-1a2b3c4d"
+        await self._app(scope, receive, send)
+
+
+def _front(desk: Desk, *, deadline_seconds: float = DEADLINE_SECONDS, root_path: str = "") -> Keyed:
+    app = admin_app(desk, lambda: desk, order_deadline_seconds=deadline_seconds)
+    return Keyed(FrontDoor([admin_route(app)], InnerApp(), root_path=root_path))
+
+
+def _ask(desk: Desk, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with serving(_front(desk, **options)) as client:
+            return await client.request(method, path, json=body)
+
+    return asyncio.run(ask())
+
+
+def _error(answer: httpx.Response) -> str:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == answer.status_code
+    return str(error["message"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "order"),
+    [
+        ("/admin/probe", None, ProbeOrder("quick", 60.0)),
+        (
+            "/admin/probe",
+            {"suite": "worst-case", "max_age_seconds": 0},
+            ProbeOrder("worst-case", 0.0),
+        ),
+        ("/admin/sleep", None, SleepOrder(1, is_abrupt=False)),
+        ("/admin/sleep", {"level": 2, "mode": "abort"}, SleepOrder(2, is_abrupt=True)),
+        ("/admin/wake", None, WakeOrder(SLEEP_TAGS)),
+        ("/admin/wake", {"tags": ["weights"]}, WakeOrder(frozenset({"weights"}))),
+    ],
+)
+def test_what_changes_the_state_is_an_order(path: str, body: Any, order: Order) -> None:
+    """No body is a body with nothing in it."""
+    desk = Desk()
+    answer = _ask(desk, "POST", path, body)
+    assert answer.status_code == 200
+    assert desk.asked == [order]
+    if isinstance(order, ProbeOrder):
+        assert desk.asked[0].youngest_seconds == order.youngest_seconds
+        assert answer.json()["report"]["steps"][0]["name"] == "first_token"
+        assert answer.json()["age_seconds"] == 2.5
+
+
+def test_a_stop_and_a_restart_are_accepted_at_once() -> None:
+    """In every state; the answer is where the server stands."""
+    desk = Desk(a_fresh_status())
+    drained = _ask(desk, "POST", "/admin/drain")
+    restarted = _ask(desk, "POST", "/admin/restart", {"reason": "new weights"})
+    assert (drained.status_code, restarted.status_code) == (202, 202)
+    assert drained.json()["state"] == "STARTING"
+    assert desk.asked == ["stop", "new weights"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "asked"),
+    [
+        ("POST", "/admin/profile/start", {"prefix": "evening"}, ("profile", "evening")),
+        ("POST", "/admin/profile/stop", None, "profile ends"),
+        ("POST", "/admin/cache/reset", None, frozenset({"prefix"})),
+        ("POST", "/admin/cache/reset", {"caches": ["mm", "encoder"]}, frozenset({"mm", "encoder"})),
+        ("POST", "/admin/save-sharded-state", {"path": "/models/out"}, ("/models/out", None, None)),
+        (
+            "POST",
+            "/admin/save-sharded-state",
+            {"path": "/x", "pattern": "p-{part}", "max_size_bytes": 5},
+            ("/x", "p-{part}", 5),
+        ),
+    ],
+)
+def test_the_engine_at_work_is_asked(method: str, path: str, body: Any, asked: Any) -> None:
+    """Which is one that the supervisor gives out."""
+    desk = Desk()
+    assert _ask(desk, method, path, body).status_code == 200
+    assert desk.asked == ["engine", asked]
+
+
+def test_adapters_are_loaded_pinned_listed_and_unloaded() -> None:
+    """A name may have slashes, as those of a model hub do."""
+    desk = Desk()
+    name = "lab/accent"
+
+    async def live() -> list[httpx.Response]:
+        async with serving(_front(desk)) as client:
+            body = {"name": name, "path": "/loras/accent"}
+            return [
+                await client.post("/admin/loras", json=body),
+                await client.post(f"/admin/loras/{name}/pin"),
+                await client.get("/admin/loras"),
+                await client.delete("/admin/loras/lab%2Faccent"),
+            ]
+
+    loaded, pinned, listed, unloaded = asyncio.run(live())
+    assert loaded.json() == {"name": name, "path": "/loras/accent", "is_pinned": False}
+    assert pinned.json()["is_pinned"] is True
+    assert listed.json()["loras"] == [loaded.json()]
+    assert unloaded.json() == {"loras": []}
+
+
+def test_adapters_are_listed_before_there_is_an_engine() -> None:
+    """None; to load one then is refused by the supervisor."""
+    app = admin_app(Desk(), lambda: None, order_deadline_seconds=1.0)
+
+    async def live() -> tuple[httpx.Response, httpx.Response]:
+        async with serving(FrontDoor([admin_route(app)], InnerApp())) as client:
+            body = {"name": "a", "path": "b"}
+            return await client.get("/admin/loras"), await client.post("/admin/loras", json=body)
+
+    listed, loaded = asyncio.run(live())
+    assert listed.json() == {"loras": []}
+    assert loaded.status_code == 503
+
+
+def test_the_workspace_report_is_that_of_the_stats() -> None:
+    """Every rank, with sizes in bytes."""
+    status = a_status()
+    report = _ask(Desk(status), "GET", "/admin/workspace").json()
+    assert report["state"] == status.state
+    assert len(report["ranks"]) == len(status.ranks)
+    assert report["ranks"][0]["slots"][0]["size_bytes"] == status.ranks[0].slots[0].size_bytes
+
+
+def test_a_wrong_body_is_refused_before_anything_is_asked() -> None:
+    """400 as OpenAI's clients read it, with the place of the mistake."""
+    desk = Desk()
+
+    async def live() -> list[httpx.Response]:
+        async with serving(_front(desk)) as client:
+            return [
+                await client.request("PUT" if "log" in path else "POST", path, json=body)
+                for path, body in WRONG_BODIES
+            ]
+
+    for answer, asked in zip(asyncio.run(live()), WRONG_BODIES, strict=True):
+        assert answer.status_code == 400, asked
+        assert _error(answer).startswith("body"), asked
+    assert desk.asked == []
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 5000, b"reason=x"])
+def test_what_is_no_json_is_refused(content: bytes) -> None:
+    """400, whatever the bytes."""
+
+    async def live() -> httpx.Response:
+        headers = {"content-type": "application/json"}
+        async with serving(_front(Desk())) as client:
+            return await client.post("/admin/restart", content=content, headers=headers)
+
+    answer = asyncio.run(live())
+    assert answer.status_code == 400
+    assert _error(answer)
+
+
+REFUSALS: tuple[tuple[HoldfastError, int], ...] = (
+    (ConflictError("the server is asleep", remedy="wake it first."), 409),
+    (NotReadyError("the server is STARTING", retry_after_seconds=7), 503),
+    (EngineLostError("the engine died"), 503),
+    (EngineRefusedError("the engine could not"), 500),
+    (EngineSilentError("the engine did not"), 504),
+    (NotFoundError("There is none."), 404),
+)
+
+
+def test_a_refusal_has_its_status_and_its_remedy() -> None:
+    """As the error tree has them; who is to come again is told when."""
+    desk = Desk()
+
+    async def live(error: HoldfastError, status: int, client: httpx.AsyncClient) -> None:
+        desk.error = error
+        for path in ("/admin/probe", "/admin/cache/reset"):
+            answer = await client.post(path)
+            assert answer.status_code == status
+            assert _error(answer) == error.line
+            assert ("retry-after" in answer.headers) == (status == 503)
+
+    async def all_of_them() -> None:
+        async with serving(_front(desk)) as client:
+            for error, status in REFUSALS:
+                await live(error, status, client)
+
+    asyncio.run(all_of_them())
+
+
+def test_a_mistake_of_ours_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """500 in the same form, without its text, and the next call is served."""
+    desk = Desk(error=KeyError("a secret"))
+
+    async def live() -> tuple[httpx.Response, httpx.Response]:
+        async with serving(_front(desk)) as client:
+            broken = await client.post("/admin/probe")
+            desk.error = None
+            return broken, await client.post("/admin/probe")
+
+    with caplog.at_level(logging.INFO, "holdfast.admin"):
+        broken, served = asyncio.run(live())
+    assert (broken.status_code, served.status_code) == (500, 200)
+    assert "secret" not in _error(broken)
+    assert _lines(caplog)[0].startswith("admin probe by key-1a2b3c4d: refused with 500")
+
+
+def test_an_order_that_takes_too_long_goes_on() -> None:
+    """504, and whoever else waits for it gets the answer."""
+    desk = Desk(is_slow=True)
+    answer = _ask(desk, "POST", "/admin/probe", deadline_seconds=0.01)
+    assert answer.status_code == 504
+    assert not desk.unanswered[0].cancelled()
+
+
+def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == "holdfast.admin"]
+
+
+def test_every_call_is_a_line_with_its_key_and_its_result(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also what is refused, and what is no route."""
+    desk = Desk()
+
+    async def live() -> None:
+        async with serving(_front(desk)) as client:
+            await client.post("/admin/restart", json={"reason": "new weights"})
+            await client.post("/admin/cache/reset")
+            desk.error = ConflictError("the server is asleep")
+            await client.post("/admin/loras/accent/pin")
+            await client.get("/admin/nothing%0Ahere")
+
+    with caplog.at_level(logging.INFO, "holdfast.admin"):
+        asyncio.run(live())
+    assert _lines(caplog) == [
+        "admin restart by key-1a2b3c4d: accepted",
+        "admin cache reset by key-1a2b3c4d: done",
+        "admin lora pin 'accent' by key-1a2b3c4d: refused with 409: the server is asleep",
+        r"admin '/admin/nothing\nhere' by key-1a2b3c4d: refused with 404: Not Found",
+    ]
+
+
+def test_what_is_no_route_is_answered_in_the_same_form() -> None:
+    """And never by the application behind."""
+    asked = [
+        ("GET", "/admin", 404),
+        ("GET", "/admin/", 404),
+        ("GET", "/admin/nothing", 404),
+        ("GET", "/admin/openapi.json", 404),
+        ("GET", "/admin/docs", 404),
+        ("GET", "/admin/drain", 405),
+        ("DELETE", "/admin/loras", 405),
+        ("HEAD", "/admin/restart", 405),
+    ]
+
+    async def live() -> None:
+        async with serving(_front(Desk())) as client:
+            for method, path, status in asked:
+                answer = await client.request(method, path)
+                assert answer.status_code == status
+                assert method == "HEAD" or _error(answer)
+                assert ("allow" in answer.headers) == (status == 405)
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize("path", ["/administrator", "/v1/admin/drain", "/adminx/drain"])
+def test_other_paths_belong_to_the_application(path: str) -> None:
+    """Only `/admin` and what is below it is ours."""
+    desk = Desk()
+    assert "error" not in _ask(desk, "POST", path).text
+    assert desk.asked == []
+
+
+@pytest.mark.parametrize("path", ["/prefix/admin/drain", "/admin/drain", "/admin/drain/"])
+def test_the_routes_are_found_under_the_root_path(path: str) -> None:
+    """A proxy may leave the root path in the request or take it away."""
+    desk = Desk()
+    assert _ask(desk, "POST", path, root_path="/prefix").status_code == 202
+
+
+def test_the_document_has_every_route_and_every_status() -> None:
+    """All of it below `/admin`; nothing that is not answered."""
+    document = admin_app(Desk(), lambda: None, order_deadline_seconds=1.0).openapi()
+    operations = {
+        (method.upper(), path): operation
+        for path, its in document["paths"].items()
+        for method, operation in its.items()
+    }
+    assert set(operations) == set(ROUTES)
+    for (_, path), operation in operations.items():
+        answers = set(operation["responses"])
+        success = "202" if path in {"/admin/drain", "/admin/restart"} else "200"
+        assert answers == {success, "400", "401", "403", "404", "409", "500", "503", "504"}
+        assert operation["description"]
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+@pytest.fixture
+def levels() -> Iterator[tuple[logging.Logger, logging.Handler]]:
+    """vLLM's logger as vLLM configures it, and ours; both are as before at the end."""
+    loggers = [logging.getLogger(name) for name in ("holdfast", "vllm")]
+    before = [logger.level for logger in loggers]
+    handler = logging.NullHandler(logging.INFO)
+    loggers[1].addHandler(handler)
+    yield loggers[1], handler
+    loggers[1].removeHandler(handler)
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
+def test_the_log_level_is_changed_while_the_server_runs(
+    levels: tuple[logging.Logger, logging.Handler],
+) -> None:
+    """Of both loggers, or of one; vLLM's handler lets through what its logger does."""
+    vllm, handler = levels
+    _ask(Desk(), "PUT", "/admin/log-level", {"level": "warning"})
+    changed = _ask(Desk(), "PUT", "/admin/log-level", {"level": "debug", "logger": "vllm"})
+    assert changed.json() == {"levels": {"holdfast": "warning", "vllm": "debug"}}
+    assert _ask(Desk(), "GET", "/admin/log-level").json() == changed.json()
+    assert vllm.level == handler.level == logging.DEBUG
