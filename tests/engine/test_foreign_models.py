@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tiny_models
-from servers import SMALL, running
+from servers import SMALL, Server, descendants, running
 
 pytestmark = pytest.mark.engine
 
@@ -59,5 +61,20 @@ def test_embedding_model_passes_the_steps_that_apply(models: Path, tmp_path: Pat
         skipped = [step for step in steps.values() if step["outcome"] == "skipped"]
         assert len(skipped) == 3
         assert all(step["reason"] for step in skipped)
-        answer = server.post("/v1/embeddings", {"model": server.model, "input": "hold fast"})
+        asked = {"model": server.model, "input": ["hold fast", "and again"]}
+        answer = server.post("/v1/embeddings", asked)
         assert answer.status_code == 200
+        assert _over_a_death(server, asked) == answer.json()["data"]
+
+
+def _over_a_death(server: Server, asked: dict[str, Any]) -> object:
+    """The data of an answer whose engine is killed while it works on it."""
+    core = next(p for p in descendants(server.process.pid) if "EngineCore" in " ".join(p.cmdline()))
+    core.suspend()  # so that it has the request, and no answer, when it is killed
+    with ThreadPoolExecutor(1) as client:
+        answering = client.submit(server.post, "/v1/embeddings", asked, timeout=180)
+        server.until(lambda: server.metric("requests_in_flight") == 1, "a request")
+        core.kill()
+        answer = answering.result()
+    assert server.metric("requests_replayed_total") == len(asked["input"])
+    return answer.json()["data"]
