@@ -60,6 +60,14 @@ class PlainDialect:
     def context_tokens(self, output: Output) -> int:
         return output.tokens
 
+    def prompt_tokens(self, output: Output) -> int:
+        del output
+        return 1
+
+    def new_tokens(self, output: Output) -> int:
+        del output
+        return 1
+
     def is_same_request(self, internal_id: str, request_id: str) -> bool:
         return internal_id == request_id
 

@@ -56,6 +56,13 @@ def test_what_says_that_the_engine_is_dead(error: Exception, llm: Any, is_death:
     assert DIALECT.is_death(error, llm) is is_death
 
 
+def test_tokens_are_counted_as_they_come() -> None:
+    """The prompt stands in each output, of the answer only what is new; vectors have none."""
+    pooled = PoolingRequestOutput("embd-1", PoolingOutput(None), [1, 2, 3], 0, finished=True)
+    assert (DIALECT.prompt_tokens(_output(None)), DIALECT.new_tokens(_output(None))) == (3, 2)
+    assert (DIALECT.prompt_tokens(pooled), DIALECT.new_tokens(pooled)) == (3, 0)
+
+
 @pytest.mark.parametrize(("reason", "is_abort"), [("abort", True), ("stop", False), (None, False)])
 def test_what_gives_a_request_up(reason: str | None, is_abort: bool) -> None:
     """The finish reason `abort`."""

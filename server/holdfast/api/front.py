@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast.engine.tracked import tracked_request
 
 
 class EngineApp:
@@ -27,7 +30,13 @@ class EngineApp:
         """Answer as it does; the gate is closed until there is one."""
         if self._inner is None:
             raise RuntimeError("The gate was opened before an application was attached.")
-        await self._inner(scope, receive, send)
+        tracked = tracked_request()
+        tracked.entered_seconds = time.monotonic()
+        try:
+            await self._inner(scope, receive, send)
+        finally:
+            # Set by the router, for a path with parameters in it.
+            tracked.route = getattr(scope.get("route"), "path", "")
 
 
 class FrontDoor:
@@ -54,6 +63,7 @@ class FrontDoor:
             for route in self._routes:
                 match, found = route.matches(ours)
                 if match is not Match.NONE:
+                    tracked_request().route = getattr(route, "path", "")
                     await route.handle({**ours, **found}, receive, send)
                     return
         await self._behind(scope, receive, send)

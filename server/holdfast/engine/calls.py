@@ -58,6 +58,12 @@ class Dialect(Protocol):
     def context_tokens(self, output: Any) -> int:
         """Tokens of prompt and answer so far, in an output of a trial."""
 
+    def prompt_tokens(self, output: Any) -> int:
+        """Tokens of the prompt of an output."""
+
+    def new_tokens(self, output: Any) -> int:
+        """Tokens of the answer that came with an output and with none before it."""
+
     def is_same_request(self, internal_id: str, request_id: str) -> bool:
         """Whether the engine's name of a request is that of a call with `request_id`."""
 
@@ -209,6 +215,7 @@ class Calls:
                             async for output in outputs:
                                 if self._is_given_up(call, output):
                                     break
+                                self._count_tokens(call, output)
                                 call.has_yielded = True
                                 # A client that reads slowly is no work of the engine.
                                 self._rests(call)
@@ -228,6 +235,7 @@ class Calls:
         if self._quarantined and self._digest(call) in self._quarantined:
             raise self._lift(call, _quarantine_error(), "quarantined")
         self._calls[call] = None
+        tracked.engine_request_id = tracked.engine_request_id or call.request_id
         try:
             yield call
         finally:
@@ -247,13 +255,15 @@ class Calls:
             call.waiter = asyncio.get_running_loop().create_future()
             self.held += 1
             try:
-                await call.waiter
+                with call.tracked.waiting():
+                    await call.waiter
             finally:
                 self.held -= 1
                 call.waiter = None
         if call.generation:
             self.replayed += 1
-        call.generation = self._generation
+            call.tracked.replays += 1
+        call.generation = call.tracked.generation = self._generation
         return self._llm
 
     def _may_run(self, call: Call) -> bool:
@@ -289,6 +299,11 @@ class Calls:
             if not self._owed:
                 self.busy_since_seconds = None
 
+    def _count_tokens(self, call: Call, output: Any) -> None:
+        if not call.has_yielded:
+            call.tracked.prompt_tokens += self._dialect.prompt_tokens(output)
+        call.tracked.output_tokens += self._dialect.new_tokens(output)
+
     def _is_given_up(self, call: Call, output: Any) -> bool:
         """Whether the engine answers as one does that was asked to end, unknown to us."""
         if not self._dialect.is_abort(output) or call.is_abort_expected or self.is_paused:
@@ -308,6 +323,7 @@ class Calls:
     def _lift(self, call: Call, error: HoldfastError, reason: LossReason) -> Exception:
         self._lost[reason] += 1
         call.tracked.is_broken = True
+        call.tracked.error = reason
         if reason != "not_replayable":  # the client can make the same request again, as we cannot
             call.tracked.may_be_retried = isinstance(error, NotReadyError)
         return self._dialect.lifted(error)

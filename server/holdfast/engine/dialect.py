@@ -83,6 +83,14 @@ class VllmDialect:
         made = [len(getattr(one, "token_ids", None) or ()) for one in _completions(output)]
         return len(output.prompt_token_ids or ()) + max(made, default=0)
 
+    def prompt_tokens(self, output: Any) -> int:
+        """Those that the tokenizer made, or that were sent."""
+        return len(output.prompt_token_ids or ())
+
+    def new_tokens(self, output: Any) -> int:
+        """All of its tokens: vLLM's routes ask for what is new, or for the whole at once."""
+        return sum(len(getattr(one, "token_ids", None) or ()) for one in _completions(output))
+
     def is_same_request(self, internal_id: str, request_id: str) -> bool:
         """vLLM appends `-` and 8 characters, and puts the index of a child and `_` before it."""
         name = internal_id.rpartition(_RANDOM_SEPARATOR)[0]

@@ -6,6 +6,9 @@ the context of the task.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -24,6 +27,41 @@ class Tracked:
     """Whether the client may send it again; None where the status code says enough."""
     is_broken: bool = False
     """Whether its answer ends in the middle."""
+    error: str = ""
+    """Why it was refused or lost, in one word; empty while nobody knows of a reason."""
+    route: str = ""
+    """The path of the route that answers it, with its parameters left open; empty if unknown."""
+    entered_seconds: float | None = None
+    """When vLLM's application got it, by `time.monotonic()`; None while it did not."""
+    engine_request_id: str = ""
+    """The name that vLLM gave its first call, which vLLM's own log lines carry."""
+    generation: int = 0
+    """The last generation of the engine that had it; 0 if none."""
+    replays: int = 0
+    """How often a call of it was given to another generation."""
+    prompt_tokens: int = 0
+    """Tokens of the prompts that the engine has taken in for it."""
+    output_tokens: int = 0
+    """Tokens that the engine has made for it."""
+    waited_seconds: float = 0.0
+    """How long it waited for an engine; calls that wait side by side count once."""
+    waiting_calls: int = 0
+    """How many calls of it wait for an engine now."""
+    waiting_since_seconds: float = 0.0
+    """Since when any of them waits."""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While entered, a call of it waits."""
+        if not self.waiting_calls:
+            self.waiting_since_seconds = time.monotonic()
+        self.waiting_calls += 1
+        try:
+            yield
+        finally:
+            self.waiting_calls -= 1
+            if not self.waiting_calls:
+                self.waited_seconds += time.monotonic() - self.waiting_since_seconds
 
 
 REQUEST: ContextVar[Tracked | None] = ContextVar("holdfast_request", default=None)
