@@ -38,6 +38,7 @@ VALUES = {
     "--stall-timeout": ("60", 60.0, "7", 7.0),
     "--drain-timeout": ("0", 0.0, "7", 7.0),
     "--log-format": ("json", "json", "console", "console"),
+    "--request-log": ("uvicorn", "uvicorn", "none", "none"),
 }
 SWITCHES = {name for name, flag in FLAGS.items() if flag.is_switch}
 NO_NUMBERS = ("", " ", "-1", "nan", "inf", "-inf", "1_0", "0x10", "٣", "½", "1e400", "ten", "1\0")

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -32,6 +33,7 @@ from holdfast.api.gate import PROBE_HEADER, Gate
 from holdfast.api.health import health_routes
 from holdfast.api.line import places
 from holdfast.api.metrics import metrics_route
+from holdfast.api.request_log import RequestLog
 from holdfast.engine import processes, remains
 from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
@@ -44,7 +46,7 @@ from holdfast.lifecycle.proof import MOST_PASSES
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import ProbeReport, RankStats
-from holdfast.settings import Settings, WorkspaceSettings
+from holdfast.settings import ListenSettings, Settings, WorkspaceSettings
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
 from holdfast.telemetry.exposition import render, vllm_registry
 from holdfast.telemetry.logs import configure_logging, quieten_access_log
@@ -162,11 +164,14 @@ class _Application:
         """Listen, then start, prove and serve until asked to stop."""
         with self._progress, _signals(self._supervisor.request_stop, self._end_now):
             async with (
-                listener.serving(self._layers(), self._sock, self._settings.listen) as self._server,
+                listener.serving(self._layers(), self._sock, self._listen()) as self._server,
                 self._mounted,
                 self._loop_lag.measured(),
             ):
-                quieten_access_log(QUIET_PATHS, is_probing=lambda: self._state() is State.PROBING)
+                quieten_access_log(
+                    QUIET_PATHS.union(self._settings.listen.unlogged_paths),
+                    is_probing=lambda: self._state() is State.PROBING,
+                )
                 await self._supervisor.run()
 
     # What the supervisor asks for
@@ -247,11 +252,22 @@ class _Application:
     def _queue(self) -> tuple[int, int]:
         return self._vllm.launcher.queues.totals() if self._vllm else (0, 0)
 
+    def _listen(self) -> ListenSettings:
+        """As given, with uvicorn's access log only where it is asked for in place of our line."""
+        listen, logs = self._settings.listen, self._settings.logs
+        has_access_log = listen.has_access_log and logs.requests == "uvicorn"
+        return replace(listen, has_access_log=has_access_log)
+
     def _layers(self) -> ASGIApp:
         """What a request passes, written from the inside out."""
         root_path = self._settings.listen.root_path
         gate = Gate(self._engine_app, self._admission, root_path=root_path)
-        return FrontDoor(self._routes(), gate, root_path=root_path)
+        return RequestLog(
+            FrontDoor(self._routes(), gate, root_path=root_path),
+            quiet_paths=QUIET_PATHS,
+            silent_paths=self._settings.listen.unlogged_paths,
+            is_on=self._settings.listen.has_access_log and self._settings.logs.requests == "line",
+        )
 
     def _routes(self) -> list[BaseRoute]:
         collector = HoldfastCollector(

@@ -133,6 +133,7 @@ def _serve_parser() -> argparse.ArgumentParser:
     listener.add_argument("--root-path", default="")
     listener.add_argument("--uvicorn-log-level", choices=(*LOG_LEVELS, "trace"), default="info")
     listener.add_argument("--disable-uvicorn-access-log", action="store_true")
+    listener.add_argument("--disable-access-log-for-endpoints", default="")
     listener.add_argument("--api-key", nargs="*")
     listener.add_argument("--log-level", type=str.lower, choices=LOG_LEVELS, default="info")
     _add_unsupported(parser)
@@ -199,6 +200,9 @@ def _listen_settings(
         uvicorn_log_level=namespace.uvicorn_log_level,
         log_level=namespace.log_level,
         has_access_log=not namespace.disable_uvicorn_access_log,
+        unlogged_paths=tuple(
+            path.strip() for path in namespace.disable_access_log_for_endpoints.split(",") if path
+        ),
         api_keys=tuple(keys),
     )
 

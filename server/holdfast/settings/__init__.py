@@ -18,6 +18,7 @@ from holdfast.settings.groups import (
     LogSettings,
     OverloadSettings,
     ProbeSettings,
+    RequestLogStyle,
     Suite,
     SupervisionSettings,
     WorkspaceSettings,
@@ -32,6 +33,7 @@ __all__ = [
     "LogSettings",
     "OverloadSettings",
     "ProbeSettings",
+    "RequestLogStyle",
     "Settings",
     "Suite",
     "SupervisionSettings",
@@ -57,6 +59,7 @@ class ListenSettings:
     root_path: str = ""
     uvicorn_log_level: str = "info"
     has_access_log: bool = True
+    unlogged_paths: tuple[str, ...] = ()
     log_level: str = "info"
     api_keys: tuple[str, ...] = ()
 

@@ -26,6 +26,7 @@ from holdfast.workspace.plan import GrowthPolicy
 Suite = Literal["worst-case", "quick", "off"]
 LearnedRestart = Literal["auto", "always", "never"]
 LogFormat = Literal["auto", "console", "json"]
+RequestLogStyle = Literal["line", "uvicorn", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,4 +191,11 @@ class LogSettings:
         ("auto", "console", "json"),
         "auto",
         "`auto` is a progress view on a terminal and one line an event elsewhere",
+    )
+    requests: RequestLogStyle = choice(
+        "--request-log",
+        ("line", "uvicorn", "none"),
+        "line",
+        "what is logged of each request: `line` has its times, tokens and generation, `uvicorn` is "
+        "the access log of `vllm serve`; `--disable-uvicorn-access-log` turns off both",
     )
