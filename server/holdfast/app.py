@@ -26,6 +26,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from holdfast import __version__, listener
+from holdfast.api import openapi
 from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.admission import Admission
 from holdfast.api.front import EngineApp, FrontDoor
@@ -186,8 +187,9 @@ class _Application:
     async def mount(self) -> None:
         """Build vLLM's application once; its objects follow the engine through the proxy."""
         if self._vllm is not None and not self._engine_app.is_attached:
-            app = self._vllm.openai_app(self._server)
-            self._engine_app.attach(await self._mounted.enter_async_context(app))
+            app = await self._mounted.enter_async_context(self._vllm.openai_app(self._server))
+            openapi.publish(app, self._openapi)
+            self._engine_app.attach(app)
 
     def prober(self, engine: Engine) -> Prober:
         """A prober that comes through our own listener, past the gate by the token."""
@@ -232,6 +234,15 @@ class _Application:
         from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
 
         return configure(self._settings, self._directory, self._state, self._native_variables)
+
+    def _openapi(self, document: openapi.Document) -> openapi.Document:
+        listen = self._settings.listen
+        return openapi.complete(
+            document,
+            version=__version__,
+            has_keys=bool(listen.api_keys),
+            root_path=listen.root_path.rstrip("/"),
+        )
 
     def _calls(self) -> Calls | None:
         return self._vllm.launcher.calls if self._vllm else None

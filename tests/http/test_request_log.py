@@ -23,12 +23,14 @@ from starlette.routing import Route
 
 from asgi_server import DEADLINE_SECONDS, serving
 from callers import PlainDialect, ScriptedLLM
+from holdfast.api.admission import Admission
 from holdfast.api.front import EngineApp, FrontDoor
-from holdfast.api.gate import PROBE_HEADER, Admission, Gate
+from holdfast.api.gate import PROBE_HEADER, Gate
 from holdfast.api.request_log import RequestLog
 from holdfast.engine.calls import Calls
 from holdfast.lifecycle.states import State
 from holdfast.telemetry.logs import JSONLines
+from holdfast.telemetry.refusals import Refusals
 from inner_app import InnerApp, View
 
 Lines = list[dict[str, Any]]
@@ -81,7 +83,8 @@ def _front(inner: Any, *, state: State = State.READY, **options: Any) -> Request
 
     engine_app = EngineApp()
     engine_app.attach(inner)
-    gate = Gate(engine_app, Admission(View(state), probe_token="a-token"))  # noqa: S106 - a test's
+    admission = Admission(View(state), probe_token="a-token", refusals=Refusals())  # noqa: S106 - a test's
+    gate = Gate(engine_app, admission)
     door = FrontDoor([Route("/readyz", healthz)], gate, root_path="/prefix")
     return RequestLog(door, quiet_paths={"/readyz"}, **options)
 
