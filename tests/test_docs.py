@@ -8,11 +8,13 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from holdfast import cli
+from holdfast.api.admin import admin_app
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.doctor.findings import HAZARDS
@@ -30,12 +32,14 @@ OPERATING = ROOT / "docs" / "operating.md"
 DEPLOYING = ROOT / "docs" / "deploying.md"
 HOW_IT_WORKS = ROOT / "docs" / "how-it-works.md"
 DASHBOARDS = ROOT / "docs" / "dashboards.md"
+ADMIN = ROOT / "docs" / "admin.md"
 PAGES = (
     README,
     HOW_IT_WORKS,
     DEPLOYING,
     OPERATING,
     DASHBOARDS,
+    ADMIN,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
 )
@@ -162,7 +166,28 @@ def test_the_route_table_is_that_of_the_code() -> None:
     """Every route of ours has its row, under the one for those of vLLM."""
     vllm, *ours = (row[0] for row in table(README, "### Routes"))
     assert vllm.startswith("`/v1/*`")
-    assert {path.strip("`") for path in ours} == route_paths()
+    assert {path.strip("`") for path in ours} == route_paths() | {"/admin/*"}
+
+
+def test_the_table_of_admin_routes_is_that_of_the_document() -> None:
+    """Every route in its order, with the fields of its body."""
+    nobody: Any = None
+    document = admin_app(nobody, lambda: None, order_deadline_seconds=1.0).openapi()
+    schemas = document["components"]["schemas"]
+
+    def fields(operation: dict[str, Any]) -> list[str]:
+        if "requestBody" not in operation:
+            return []
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        return list(schemas[schema["$ref"].rpartition("/")[2]]["properties"])
+
+    documented = [
+        (f"`{method.upper()} {path}`", fields(operation))
+        for path, its in document["paths"].items()
+        for method, operation in its.items()
+    ]
+    rows = [(route, INLINE.findall(body)) for route, body, _ in table(ADMIN, "## Admin routes")]
+    assert rows == documented
 
 
 def test_every_step_of_the_probe_is_explained() -> None:

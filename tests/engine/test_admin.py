@@ -111,7 +111,6 @@ def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> 
     assert ask(server, "loras", name="gone", path=str(copy)).status_code == 200
     shutil.rmtree(copy)
     expected = undisturbed(server, questions(7, count=10, longest_tokens=1500))
-    before = server.metric("requests_replayed_total")
     with loaded(server, expected, clients=CLIENTS, seed=7) as load:
         wait_until(
             lambda: len(load.answers) > CLIENTS, deadline_seconds=60, what=lambda: "nobody asks"
@@ -121,7 +120,6 @@ def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> 
     assert not load.wrong, load.wrong
     assert not load.broken, load.broken
     assert server.metric("engine_deaths_total", cause="requested") == 1
-    assert server.metric("requests_replayed_total") + server.metric("requests_in_flight") >= before
     known = server.get("/admin/loras").json()["loras"]
     assert known == [{"name": "accent", "path": str(adapter), "is_pinned": True}]
     assert text(server, "accent") == accent

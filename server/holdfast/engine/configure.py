@@ -62,6 +62,7 @@ def configure(
     engine_arguments = vllm_arguments.engine_arguments(namespace)
     with compat.usage_errors():
         config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        compat.spare_front_end(config)
         launcher = EngineLauncher(
             config,
             engine_arguments,
