@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -241,6 +241,7 @@ class _Application:
             document,
             version=__version__,
             has_keys=bool(listen.api_keys),
+            others=(self._admin.openapi(),),
             root_path=listen.root_path.rstrip("/"),
         )
 
@@ -301,9 +302,10 @@ class _Application:
                 api_keys=self._settings.listen.api_keys,
             ),
             metrics_route(lambda accept: render((registry, vllm_registry()), accept=accept)),
-            admin_route(self._admin()),
+            admin_route(self._admin),
         ]
 
+    @cached_property
     def _admin(self) -> FastAPI:
         probe, supervision = self._settings.probe, self._settings.supervision
         passes_seconds = MOST_PASSES * probe.timeout_seconds
