@@ -50,6 +50,9 @@ START_SECONDS = 600.0
 STOP_SECONDS = 60.0
 ANSWER_SECONDS = 120.0
 POLL_SECONDS = 0.2
+IDLE_SECONDS = 1.0
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(slots=True)
@@ -95,7 +98,7 @@ class Load:
         self._address = (parts.hostname or "", parts.port or 0)
         self._model = model
         self._random = random.Random(1)  # noqa: S311 - prompts, not secrets
-        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._free: list[tuple[float, Connection]] = []
 
     async def closed(self, clients: int, seconds: float) -> Phase:
         """So many clients, each of which asks again when it has its answer."""
@@ -136,10 +139,7 @@ class Load:
 
     async def _exchange(self) -> str:
         """One request; its status code."""
-        connection = (
-            self._free.pop() if self._free else await asyncio.open_connection(*self._address)
-        )
-        reader, writer = connection
+        reader, writer = connection = await self._connected()
         writer.write(self._request())
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = head.partition("content-length: ")[2].partition("\r\n")[0]
@@ -147,8 +147,17 @@ class Load:
         if "connection: close" in head:
             writer.close()
         else:
-            self._free.append(connection)
+            self._free.append((time.monotonic(), connection))
         return head.split(" ", 2)[1]
+
+    async def _connected(self) -> Connection:
+        """A connection that the server is not about to close, as it does with idle ones."""
+        while self._free:
+            idle_since, connection = self._free.pop()
+            if time.monotonic() - idle_since < IDLE_SECONDS:
+                return connection
+            connection[1].close()
+        return await asyncio.open_connection(*self._address)
 
     def _request(self) -> bytes:
         prompt = [self._random.randrange(5, 200) for _ in range(PROMPT_TOKENS)]

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from random import Random
 
 import httpx
 import pytest
@@ -412,6 +413,37 @@ def test_a_client_that_leaves_inside_frees_its_place() -> None:
             return (await waiting).status_code
 
     assert asyncio.run(scene()) == 200
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_place_is_lost_when_clients_come_and_go(seed: int) -> None:
+    """Whoever leaves, whenever, and whatever the state does: in the end all places are free."""
+    random = Random(seed)
+
+    async def scene() -> None:
+        shop = Shop(places=3, waiting=8)
+        async with shop.serving() as client:
+            asking: list[asyncio.Task[httpx.Response]] = []
+            for _ in range(60):
+                asking.append(ask(client, random.choice("abc"), b"x"))
+                await asyncio.sleep(random.choice((0.0, 0.005)))
+                if random.random() < 0.5:
+                    random.choice(asking).cancel()
+                if random.random() < 0.3:
+                    shop.release()
+                if random.random() < 0.1:
+                    shop.view.move(State.RECOVERING, is_recovering=True)
+                    await asyncio.sleep(0.0)
+                    shop.view.move(State.READY)
+            shop.release(60)
+            await asyncio.wait(asking)
+            await shop.until_there(inside=0, waiting=0)
+            codes = {one.result().status_code for one in asking if not one.cancelled()}
+            assert codes <= {200, 429}
+            last = [ask(client) for _ in range(3)]
+            assert {(await one).status_code for one in last} == {200}
+
+    asyncio.run(scene())
 
 
 def test_a_key_has_so_many_requests_at_a_time() -> None:
