@@ -72,14 +72,15 @@ def test_never_proves_again_in_the_same_engine_but_not_what_the_journal_forbids(
 
 
 def _no_longer_request_is_taken(server: Server, proven_tokens: int) -> None:
-    """What was proven is served; one token more, of prompt or answer, is vLLM's own 400."""
+    """What was proven is served; a longer prompt is vLLM's own 400, a longer answer is cut."""
     assert server.get("/v1/models").json()["data"][0]["max_model_len"] == proven_tokens + 1
     prompt = [7] * proven_tokens
-    assert server.completion(prompt, max_tokens=1).status_code == 200
-    too_long = (server.completion([7, *prompt], max_tokens=1), server.completion(prompt))
-    for refused in too_long:
-        assert refused.status_code == 400
-        assert "maximum context length" in refused.json()["error"]["message"]
+    answer = server.completion(prompt, max_tokens=8, ignore_eos=True).json()
+    assert answer["usage"]["completion_tokens"] == 1
+    assert server.completion([7, *prompt], max_tokens=1).status_code == 400
+    refused = server.completion([7, 7, *prompt], max_tokens=1)
+    assert refused.status_code == 400
+    assert "context length" in refused.json()["error"]["message"]
 
 
 def _forbid(source: Path, target: Path, *, tokens: int) -> None:
