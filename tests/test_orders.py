@@ -437,3 +437,14 @@ def test_a_sleeping_engine_can_be_restarted(tmp_path: Path) -> None:
 
     life = lived(World(tmp_path), in_service(act))
     assert life.states[3:7] == ["SLEEPING", "RECOVERING", "RECOVERING", "PROBING"]
+
+
+def test_a_stop_while_asleep_is_clean(tmp_path: Path) -> None:
+    """Nobody is there to be waited for."""
+
+    async def act(life: Life) -> None:
+        await life.supervisor.order(SLEEP)
+
+    life = lived(World(tmp_path), in_service(act))
+    assert life.error is None
+    assert life.states[-3:] == ["SLEEPING", "DRAINING", "STOPPED"]
