@@ -15,7 +15,6 @@ from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.errors import (
     ConflictError,
-    EngineLostError,
     EngineStartError,
     HoldfastError,
     NotReadyError,
@@ -209,7 +208,7 @@ class Supervisor:
                 again = State.STARTING if self._last_death is None else State.RECOVERING
                 self._standing.enter(again, "once more, with another reservation")
             else:
-                await self._back_off(launcher, death)
+                await self._restarts.back_off(death, is_restartable=launcher.is_restartable)
 
     async def _one_life(self, launcher: EngineLauncher) -> Death | None:
         """Start, prove and serve with one generation; how it died, or None to learn from it.
@@ -349,30 +348,6 @@ class Supervisor:
         self._forecast.began("recovery", guess_seconds=self._report.last_start_seconds)
         self._standing.enter(State.RECOVERING, f"the engine died: {death}")
         return death
-
-    async def _back_off(self, launcher: EngineLauncher, death: Death) -> None:
-        """Wait as the budget of restarts says.
-
-        Raises:
-            EngineLostError: it is spent, or this engine cannot be started again.
-        """
-        if not launcher.is_restartable:
-            raise EngineLostError(
-                f"the engine died: {death}, and one on several nodes is not started again",
-                remedy="start all nodes again.",
-            )
-        wait_seconds = 0.0 if death.cause == "requested" else self._restarts.take()
-        if wait_seconds is None:
-            settings = self._supervision
-            raise EngineLostError(
-                f"the engine died: {death}, after {settings.max_engine_restarts} restarts within "
-                f"{settings.restart_window_seconds:.0f} s",
-                remedy="see the engine's log above, and start again; --max-engine-restarts allows "
-                "more.",
-            )
-        if wait_seconds:
-            logger.info("waiting %.0f s before the next start", wait_seconds)
-            await asyncio.sleep(wait_seconds)
 
     async def _drain(self, living: asyncio.Task[None]) -> None:
         """Let what is in flight finish, also over the death of an engine."""
