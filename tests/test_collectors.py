@@ -14,7 +14,15 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.lifecycle.states import State
-from holdfast.records import DEATH_CAUSES, LOSS_REASONS, MEMORY_KINDS, LossReason, RankStats, Status
+from holdfast.records import (
+    DEATH_CAUSES,
+    LOSS_REASONS,
+    MEMORY_KINDS,
+    REFUSAL_REASONS,
+    LossReason,
+    RankStats,
+    Status,
+)
 from holdfast.telemetry.collectors import (
     HoldfastCollector,
     last_step_age_seconds,
@@ -23,7 +31,7 @@ from holdfast.telemetry.collectors import (
 from holdfast.telemetry.exposition import render, vllm_registry
 from holdfast.telemetry.metrics import BY_NAME, METRICS
 from holdfast.telemetry.outages import Outages
-from holdfast.telemetry.refusals import REFUSAL_REASONS, Refusals
+from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import RankCounters, Totals
 from statuses import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
 

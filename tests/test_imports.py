@@ -27,7 +27,7 @@ LAYERS = (
     {"workspace", "telemetry", "engine", "demo"},
     {"lifecycle"},
     {"api"},
-    {"app", "doctor", "listener"},
+    {"app", "connections", "doctor", "listener"},
     {"cli"},
     {"__main__"},
 )

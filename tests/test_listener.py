@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast import listener
 from holdfast.errors import AddressInUseError, UsageError
-from holdfast.settings import ListenSettings
+from holdfast.settings import LimitSettings, ListenSettings
+from holdfast.telemetry.refusals import Refusals
 
 LOCAL = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="critical")
 
@@ -48,7 +49,9 @@ def served(
     """What `act` returns while `hello` listens."""
 
     async def run(sock: socket.socket) -> Any:
-        async with listener.serving(hello, sock, settings):
+        async with listener.serving(
+            hello, sock, settings, limits=LimitSettings(), refusals=Refusals()
+        ):
             return await act(sock)
 
     with listener.bound(settings) as sock:
@@ -242,7 +245,9 @@ def test_a_request_that_is_cut_at_the_end_is_no_error(
         await asyncio.Event().wait()
 
     async def run(sock: socket.socket) -> None:
-        async with listener.serving(endless, sock, settings):
+        async with listener.serving(
+            endless, sock, settings, limits=LimitSettings(), refusals=Refusals()
+        ):
             _, writer = await asyncio.open_connection(*sock.getsockname())
             writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
             await entered.wait()

@@ -62,9 +62,6 @@ from holdfast.workspace import learned
 if TYPE_CHECKING:
     from holdfast.engine.configure import ConfiguredEngine
 
-QUIET_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping", "/metrics"})
-"""What probes and scrapes ask for every few seconds, which no access log needs."""
-
 IDLE_POLL_SECONDS = 0.1
 ORDER_MARGIN_SECONDS = 900.0
 """For an engine to sleep and wake, beside what may be awaited and proven."""
@@ -165,12 +162,18 @@ class _Application:
         """Listen, then start, prove and serve until asked to stop."""
         with self._progress, _signals(self._supervisor.request_stop, self._end_now):
             async with (
-                listener.serving(self._layers(), self._sock, self._listen()) as self._server,
+                listener.serving(
+                    self._layers(),
+                    self._sock,
+                    self._listen(),
+                    limits=self._settings.limits,
+                    refusals=self._refusals,
+                ) as self._server,
                 self._mounted,
                 self._loop_lag.measured(),
             ):
                 quieten_access_log(
-                    QUIET_PATHS.union(self._settings.listen.unlogged_paths),
+                    listener.ALWAYS_ANSWERED.union(self._settings.listen.unlogged_paths),
                     is_probing=lambda: self._state() is State.PROBING,
                 )
                 await self._supervisor.run()
@@ -276,7 +279,7 @@ class _Application:
         gate = Gate(self._engine_app, self._admission, root_path=root_path)
         return RequestLog(
             FrontDoor(self._routes(), gate, root_path=root_path),
-            quiet_paths=QUIET_PATHS,
+            quiet_paths=listener.ALWAYS_ANSWERED,
             silent_paths=self._settings.listen.unlogged_paths,
             is_on=self._settings.listen.has_access_log and self._settings.logs.requests == "line",
         )

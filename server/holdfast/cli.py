@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from holdfast import __version__
 from holdfast.engine import plan_flags, refusals
 from holdfast.errors import ExitCode, HoldfastError, UsageError
-from holdfast.settings import ListenSettings, Settings, add_flags, flags, read_groups
+from holdfast.settings import ListenSettings, Settings, add_flags, flags, read_groups, values
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 _DESCRIPTION = "An OpenAI-compatible server around vLLM whose green light is true."
@@ -89,6 +89,7 @@ def parse_serve(
     refusals.refuse_unsupported(namespace)
     if needs_model:
         _check_model(given, namespace, others)
+    _take_h11_limits(namespace)
     return Settings(
         is_demo=namespace.demo,
         listen=_listen_settings(namespace, environment),
@@ -135,6 +136,8 @@ def _serve_parser() -> argparse.ArgumentParser:
     listener.add_argument("--disable-uvicorn-access-log", action="store_true")
     listener.add_argument("--disable-access-log-for-endpoints", default="")
     listener.add_argument("--api-key", nargs="*")
+    for name in ("max-incomplete-event-size", "max-header-count"):
+        listener.add_argument(f"--h11-{name}", help=argparse.SUPPRESS)
     listener.add_argument("--log-level", type=str.lower, choices=LOG_LEVELS, default="info")
     _add_unsupported(parser)
     return parser
@@ -204,7 +207,27 @@ def _listen_settings(
             path.strip() for path in namespace.disable_access_log_for_endpoints.split(",") if path
         ),
         api_keys=tuple(keys),
+        keep_alive_seconds=_keep_alive_seconds(environment),
     )
+
+
+def _take_h11_limits(namespace: argparse.Namespace) -> None:
+    """Take vLLM's limits of headers, which it applies to h11 alone, as other names of ours."""
+    if namespace.max_headers is None:
+        namespace.max_headers = namespace.h11_max_header_count
+    if namespace.max_header_size is None:
+        namespace.max_header_size = namespace.h11_max_incomplete_event_size
+
+
+def _keep_alive_seconds(environment: Mapping[str, str]) -> float:
+    text = environment.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
+    try:
+        return ListenSettings().keep_alive_seconds if text is None else values.seconds(text)
+    except ValueError as error:
+        raise UsageError(
+            f"VLLM_HTTP_TIMEOUT_KEEP_ALIVE: {error}, not {text!r}.",
+            remedy="mend it, or unset it and use --keep-alive-timeout.",
+        ) from None
 
 
 def _with_two_token_config(arguments: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@
   x EngineSilentError          HTTP 504 the engine did not answer an operator in time
   x NotReadyError              HTTP 503 the gate is closed
   x OverloadedError            HTTP 429 as many requests wait as may
+  x RefusedError               HTTP 4xx, 503, 504: the request or its connection is over a limit
   x RequestLostError           HTTP 500 the engine died with the answer half given
     + QuarantinedError         HTTP 500 the request has ended an engine alone
 
@@ -24,6 +25,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 from typing import ClassVar
+
+from holdfast.records import RefusalReason
 
 
 class ExitCode(IntEnum):
@@ -42,8 +45,8 @@ class HoldfastError(Exception):
     """A failure with a cause, a remedy and an exit code. `str()` of it is the cause alone."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.UNEXPECTED
-    http_status: ClassVar[int] = 500
-    openai_type: ClassVar[str] = "server_error"
+    http_status: int = 500
+    openai_type: str = "server_error"
 
     def __init__(self, cause: str, *, remedy: str = "") -> None:
         super().__init__(cause)
@@ -140,6 +143,24 @@ class OverloadedError(HoldfastError):
     def __init__(self, cause: str, *, retry_after_seconds: int, remedy: str = "") -> None:
         super().__init__(cause, remedy=remedy)
         self.retry_after_seconds = min(120, max(1, retry_after_seconds))
+
+
+class RefusedError(HoldfastError):
+    """A request, or its connection, is over a limit. `reason` is the one that it is counted by."""
+
+    def __init__(
+        self,
+        cause: str,
+        *,
+        reason: RefusalReason,
+        http_status: int,
+        openai_type: str = "invalid_request_error",
+        remedy: str = "",
+    ) -> None:
+        super().__init__(cause, remedy=remedy)
+        self.reason: RefusalReason = reason
+        self.http_status = http_status
+        self.openai_type = openai_type
 
 
 class RequestLostError(HoldfastError):

@@ -10,20 +10,27 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
 
+from holdfast.connections.book import Book, ConnectionLimits
+from holdfast.connections.open_files import most_connections
+from holdfast.connections.protocol import HttpConnection
 from holdfast.errors import AddressInUseError, UsageError
-from holdfast.settings import ListenSettings
+from holdfast.settings import LimitSettings, ListenSettings
+from holdfast.telemetry.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 
 START_DEADLINE_SECONDS = 30.0
 STOP_DEADLINE_SECONDS = 3.0
 """For the last bytes of answers; what could be waited for was drained before."""
+ALWAYS_ANSWERED = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping", "/metrics"})
+"""What orchestrators and scrapes ask for, also when all connections are in use."""
 
 
 @contextmanager
@@ -58,14 +65,22 @@ def bound(settings: ListenSettings) -> Iterator[socket.socket]:
 
 @asynccontextmanager
 async def serving(
-    app: Callable[..., Any], sock: socket.socket, settings: ListenSettings
+    app: Callable[..., Any],
+    sock: socket.socket,
+    settings: ListenSettings,
+    *,
+    limits: LimitSettings,
+    refusals: Refusals,
 ) -> AsyncIterator[uvicorn.Server]:
     """While entered, `app` answers on `sock`. Signals are not uvicorn's: they are the supervisor's.
 
+    What a connection may ask is bounded by `limits`, and what is refused for it is counted.
+
     Raises:
-        UsageError: a TLS file is missing or wrong.
+        UsageError: a TLS file is missing or wrong, or so many connections cannot be open.
     """
-    server = _Server(_config(app, settings))
+    book = Book(_connection_limits(limits), refusals, ALWAYS_ANSWERED)
+    server = _Server(_config(app, settings, limits, partial(HttpConnection, book=book)))
     task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
     try:
         await _until_started(server, task)
@@ -118,9 +133,26 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: Callable[..., Any], settings: ListenSettings) -> uvicorn.Config:
+def _connection_limits(limits: LimitSettings) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_connections=most_connections(limits.max_connections),
+        max_url_bytes=limits.max_url_bytes,
+        max_headers=limits.max_headers,
+        max_header_bytes=limits.max_header_bytes,
+        max_body_bytes=limits.max_body_bytes,
+        header_timeout_seconds=limits.header_timeout_seconds,
+        body_timeout_seconds=limits.body_timeout_seconds,
+    )
+
+
+def _config(
+    app: Callable[..., Any], settings: ListenSettings, limits: LimitSettings, protocol: Any
+) -> uvicorn.Config:
     config = uvicorn.Config(
         _cut_quietly(app),
+        http=protocol,
+        # uvicorn gives it to the loop's timer, which takes fractions too.
+        timeout_keep_alive=_keep_alive_seconds(settings, limits),  # type: ignore[arg-type]
         log_level=settings.uvicorn_log_level,
         access_log=settings.has_access_log,
         ssl_keyfile=settings.ssl_keyfile,
@@ -137,6 +169,12 @@ def _config(app: Callable[..., Any], settings: ListenSettings) -> uvicorn.Config
             remedy="check --ssl-keyfile, --ssl-certfile and --ssl-ca-certs.",
         ) from error
     return config
+
+
+def _keep_alive_seconds(settings: ListenSettings, limits: LimitSettings) -> float:
+    if limits.keep_alive_timeout_seconds is None:
+        return settings.keep_alive_seconds
+    return limits.keep_alive_timeout_seconds
 
 
 def _cut_quietly(app: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,6 +51,27 @@ SleepLevel = Literal[1, 2]
 SleepTag = Literal["weights", "kv_cache"]
 CacheKind = Literal["prefix", "mm", "encoder"]
 LossReason = Literal["stream_broken", "not_replayable", "quarantined", "engine_lost", "drained"]
+RefusalReason = Literal[
+    "not_ready",
+    "draining",
+    "failed",
+    "overloaded",
+    "key_concurrency",
+    "unauthorized",
+    "forbidden",
+    "malformed",
+    "url_too_long",
+    "too_many_headers",
+    "headers_too_large",
+    "slow_headers",
+    "body_too_large",
+    "slow_body",
+    "json_too_deep",
+    "unsupported_media_type",
+    "timed_out",
+    "idle_connection",
+    "too_many_connections",
+]
 
 GROWTH_PHASES: tuple[GrowthPhase, ...] = ("warmup", "sealed", "locked")
 REJECTION_KINDS: tuple[RejectionKind, ...] = ("scratch", "persistent", "permute")
@@ -75,6 +96,7 @@ START_PHASES: tuple[StartPhase, ...] = (
 DEATH_CAUSES: tuple[DeathCause, ...] = get_args(DeathCause)
 SLEEP_TAGS: frozenset[SleepTag] = frozenset(get_args(SleepTag))
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
+REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 PROBE_STEPS: tuple[StepName, ...] = (
     "first_token",
     "context_sweep",

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from holdfast.api.line import Line, Ticket
 from holdfast.lifecycle.states import SERVING, State
+from holdfast.records import RefusalReason
 from holdfast.settings import OverloadSettings
-from holdfast.telemetry.refusals import RefusalReason, Refusals
+from holdfast.telemetry.refusals import Refusals
 
 RETRY_AFTER_UNKNOWN_SECONDS = 5
 RETRY_AFTER_MOST_SECONDS = 120

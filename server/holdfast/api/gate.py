@@ -19,7 +19,7 @@ from holdfast.api.work import asks_for_work
 from holdfast.engine.tracked import Tracked, tracked_request
 from holdfast.errors import NotReadyError, OverloadedError
 from holdfast.lifecycle.states import State
-from holdfast.telemetry.refusals import RefusalReason
+from holdfast.records import RefusalReason
 
 PROBE_HEADER = "x-holdfast-probe"
 WEBSOCKET_TRY_AGAIN_LATER = 1013

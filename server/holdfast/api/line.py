@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from holdfast.api.service_rate import ServiceRate
-from holdfast.records import EngineFacts
-from holdfast.telemetry.refusals import RefusalReason
+from holdfast.records import EngineFacts, RefusalReason
 
 SPARE_SHARE = 8
 """One place in so many is beyond what the engine runs at once: when a request ends, the next is

@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.settings.flag import Flag
 from holdfast.settings.groups import (
     LearnedRestart,
+    LimitSettings,
     LogFormat,
     LogSettings,
     OverloadSettings,
@@ -28,6 +29,7 @@ __all__ = [
     "GROUPS",
     "Flag",
     "LearnedRestart",
+    "LimitSettings",
     "ListenSettings",
     "LogFormat",
     "LogSettings",
@@ -62,6 +64,8 @@ class ListenSettings:
     unlogged_paths: tuple[str, ...] = ()
     log_level: str = "info"
     api_keys: tuple[str, ...] = ()
+    keep_alive_seconds: float = 5.0
+    """Of VLLM_HTTP_TIMEOUT_KEEP_ALIVE; our own flag wins over it."""
 
     @property
     def is_tls(self) -> bool:
@@ -78,6 +82,7 @@ class Settings:
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
     overload: OverloadSettings = field(default_factory=OverloadSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
     logs: LogSettings = field(default_factory=LogSettings)
     listen: ListenSettings = field(default_factory=ListenSettings)
     vllm_arguments: tuple[str, ...] = ()
@@ -89,6 +94,7 @@ GROUPS: Mapping[str, type] = {
     "probe": ProbeSettings,
     "supervision": SupervisionSettings,
     "overload": OverloadSettings,
+    "limits": LimitSettings,
     "logs": LogSettings,
 }
 

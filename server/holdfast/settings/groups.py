@@ -15,7 +15,9 @@ from holdfast.settings.values import (
     count,
     directory_or_none,
     headroom_fraction,
+    positive_count,
     positive_seconds,
+    positive_size_bytes,
     seconds,
     size_bytes,
     token_count,
@@ -179,6 +181,89 @@ class OverloadSettings:
         "N",
         "requests of one API key at a time, waiting or in work, before 429; 0 is no limit, and "
         "without API keys it has no effect",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """What a request and its connection may ask of the front end. A time of 0 is no limit."""
+
+    max_body_bytes: int = flag(
+        "--max-body-size",
+        positive_size_bytes,
+        32 << 20,
+        "SIZE",
+        "most bytes of a request body, counted as they come in; more is answered 413",
+        shown="32MiB",
+    )
+    max_json_depth: int = flag(
+        "--max-json-depth",
+        positive_count,
+        128,
+        "N",
+        "levels of arrays and objects in a JSON body; more is answered 400",
+    )
+    max_url_bytes: int = flag(
+        "--max-url-length",
+        positive_size_bytes,
+        8 << 10,
+        "SIZE",
+        "longest path and query; more is answered 414",
+        shown="8KiB",
+    )
+    max_headers: int = flag(
+        "--max-headers", positive_count, 100, "N", "headers of a request; more is answered 431"
+    )
+    max_header_bytes: int = flag(
+        "--max-header-size",
+        positive_size_bytes,
+        64 << 10,
+        "SIZE",
+        "all names and values of the headers of a request together; more is answered 431",
+        shown="64KiB",
+    )
+    header_timeout_seconds: float = flag(
+        "--header-timeout",
+        seconds,
+        10.0,
+        "SECONDS",
+        "time for the first line and the headers of a request, after which it is answered 408; a "
+        "new connection that says nothing is closed; 0 for no limit",
+        shown="10",
+    )
+    body_timeout_seconds: float = flag(
+        "--body-timeout",
+        seconds,
+        30.0,
+        "SECONDS",
+        "a body of which over so long less than 1 KiB a second comes in is answered 408; 0 for no "
+        "limit",
+        shown="30",
+    )
+    request_timeout_seconds: float = flag(
+        "--request-timeout",
+        seconds,
+        0.0,
+        "SECONDS",
+        "a request that takes longer is aborted, and answered 504",
+        shown="0 (none)",
+    )
+    keep_alive_timeout_seconds: float | None = flag(
+        "--keep-alive-timeout",
+        seconds,
+        None,
+        "SECONDS",
+        "a connection without a request is closed so long after its last answer",
+        shown="`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`, or 5",
+    )
+    max_connections: int | None = flag(
+        "--max-connections",
+        positive_count,
+        None,
+        "N",
+        "open connections; for a further one the oldest without a request is closed, or it is "
+        "answered 503, but for health and metrics",
+        shown="16384, or fewer where not so many files may be open",
     )
 
 

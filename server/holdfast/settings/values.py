@@ -33,6 +33,13 @@ def size_bytes(text: str) -> int:
     return size
 
 
+def positive_size_bytes(text: str) -> int:
+    """A size of at least a byte, as `size_bytes` reads it; ValueError for anything else."""
+    if not (size := size_bytes(text)):
+        raise ValueError("expected a size above 0")
+    return size
+
+
 def headroom_fraction(text: str) -> float:
     """A fraction from 0 to 10; ValueError for anything else."""
     value = _number(text)
@@ -69,6 +76,13 @@ def count(text: str) -> int:
     if not re.fullmatch("[0-9]{1,6}", text):
         raise ValueError("expected a number, 0 or more")
     return int(text)
+
+
+def positive_count(text: str) -> int:
+    """A whole number, 1 or more; ValueError for anything else."""
+    if not (number := count(text)):
+        raise ValueError("expected a number, 1 or more")
+    return number
 
 
 def directory_or_none(text: str) -> Path | None:

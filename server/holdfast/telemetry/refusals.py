@@ -3,30 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
 
-RefusalReason = Literal[
-    "not_ready",
-    "draining",
-    "failed",
-    "overloaded",
-    "key_concurrency",
-    "unauthorized",
-    "forbidden",
-    "malformed",
-    "url_too_long",
-    "too_many_headers",
-    "headers_too_large",
-    "slow_headers",
-    "body_too_large",
-    "slow_body",
-    "json_too_deep",
-    "unsupported_media_type",
-    "timed_out",
-    "idle_connection",
-    "too_many_connections",
-]
-REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
+from holdfast.records import REFUSAL_REASONS, RefusalReason
 
 
 class Refusals:

@@ -1,0 +1,104 @@
+"""What a client is told that meets a limit of its connection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from http import HTTPStatus
+
+from holdfast.errors import RefusedError
+
+RETRY_AFTER_SECONDS = 5
+
+
+def malformed() -> RefusedError:
+    """The bytes are no HTTP."""
+    return RefusedError("The request is not valid HTTP/1.1.", reason="malformed", http_status=400)
+
+
+def url_too_long(most_bytes: int) -> RefusedError:
+    """The first line is too long."""
+    return RefusedError(
+        f"The URL of the request is longer than {most_bytes} bytes (--max-url-length).",
+        reason="url_too_long",
+        http_status=414,
+    )
+
+
+def too_many_headers(most: int) -> RefusedError:
+    """There are too many headers, or trailers."""
+    return RefusedError(
+        f"The request has more than {most} headers (--max-headers).",
+        reason="too_many_headers",
+        http_status=431,
+    )
+
+
+def headers_too_large(most_bytes: int) -> RefusedError:
+    """What is not the body is too large: headers, trailers, or what frames the chunks."""
+    return RefusedError(
+        f"The headers of the request are larger than {most_bytes} bytes (--max-header-size).",
+        reason="headers_too_large",
+        http_status=431,
+    )
+
+
+def slow_headers(seconds: float) -> RefusedError:
+    """The headers were not whole in time."""
+    return RefusedError(
+        f"The headers of the request did not come in {seconds:g} s (--header-timeout).",
+        reason="slow_headers",
+        http_status=408,
+    )
+
+
+def body_too_large(most_bytes: int) -> RefusedError:
+    """The body is too large, by what it says or by what came."""
+    return RefusedError(
+        f"The body of the request is larger than {most_bytes} bytes (--max-body-size).",
+        reason="body_too_large",
+        http_status=413,
+    )
+
+
+def slow_body(seconds: float) -> RefusedError:
+    """The body comes too slowly."""
+    return RefusedError(
+        f"The body of the request came at less than 1 KiB/s over {seconds:g} s (--body-timeout).",
+        reason="slow_body",
+        http_status=408,
+    )
+
+
+def too_many_connections(most: int) -> RefusedError:
+    """All connections are in use."""
+    return RefusedError(
+        f"All {most} connections are in use (--max-connections).",
+        reason="too_many_connections",
+        http_status=503,
+        openai_type="service_unavailable",
+    )
+
+
+def encoded(
+    error: RefusedError, default_headers: Iterable[tuple[bytes, bytes]], *, has_body: bool
+) -> bytes:
+    """The whole answer, after which the connection is closed."""
+    content = {
+        "message": error.cause,
+        "type": error.openai_type,
+        "param": None,
+        "code": error.http_status,
+    }
+    body = json.dumps({"error": content}, separators=(",", ":")).encode()
+    phrase = HTTPStatus(error.http_status).phrase
+    lines = [
+        f"HTTP/1.1 {error.http_status} {phrase}".encode(),
+        *(name + b": " + value for name, value in default_headers),
+        b"content-type: application/json",
+        b"content-length: %d" % len(body),
+        b"connection: close",
+    ]
+    if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
+        lines += [b"retry-after: %d" % RETRY_AFTER_SECONDS, b"x-should-retry: true"]
+    return b"\r\n".join([*lines, b"", body if has_body else b""])
