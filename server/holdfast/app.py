@@ -28,10 +28,11 @@ from starlette.types import ASGIApp
 from holdfast import __version__, listener
 from holdfast.api import openapi
 from holdfast.api.admin import admin_app, admin_route
-from holdfast.api.admission import Admission
+from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.front import EngineApp, FrontDoor
-from holdfast.api.gate import PROBE_HEADER, Gate
+from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
+from holdfast.api.limits import Limits
 from holdfast.api.line import places
 from holdfast.api.metrics import metrics_route
 from holdfast.api.request_log import RequestLog
@@ -277,8 +278,11 @@ class _Application:
         """What a request passes, written from the inside out."""
         root_path = self._settings.listen.root_path
         gate = Gate(self._engine_app, self._admission, root_path=root_path)
+        limits = Limits(
+            gate, self._settings.limits, self._refusals, is_probe=self._admission.is_probe
+        )
         return RequestLog(
-            FrontDoor(self._routes(), gate, root_path=root_path),
+            FrontDoor(self._routes(), limits, root_path=root_path),
             quiet_paths=listener.ALWAYS_ANSWERED,
             silent_paths=self._settings.listen.unlogged_paths,
             is_on=self._settings.listen.has_access_log and self._settings.logs.requests == "line",

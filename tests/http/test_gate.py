@@ -15,9 +15,14 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from asgi_server import DEADLINE_SECONDS, serving
-from holdfast.api.admission import RETRY_AFTER_UNKNOWN_SECONDS, Admission, retry_after_seconds
+from holdfast.api.admission import (
+    PROBE_HEADER,
+    RETRY_AFTER_UNKNOWN_SECONDS,
+    Admission,
+    retry_after_seconds,
+)
 from holdfast.api.front import FrontDoor
-from holdfast.api.gate import PROBE_HEADER, Gate
+from holdfast.api.gate import Gate
 from holdfast.api.waiting import READ_AHEAD_BYTES
 from holdfast.engine.tracked import REQUEST
 from holdfast.lifecycle.states import SERVING, State

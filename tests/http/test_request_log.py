@@ -23,9 +23,9 @@ from starlette.routing import Route
 
 from asgi_server import DEADLINE_SECONDS, serving
 from callers import PlainDialect, ScriptedLLM
-from holdfast.api.admission import Admission
+from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.front import EngineApp, FrontDoor
-from holdfast.api.gate import PROBE_HEADER, Gate
+from holdfast.api.gate import Gate
 from holdfast.api.request_log import RequestLog
 from holdfast.engine.calls import Calls
 from holdfast.lifecycle.states import State

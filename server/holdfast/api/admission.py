@@ -9,12 +9,16 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Protocol
 
+from starlette.types import Scope
+
 from holdfast.api.line import Line, Ticket
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.records import RefusalReason
 from holdfast.settings import OverloadSettings
 from holdfast.telemetry.refusals import Refusals
 
+PROBE_HEADER = "x-holdfast-probe"
+PROBE_HEADER_BYTES = PROBE_HEADER.encode()
 RETRY_AFTER_UNKNOWN_SECONDS = 5
 RETRY_AFTER_MOST_SECONDS = 120
 
@@ -95,6 +99,13 @@ class Admission:
     def is_probe_token(self, given: bytes) -> bool:
         """Whether this is the token of this start; an empty token opens nothing."""
         return bool(self._probe_token) and hmac.compare_digest(given, self._probe_token)
+
+    def is_probe(self, scope: Scope) -> bool:
+        """Whether the request carries the token of this start."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        return any(
+            name == PROBE_HEADER_BYTES and self.is_probe_token(value) for name, value in headers
+        )
 
     def join(self, key: str, *, needs_place: bool) -> Ticket:
         """A ticket for a request that comes now: called, waiting or refused. It must `leave`.

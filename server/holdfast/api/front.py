@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from starlette.routing import BaseRoute, Match
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.api.replies import openai_error
 from holdfast.engine.tracked import tracked_request
 
 
@@ -62,6 +64,9 @@ class FrontDoor:
             ours = self._as_ours(scope)
             for route in self._routes:
                 match, found = route.matches(ours)
+                if match is Match.PARTIAL and isinstance(route, Route):
+                    await _not_allowed(route)(scope, receive, send)
+                    return
                 if match is not Match.NONE:
                     tracked_request().route = getattr(route, "path", "")
                     await route.handle({**ours, **found}, receive, send)
@@ -73,6 +78,15 @@ class FrontDoor:
         root_path = scope.get("root_path", "") or self._root_path
         path: str = scope["path"].removeprefix(root_path)
         return {**scope, "path": path.rstrip("/") or "/", "root_path": ""}
+
+
+def _not_allowed(route: Route) -> Response:
+    return openai_error(
+        f"{route.path} does not take this method.",
+        kind="invalid_request_error",
+        status=405,
+        headers={"allow": ", ".join(sorted(route.methods or ()))},
+    )
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.admission import (
+    PROBE_HEADER_BYTES,
     RETRY_AFTER_UNKNOWN_SECONDS,
     Admission,
     GateView,
@@ -21,11 +22,9 @@ from holdfast.errors import NotReadyError, OverloadedError
 from holdfast.lifecycle.states import State
 from holdfast.records import RefusalReason
 
-PROBE_HEADER = "x-holdfast-probe"
 WEBSOCKET_TRY_AGAIN_LATER = 1013
 
 _DONE = b"data: [DONE]\n\n"
-_PROBE_HEADER_BYTES = PROBE_HEADER.encode()
 _OVERLOADS = MappingProxyType[RefusalReason, str](
     {
         "overloaded": "The server has as many requests as it may: try again later.",
@@ -89,12 +88,10 @@ class Gate:
     def _without_probe_header(self, scope: Scope) -> tuple[Scope, bool]:
         """The scope as the inner app may see it, and whether the request is the probe's."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        tokens = [value for name, value in headers if name == _PROBE_HEADER_BYTES]
-        if not tokens:
+        kept = [(name, value) for name, value in headers if name != PROBE_HEADER_BYTES]
+        if len(kept) == len(headers):
             return scope, False
-        kept = [(name, value) for name, value in headers if name != _PROBE_HEADER_BYTES]
-        is_probe = any(self._admission.is_probe_token(token) for token in tokens)
-        return {**scope, "headers": kept}, is_probe
+        return {**scope, "headers": kept}, self._admission.is_probe(scope)
 
 
 def _telling(send: Send, tracked: Tracked) -> Send:

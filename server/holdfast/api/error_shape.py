@@ -1,0 +1,52 @@
+"""Every error as OpenAI's clients read it, whoever made it."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+UNSUPPORTED_MEDIA_TYPE = "Unsupported Media Type"
+"""So vLLM begins what it says of a body that is no JSON, with a status of 400."""
+
+
+def shaped(status: int, body: bytes) -> tuple[int, bytes]:
+    """Status and body of an error in OpenAI's form; the same if it has that form already."""
+    content = _parsed(body)
+    error = content.get("error") if isinstance(content, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    if not isinstance(message, str):
+        return status, _encoded(status, _message(status, content, body))
+    if status == HTTPStatus.BAD_REQUEST and UNSUPPORTED_MEDIA_TYPE in message:
+        status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        return int(status), _encoded(status, "The body must be JSON: send 'application/json'.")
+    return status, body
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _message(status: int, content: Any, body: bytes) -> str:
+    if isinstance(content, dict):
+        said = content.get("detail") or content.get("message") or content.get("error")
+        if said:
+            return said if isinstance(said, str) else json.dumps(said)
+    text = body.decode(errors="replace").strip()
+    return text if text and content is None else _phrase(status)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Error"
+
+
+def _encoded(status: int, message: str) -> bytes:
+    kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": int(status)}
+    return json.dumps({"error": error}, separators=(",", ":")).encode()

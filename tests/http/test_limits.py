@@ -1,0 +1,315 @@
+"""What a whole request may ask, and the form of every error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import (
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+from websockets.asyncio.client import connect
+
+from asgi_server import DEADLINE_SECONDS, serving
+from holdfast.api.admission import PROBE_HEADER, Admission
+from holdfast.api.front import FrontDoor
+from holdfast.api.gate import Gate
+from holdfast.api.limits import SHAPED_BYTES, Limits
+from holdfast.settings import LimitSettings
+from holdfast.telemetry.refusals import Refusals
+from inner_app import View
+
+PROBE = "the-word-of-this-start"
+DEEP = b"[" * 100_000
+KEEPS = {"error": {"message": "as it is", "type": "Theirs", "param": "x", "code": 400}}
+
+
+class App(Starlette):
+    """Errors of every form, and answers that take their time."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.reached = 0
+        super().__init__(
+            routes=[
+                Route("/v1/echo", self._echo, methods=["POST"]),
+                Route("/v1/error", self._error, methods=["POST"]),
+                Route("/v1/broken", self._broken),
+                Route("/v1/never", self._never),
+                Route("/v1/swallows", self._swallows),
+                Route("/v1/stream", self._stream),
+                Route("/v1/file", self._file),
+                Route("/v1/large", self._large),
+                WebSocketRoute("/v1/realtime", self._realtime),
+            ]
+        )
+
+    async def _echo(self, request: Request) -> Response:
+        size = len(await request.body())
+        self.reached += 1
+        return JSONResponse({"bytes": size})
+
+    async def _error(self, request: Request) -> Response:
+        given = await request.json()
+        if "raise" in given:
+            raise HTTPException(given["raise"], given.get("detail"))
+        if "text" in given:
+            return PlainTextResponse(given["text"], given["status"])
+        return JSONResponse(given["body"], given["status"], headers={"x-theirs": "kept"})
+
+    async def _broken(self, _request: Request) -> Response:
+        raise RuntimeError("broken on purpose")
+
+    async def _never(self, _request: Request) -> Response:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
+        return Response()
+
+    async def _swallows(self, _request: Request) -> Response:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return JSONResponse({"error": {"message": "Client disconnected"}}, 400)
+        return Response()
+
+    async def _stream(self, _request: Request) -> Response:
+        return StreamingResponse(self._chunks(b"data: more\n\n"), media_type="text/event-stream")
+
+    async def _file(self, _request: Request) -> Response:
+        return StreamingResponse(self._chunks(b"more"), media_type="application/octet-stream")
+
+    async def _chunks(self, first: bytes) -> AsyncIterator[bytes]:
+        yield first
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
+            yield b"data: [DONE]\n\n"
+
+    async def _large(self, _request: Request) -> Response:
+        return PlainTextResponse("x" * 2 * SHAPED_BYTES, 418)
+
+    async def _realtime(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        await asyncio.sleep(0.2)
+        await websocket.send_text("still here")
+        await websocket.close()
+
+
+class Limited:
+    """An application behind the front door, the limits and the gate."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.refusals = Refusals()
+        self.inner = App()
+        admission = Admission(View(), probe_token=PROBE, refusals=self.refusals)
+        gate = Gate(self.inner, admission)
+        limits = Limits(gate, LimitSettings(**settings), self.refusals, is_probe=admission.is_probe)
+        self.app = FrontDoor([Route("/livez", self._livez)], limits)
+
+    async def _livez(self, _request: Request) -> Response:
+        return PlainTextResponse("alive")
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """The reasons that turned something away."""
+        return {reason: count for reason, count in self.refusals.counts.items() if count}
+
+    def asked(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """The answer to one request."""
+
+        async def ask() -> httpx.Response:
+            async with serving(self.app) as client:
+                return await client.request(method, path, **request)
+
+        return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("content_type", [None, "application/json", "APPLICATION/JSON; x=y"])
+def test_deep_json_is_refused(content_type: str | None) -> None:
+    """Before anything parses it, and in OpenAI's form."""
+    limited = Limited()
+    headers = {"content-type": content_type} if content_type else {}
+    answer = limited.asked("POST", "/v1/echo", content=DEEP, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert (limited.refused, limited.inner.reached) == ({"json_too_deep": 1}, 0)
+
+
+def test_what_is_no_json_may_be_as_deep_as_it_likes() -> None:
+    """A file that is uploaded is not looked at."""
+    limited = Limited()
+    headers = {"content-type": "application/octet-stream"}
+    answer = limited.asked("POST", "/v1/echo", content=DEEP, headers=headers)
+    assert (answer.json(), limited.refused) == ({"bytes": 100_000}, {})
+
+
+def test_json_in_another_encoding_is_refused() -> None:
+    """Its depth could not be known."""
+    limited = Limited()
+    answer = limited.asked("POST", "/v1/echo", content='{"a": 1}'.encode("utf-16"))
+    assert (answer.status_code, limited.refused) == (400, {"malformed": 1})
+
+
+def test_a_connection_survives_a_refused_body() -> None:
+    """What is left of the body is read and thrown away, and taken for no request."""
+    limited = Limited()
+
+    async def ask() -> list[int]:
+        async with serving(limited.app) as client:
+            refused = await client.post("/v1/echo", content=DEEP * 20)
+            return [refused.status_code, (await client.post("/v1/echo", content=b"[]")).status_code]
+
+    assert asyncio.run(ask()) == [400, 200]
+
+
+@pytest.mark.parametrize("path", ["/v1/never", "/v1/swallows"])
+def test_a_request_that_takes_too_long_is_aborted_with_504(path: str) -> None:
+    """Also where the application answers its own end, as vLLM does."""
+    limited = Limited(request_timeout_seconds=0.1)
+    answer = limited.asked("GET", path)
+    assert answer.status_code == 504
+    assert answer.headers["x-should-retry"] == "false"
+    assert answer.json()["error"]["type"] == "timeout_error"
+    assert limited.refused == {"timed_out": 1}
+    assert limited.inner.left.is_set() == (path == "/v1/never")
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
+    """And without `[DONE]`, by which clients know a whole answer."""
+    limited = Limited(request_timeout_seconds=0.2)
+    answer = limited.asked("GET", "/v1/stream")
+    first, last, end = answer.text.split("\n\n")
+    assert (answer.status_code, first, end) == (200, "data: more", "")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == 504
+    assert limited.refused == {"timed_out": 1}
+    assert limited.inner.left.is_set()
+
+
+def test_another_answer_that_takes_too_long_is_cut() -> None:
+    """It has no clean end, so that nobody takes it for whole."""
+    limited = Limited(request_timeout_seconds=0.2)
+    with pytest.raises(httpx.RemoteProtocolError):
+        limited.asked("GET", "/v1/file")
+    assert limited.refused == {"timed_out": 1}
+
+
+def test_a_request_in_time_is_left_alone() -> None:
+    """The time-out ends with the answer."""
+    limited = Limited(request_timeout_seconds=DEADLINE_SECONDS)
+    assert limited.asked("POST", "/v1/echo", content=b"[]").json() == {"bytes": 2}
+    assert limited.refused == {}
+
+
+def test_the_probe_has_its_own_deadline() -> None:
+    """A request of the probe that takes longer than users may is not aborted."""
+    limited = Limited(request_timeout_seconds=0.1)
+
+    async def ask() -> bool:
+        async with serving(limited.app) as client:
+            asking = asyncio.create_task(client.get("/v1/never", headers={PROBE_HEADER: PROBE}))
+            done, _ = await asyncio.wait({asking}, timeout=0.5)
+            asking.cancel()
+            return bool(done)
+
+    assert not asyncio.run(ask())
+    assert limited.refused == {}
+
+
+def test_a_websocket_has_no_time_limit() -> None:
+    """It is no request that is answered once."""
+    limited = Limited(request_timeout_seconds=0.05)
+
+    async def ask() -> str:
+        async with serving(limited.app) as client:
+            url = str(client.base_url).replace("http", "ws", 1) + "/v1/realtime"
+            async with connect(url) as socket:
+                return str(await socket.recv())
+
+    assert asyncio.run(ask()) == "still here"
+
+
+ERRORS: dict[str, tuple[dict[str, Any], int, str]] = {
+    "a detail": ({"raise": 404, "detail": "Not here"}, 404, "Not here"),
+    "no detail": ({"raise": 404}, 404, "Not Found"),
+    "a structured detail": ({"body": {"detail": [{"a": 1}]}, "status": 422}, 422, '[{"a": 1}]'),
+    "text": ({"text": "Internal Server Error", "status": 500}, 500, "Internal Server Error"),
+    "nothing": ({"text": "", "status": 502}, 502, "Bad Gateway"),
+    "an error of one word": (
+        {"body": {"error": "Unauthorized"}, "status": 401},
+        401,
+        "Unauthorized",
+    ),
+    "a message": ({"body": {"message": "so"}, "status": 400}, 400, "so"),
+    "a list": ({"body": [1], "status": 400}, 400, "Bad Request"),
+    "a status of their own": ({"body": {}, "status": 599}, 599, "Error"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_an_error_is_given_openais_form(case: str) -> None:
+    """What the application says is kept as the message."""
+    given, status, message = ERRORS[case]
+    answer = Limited().asked("POST", "/v1/error", json=given)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    expected = {"message": message, "type": kind, "param": None, "code": status}
+    assert (answer.status_code, answer.json()) == (status, {"error": expected})
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_an_error_in_openais_form_is_left_as_it_is() -> None:
+    """Its bytes and its headers are the application's."""
+    answer = Limited().asked("POST", "/v1/error", json={"body": KEEPS, "status": 400})
+    assert (answer.status_code, answer.json(), answer.headers["x-theirs"]) == (400, KEEPS, "kept")
+
+
+def test_a_wrong_content_type_is_415() -> None:
+    """vLLM says so with a status of 400."""
+    said = "['Unsupported Media Type: Only 'application/json' is allowed']"
+    limited = Limited()
+    answer = limited.asked(
+        "POST", "/v1/error", json={"body": {"error": {"message": said}}, "status": 400}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, 415)
+    assert limited.refused == {"unsupported_media_type": 1}
+
+
+@pytest.mark.parametrize(("path", "allowed"), [("/v1/echo", "POST"), ("/livez", "GET, HEAD")])
+def test_a_wrong_method_is_405_with_what_is_allowed(path: str, allowed: str) -> None:
+    """On routes of the application and on ours."""
+    answer = Limited().asked("DELETE", path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.json()["error"]["code"] == 405
+
+
+def test_an_unknown_path_is_404() -> None:
+    """In OpenAI's form too."""
+    answer = Limited().asked("GET", "/v1/no/such")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "Not Found")
+
+
+def test_a_head_of_an_error_has_no_body() -> None:
+    """It is given the form all the same, for the headers."""
+    answer = Limited().asked("HEAD", "/v1/no/such")
+    assert (answer.status_code, answer.content) == (404, b"")
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_large_error_is_passed_on() -> None:
+    """What is not kept in memory cannot be given another form."""
+    answer = Limited().asked("GET", "/v1/large")
+    assert (answer.status_code, len(answer.content)) == (418, 2 * SHAPED_BYTES)
