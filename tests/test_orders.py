@@ -448,3 +448,48 @@ def test_a_stop_while_asleep_is_clean(tmp_path: Path) -> None:
     life = lived(World(tmp_path), in_service(act))
     assert life.error is None
     assert life.states[-3:] == ["SLEEPING", "DRAINING", "STOPPED"]
+
+
+def test_a_stop_takes_the_place_of_a_restart(tmp_path: Path) -> None:
+    """What waits for the next engine is served by this one, and the end is clean."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        llm = world.engines[0].llm
+        llm.answers = 2
+        begun = Client(life, "begun")
+        await begun.first.wait()
+        llm.hold()
+        order = life.supervisor.order(RESTART)
+        await life.until(State.RECOVERING)
+        late = Client(life, "late")
+        world.draining = until_answered = Halt()
+        life.supervisor.request_stop()
+        with pytest.raises(NotReadyError, match="ends"):
+            await order
+        llm.release()
+        await asyncio.gather(begun.task, late.task)
+        until_answered.released.set()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert len(world.engines) == 1
+    assert sum(world.calls.lost.values()) == 0
+
+
+def test_an_engine_that_is_proven_for_a_drain_is_not_restarted(tmp_path: Path) -> None:
+    """The end is near, and somebody waits for an answer."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        world.draining = until_answered = Halt()
+        life.supervisor.request_stop()
+        await until_answered.entered.wait()
+        with pytest.raises(ConflictError, match="DRAINING"):
+            life.supervisor.request_restart("too late")
+        until_answered.released.set()
+
+    lived(world, act)
+    assert len(world.engines) == 1

@@ -139,8 +139,8 @@ class Supervisor:
         Raises:
             ConflictError: the state forbids it. NotReadyError: no engine serves or sleeps.
         """
-        if isinstance(order, RestartOrder) and not self._is_restartable:
-            raise ConflictError("an engine on several nodes is not started again by one of them")
+        if isinstance(order, RestartOrder):
+            self._require_restartable()
         return self._serving().take(order)
 
     def request_restart(self, reason: str) -> None:
@@ -151,7 +151,9 @@ class Supervisor:
         Raises:
             ConflictError: the state forbids it. NotReadyError: there is no engine.
         """
-        if self._service is None and self._condemned and not self._condemned.done():
+        is_there = self._condemned is not None and not self._condemned.done()
+        if self._service is None and is_there and self.state is not State.DRAINING:
+            self._require_restartable()
             self._condemn(Death("requested", reason))
         else:
             self.order(RestartOrder(reason))
@@ -166,6 +168,10 @@ class Supervisor:
         if self._engine is None or self.state is not State.READY:
             raise ConflictError(f"the server is {self.state}: {self.reason}")
         return self._engine
+
+    def _require_restartable(self) -> None:
+        if not self._is_restartable:
+            raise ConflictError("an engine on several nodes is not started again by one of them")
 
     def _serving(self) -> Service:
         if self.state in {State.DRAINING, State.FAILED, State.STOPPED}:
