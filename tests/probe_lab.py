@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import listener
+from holdfast.api.auth import Keys
 from holdfast.app import _Application
 from holdfast.cli import parse_serve
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.engine.interface import Engine
+from holdfast.engine.native import NativeVariables
 from holdfast.records import ProbeReport, StepName
 from holdfast.settings import Suite
 
@@ -71,7 +73,14 @@ def main(directory: Path) -> None:
         tempfile.TemporaryDirectory() as runtime,
         asyncio.Runner() as runner,
     ):
-        lab = _Lab(settings, sock, Path(runtime), partial(sys.exit, 1))
+        lab = _Lab(
+            settings,
+            Keys.read((), settings.keys),
+            sock,
+            Path(runtime),
+            native_variables=NativeVariables(None, ()),
+            end_now=partial(sys.exit, 1),
+        )
         runner.run(lab.run())
     print(json.dumps(lab.met))  # noqa: T201 - read by the test
 
@@ -79,8 +88,8 @@ def main(directory: Path) -> None:
 class _Lab(_Application):
     """Holdfast, whose probe is an experiment."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **collaborators: Any) -> None:
+        super().__init__(*arguments, **collaborators)
         self.met: list[tuple[tuple[StepName, ...], list[StepName]]] = []
 
     def prober(self, engine: Engine) -> Any:

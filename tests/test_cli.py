@@ -242,11 +242,38 @@ def test_a_startup_plan_is_refused_at_once() -> None:
     assert parse_serve(["--demo"], {"VLLM_ENABLE_STARTUP_PLAN": "0"}).is_demo
 
 
-def test_the_api_key_of_the_environment_is_the_probes_too() -> None:
-    """vLLM takes it from there; one on the command line wins."""
+def test_the_api_key_may_stand_in_the_environment() -> None:
+    """As in vLLM; those on the command line win, and an empty variable is none."""
     variables = {"VLLM_API_KEY": "a"}
     assert parse_serve(["--demo"], variables).listen.api_keys == ("a",)
     assert parse_serve(["--demo", "--api-key", "b"], variables).listen.api_keys == ("b",)
+    assert parse_serve(["--demo"], {"VLLM_API_KEY": ""}).listen.api_keys == ()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--api-key",),
+        ("--api-key", ""),
+        ("--api-key", "right", "hush hush"),
+        ("--api-key=hush\n",),
+        ("--admin-api-key=hush hush",),
+        ("--admin-api-key=",),
+    ],
+)
+def test_a_wrong_key_is_refused_and_not_shown(arguments: tuple[str, ...]) -> None:
+    """An empty variable of a shell may not open the server; the line names the flag alone."""
+    line = refused("--demo", *arguments)
+    assert line.startswith(f"{arguments[0].partition('=')[0]}: expected a key")
+    assert "hush" not in line
+
+
+@pytest.mark.parametrize("content", ["api-key: [hush", "api-key: *hush", "api-key: !hush x"])
+def test_a_broken_file_is_refused_and_not_quoted(tmp_path: Path, content: str) -> None:
+    """A key may stand in the line that is wrong."""
+    line = refused("--demo", "--config", config(tmp_path, content))
+    assert "not YAML" in line
+    assert "hush" not in line
 
 
 # Anything at all

@@ -27,7 +27,7 @@ LAYERS = (
     {"workspace", "telemetry", "engine", "demo"},
     {"lifecycle"},
     {"api"},
-    {"app", "connections", "doctor", "listener"},
+    {"app", "connections", "doctor", "exposure", "listener"},
     {"cli"},
     {"__main__"},
 )

@@ -47,10 +47,16 @@ VALUES = {
     "--hold-timeout": ("0", 0.0, "7", 7.0),
     "--stall-timeout": ("60", 60.0, "7", 7.0),
     "--drain-timeout": ("0", 0.0, "7", 7.0),
+    "--api-key-file": ("/x", Path("/x"), "y", Path("y")),
+    "--admin-api-key": ("one", "one", "two=", "two="),
+    "--admin-api-key-file": ("/x", Path("/x"), "y", Path("y")),
+    "--metrics-auth": ("api-key", "api-key", "none", "none"),
     "--log-format": ("json", "json", "console", "console"),
     "--request-log": ("uvicorn", "uvicorn", "none", "none"),
 }
 SWITCHES = {name for name, flag in FLAGS.items() if flag.is_switch}
+ANY_WORD = {"--learned-dir", "--api-key-file", "--admin-api-key-file", "--admin-api-key"}
+"""Flags that take nearly every word."""
 NO_NUMBERS = ("", " ", "-1", "nan", "inf", "-inf", "1_0", "0x10", "٣", "½", "1e400", "ten", "1\0")
 
 untimed = hypothesis_settings(deadline=None)
@@ -106,7 +112,7 @@ def test_nothing_given_is_the_default() -> None:
     assert read([], {}) == Settings()
 
 
-@pytest.mark.parametrize("name", sorted(set(FLAGS) - SWITCHES - {"--learned-dir"}))
+@pytest.mark.parametrize("name", sorted(set(FLAGS) - SWITCHES - ANY_WORD))
 def test_a_wrong_flag_is_refused_by_name(name: str) -> None:
     """The error names the flag and the value."""
     with pytest.raises(UsageError, match=f"^{name}: expected .*, not 'wrong!'") as caught:
@@ -114,13 +120,30 @@ def test_a_wrong_flag_is_refused_by_name(name: str) -> None:
     assert name in caught.value.remedy
 
 
-@pytest.mark.parametrize("name", sorted(set(FLAGS) - {"--learned-dir"}))
+@pytest.mark.parametrize("name", sorted(set(FLAGS) - ANY_WORD))
 def test_a_wrong_variable_is_refused_by_name(name: str) -> None:
     """The error names the variable, the value, and the flag that is documented."""
     variable = FLAGS[name].variable
     with pytest.raises(UsageError, match=f"^{variable}: expected .*, not 'wrong!'") as caught:
         read([], {variable: "wrong!"})
     assert name in caught.value.remedy
+
+
+@pytest.mark.parametrize("text", ["", " ", "two words", "tab\t", "nul\0", "newline\n", "ключ"])
+def test_a_wrong_secret_is_refused_without_its_value(text: str) -> None:
+    """Not even the line that refuses a key shows it."""
+    with pytest.raises(UsageError) as caught:
+        read([], {"HOLDFAST_ADMIN_API_KEY": text})
+    expected = "expected a key of visible ASCII characters without spaces"
+    assert caught.value.cause == f"HOLDFAST_ADMIN_API_KEY: {expected}."
+
+
+def test_no_key_is_in_the_text_of_the_settings() -> None:
+    """Who prints them for a report prints no key."""
+    listen = settings.ListenSettings(api_keys=("hush",))
+    keys = settings.KeySettings(admin_api_key="hush")
+    given = Settings(listen=listen, keys=keys, vllm_arguments=("--api-key", "hush"))
+    assert "hush" not in repr(given)
 
 
 NUMERIC = (
@@ -163,6 +186,9 @@ def test_what_is_no_plain_number_is_refused(parse: Callable[[str], object], text
         (values.directory_or_none, ""),
         (values.directory_or_none, "a\0b"),
         (values.directory_or_none, "~nobody-of-that-name/x"),
+        (values.file_path, ""),
+        (values.file_path, "a\0b"),
+        (values.file_path, "~nobody-of-that-name/x"),
         (values.truth, "maybe"),
     ],
 )

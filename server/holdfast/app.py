@@ -25,10 +25,11 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from holdfast import __version__, listener
+from holdfast import __version__, exposure, listener
 from holdfast.api import openapi
 from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.admission import PROBE_HEADER, Admission
+from holdfast.api.auth import KeyCheck, Keys
 from holdfast.api.front import EngineApp, FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
@@ -82,6 +83,9 @@ def serve(settings: Settings) -> ExitCode:
     native_variables = NativeVariables(
         _learned_directory(settings.workspace), settings.vllm_arguments
     )
+    keys = Keys.read(settings.listen.api_keys, settings.keys)
+    # Before anything is started, which would take them over.
+    exposure.hide_keys(settings)
     with (
         listener.bound(settings.listen) as sock,
         tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True) as directory,
@@ -89,7 +93,14 @@ def serve(settings: Settings) -> ExitCode:
         processes.owned(Path(directory), native_variables.known),
     ):
         end_now = partial(_end_now, Path(directory), settings.listen.uds)
-        application = _Application(settings, sock, Path(directory), native_variables, end_now)
+        application = _Application(
+            settings,
+            keys,
+            sock,
+            Path(directory),
+            native_variables=native_variables,
+            end_now=end_now,
+        )
         runner.run(application.run())
     return ExitCode.STOPPED
 
@@ -117,16 +128,19 @@ def _end_now(directory: Path, uds: str | None, signal_number: int, _frame: objec
 class _Application:
     """What one `holdfast serve` is made of; the supervisor's collaborators."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what `serve` holds for it
         self,
         settings: Settings,
+        keys: Keys,
         sock: socket.socket,
         directory: Path,
+        *,
         native_variables: NativeVariables,
         end_now: SignalHandler,
     ) -> None:
         self._native_variables = native_variables
         self._settings = settings
+        self._keys = keys
         self._end_now = end_now
         self._sock = sock
         self._directory = directory
@@ -261,8 +275,6 @@ class _Application:
 
     def _client(self) -> httpx.AsyncClient:
         headers = {PROBE_HEADER: self._probe_token}
-        if self._settings.listen.api_keys:
-            headers["authorization"] = f"Bearer {self._settings.listen.api_keys[0]}"
         return listener.own_client(self._sock, self._settings.listen, headers)
 
     def _queue(self) -> tuple[int, int]:
@@ -277,12 +289,13 @@ class _Application:
     def _layers(self) -> ASGIApp:
         """What a request passes, written from the inside out."""
         root_path = self._settings.listen.root_path
+        is_probe = self._admission.is_probe
         gate = Gate(self._engine_app, self._admission, root_path=root_path)
-        limits = Limits(
-            gate, self._settings.limits, self._refusals, is_probe=self._admission.is_probe
-        )
+        limits = Limits(gate, self._settings.limits, self._refusals, is_probe=is_probe)
+        door = FrontDoor(self._routes(), limits, root_path=root_path)
+        check = KeyCheck(door, self._keys, self._refusals, is_probe=is_probe, root_path=root_path)
         return RequestLog(
-            FrontDoor(self._routes(), limits, root_path=root_path),
+            check,
             quiet_paths=listener.ALWAYS_ANSWERED,
             silent_paths=self._settings.listen.unlogged_paths,
             is_on=self._settings.listen.has_access_log and self._settings.logs.requests == "line",
@@ -303,11 +316,7 @@ class _Application:
         )
         registry = registry_of(collector)
         return [
-            *health_routes(
-                self._supervisor.status,
-                queue=self._queue,
-                api_keys=self._settings.listen.api_keys,
-            ),
+            *health_routes(self._supervisor.status, queue=self._queue),
             metrics_route(lambda accept: render((registry, vllm_registry()), accept=accept)),
             admin_route(self._admin),
         ]

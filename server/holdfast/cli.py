@@ -189,7 +189,6 @@ def _listen_settings(
         raise UsageError(
             f"--root-path: {namespace.root_path!r} is no path.", remedy="begin it with a slash."
         )
-    keys = namespace.api_key or [key for key in [environment.get("VLLM_API_KEY", "")] if key]
     return ListenSettings(
         host=namespace.host,
         port=namespace.port,
@@ -206,7 +205,7 @@ def _listen_settings(
         unlogged_paths=tuple(
             path.strip() for path in namespace.disable_access_log_for_endpoints.split(",") if path
         ),
-        api_keys=tuple(keys),
+        api_keys=_api_keys(namespace.api_key, environment.get("VLLM_API_KEY", "")),
         keep_alive_seconds=_keep_alive_seconds(environment),
     )
 
@@ -228,6 +227,18 @@ def _keep_alive_seconds(environment: Mapping[str, str]) -> float:
             f"VLLM_HTTP_TIMEOUT_KEEP_ALIVE: {error}, not {text!r}.",
             remedy="mend it, or unset it and use --keep-alive-timeout.",
         ) from None
+
+
+def _api_keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
+    """The keys of the flag, or that of vLLM's variable. UsageError repeats none of them."""
+    source, keys = ("VLLM_API_KEY", [variable]) if given is None else ("--api-key", given)
+    if given is None and not variable:  # a Compose file hands on what is not set as empty
+        return ()
+    try:
+        # An empty variable of a shell would open the server to all.
+        return tuple(map(values.key, keys or [""]))
+    except ValueError as error:
+        raise UsageError(f"{source}: {error}.", remedy="correct it, or leave it out.") from None
 
 
 def _with_two_token_config(arguments: Sequence[str]) -> list[str]:
@@ -299,8 +310,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             f"--config: {path}: {error.strerror}.", remedy="name a readable YAML file."
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: also a date, bytes
+        # Not its message, which quotes the file: a key may stand there.
+        mark = getattr(error, "problem_mark", None)
         raise UsageError(
-            f"--config: {path} is not YAML: {error}", remedy="write `flag: value` lines."
+            f"--config: {path} is not YAML{f', see line {mark.line + 1}' if mark else ''}.",
+            remedy="write `flag: value` lines.",
         ) from None
     if not isinstance(content, dict):
         raise UsageError(f"--config: {path} is no mapping.", remedy="write `flag: value` lines.")

@@ -32,7 +32,8 @@ def refused(*arguments: str) -> str:
         ("--por=9000", "--port"),
         ("--hos=::1", "--host"),
         ("--ud=/x", "--uds"),
-        ("--api-k=a", "--api-key"),
+        ("--api-key-f=/x", "--api-key-file"),
+        ("--metrics-a=api-key", "--metrics-auth"),
         ("--ssl-certf=/x", "--ssl-certfile"),
         ("--uvicorn-log=debug", "--uvicorn-log-level"),
         ("--probe-tim=5", "--probe-timeout"),
@@ -62,6 +63,22 @@ def test_what_vllm_does_not_take_is_refused(arguments: tuple[str, ...], named: s
     assert named in refused("model", *arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--api-k=hush",), "ambiguous option: --api-k could match"),
+        (("--apikey=hush", "--port=1"), "unrecognized arguments: --apikey."),
+        (("--apikey", "hush"), "unrecognized arguments: --apikey, 1 word of no flag."),
+        (("--api-key=right", "hush"), "unrecognized arguments: 1 word of no flag."),
+    ],
+)
+def test_what_may_be_a_mistyped_key_is_not_shown(arguments: tuple[str, ...], named: str) -> None:
+    """Flags that are unknown are named without what follows them."""
+    line = refused("model", *arguments)
+    assert named in line
+    assert "hush" not in line
+
+
 @pytest.mark.parametrize("arguments", [("--dtype", "auto"), ("--enforce-eager", "--seed", "1")])
 def test_no_model_among_values_is_refused(arguments: tuple[str, ...]) -> None:
     """A value of a flag is no model."""
@@ -83,3 +100,13 @@ def test_whole_flags_are_understood_alike() -> None:
     namespace = parse(settings)
     assert (namespace.model, namespace.port) == ("model", settings.listen.port)
     assert namespace.shutdown_timeout == 45
+
+
+def test_vllm_is_given_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front door has checked it; vLLM would refuse what a file has made right since."""
+    from holdfast.engine.arguments import parse
+
+    variables = {"HOLDFAST_ADMIN_API_KEY": "hush"}
+    settings = parse_serve(["model", "--api-key", "hush", "hush-hush"], variables)
+    monkeypatch.delenv("HOLDFAST_ADMIN_API_KEY", raising=False)
+    assert "hush" not in str(parse(settings))

@@ -1,42 +1,181 @@
-"""Who has a key?"""
+"""Who has a key? Closed by default: with an API key set, what is not named here needs it."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.api.replies import openai_error
+from holdfast.api.keyring import Keyring
+from holdfast.api.paths import own_path
+from holdfast.api.replies import close_websocket, openai_error
+from holdfast.engine.tracked import tracked_request
+from holdfast.errors import UsageError
+from holdfast.records import RefusalReason
+from holdfast.settings import KeySettings
+from holdfast.telemetry.refusals import Refusals
 
-
-class ApiKeys:
-    """The keys that open a route; without any key it is open to all."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(_digest(key) for key in keys)
-
-    def admits(self, headers: Headers) -> bool:
-        """Whether the request carries one of the keys. Takes the same time for any wrong one."""
-        if not self._digests:
-            return True
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        found = _digest(given)
-        matches = [hmac.compare_digest(found, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping"})
+"""What probes ask for, which have no key: the front door answers all of it itself."""
+METRICS_PATH = "/metrics"
+ADMIN_PATH = "/admin"
+WEBSOCKET_POLICY_VIOLATION = 1008
 
 
-def unauthorized() -> JSONResponse:
-    """The answer to a request without a right key."""
-    return openai_error(
-        "This route needs an API key: send it as 'Authorization: Bearer KEY'.",
-        kind="authentication_error",
-        status=401,
-        headers={"www-authenticate": "Bearer"},
-    )
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a server. Without any API key its routes are open, all but those of admins."""
+
+    api: Keyring
+    admin: Keyring
+    guards_metrics: bool = False
+
+    @classmethod
+    def read(cls, api_keys: tuple[str, ...], settings: KeySettings) -> Keys:
+        """The keys that are given and those in the files.
+
+        Raises:
+            UsageError: a file is not to be read, or the flags contradict each other.
+        """
+        api = Keyring(api_keys, settings.api_key_file)
+        given = [settings.admin_api_key] if settings.admin_api_key is not None else []
+        admin = Keyring(given, settings.admin_api_key_file, source="--admin-api-key-file")
+        guards_metrics = settings.metrics_auth == "api-key"
+        if guards_metrics and api.is_empty:
+            raise UsageError(
+                "--metrics-auth api-key was given without an API key.",
+                remedy="add --api-key or --api-key-file.",
+            )
+        if admin.shares_a_key_with(api):
+            raise UsageError(
+                "an admin key is an API key too, so every client would be an admin.",
+                remedy="choose another key for --admin-api-key.",
+            )
+        return cls(api, admin, guards_metrics)
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    status: int
+    kind: str
+    message: str
+    reason: RefusalReason | None = None
+
+    @property
+    def response(self) -> Response:
+        headers = {"www-authenticate": "Bearer"} if self.status == 401 else {}
+        return openai_error(self.message, kind=self.kind, status=self.status, headers=headers)
+
+
+_HOW = "send it as 'Authorization: Bearer KEY'."
+_NO_API_KEY = _Refusal(
+    401, "authentication_error", f"This route needs an API key: {_HOW}", "unauthorized"
+)
+_NO_ADMIN_KEY = _Refusal(
+    401, "authentication_error", f"This route needs the admin key: {_HOW}", "unauthorized"
+)
+_NO_ADMIN = _Refusal(
+    403, "permission_error", "This route needs the admin key, not an API key.", "forbidden"
+)
+_NO_ROUTE = _Refusal(404, "not_found_error", "Not found: no admin key was set.")
+
+
+class KeyCheck:
+    """Pure ASGI: what has the right key, or needs none, reaches `app` unchanged.
+
+    The path is judged as the front door judges it. Health routes are open, `/metrics` as the keys
+    say, `/admin` and what is below needs an admin key; everything else needs an API key if there
+    is one: routes of any kind and method, WebSockets, and paths that do not exist.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        refusals: Refusals,
+        *,
+        is_probe: Callable[[Scope], bool],
+        root_path: str = "",
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._refusals = refusals
+        self._is_probe = is_probe
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let through, or answer 401, 403 or 404 (close a WebSocket with 1008)."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send)
+            return
+        if refusal.reason is not None:
+            self._refusals.count(refusal.reason)
+        if scope["type"] == "websocket":
+            code, reason = WEBSOCKET_POLICY_VIOLATION, refusal.message
+            await close_websocket(receive, send, code=code, reason=reason)
+        else:
+            await refusal.response(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> _Refusal | None:
+        path = own_path(scope, self._root_path)
+        if path == ADMIN_PATH or path.startswith(f"{ADMIN_PATH}/"):
+            return self._admin_refusal(scope)
+        # The front door answers no WebSocket itself, whatever its path.
+        if scope["type"] == "http" and self._is_open(path):
+            return None
+        return self._api_refusal(scope)
+
+    def _is_open(self, path: str) -> bool:
+        return path in OPEN_PATHS or (path == METRICS_PATH and not self._keys.guards_metrics)
+
+    def _api_refusal(self, scope: Scope) -> _Refusal | None:
+        if self._keys.api.is_empty or _is_preflight(scope):
+            return None
+        # Our own requests need no key of a user's, which may be changed at any moment.
+        if self._is_probe(scope):
+            return None
+        name = self._keys.api.name_of(_token(scope))
+        if name is None:
+            return _NO_API_KEY
+        tracked_request().key = name
+        return None
+
+    def _admin_refusal(self, scope: Scope) -> _Refusal | None:
+        if self._keys.admin.is_empty:
+            return _NO_ROUTE
+        token = _token(scope)
+        name = self._keys.admin.name_of(token)
+        # Asked of any request: a file may have come to name an admin key as an API key.
+        if self._keys.api.name_of(token) is not None:
+            return _NO_ADMIN
+        if name is None:
+            return _NO_ADMIN_KEY
+        tracked_request().key = name
+        return None
+
+
+def _token(scope: Scope) -> bytes:
+    """What follows `Bearer`; empty, which no key is, if nothing does or more than one header."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) != 1:
+        return b""
+    scheme, _, token = given[0].partition(b" ")
+    return bytes(token) if scheme.lower() == b"bearer" else b""
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks what it may send, to which it can add no key.
+
+    vLLM's CORSMiddleware answers exactly these itself, before any route. An OPTIONS request of
+    another kind reaches the routes.
+    """
+    if scope["type"] != "http" or scope["method"] != "OPTIONS":
+        return False
+    names = {name for name, _ in scope["headers"]}
+    return {b"origin", b"access-control-request-method"} <= names

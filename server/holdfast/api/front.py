@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.api.paths import own_path
 from holdfast.api.replies import openai_error
 from holdfast.engine.tracked import tracked_request
 
@@ -61,7 +62,7 @@ class FrontDoor:
             await _live(receive, send)
             return
         if scope["type"] == "http":
-            ours = self._as_ours(scope)
+            ours = {**scope, "path": own_path(scope, self._root_path), "root_path": ""}
             for route in self._routes:
                 match, found = route.matches(ours)
                 if match is Match.PARTIAL and isinstance(route, Route):
@@ -72,12 +73,6 @@ class FrontDoor:
                     await route.handle({**ours, **found}, receive, send)
                     return
         await self._behind(scope, receive, send)
-
-    def _as_ours(self, scope: Scope) -> Scope:
-        """The scope with the path as our routes are written: no root path, no slash at its end."""
-        root_path = scope.get("root_path", "") or self._root_path
-        path: str = scope["path"].removeprefix(root_path)
-        return {**scope, "path": path.rstrip("/") or "/", "root_path": ""}
 
 
 def _not_allowed(route: Route) -> Response:

@@ -14,7 +14,12 @@ from holdfast.api.admission import (
     retry_after_seconds,
 )
 from holdfast.api.line import Ticket
-from holdfast.api.replies import SHOULD_RETRY_HEADER, STATE_HEADER, openai_error
+from holdfast.api.replies import (
+    SHOULD_RETRY_HEADER,
+    STATE_HEADER,
+    close_websocket,
+    openai_error,
+)
 from holdfast.api.waiting import PatientReceive
 from holdfast.api.work import asks_for_work
 from holdfast.engine.tracked import Tracked, tracked_request
@@ -128,7 +133,8 @@ async def _turn_away(
     error: NotReadyError | OverloadedError, state: State, scope: Scope, receive: Receive, send: Send
 ) -> None:
     if scope["type"] == "websocket":
-        await _close(receive, send, error)
+        reason = f"retry after {error.retry_after_seconds} s"
+        await close_websocket(receive, send, code=WEBSOCKET_TRY_AGAIN_LATER, reason=reason)
         return
     response = openai_error(
         error.cause,
@@ -141,16 +147,3 @@ async def _turn_away(
         },
     )
     await response(scope, receive, send)
-
-
-async def _close(receive: Receive, send: Send, error: NotReadyError | OverloadedError) -> None:
-    # Accepted first: a close before that reaches the client as a bare 403, without the code.
-    await receive()
-    await send({"type": "websocket.accept"})
-    await send(
-        {
-            "type": "websocket.close",
-            "code": WEBSOCKET_TRY_AGAIN_LATER,
-            "reason": f"retry after {error.retry_after_seconds} s",
-        }
-    )

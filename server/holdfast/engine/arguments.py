@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ class _Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is Any to u
     """Answers bad usage with our error instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}.", remedy="see `holdfast serve --help=all`.")
+        raise UsageError(f"{_without_values(message)}.", remedy="see `holdfast serve --help=all`.")
 
 
 def parse(settings: Settings) -> argparse.Namespace:
@@ -44,6 +45,7 @@ def parse(settings: Settings) -> argparse.Namespace:
         namespace: argparse.Namespace = _parser().parse_args(list(settings.vllm_arguments))
     refusals.refuse_unsupported(namespace)
     _refuse_abbreviations(namespace, settings)
+    _forget_keys(namespace)
     namespace.model = _model(namespace, settings)
     if settings.is_demo:
         _set_demo_defaults(namespace)
@@ -76,6 +78,18 @@ def _parser() -> FlexibleArgumentParser:
     return compat.make_arg_parser(parser)
 
 
+def _without_values(message: str) -> str:
+    """What argparse says of flags it does not know, without values: one may be a mistyped key."""
+    begin, unknown, rest = message.partition("unrecognized arguments: ")
+    if not unknown:
+        return re.sub("=.* could match ", " could match ", message, flags=re.DOTALL)
+    words = rest.split()
+    shown = [word.partition("=")[0] for word in words if word.startswith("-")]
+    if others := len(words) - len(shown):
+        shown.append(f"{others} word{'s' * (others > 1)} of no flag")
+    return f"{begin}{unknown}{', '.join(shown)}"
+
+
 def _set_demo_defaults(namespace: argparse.Namespace) -> None:
     if namespace.served_model_name is None:
         namespace.served_model_name = [DEMO_NAME]
@@ -93,6 +107,14 @@ def _refuse_abbreviations(namespace: argparse.Namespace, settings: Settings) -> 
             raise UsageError(f"{flag} is abbreviated.", remedy="write it in full.")
 
 
+def _forget_keys(namespace: argparse.Namespace) -> None:
+    """Leave the keys to the front door, so that vLLM neither checks nor prints them."""
+    namespace.api_key = None
+    for flag in ours.flags():
+        if flag.is_secret:
+            setattr(namespace, flag.destination, None)
+
+
 def _read_by_both(
     namespace: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[str, Any, Any]]:
@@ -103,8 +125,11 @@ def _read_by_both(
     yield "--demo", namespace.demo, settings.is_demo
     for name, group in ours.read_groups(namespace, os.environ).items():
         for member in fields(group):
+            flag: ours.Flag = member.metadata["flag"]
             read = getattr(getattr(settings, name), member.name)
-            yield member.metadata["flag"].name, getattr(group, member.name), read
+            theirs = getattr(group, member.name)
+            # A key may come from the environment, where nobody finds it any more.
+            yield flag.name, read if flag.is_secret and theirs is None else theirs, read
     listen = settings.listen
     # vLLM leaves the attribute out if the flag is not given; a key may come from the environment.
     level: str = getattr(namespace, "log_level", listen.log_level)
@@ -112,9 +137,9 @@ def _read_by_both(
     yield "--api-key", tuple(namespace.api_key or listen.api_keys), listen.api_keys
     for member in fields(listen):
         if hasattr(namespace, member.name) and member.name != "log_level":
-            flag = "--" + member.name.replace("_", "-")
+            name = "--" + member.name.replace("_", "-")
             # What is not given is None in vLLM's and empty in ours.
-            yield flag, getattr(namespace, member.name) or "", getattr(listen, member.name) or ""
+            yield name, getattr(namespace, member.name) or "", getattr(listen, member.name) or ""
 
 
 def _model(namespace: argparse.Namespace, settings: Settings) -> str:

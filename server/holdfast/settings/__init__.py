@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.settings.flag import Flag
 from holdfast.settings.groups import (
+    KeySettings,
     LearnedRestart,
     LimitSettings,
     LogFormat,
@@ -28,6 +29,7 @@ from holdfast.settings.groups import (
 __all__ = [
     "GROUPS",
     "Flag",
+    "KeySettings",
     "LearnedRestart",
     "LimitSettings",
     "ListenSettings",
@@ -63,7 +65,7 @@ class ListenSettings:
     has_access_log: bool = True
     unlogged_paths: tuple[str, ...] = ()
     log_level: str = "info"
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     keep_alive_seconds: float = 5.0
     """Of VLLM_HTTP_TIMEOUT_KEEP_ALIVE; our own flag wins over it."""
 
@@ -83,10 +85,11 @@ class Settings:
     supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
     overload: OverloadSettings = field(default_factory=OverloadSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    keys: KeySettings = field(default_factory=KeySettings)
     logs: LogSettings = field(default_factory=LogSettings)
     listen: ListenSettings = field(default_factory=ListenSettings)
-    vllm_arguments: tuple[str, ...] = ()
-    """The command line as given, for vLLM's own parser."""
+    vllm_arguments: tuple[str, ...] = field(default=(), repr=False)
+    """The command line as given, keys included, for vLLM's own parser."""
 
 
 GROUPS: Mapping[str, type] = {
@@ -95,6 +98,7 @@ GROUPS: Mapping[str, type] = {
     "supervision": SupervisionSettings,
     "overload": OverloadSettings,
     "limits": LimitSettings,
+    "keys": KeySettings,
     "logs": LogSettings,
 }
 

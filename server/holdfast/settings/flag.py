@@ -20,6 +20,8 @@ class Flag:
     meaning: str
     choices: tuple[str, ...] = ()
     is_switch: bool = False
+    is_secret: bool = False
+    """Its value is shown nowhere, not even where it is wrong."""
 
     @property
     def variable(self) -> str:
@@ -38,8 +40,9 @@ class Flag:
                 raise ValueError("expected one of " + ", ".join(self.choices))  # noqa: TRY301 - one exit for every wrong value
             return self.parse(text)
         except ValueError as error:
+            shown = "" if self.is_secret else f", not {text!r}"
             raise UsageError(
-                f"{source}: {error}, not {text!r}.",
+                f"{source}: {error}{shown}.",
                 remedy=f"see `holdfast serve --help` for {self.name}.",
             ) from None
 
@@ -54,9 +57,12 @@ def flag(  # noqa: PLR0913 - one row of the table of flags
     shown: str = "",
     choices: tuple[str, ...] = (),
     is_switch: bool = False,
+    is_secret: bool = False,
 ) -> Any:
-    declared = Flag(name, parse, metavar, shown or str(default), meaning, choices, is_switch)
-    return field(default=default, metadata={"flag": declared})
+    declared = Flag(
+        name, parse, metavar, shown or str(default), meaning, choices, is_switch, is_secret
+    )
+    return field(default=default, repr=not is_secret, metadata={"flag": declared})
 
 
 def choice(name: str, choices: tuple[str, ...], default: str, meaning: str) -> Any:

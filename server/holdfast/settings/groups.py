@@ -14,7 +14,9 @@ from holdfast.settings.flag import choice, flag
 from holdfast.settings.values import (
     count,
     directory_or_none,
+    file_path,
     headroom_fraction,
+    key,
     positive_count,
     positive_seconds,
     positive_size_bytes,
@@ -27,6 +29,7 @@ from holdfast.workspace.plan import GrowthPolicy
 
 Suite = Literal["worst-case", "quick", "off"]
 LearnedRestart = Literal["auto", "always", "never"]
+MetricsAuth = Literal["none", "api-key"]
 LogFormat = Literal["auto", "console", "json"]
 RequestLogStyle = Literal["line", "uvicorn", "none"]
 
@@ -264,6 +267,40 @@ class LimitSettings:
         "open connections; for a further one the oldest without a request is closed, or it is "
         "answered 503, but for health and metrics",
         shown="16384, or fewer where not so many files may be open",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings:
+    """Who may ask. vLLM's own `--api-key` is with the listener's settings."""
+
+    api_key_file: Path | None = flag(
+        "--api-key-file",
+        file_path,
+        None,
+        "FILE",
+        "API keys, one a line, beside those of `--api-key`; read again when it changes",
+        shown="none",
+    )
+    admin_api_key: str | None = flag(
+        "--admin-api-key",
+        key,
+        None,
+        "KEY",
+        "opens `/admin/*`, which answer 404 without one",
+        shown="none",
+        is_secret=True,
+    )
+    admin_api_key_file: Path | None = flag(
+        "--admin-api-key-file",
+        file_path,
+        None,
+        "FILE",
+        "admin keys, one a line; read again when it changes",
+        shown="none",
+    )
+    metrics_auth: MetricsAuth = choice(
+        "--metrics-auth", ("none", "api-key"), "none", "what `/metrics` asks for"
     )
 
 

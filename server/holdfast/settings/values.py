@@ -97,6 +97,23 @@ def directory_or_none(text: str) -> Path | None:
         raise ValueError("expected a directory below the home of a known user") from None
 
 
+def file_path(text: str) -> Path:
+    """The path of a file; ValueError for what cannot be one."""
+    if not text or "\0" in text:
+        raise ValueError("expected a file")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("expected a file below the home of a known user") from None
+
+
+def key(text: str) -> str:
+    """A key as a header carries it; ValueError, which does not repeat it, for anything else."""
+    if not re.fullmatch("[!-~]+", text):
+        raise ValueError("expected a key of visible ASCII characters without spaces")
+    return text
+
+
 def truth(text: str) -> bool:
     """A yes or no as people write it in an environment; ValueError for anything else."""
     if text.lower() not in _TRUE | _FALSE:

@@ -1,0 +1,148 @@
+"""Which keys are right at this moment? Those that were given, and those in a file that may change.
+
+Only digests are kept. A key is spoken of by its name, which tells two of them apart in a log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import stat
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from holdfast.errors import UsageError
+from holdfast.settings import values
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""So often, at most, a request looks whether the file has changed."""
+MOST_FILE_BYTES = 1024 * 1024
+
+Version = tuple[int, int, int]
+"""What changes with the content of a file: time of its last change in ns, size, and inode."""
+
+
+class Keyring:
+    """Keys of one kind. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        given: Iterable[str] = (),
+        path: Path | None = None,
+        *,
+        source: str = "--api-key-file",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read the file at `path`, which `source` has named.
+
+        Raises:
+            UsageError: it cannot be read, or is no list of keys.
+        """
+        self._given = _named(given)
+        self._named = self._given
+        self._path = path
+        self._source = source
+        self._clock = clock
+        self._version: Version | None = None
+        self._is_broken = False
+        self._looks_at = clock() + LOOK_SECONDS
+        if path is not None:
+            try:
+                self._read(path)
+            except (OSError, ValueError) as error:
+                raise UsageError(
+                    f"{source}: {path}: {_reason(error)}.",
+                    remedy="name a readable file with one key a line.",
+                ) from None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no key at all; a ring with a file has always one."""
+        return not self._named
+
+    def name_of(self, given: bytes) -> str | None:
+        """The name of the key that was given; None if it is not right now.
+
+        What it takes tells nothing of the keys: all are compared, each in constant time.
+        """
+        self._look()
+        found = hashlib.sha256(given).digest()
+        name = None
+        for digest, its_name in self._named.items():
+            if hmac.compare_digest(found, digest):
+                name = its_name
+        return name
+
+    def shares_a_key_with(self, other: Keyring) -> bool:
+        """Whether a key is on both."""
+        return not self._named.keys().isdisjoint(other._named.keys())
+
+    def _look(self) -> None:
+        """Take over what has changed in the file; what is broken leaves the keys as they are."""
+        if self._path is None or (now := self._clock()) < self._looks_at:
+            return
+        self._looks_at = now + LOOK_SECONDS
+        try:
+            if self._read(self._path):
+                names = ", ".join(self._named.values())
+                logger.info("%s: read again, the keys are now %s", self._source, names)
+            self._is_broken = False
+        except (OSError, ValueError) as error:
+            self._version = None
+            if not self._is_broken:
+                logger.error(  # noqa: TRY400 - the reason says it, and a traceback nothing more
+                    "%s: %s: %s; the keys that were read last stay right",
+                    self._source,
+                    self._path,
+                    _reason(error),
+                )
+            self._is_broken = True
+
+    def _read(self, path: Path) -> bool:
+        """Read the file if it has changed since the last time; whether it has."""
+        # Before it is read: what is written meanwhile is then seen at the next look.
+        version = _version(path)
+        if version == self._version:
+            return False
+        self._named = self._given | _named(_keys(path))
+        self._version = version
+        return True
+
+
+def _version(path: Path) -> Version:
+    # Of what a link points to: Kubernetes swaps links when a Secret changes.
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no regular file")
+    if found.st_size > MOST_FILE_BYTES:
+        raise ValueError("it is too large for a list of keys")
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _keys(path: Path) -> list[str]:
+    """The keys in a file, one a line; blank lines and those that begin with `#` are none."""
+    keys = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        text = line.strip().decode("latin-1")
+        if not text or text.startswith("#"):
+            continue
+        try:
+            keys.append(values.key(text))
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+    if not keys:
+        raise ValueError("there is no key in it")
+    return keys
+
+
+def _named(keys: Iterable[str]) -> dict[bytes, str]:
+    digests = (hashlib.sha256(key.encode()).digest() for key in keys)
+    return {digest: f"key-{digest.hex()[:8]}" for digest in digests}
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,94 @@
+"""What can others read of this process, and what do its children inherit? No key."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from holdfast.settings import Settings, flags
+
+logger = logging.getLogger(__name__)
+
+MASK = "***"
+_SELF = Path("/proc/self")
+_ARG_START = 45
+"""Of arg_start, arg_end, env_start and env_end among the fields of `stat` that follow the name, see
+https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html."""
+
+Word = tuple[int, bytes]
+"""Address and content of a word that the process was started with."""
+
+
+def hide_keys(settings: Settings) -> None:
+    """Take every key out of the environment, of `sys.argv`, and of what the kernel shows.
+
+    So no child inherits one, and neither `/proc/PID/cmdline`, which `ps` prints, nor
+    `/proc/PID/environ` has one; where that cannot be done a warning says so. Call it before there
+    are children.
+    """
+    variables = ["VLLM_API_KEY", *(flag.variable for flag in flags() if flag.is_secret)]
+    of_variables = {os.environ.pop(name) for name in variables if name in os.environ}
+    keys = {*settings.listen.api_keys, settings.keys.admin_api_key or "", *of_variables} - {""}
+    if not keys:
+        return
+    sys.argv = masked(sys.argv, keys)
+    sys.orig_argv = masked(sys.orig_argv, keys)
+    names = [os.fsencode(name) for name in variables]
+    if not _is_overwritten({key.encode(errors="surrogateescape") for key in keys}, names):
+        logger.warning(
+            "the keys given as flags or variables can be read in /proc/%d; give them in files "
+            "(--api-key-file, --admin-api-key-file)",
+            os.getpid(),
+        )
+
+
+def masked(arguments: Sequence[str], keys: Collection[str]) -> list[str]:
+    """The command line with each key replaced, as a word of its own or after an equals sign."""
+    return [_masked(argument, keys) for argument in arguments]
+
+
+def _masked(argument: str, keys: Collection[str]) -> str:
+    name, equals, value = argument.partition("=")
+    if argument in keys:
+        return MASK
+    return f"{name}={MASK}" if equals and value in keys else argument
+
+
+def _is_overwritten(keys: Collection[bytes], names: Collection[bytes]) -> bool:
+    """Write over the keys where the kernel reads what the process was started with.
+
+    False if it does not say where that is, as in some sandboxes. Nothing but `/proc` reads these
+    bytes any more: Python has copied the arguments, and the variables are gone.
+    """
+    try:
+        # The name before the bracket may have spaces.
+        fields = (_SELF / "stat").read_text().rpartition(")")[2].split()
+        bounds = [int(field) for field in fields[_ARG_START : _ARG_START + 4]]
+    except (OSError, ValueError):
+        return False
+    if len(bounds) != 4 or not all(bounds):
+        return False
+    for address, word in _words(*bounds[:2]):
+        value = word if word in keys else word.partition(b"=")[2]
+        if value in keys:
+            _overwrite(address, word, value)
+    for address, word in _words(*bounds[2:]):
+        name, _, value = word.partition(b"=")
+        # Another variable may have the same value, and is still in use.
+        if name in names:
+            _overwrite(address, word, value)
+    return True
+
+
+def _words(start: int, end: int) -> Iterator[Word]:
+    for word in ctypes.string_at(start, end - start).split(b"\0"):
+        yield start, word
+        start += len(word) + 1
+
+
+def _overwrite(address: int, word: bytes, value: bytes) -> None:
+    ctypes.memset(address + len(word) - len(value), ord("*"), len(value))

@@ -1,0 +1,146 @@
+"""Keys that change in a file while requests come."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.api.keyring import LOOK_SECONDS, MOST_FILE_BYTES, Keyring
+from holdfast.errors import UsageError
+
+
+class Clock:
+    """A time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_seconds = 0.0
+
+    def __call__(self) -> float:
+        """What `time.monotonic` would say."""
+        return self.now_seconds
+
+    def pass_a_look(self) -> None:
+        """Let it be time to look at the file."""
+        self.now_seconds += LOOK_SECONDS
+
+
+def _right(ring: Keyring, *keys: str) -> list[bool]:
+    return [ring.name_of(key.encode()) is not None for key in keys]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with two keys."""
+    path = tmp_path / "keys"
+    path.write_text("one\ntwo\n")
+    return path
+
+
+def test_a_key_has_a_name_that_does_not_tell_it() -> None:
+    """The first digits of its digest: the same at each start, another for each key."""
+    ring = Keyring(["one", "two"])
+    assert ring.name_of(b"one") == "key-7692c3ad"
+    assert ring.name_of(b"two") not in {None, "key-7692c3ad"}
+
+
+@pytest.mark.parametrize("given", [b"", b"on", b"one ", b"onetwo", b"one\ntwo", b"\xff\0"])
+def test_another_word_is_no_key(given: bytes) -> None:
+    """Not a part of one, not two, and not nothing."""
+    assert Keyring(["one", "two"]).name_of(given) is None
+    assert Keyring().name_of(given) is None
+
+
+def test_keys_of_a_file_are_right_beside_those_given(path: Path) -> None:
+    """A file adds, whatever was given."""
+    path.write_bytes(b"# the old one\r\none\r\n\r\n   \n  two \n#three\n")
+    ring = Keyring(["given"], path)
+    assert _right(ring, "given", "one", "two", "three", "#three", "") == [True] * 3 + [False] * 3
+
+
+def test_a_changed_file_is_read_again(path: Path) -> None:
+    """The new key is right and the old one is not, as soon as it is time to look."""
+    clock = Clock()
+    ring = Keyring(["given"], path, clock=clock)
+    path.write_text("two\nthree\n")
+    assert _right(ring, "one", "three") == [True, False]
+    clock.pass_a_look()
+    assert _right(ring, "given", "one", "two", "three") == [True, False, True, True]
+
+
+def test_a_link_that_is_swapped_is_a_change(path: Path) -> None:
+    """Kubernetes changes a mounted Secret so: same size, same time, another file."""
+    other, link, clock = path.with_name("other"), path.with_name("link"), Clock()
+    other.write_text("six\nten\n")
+    for file in (path, other):
+        os.utime(file, ns=(7, 7))
+    link.symlink_to(path)
+    ring = Keyring([], link, clock=clock)
+    swapped = path.with_name("swapped")
+    swapped.symlink_to(other)
+    swapped.replace(link)
+    clock.pass_a_look()
+    assert _right(ring, "one", "six") == [False, True]
+
+
+@pytest.mark.parametrize("content", [None, "", "\n# none\n", "one\ntwo words\n", "\0\n", "ключ\n"])
+def test_a_file_that_breaks_leaves_the_keys_that_were_read_last(
+    path: Path, content: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says so once, until it is whole again, and quotes nothing of it."""
+    clock = Clock()
+    ring = Keyring([], path, clock=clock)
+    whole = path.with_name("whole")
+    path.rename(whole)
+    if content is not None:
+        path.write_text(content)
+    for _ in range(3):
+        clock.pass_a_look()
+        assert _right(ring, "one", "two") == [True, True]
+    (error,) = (record for record in caplog.records if record.levelname == "ERROR")
+    assert str(path) in error.getMessage()
+    assert "words" not in error.getMessage()
+    whole.write_text("three\n")
+    whole.replace(path)
+    clock.pass_a_look()
+    assert _right(ring, "one", "three") == [False, True]
+    path.unlink()
+    clock.pass_a_look()
+    assert _right(ring, "three") == [True]
+    assert [record.levelname for record in caplog.records].count("ERROR") == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "there is no key in it"),
+        (b"# none\n\n", "there is no key in it"),
+        (b"one\nhush hush\n", "line 2: expected a key"),
+        (b"hush\xff\n", "line 1: expected a key"),
+        (b"\xef\xbb\xbfhush\n", "line 1: expected a key"),
+        (b"x" * (MOST_FILE_BYTES + 1), "too large"),
+    ],
+)
+def test_a_start_with_a_wrong_file_is_refused(path: Path, content: bytes, reason: str) -> None:
+    """The error names flag, file and line, and no key."""
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        Keyring(["given"], path, source="--admin-api-key-file")
+    assert caught.value.cause.startswith(f"--admin-api-key-file: {path}: ")
+    assert reason in caught.value.cause
+    assert "hush" not in caught.value.line
+
+
+def test_a_start_without_a_regular_file_is_refused(tmp_path: Path) -> None:
+    """Missing, a directory, a pipe that nobody writes to, a device without an end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, reason in (
+        (tmp_path / "none", "No such file"),
+        (tmp_path, "no regular file"),
+        (pipe, "no regular file"),
+        (Path("/dev/zero"), "no regular file"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            Keyring([], path)
