@@ -1,0 +1,213 @@
+"""No route of vLLM's is reached without a key: all that there are, in every way to write them.
+
+A route that a new vLLM adds is in here by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
+from vllm.tasks import FRONTEND_TASKS, GENERATION_TASKS, POOLING_TASKS
+
+from asgi_server import DEADLINE_SECONDS, serving
+from holdfast.api.auth import METRICS_PATH, OPEN_PATHS, KeyCheck, Keys
+from holdfast.api.front import FrontDoor
+from holdfast.api.gate import Admission, Gate
+from holdfast.api.health import health_routes
+from holdfast.api.metrics import metrics_route
+from holdfast.cli import parse_serve
+from holdfast.settings import KeySettings
+from inner_app import View
+from statuses import a_status
+
+KEY = "the-api-key"
+PREFIX = "/prefix"
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+UPGRADE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+LEFT_OPEN_BY_VLLM = {"/tokenize", "/invocations", "/generative_scoring", "/scale_elastic_ep"}
+
+
+@pytest.fixture(scope="module")
+def vllm_app() -> Iterator[Any]:
+    """vLLM's own application with every route it can have, those for developers too."""
+    from vllm.entrypoints.launchers.app import build_app
+
+    from holdfast.engine.arguments import parse
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        patch.delenv("VLLM_API_KEY", raising=False)
+        namespace = parse(parse_serve(["model", "--api-key", KEY], {}))
+        namespace.enable_fault_tolerance = True
+        tasks = (*GENERATION_TASKS, *POOLING_TASKS, *FRONTEND_TASKS)
+        model: Any = SimpleNamespace(get_pooling_task=lambda _tasks: "embed")
+        yield build_app(namespace, tasks, model)
+
+
+@pytest.fixture(scope="module")
+def paths(vllm_app: Any) -> list[str]:
+    """The path of every route, with words for its parameters."""
+
+    def walk(routes: Any, above: str = "") -> Iterator[str]:
+        for route in routes:
+            yield above + route.path
+            if isinstance(route, Mount):
+                yield f"{above}{route.path}/below"
+                yield from walk(route.routes or (), above + route.path)
+
+    found = {path.replace("{", "").replace("}", "") for path in walk(vllm_app.routes)}
+    assert found >= LEFT_OPEN_BY_VLLM | {"/score", "/sleep", "/v1/realtime", "/openapi.json"}
+    return sorted(found)
+
+
+def _variants(path: str) -> Iterator[str]:
+    """The same path as a client may write it to be taken for another."""
+    letter = path[1:2] or "x"
+    yield from (path, f"{path}/", f"{path}//", f"/{path}", f"{PREFIX}{path}", f"{path}?a=b")
+    yield from (f"/v1/..{path}", f"/livez/..{path}", f"/.{path}", f"/livez%2F..{path}")
+    yield f"/%{ord(letter):02x}{path[2:]}"
+    yield f"/%{ord(letter):02X}{path[2:]}%2F"
+    yield f"/{letter.swapcase()}{path[2:]}"
+    yield f"/{path[1:].replace('/', '%2F')}"
+    yield from (f"{path}%0A", f"{path}%00", f"{path};x", f"http://other{path}")
+
+
+class Spied:
+    """Our layers with a spy in the place of vLLM's application."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+        admission = Admission(View(), probe_token="")
+        routes = [
+            *health_routes(a_status, queue=lambda: (0, 0)),
+            metrics_route(lambda _: (b"page", "text/plain")),
+        ]
+        front = FrontDoor(routes, Gate(self._spy, admission), root_path=PREFIX)
+        keys = Keys.read((KEY,), KeySettings(admin_api_key="another"))
+        is_probe_token = admission.is_probe_token
+        self.app = KeyCheck(front, keys, is_probe_token=is_probe_token, root_path=PREFIX)
+
+    async def _spy(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del receive
+        self.reached += 1
+        kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
+        headers = [(b"content-length", b"0")]
+        await send({"type": f"{kind}.start", "status": 299, "headers": headers})
+        await send({"type": f"{kind}.body", "body": b""})
+
+    def statuses(self, asked: list[Asked], headers: dict[str, str]) -> list[int]:
+        """The status of each request, sent as it is over one connection after the other."""
+
+        async def answered() -> list[int]:
+            async with serving(self.app) as client:
+                address = (client.base_url.host, client.base_url.port or 0)
+                async with asyncio.timeout(DEADLINE_SECONDS * 6):
+                    return await _statuses(address, asked, headers)
+
+        return asyncio.run(answered())
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as it stands on the wire."""
+
+    method: str
+    target: str
+    is_upgrade: bool = False
+
+
+async def _statuses(
+    address: tuple[str, int], asked: list[Asked], headers: dict[str, str]
+) -> list[int]:
+    found: list[int] = []
+    while len(found) < len(asked):
+        reader, writer = await asyncio.open_connection(*address)
+        try:
+            for one in asked[len(found) :]:
+                writer.write(_head(one, headers))
+                answer = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+                found.append(int(answer.split()[1]))
+                if one.is_upgrade or "connection: close" in answer:
+                    break
+                length = re.search(r"content-length: (\d+)", answer)
+                await reader.readexactly(int(length[1]) if length and one.method != "HEAD" else 0)
+        finally:
+            writer.close()
+            await writer.wait_closed()
+    return found
+
+
+def _head(one: Asked, headers: dict[str, str]) -> bytes:
+    all_headers = headers | (UPGRADE if one.is_upgrade else {})
+    lines = [f"{name}: {value}" for name, value in all_headers.items()]
+    return "\r\n".join([f"{one.method} {one.target} HTTP/1.1", "Host: x", *lines, "", ""]).encode()
+
+
+def _is_ours(asked: Asked) -> bool:
+    """Whether the front door answers it itself, by the letter of the table of routes."""
+    target = asked.target.removeprefix("http://other").partition("?")[0]
+    path = httpx.URL(f"http://x{target}").path if "%" in target else target
+    path = path.removeprefix(PREFIX).rstrip("/")
+    return not asked.is_upgrade and path in OPEN_PATHS | {METRICS_PATH}
+
+
+def test_no_route_is_reached_without_a_key(paths: list[str]) -> None:
+    """Every route, method and variant is 401; with the key each goes on to vLLM."""
+    asked = [
+        *(Asked(method, path) for path in paths for method in METHODS),
+        *(Asked("GET", variant) for path in paths for variant in _variants(path)),
+        *(Asked("POST", variant) for path in paths for variant in _variants(path)),
+    ]
+    asked = [one for one in asked if not _is_ours(one)]
+    without, with_key = Spied(), Spied()
+    refused = without.statuses(asked, {})
+    assert [one for one, status in zip(asked, refused, strict=True) if status != 401] == []
+    assert without.reached == 0
+    # Starlette takes a line feed for the end, so our own routes may match, too.
+    asked = [one for one in asked if not one.target.endswith("%0A")]
+    passed = with_key.statuses(asked, {"Authorization": f"Bearer {KEY}"})
+    assert [one for one, status in zip(asked, passed, strict=True) if status != 299] == []
+    assert with_key.reached == len(asked)
+
+
+def test_no_route_is_reached_by_a_websocket_without_a_key(paths: list[str]) -> None:
+    """An upgrade is accepted to be closed with a code, whatever the path."""
+    asked = [Asked("GET", path, is_upgrade=True) for path in paths]
+    spied = Spied()
+    assert set(spied.statuses(asked, {})) == {101}
+    assert spied.reached == 0
+
+
+def test_a_preflight_reaches_no_route_of_vllm(vllm_app: Any, paths: list[str]) -> None:
+    """Its CORSMiddleware answers all that goes without a key."""
+    headers = {"origin": "http://x", "access-control-request-method": "POST"}
+
+    async def answered() -> set[str]:
+        transport = httpx.ASGITransport(vllm_app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answers = [await client.options(path, headers=headers) for path in paths]
+        return {answer.text for answer in answers}
+
+    assert asyncio.run(answered()) <= {"OK", "Disallowed CORS origin"}
+
+
+def test_vllm_checks_no_key_itself(vllm_app: Any) -> None:
+    """It was given the flag, and would not know a key that a file has made right since."""
+    names = {middleware.cls.__name__ for middleware in vllm_app.user_middleware}
+    assert "CORSMiddleware" in names
+    assert "AuthenticationMiddleware" not in names
