@@ -258,7 +258,7 @@ class _Application:
         return openapi.complete(
             document,
             version=__version__,
-            has_keys=bool(listen.api_keys),
+            has_keys=not self._keys.api.is_empty,
             others=(self._admin.openapi(),),
             root_path=listen.root_path.rstrip("/"),
         )
