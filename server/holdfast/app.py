@@ -51,7 +51,7 @@ from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import ProbeReport, RankStats
 from holdfast.settings import ListenSettings, Settings, WorkspaceSettings
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
-from holdfast.telemetry.exposition import render, vllm_registry
+from holdfast.telemetry.exposition import Pages, vllm_registry
 from holdfast.telemetry.logs import configure_logging, quieten_access_log
 from holdfast.telemetry.loop_lag import LoopLag
 from holdfast.telemetry.outages import Outages
@@ -315,9 +315,10 @@ class _Application:
             vllm_version=vllm_version(),
         )
         registry = registry_of(collector)
+        pages = Pages(lambda: (registry, vllm_registry()))
         return [
             *health_routes(self._supervisor.status, queue=self._queue),
-            metrics_route(lambda accept: render((registry, vllm_registry()), accept=accept)),
+            metrics_route(pages.render),
             admin_route(self._admin),
         ]
 

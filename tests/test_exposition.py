@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from holdfast.telemetry.exposition import MOST_FORMATS, Pages, render
+
+FORMATS = (
+    "",
+    "text/plain;version=1.0.0;escaping=allow-utf-8",
+    "application/openmetrics-text;version=1.0.0",
+)
+
+
+class Families(Collector):
+    """A registry whose families are what the test puts into it."""
+
+    def __init__(self, *families: Metric) -> None:
+        self.families: Iterable[Metric] = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+def a_gauge(*values: tuple[str, float], name: str = "a_gauge") -> Metric:
+    """A family with one series for each label."""
+    family = GaugeMetricFamily(name, "A gauge.", labels=["label"])
+    for label, value in values:
+        family.add_metric([label], value)
+    return family
+
+
+def assert_same(pages: Pages, *registries: Collector) -> None:
+    """The pages are those of the library, in every format."""
+    for accept in FORMATS:
+        assert pages.render(accept) == render(registries, accept=accept)
+
+
+def test_pages_are_those_of_the_library_while_numbers_change() -> None:
+    """Counters, gauges and histograms with their creation times, over many scrapes."""
+    registry = CollectorRegistry()
+    counter = Counter("a", "Counts.", ["model"], registry=registry)
+    gauge = Gauge("b", "Rises and falls.", registry=registry)
+    histogram = Histogram("c_seconds", "Buckets.", ["model"], registry=registry)
+    pages = Pages(lambda: (registry,))
+    for number in range(1, 8):
+        counter.labels(f"model {number % 3}").inc(number * 1e7)
+        gauge.set(1.0 / number)
+        histogram.labels("one").observe(number)
+        assert_same(pages, registry)
+
+
+@pytest.mark.parametrize("value", [0, -1.5, 1e300, float("inf"), float("-inf"), float("nan"), True])
+def test_every_number_is_written_as_the_library_writes_it(value: float) -> None:
+    """Large, infinite, none and boolean."""
+    registry = Families(a_gauge(("x", 1.0)))
+    pages = Pages(lambda: (registry,))
+    assert_same(pages, registry)
+    registry.families = [a_gauge(("x", value))]
+    assert_same(pages, registry)
+
+
+@pytest.mark.parametrize("label", ['x"\\\n.py', "a b 1.0", "# HELP", "\u2028\x0b\x1c\x85\r", "ü"])
+def test_odd_labels_stay_as_they_are(label: str) -> None:
+    """What ends a line elsewhere does not end one here."""
+    registry = Families(a_gauge((label, 1.0), ("other", 2.0)))
+    pages = Pages(lambda: (registry,))
+    assert_same(pages, registry)
+    registry.families = [a_gauge((label, 3.0), ("other", 2.0))]
+    assert_same(pages, registry)
+
+
+def test_series_and_families_may_come_and_go() -> None:
+    """What was known of a family is forgotten when its series are others."""
+    registry = Families()
+    pages = Pages(lambda: (registry,))
+    for families in (
+        [a_gauge(("x", 1.0))],
+        [a_gauge(("x", 1.0), ("y", 2.0))],
+        [a_gauge(("y", 2.0), ("x", 1.0))],
+        [],
+        [a_gauge(("x", 5.0), name="another"), a_gauge(("y", 2.0))],
+        [a_gauge(("x", 5.0), name="another"), a_gauge(("y", 7.0), ("z", 2.0))],
+    ):
+        registry.families = families
+        assert_same(pages, registry)
+
+
+def test_two_registries_may_have_a_family_of_one_name() -> None:
+    """Each is written with its own numbers."""
+    first, second = Families(a_gauge(("x", 1.0))), Families(a_gauge(("y", 2.0)))
+    pages = Pages(lambda: (first, second))
+    assert_same(pages, first, second)
+    assert_same(pages, first, second)
+
+
+def test_a_changed_line_does_not_outlive_a_family_that_no_longer_fits() -> None:
+    """Half a family that was filled before the other half did not fit is not shown later."""
+    registry = Families(a_gauge(("x", 1.0), ("y", 2.0)))
+    pages = Pages(lambda: (registry,))
+    assert_same(pages, registry)
+    timed = a_gauge(("x", 9.0))
+    timed.add_sample("a_gauge", {"label": "y"}, 2.0, timestamp=12.0)
+    for families in ([timed], [a_gauge(("x", 1.0), ("y", 2.0))]):
+        registry.families = families
+        assert_same(pages, registry)
+
+
+def test_exemplars_are_written_by_the_library() -> None:
+    """A line with more than a number is not kept."""
+    registry = CollectorRegistry()
+    counter = Counter("a", "Counts.", registry=registry)
+    pages = Pages(lambda: (registry,))
+    for number in range(3):
+        counter.inc(exemplar={"trace": str(number)})
+        assert_same(pages, registry)
+
+
+def test_a_version_that_is_none_gets_plain_text() -> None:
+    """An Accept header that no scraper sends ends in no error."""
+    registry = Families(CounterMetricFamily("a", "Counts.", 1))
+    accept = "application/openmetrics-text;version=new"
+    assert Pages(lambda: (registry,)).render(accept) == render((registry,))
+    assert render((registry,), accept=accept) == render((registry,))
+
+
+def test_clients_that_make_up_formats_fill_no_memory() -> None:
+    """Beyond some formats a page is rendered and forgotten."""
+    registry = Families(a_gauge(("x", 1.0)))
+    pages = Pages(lambda: (registry,))
+    for minor in range(MOST_FORMATS + 3):
+        page, content_type = pages.render(f"application/openmetrics-text;version=1.{minor}.0")
+        assert page == render((registry,), accept="application/openmetrics-text")[0]
+        assert f"version=1.{minor}.0;" in content_type
+    assert len(pages._formats) == MOST_FORMATS
