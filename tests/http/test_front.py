@@ -13,7 +13,7 @@ from holdfast.api.admission import Admission
 from holdfast.api.front import EngineApp, FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
-from holdfast.api.metrics import Render, metrics_route
+from holdfast.api.metrics import LONGEST_WAIT_SECONDS, Render, metrics_route
 from holdfast.lifecycle.states import State
 from holdfast.records import Status
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
@@ -152,3 +152,25 @@ def test_a_slow_scrape_stops_nobody() -> None:
             return live.status_code, (await scrape).text
 
     assert asyncio.run(ask()) == (200, "page")
+
+
+def test_a_page_is_rendered_on_the_loop_while_that_is_short() -> None:
+    """The first one in a thread; so again after one that had to wait for something."""
+    threads: list[threading.Thread] = []
+    pauses_seconds = iter([0.0, 0.0, 4 * LONGEST_WAIT_SECONDS, 0.0])
+
+    def page(_accept: str) -> tuple[bytes, str]:
+        threads.append(threading.current_thread())
+        threading.Event().wait(next(pauses_seconds))
+        return b"page", "text/plain"
+
+    front, _ = _front(a_status(), renderer=page)
+
+    async def ask() -> None:
+        async with serving(front) as client:
+            for _ in range(4):
+                assert (await client.get("/metrics")).text == "page"
+
+    asyncio.run(ask())
+    on_loop = [thread is threading.main_thread() for thread in threads]
+    assert on_loop == [False, True, True, False]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import time
 from collections.abc import Callable
 
 import anyio
@@ -13,15 +16,50 @@ from starlette.routing import Route
 Render = Callable[[str], tuple[bytes, str]]
 """From the Accept header to the page and its content type."""
 
+LONGEST_WAIT_SECONDS = 0.05
+"""A page that takes longer, though it computes little, waits for something: no loop should."""
+
 
 def metrics_route(render: Render) -> Route:
-    """The page, rendered in a thread so that streams do not wait for it."""
-    # Its own limiter: scrapes go on when the shared threads are all taken, by one start or many.
-    limiter = anyio.CapacityLimiter(1)
+    """The page; streams wait for it no longer than Python has them wait for any thread."""
+    pages = _Pages(render)
 
     async def endpoint(request: Request) -> Response:
-        accept = request.headers.get("accept", "")
-        page, content_type = await to_thread.run_sync(render, accept, limiter=limiter)
+        page, content_type = await pages.page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type})
 
     return Route("/metrics", endpoint, methods=("GET", "HEAD"))
+
+
+class _Pages:
+    """Renders one page at a time: in a thread, and on the loop when the last one was short.
+
+    A thread that computes for less than one switch interval of the interpreter stops the loop for
+    just as long as if it were done there, and first waits for its turn as long as that again.
+    """
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        # Its own limiter: scrapes go on when the shared threads are all taken.
+        self._limiter = anyio.CapacityLimiter(1)
+        self._processor_seconds = math.inf
+        self._seconds = math.inf
+
+    async def page(self, accept: str) -> tuple[bytes, str]:
+        if self._is_short() and not self._limiter.borrowed_tokens:
+            return self._timed(accept)
+        return await to_thread.run_sync(self._timed, accept, limiter=self._limiter)
+
+    def _is_short(self) -> bool:
+        return (
+            self._processor_seconds < sys.getswitchinterval()
+            and self._seconds < LONGEST_WAIT_SECONDS
+        )
+
+    def _timed(self, accept: str) -> tuple[bytes, str]:
+        began, computed = time.monotonic(), time.thread_time()
+        try:
+            return self._render(accept)
+        finally:
+            self._processor_seconds = time.thread_time() - computed
+            self._seconds = time.monotonic() - began
