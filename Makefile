@@ -46,8 +46,8 @@ format: setup ## format the code, and mend what the linter can mend
 	@$(bin)/ruff format .
 	@$(bin)/ruff check --fix .
 
-bench: setup ## run every benchmark under benchmarks/
-	@for script in benchmarks/[a-z]*.py; do $(bin)/python "$$script" || exit; done
+bench: setup ## run every benchmark; ARGS="--quick" tries them, ARGS="--write" writes docs/benchmarks.md
+	@exec $(bin)/python benchmarks $(ARGS)
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .ops-tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis server/*.egg-info

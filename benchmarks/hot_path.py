@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import tempfile
 import timeit
 import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from vllm.v1.worker import workspace
 
-from holdfast.versions import vllm_version
+import pairs
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB, Reservation
 from holdfast.workspace.stats import StatsWriter
@@ -35,6 +33,7 @@ CPU = torch.device("cpu")
 CALLS = 20_000
 ALLOCATION_CALLS = 10_000
 DIFFERENT_SPECS = 100_000
+_COUNTING = ("holdfast, counted", "holdfast, not counted")
 
 
 class _UncountedManager(WorkspaceManager):
@@ -48,38 +47,34 @@ class _UncountedManager(WorkspaceManager):
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=11, help="at least 5 (default: 11)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments = parser.parse_args()
-    if arguments.pairs < 5:
-        parser.error("fewer than 5 pairs say nothing")
+    pairs.add_options(parser, pairs=11)
+    arguments = pairs.parsed(parser)
     with tempfile.TemporaryDirectory() as directory:
-        report = _report(Path(directory), arguments.pairs)
-    print(json.dumps(report, indent=2) if arguments.json else _table(report))
+        pairs.show(_findings(Path(directory), arguments.pairs), arguments)
 
 
-def _report(directory: Path, pairs: int) -> dict[str, Any]:
+def _findings(directory: Path, count: int) -> pairs.Findings:
     with StatsWriter(directory, engine=0, rank=0, generation=1) as stats:
         managers = _managers(stats)
-        known = _microseconds(managers, pairs, _known)
-        new = _microseconds(
-            {side: managers[side] for side in ("holdfast, counted", "holdfast, not counted")},
-            pairs,
-            _new,
+        known = _microseconds(managers, count, _known)
+        new = _microseconds({side: managers[side] for side in _COUNTING}, count, _new)
+        return pairs.Findings(
+            "hot_path",
+            f"One request for workspace, {count} pairs of {CALLS:,} calls",
+            [
+                _measure("a known spec, µs", known, ("holdfast", "vllm")),
+                _measure("counting in a known spec, µs", known, _COUNTING),
+                _measure("counting in a new spec, µs", new, _COUNTING),
+            ],
+            {
+                "allocation": _allocation(managers["holdfast"]),
+                "different_specs": _different_specs(stats),
+            },
         )
-        return {
-            "vllm": vllm_version(),
-            "python": sys.version.split()[0],
-            "pairs": pairs,
-            "known_spec": {side: _spread(times) for side, times in known.items()},
-            "times_faster": _spread(_ratios(known, "vllm", "holdfast")),
-            "counting_costs_times": _spread(
-                _ratios(known, "holdfast, counted", "holdfast, not counted")
-            ),
-            "new_spec": {side: _spread(times) for side, times in new.items()},
-            "allocation": _allocation(managers["holdfast"]),
-            "different_specs": _different_specs(stats),
-        }
+
+
+def _measure(label: str, times: Mapping[str, list[float]], sides: tuple[str, str]) -> pairs.Measure:
+    return pairs.Measure(label, {side: times[side] for side in sides}, digits=2)
 
 
 def _managers(stats: StatsWriter) -> dict[str, Any]:
@@ -101,13 +96,12 @@ def _managers(stats: StatsWriter) -> dict[str, Any]:
 
 
 def _microseconds(
-    managers: Mapping[str, Any], pairs: int, measure: Callable[[Any, int], float]
+    managers: Mapping[str, Any], count: int, measure: Callable[[Any, int], float]
 ) -> dict[str, list[float]]:
     """One number for each side and pair; the first pair warms up and is not kept."""
     found: dict[str, list[float]] = {side: [] for side in managers}
-    for pair in range(pairs + 1):
-        order = list(managers) if pair % 2 else list(managers)[::-1]
-        for side in order:
+    for pair in range(count + 1):
+        for side in pairs.ordered(pair, list(managers)):
             found[side].append(measure(managers[side], pair))
     return {side: times[1:] for side, times in found.items()}
 
@@ -122,18 +116,6 @@ def _new(manager: Any, pair: int) -> float:
     specs = iter([((pair * calls + number + 1,), torch.uint8) for number in range(calls)])
     ask = manager.get_simultaneous
     return timeit.timeit(lambda: ask(next(specs)), number=calls) / calls * 1e6
-
-
-def _ratios(times: Mapping[str, list[float]], above: str, below: str) -> list[float]:
-    return [first / second for first, second in zip(times[above], times[below], strict=True)]
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "median": round(median(values), 3),
-        "least": round(min(values), 3),
-        "most": round(max(values), 3),
-    }
 
 
 def _allocation(manager: Any) -> dict[str, float]:
@@ -189,27 +171,6 @@ def _different_specs(stats: StatsWriter) -> dict[str, float]:
         "kib_after_all": round(marks[-1], 1),
         "kib_at_the_peak": round(peak, 1),
     }
-
-
-def _table(report: Mapping[str, Any]) -> str:
-    lines = [f"vLLM {report['vllm']}, Python {report['python']}, {report['pairs']} pairs", ""]
-    lines.append(f"{'microseconds a call':36}{'median':>9}{'least':>9}{'most':>9}")
-    for kind in ("known_spec", "new_spec"):
-        for side, values in report[kind].items():
-            lines.append(_row(f"{kind.replace('_', ' ')}: {side}", values))
-    lines += ["", f"{'ratio in a pair':36}{'median':>9}{'least':>9}{'most':>9}"]
-    lines.append(_row("vllm / holdfast", report["times_faster"]))
-    lines.append(_row("counted / not counted, known", report["counting_costs_times"]))
-    for kind in ("allocation", "different_specs"):
-        lines += ["", kind.replace("_", " ")]
-        lines += [
-            f"  {name.replace('_', ' '):34}{value:>9}" for name, value in report[kind].items()
-        ]
-    return "\n".join(lines)
-
-
-def _row(name: str, values: Mapping[str, float]) -> str:
-    return f"{name:36}{values['median']:>9}{values['least']:>9}{values['most']:>9}"
 
 
 if __name__ == "__main__":

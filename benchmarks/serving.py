@@ -1,0 +1,279 @@
+"""How fast does it serve? From the start of the process to 64 clients, beside `vllm serve`.
+
+    python benchmarks/serving.py                        the demo model, five pairs
+    python benchmarks/serving.py --plugin               also `vllm serve` with our plugin alone
+    python benchmarks/serving.py --json -- MODEL --max-model-len 4096
+
+Each server of a pair is started, measured and ended before the other is. The client is vLLM's own
+(`vllm bench serve`), streaming chats of 64 tokens in and 64 out. Before the pairs each
+side is started once and says how it has resolved vLLM's configuration; that fills the caches of
+compiled kernels and Holdfast's learned state too, and is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+import httpx
+
+import pairs
+import sides
+import startup
+from clients import BenchClient, Result
+from sides import Bench, Server
+
+QUIET_SECONDS = 30.0
+FIRST_REQUESTS = 100
+LOADS = {1: 12, 16: 160, 64: 448}
+"""Requests by clients."""
+SCRAPED_CLIENTS = 64
+SCRAPE_INTERVAL_SECONDS = 1.0
+"""Longer than any page is kept, so that every scrape is answered as one of Prometheus is."""
+IDLE_SCRAPES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long each part takes."""
+
+    loads: Mapping[int, int] = field(default_factory=lambda: dict(LOADS))
+    quiet_seconds: float = QUIET_SECONDS
+    first_requests: int = FIRST_REQUESTS
+
+
+QUICK = Plan({1: 2, 16: 32, 64: 128}, quiet_seconds=2.0, first_requests=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What one server has shown between its start and its end."""
+
+    start: startup.Start
+    ready_memory_mib: float
+    quiet_processor_seconds: float
+    first_request_ratio: float
+    loads: Mapping[int, Result]
+    scraped: Result
+    scrape_seconds: Sequence[float]
+    scrape_processor_seconds: float
+
+
+Pair = dict[str, Life]
+Row = tuple[str, Callable[[Life], float], int, str]
+"""Label, value, digits, goal."""
+
+
+def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, seed: int) -> Life:
+    """Start one server, measure it, and end it."""
+    with bench.started(side) as server:
+        start = startup.until_ready(server)
+        ready_memory_mib = server.resident_mib()
+        quiet, first_request_ratio = _first_requests(server, plan, seed)
+        loads = {
+            clients: client.run(server.url, clients=clients, requests=requests, seed=seed)
+            for clients, requests in plan.loads.items()
+        }
+        with _scraped(server) as scrape_seconds:
+            requests = plan.loads[SCRAPED_CLIENTS]
+            scraped = client.run(
+                server.url, clients=SCRAPED_CLIENTS, requests=requests, seed=seed + 1
+            )
+        return Life(
+            startup.recovered(server, start),
+            ready_memory_mib,
+            quiet,
+            first_request_ratio,
+            loads,
+            scraped,
+            scrape_seconds,
+            _scrape_processor_seconds(server),
+        )
+
+
+def _first_requests(server: Server, plan: Plan, seed: int) -> tuple[float, float]:
+    """CPU seconds of all processes from READY on, and the first request against the hundredth.
+
+    The first is sent at once, the others when the quiet time is over. The hundredth stands for the
+    median of the last tenth: one request alone says little.
+    """
+    began, spent = time.monotonic(), server.processor_seconds()
+    with server.client() as http:
+        model = http.get("/v1/models").json()["data"][0]["id"]
+        first = _request_seconds(http, model, f"{seed} first")
+        time.sleep(max(0.0, began + plan.quiet_seconds - time.monotonic()))
+        quiet = server.processor_seconds() - spent
+        later = [
+            _request_seconds(http, model, f"{seed} {number}")
+            for number in range(1, plan.first_requests)
+        ]
+    return quiet, first / median(later[-plan.first_requests // 10 :])
+
+
+def _request_seconds(http: httpx.Client, model: str, nonce: str) -> float:
+    message = {"role": "user", "content": f"{nonce} {'hold fast ' * 6}"}
+    body = {"model": model, "messages": [message], "max_tokens": 64, "ignore_eos": True}
+    began = time.perf_counter()
+    http.post("/v1/chat/completions", json=body).raise_for_status()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _scraped(server: Server) -> Iterator[list[float]]:
+    """While entered, `/metrics` is asked for at the interval; the list gets each latency."""
+    found: list[float] = []
+    is_over = threading.Event()
+
+    def scrape() -> None:
+        with server.client() as http:
+            while not is_over.wait(SCRAPE_INTERVAL_SECONDS):
+                found.append(_scrape_seconds(http))
+
+    thread = threading.Thread(target=scrape, name="scrapes")
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _scrape_seconds(http: httpx.Client) -> float:
+    began = time.perf_counter()
+    http.get("/metrics").raise_for_status()
+    return time.perf_counter() - began
+
+
+def _scrape_processor_seconds(server: Server) -> float:
+    """What one scrape costs the front end, when nothing else goes on."""
+    spent = server.front_end_processor_seconds()
+    with server.client() as http:
+        for _ in range(IDLE_SCRAPES):
+            time.sleep(SCRAPE_INTERVAL_SECONDS / 4)
+            _scrape_seconds(http)
+    return (server.front_end_processor_seconds() - spent) / IDLE_SCRAPES
+
+
+def measures(found: Sequence[Pair]) -> Iterator[pairs.Measure]:
+    """The rows: load, scrapes, what READY costs, then those of the start."""
+    for label, of, digits, goal in (*_load_rows(), *_OTHER_ROWS):
+        values = {side: [of(pair[side]) for pair in found] for side in found[0]}
+        yield pairs.Measure(label, values, digits, goal)
+    yield from startup.measures(
+        [{side: life.start for side, life in pair.items()} for pair in found]
+    )
+
+
+def _load_rows() -> Iterator[Row]:
+    for clients in LOADS:
+        of = _result(clients, "output_throughput")
+        yield f"output tok/s, clients: {clients}", of, 0, ">= 1.00"
+    for name in ("median", "p99"):
+        for clients in (16, 64):
+            of = _result(clients, f"{name}_ttft_ms")
+            yield f"{name} TTFT, ms, clients: {clients}", of, 1, "<= 1.00"
+    yield "median inter-token latency, ms, clients: 64", _result(64, "median_itl_ms"), 1, ""
+
+
+def _result(clients: int, key: str) -> Callable[[Life], float]:
+    return lambda life: float(life.loads[clients][key])
+
+
+def _kept_throughput(life: Life) -> float:
+    unscraped = float(life.loads[SCRAPED_CLIENTS]["output_throughput"])
+    return float(life.scraped["output_throughput"]) / unscraped
+
+
+def _p99(values: Sequence[float]) -> float:
+    return quantiles(values, n=100, method="inclusive")[-1] if len(values) > 1 else values[0]
+
+
+_OTHER_ROWS: Sequence[Row] = (
+    (
+        "/metrics at 64 clients, median, ms",
+        lambda life: median(life.scrape_seconds) * 1e3,
+        1,
+        "<= 0.50",
+    ),
+    ("/metrics at 64 clients, p99, ms", lambda life: _p99(life.scrape_seconds) * 1e3, 1, "<= 0.50"),
+    ("CPU of one scrape, ms", lambda life: life.scrape_processor_seconds * 1e3, 1, ""),
+    ("tok/s with a scrape a second / without", _kept_throughput, 3, ""),
+    (
+        "CPU seconds in the 30 s after READY",
+        lambda life: life.quiet_processor_seconds,
+        2,
+        "<= 1.00",
+    ),
+    (
+        "first request after READY / hundredth",
+        lambda life: life.first_request_ratio,
+        2,
+        "itself <= 1.2",
+    ),
+    ("memory of the front end at READY, MiB", lambda life: life.ready_memory_mib, 0, "<= 1.10"),
+)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    pairs.add_options(parser)
+    parser.add_argument(
+        "--plugin", action="store_true", help="add a side: `vllm serve` with Holdfast's plugin"
+    )
+    parser.add_argument(
+        "serve", nargs="*", metavar="MODEL FLAG", help="after `--`; without, the demo model"
+    )
+    return pairs.parsed(parser)
+
+
+def _found(arguments: argparse.Namespace, bench: Bench) -> list[Pair]:
+    plan = QUICK if arguments.quick else Plan()
+    asked = (*pairs.SIDES, sides.PLUGIN_SIDE) if arguments.plugin else pairs.SIDES
+    found = []
+    with BenchClient(bench.model) as client:
+        for number in range(1, arguments.pairs + 1):
+            pairs.say(f"serving: pair {number} of {arguments.pairs}")
+            order = pairs.ordered(number, asked)
+            lives = {side: lived(bench, side, client, plan, 10 * number) for side in order}
+            found.append({side: lives[side] for side in asked})
+    return found
+
+
+def main() -> None:
+    """Run the pairs and print what they took."""
+    arguments = _arguments()
+    sides.end_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="holdfast-serving-") as directory:
+        bench = sides.bench_of(arguments.serve, Path(directory))
+        difference = sides.config_difference(bench)
+        found = _found(arguments, bench)
+    name = "the demo model" if not arguments.serve else Path(bench.model).name
+    findings = pairs.Findings(
+        "serving",
+        f"Serving {name}, {len(found)} pairs, flags {' '.join(bench.flags)}",
+        list(measures(found)),
+        {
+            "config_difference": difference,
+            "pairs": [{side: asdict(life) for side, life in pair.items()} for pair in found],
+        },
+        [_told(difference)],
+    )
+    pairs.show(findings, arguments)
+
+
+def _told(difference: Mapping[str, tuple[str, str]]) -> str:
+    if not difference:
+        return "The resolved vLLM configurations of both sides are the same."
+    told = (f"`{name}` ({ours} and {theirs})" for name, (ours, theirs) in difference.items())
+    return f"The resolved vLLM configurations differ in {', '.join(told)}."
+
+
+if __name__ == "__main__":
+    main()
