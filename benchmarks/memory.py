@@ -30,7 +30,7 @@ from holdfast.api.admission import Admission
 from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.lifecycle.states import State
-from holdfast.settings import ListenSettings, OverloadSettings
+from holdfast.settings import LimitSettings, ListenSettings, OverloadSettings
 from holdfast.telemetry.refusals import Refusals
 from holdfast.workspace.plan import MIB
 from plots import Curve
@@ -131,17 +131,20 @@ class _Recovering:
 
 async def _hold() -> None:
     """The process of `held_mib`: hold what comes, and say how much memory that takes."""
+    refusals = Refusals()
     admission = Admission(
         _Recovering(),
         probe_token="",
-        refusals=Refusals(),
+        refusals=refusals,
         hold_timeout_seconds=HOLD_SECONDS,
         overload=OverloadSettings(max_waiting=max(HELD)),
     )
     settings = ListenSettings(host="127.0.0.1", port=0, has_access_log=False)
     front = FrontDoor((), Gate(_nothing, admission))
     with listener.bound(settings) as sock:
-        async with listener.serving(front, sock, settings):
+        async with listener.serving(
+            front, sock, settings, limits=LimitSettings(), refusals=refusals
+        ):
             print(sock.getsockname()[1], _resident_mib(), flush=True)
             while count := int(await asyncio.to_thread(sys.stdin.readline) or 0):
                 while admission.held < count:  # noqa: ASYNC110 - nobody tells

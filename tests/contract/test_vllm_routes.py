@@ -19,13 +19,15 @@ from starlette.types import Receive, Scope, Send
 from vllm.tasks import FRONTEND_TASKS, GENERATION_TASKS, POOLING_TASKS
 
 from asgi_server import DEADLINE_SECONDS, serving
+from holdfast.api.admission import Admission
 from holdfast.api.auth import METRICS_PATH, OPEN_PATHS, KeyCheck, Keys
 from holdfast.api.front import FrontDoor
-from holdfast.api.gate import Admission, Gate
+from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.cli import parse_serve
 from holdfast.settings import KeySettings
+from holdfast.telemetry.refusals import Refusals
 from inner_app import View
 from statuses import a_status
 
@@ -92,15 +94,16 @@ class Spied:
 
     def __init__(self) -> None:
         self.reached = 0
-        admission = Admission(View(), probe_token="")
+        refusals = Refusals()
+        admission = Admission(View(), probe_token="", refusals=refusals)
         routes = [
             *health_routes(a_status, queue=lambda: (0, 0)),
             metrics_route(lambda _: (b"page", "text/plain")),
         ]
         front = FrontDoor(routes, Gate(self._spy, admission), root_path=PREFIX)
         keys = Keys.read((KEY,), KeySettings(admin_api_key="another"))
-        is_probe_token = admission.is_probe_token
-        self.app = KeyCheck(front, keys, is_probe_token=is_probe_token, root_path=PREFIX)
+        is_probe = admission.is_probe
+        self.app = KeyCheck(front, keys, refusals, is_probe=is_probe, root_path=PREFIX)
 
     async def _spy(self, scope: Scope, receive: Receive, send: Send) -> None:
         del receive
