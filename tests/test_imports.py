@@ -27,7 +27,7 @@ LAYERS = (
     {"workspace", "telemetry", "engine", "demo"},
     {"lifecycle"},
     {"api"},
-    {"app", "connections", "doctor", "exposure", "listener"},
+    {"app", "certificates", "connections", "doctor", "exposure", "listener"},
     {"cli"},
     {"__main__"},
 )

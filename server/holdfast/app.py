@@ -25,7 +25,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from holdfast import __version__, exposure, listener
+from holdfast import __version__, certificates, exposure, listener
 from holdfast.api import openapi
 from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.admission import PROBE_HEADER, Admission
@@ -169,6 +169,11 @@ class _Application:
             places=lambda: places(self._supervisor.facts),
         )
         self._engine_app = EngineApp()
+        self._identity = (
+            certificates.own_identity(directory)
+            if settings.listen.is_tls and settings.listen.ssl_cert_reqs
+            else None
+        )
         self._server: uvicorn.Server | None = None
         self._vllm: ConfiguredEngine | None = None
         self._mounted = AsyncExitStack()
@@ -184,9 +189,11 @@ class _Application:
                     limits=self._settings.limits,
                     refusals=self._refusals,
                 ) as self._server,
+                certificates.refreshed(self._server.config.ssl, self._settings.listen),
                 self._mounted,
                 self._loop_lag.measured(),
             ):
+                certificates.admit(self._server.config.ssl, self._identity)
                 quieten_access_log(
                     listener.ALWAYS_ANSWERED.union(self._settings.listen.unlogged_paths),
                     is_probing=lambda: self._state() is State.PROBING,
@@ -275,7 +282,7 @@ class _Application:
 
     def _client(self) -> httpx.AsyncClient:
         headers = {PROBE_HEADER: self._probe_token}
-        return listener.own_client(self._sock, self._settings.listen, headers)
+        return listener.own_client(self._sock, self._settings.listen, headers, self._identity)
 
     def _queue(self) -> tuple[int, int]:
         return self._vllm.launcher.queues.totals() if self._vllm else (0, 0)

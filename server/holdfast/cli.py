@@ -131,6 +131,7 @@ def _serve_parser() -> argparse.ArgumentParser:
         listener.add_argument(f"--{name}", type=_address)
     listener.add_argument("--ssl-ciphers")
     listener.add_argument("--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=0)
+    listener.add_argument("--enable-ssl-refresh", action=argparse.BooleanOptionalAction)
     listener.add_argument("--root-path", default="")
     listener.add_argument("--uvicorn-log-level", choices=(*LOG_LEVELS, "trace"), default="info")
     listener.add_argument("--disable-uvicorn-access-log", action="store_true")
@@ -198,6 +199,7 @@ def _listen_settings(
         ssl_ca_certs=namespace.ssl_ca_certs,
         ssl_cert_reqs=namespace.ssl_cert_reqs,
         ssl_ciphers=namespace.ssl_ciphers,
+        is_tls_refreshed=bool(namespace.enable_ssl_refresh),
         root_path=namespace.root_path,
         uvicorn_log_level=namespace.uvicorn_log_level,
         log_level=namespace.log_level,

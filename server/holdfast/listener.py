@@ -104,15 +104,19 @@ def address(sock: socket.socket, settings: ListenSettings) -> str:
 
 
 def own_client(
-    sock: socket.socket, settings: ListenSettings, headers: dict[str, str]
+    sock: socket.socket,
+    settings: ListenSettings,
+    headers: dict[str, str],
+    identity: Path | None = None,
 ) -> httpx.AsyncClient:
     """A client that talks to our own listener, over TCP, Unix socket or TLS.
 
     The certificate is not verified: it names the public host, and the peer is this process.
+    `identity` holds the certificate that the client shows, and its key.
     """
     transport = httpx.AsyncHTTPTransport(
         uds=settings.uds,
-        verify=_unverified(settings),
+        verify=_unverified(identity),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
     )
     host = "localhost" if settings.uds else _reachable(sock)
@@ -231,10 +235,10 @@ def _reachable(sock: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _unverified(settings: ListenSettings) -> ssl.SSLContext:
+def _unverified(identity: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    if settings.ssl_cert_reqs and settings.ssl_certfile:
-        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    if identity is not None:
+        context.load_cert_chain(identity)
     return context

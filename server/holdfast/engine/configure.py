@@ -35,11 +35,7 @@ class ConfiguredEngine:
     @asynccontextmanager
     async def openai_app(self, server: Any) -> AsyncIterator[ASGIApp]:
         """vLLM's OpenAI layer on top of whichever engine runs, for the life of `server`."""
-        ssl_context = server.config.ssl
-        async with (
-            openai.openai_app(self.launcher.proxy, self.arguments, server) as app,
-            openai.certificates_refreshed(self.arguments, ssl_context),
-        ):
+        async with openai.openai_app(self.launcher.proxy, self.arguments, server) as app:
             self.launcher.loras.attach(app.state.openai_serving_models)
             yield app
 

@@ -60,6 +60,7 @@ class ListenSettings:
     ssl_ca_certs: str | None = None
     ssl_cert_reqs: int = 0
     ssl_ciphers: str | None = None
+    is_tls_refreshed: bool = False
     root_path: str = ""
     uvicorn_log_level: str = "info"
     has_access_log: bool = True

@@ -1,0 +1,219 @@
+"""TLS as clients meet it: real handshakes with a real process, with a stand-in for the engine."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+import stand_in
+from holdfast.errors import ExitCode
+from servers import Server, running, wait_until
+
+COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
+UNPROBED = ("model", "--probe=off", "--learned-dir=none")
+DEADLINE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Signs certificates for 127.0.0.1, each good for one purpose."""
+
+    name: str
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @classmethod
+    def named(cls, name: str) -> Authority:
+        """A new one."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _signed(_builder(name, name, key).add_extension(_IS_CA, critical=True), key)
+        return cls(name, key, certificate)
+
+    def write(self, path: Path) -> Path:
+        """Its own certificate, which clients or the server trust."""
+        path.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
+        return path
+
+    def issue(self, directory: Path, name: str, *, for_server: bool) -> tuple[Path, Path]:
+        """The files of a certificate and its key, put in the place of any older ones."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        usages = ExtendedKeyUsageOID
+        usage = usages.SERVER_AUTH if for_server else usages.CLIENT_AUTH
+        address = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
+        builder = _builder(name, self.name, key).add_extension(address, critical=False)
+        certificate = _signed(
+            builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False), self.key
+        )
+        secret = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        paths = directory / "cert.pem", directory / "key.pem"
+        directory.mkdir(exist_ok=True)
+        contents = certificate.public_bytes(serialization.Encoding.PEM), secret
+        for path, content in zip(paths, contents, strict=True):
+            new = path.with_suffix(".new")
+            new.write_bytes(content)
+            new.replace(path)
+        return paths
+
+
+_IS_CA = x509.BasicConstraints(ca=True, path_length=None)
+
+
+def _builder(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(name))
+        .issuer_name(_name(issuer))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+    )
+
+
+def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    return builder.sign(key, hashes.SHA256())
+
+
+def _name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Trusts one authority; shows a certificate if it has one."""
+
+    context: ssl.SSLContext
+    address: tuple[str, int]
+
+    def sees(self) -> str:
+        """The name on the certificate of the server, after a verified handshake."""
+        with (
+            socket.create_connection(self.address, DEADLINE_SECONDS) as sock,
+            self.context.wrap_socket(sock, server_hostname=self.address[0]) as wrapped,
+        ):
+            found = wrapped.getpeercert() or {}
+        subject: tuple[tuple[tuple[str, str], ...], ...] = found["subject"]  # type: ignore[assignment]
+        return subject[0][0][1]
+
+    def gets(self, path: str) -> int:
+        """The status of a path."""
+        url = f"https://{self.address[0]}:{self.address[1]}{path}"
+        with httpx.Client(verify=self.context, trust_env=False) as client:
+            return client.get(url, timeout=DEADLINE_SECONDS).status_code
+
+
+@pytest.fixture
+def authority() -> Authority:
+    """The one that vouches for the server."""
+    return Authority.named("servers")
+
+
+@pytest.fixture
+def server(tmp_path: Path, authority: Authority) -> Iterator[Server]:
+    """Serves with a certificate that is renewed when its files are."""
+    cert, key = authority.issue(tmp_path / "tls", "first", for_server=True)
+    arguments = (f"--ssl-certfile={cert}", f"--ssl-keyfile={key}", "--enable-ssl-refresh")
+    with running(tmp_path, *UNPROBED, *arguments, command=COMMAND) as found:
+        yield found
+
+
+def client_of(server: Server, trusted: Path, shown: tuple[Path, Path] | None = None) -> Client:
+    """A client, once the server listens."""
+    context = ssl.create_default_context(cafile=str(trusted))
+    if shown:
+        context.load_cert_chain(*shown)
+    host, port = re.fullmatch(r"https://(.+):(\d+)", server.url).groups()  # type: ignore[union-attr]
+    return Client(context, (host, int(port)))
+
+
+def test_a_client_verifies_the_server(server: Server, authority: Authority, tmp_path: Path) -> None:
+    """By name and authority; who trusts another authority does not go on."""
+    client = client_of(server, authority.write(tmp_path / "ca.pem"))
+    assert client.sees() == "first"
+    assert client.gets("/livez") == 200
+    stranger = client_of(server, Authority.named("others").write(tmp_path / "others.pem"))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        stranger.sees()
+
+
+def test_a_renewed_certificate_is_shown(
+    server: Server, authority: Authority, tmp_path: Path
+) -> None:
+    """Each time it is renewed, and a pair that does not fit leaves the last one in place."""
+    client = client_of(server, authority.write(tmp_path / "ca.pem"))
+    for name in ("second", "third"):
+        authority.issue(tmp_path / "tls", name, for_server=True)
+        _until_shown(client, name)
+    (tmp_path / "tls" / "cert.pem").write_text("no certificate")
+    wait_until(
+        lambda: "is not used" in server.log,
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: server.log,
+    )
+    assert client.sees() == "third"
+    authority.issue(tmp_path / "tls", "fourth", for_server=True)
+    _until_shown(client, "fourth")
+
+
+@pytest.fixture
+def clients() -> Authority:
+    """The one that vouches for clients, unknown to the one for servers."""
+    return Authority.named("clients")
+
+
+@pytest.fixture
+def mutual(tmp_path: Path, authority: Authority, clients: Authority) -> tuple[str, ...]:
+    """The flags of a server that only talks to clients with a certificate."""
+    cert, key = authority.issue(tmp_path / "tls", "server", for_server=True)
+    trusted = clients.write(tmp_path / "clients.pem")
+    files = (f"--ssl-certfile={cert}", f"--ssl-keyfile={key}", f"--ssl-ca-certs={trusted}")
+    return (*files, "--ssl-cert-reqs=2")
+
+
+def test_clients_need_a_certificate_where_it_is_asked_for(
+    mutual: tuple[str, ...], authority: Authority, clients: Authority, tmp_path: Path
+) -> None:
+    """One of the right authority; without any, or with another's, there is no handshake."""
+    shown = clients.issue(tmp_path / "client", "client", for_server=False)
+    others = Authority.named("others").issue(tmp_path / "other", "other", for_server=False)
+    ca = authority.write(tmp_path / "ca.pem")
+    with running(tmp_path, *UNPROBED, *mutual, command=COMMAND) as server:
+        assert client_of(server, ca, shown).gets("/livez") == 200
+        for wrong in (None, others):
+            with pytest.raises(httpx.TransportError):
+                client_of(server, ca, wrong).gets("/livez")
+
+
+def test_the_probe_needs_no_certificate_of_yours(mutual: tuple[str, ...], tmp_path: Path) -> None:
+    """It comes through, and fails at the stand-in's answer, which is no chat."""
+    arguments = ("model", "--probe=quick", "--learned-dir=none", *mutual)
+    with running(tmp_path, *arguments, command=COMMAND) as server:
+        assert server.wait() == ExitCode.PROBE_FAILED
+        assert "closed its stream without [DONE]" in server.last_line
+
+
+def _until_shown(client: Client, name: str) -> None:
+    wait_until(
+        lambda: client.sees() == name,
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: f"{name} is not shown",
+    )
