@@ -89,6 +89,10 @@ class Calm:
 
     is_paused = False
     context_limit_tokens: int | None = None
+    is_given_up = False
+
+    def give_up(self) -> None:
+        self.is_given_up = True
 
     def limit_context(self, tokens: int | None) -> None:
         self.context_limit_tokens = tokens

@@ -89,6 +89,8 @@ class ScriptedEngine(Calm):
         self.sleep_error: HoldfastError | None = None
         self._asleep: frozenset[SleepTag] = frozenset()
         self.policies: list[GrowthPolicy] = []
+        self.policy_death: Death | None = None
+        """What a change of the policy ends it with."""
         self._ranks = ranks
         self._death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
@@ -105,6 +107,9 @@ class ScriptedEngine(Calm):
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
         self.policies.append(policy)
+        if self.policy_death is not None:
+            self.die(self.policy_death)
+            raise EngineLostError("the engine died while it was asked for something")
 
     async def sleep(self, level: SleepLevel) -> None:
         if self.sleep_error is not None:
@@ -498,6 +503,23 @@ def test_deny_is_in_force_before_ready(tmp_path: Path) -> None:
     assert world.engines[0].policies == ["deny"]
 
 
+def test_an_engine_that_dies_of_its_policy_is_replaced(tmp_path: Path) -> None:
+    """Its proof stands, and what it died of is told as any death is."""
+    halt = Halt()
+    world = World(tmp_path, probing=halt)
+
+    async def act(life: Life) -> None:
+        await halt.entered.wait()
+        world.engines[0].policy_death = PLUG_PULLED
+        halt.released.set()
+        await life.until(State.RECOVERING)
+        await stopped_in(State.READY)(life)
+
+    life = lived(world, act, workspace=WorkspaceSettings(growth="deny"))
+    assert life.error is None
+    assert life.outages.deaths["core_exit"] == 1
+
+
 def test_a_limited_proof_is_ready_and_says_so(tmp_path: Path) -> None:
     """With a smaller size, in words for people."""
     reasons = []
@@ -561,6 +583,13 @@ def test_a_dead_engine_is_replaced(tmp_path: Path) -> None:
     report = life.supervisor.status().engine
     assert (report.generation, report.restarts, report.starts) == (2, 1, 2)
     assert "somebody pulled the plug" in report.last_exit
+
+
+def test_who_waits_for_a_dead_engine_is_told_at_once(tmp_path: Path) -> None:
+    """Also where no process has ended, as with a stall."""
+    world = World(tmp_path)
+    _revived(world, PLUG_PULLED)
+    assert [engine.is_given_up for engine in world.engines] == [True, False]
 
 
 def test_a_proof_that_stands_is_not_given_again(tmp_path: Path) -> None:

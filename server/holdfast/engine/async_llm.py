@@ -18,7 +18,8 @@ from holdfast.engine.loras import Loras
 from holdfast.engine.stacks import stacks_of
 from holdfast.engine.stat_logger import Queues
 from holdfast.engine.upkeep import Upkeep
-from holdfast.errors import EngineStartError
+from holdfast.engine.workers import asked_to
+from holdfast.errors import EngineRefusedError, EngineSilentError, EngineStartError
 from holdfast.records import Death, EngineFacts, RankStats, SleepLevel, SleepTag
 from holdfast.workspace.causes import tracebacks
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
@@ -84,12 +85,12 @@ class AsyncEngine:
     async def scheduling_held(self) -> AsyncIterator[None]:
         self._is_held = True
         try:
-            async with answered():
+            async with asked_to("stop scheduling", RPC_DEADLINE_SECONDS):
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
             try:
                 yield
             finally:
-                async with answered():
+                async with asked_to("schedule again", RPC_DEADLINE_SECONDS):
                     await self._llm.resume_generation()
         finally:
             self._is_held = False
@@ -98,17 +99,20 @@ class AsyncEngine:
         return int(self._llm.get_num_unfinished_requests())
 
     async def forget_prefixes(self) -> None:
-        async with answered():
+        async with asked_to("empty its prefix cache", RPC_DEADLINE_SECONDS):
             await self._llm.reset_prefix_cache()
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
         """Change the growth policy of every rank.
 
         Raises:
-            EngineStartError: a rank did not take it.
+            EngineStartError: a rank did not take it. EngineLostError: the engine has died.
         """
-        async with answered():
-            answers = await self._llm.collective_rpc("holdfast_set_growth", args=(policy,))
+        try:
+            async with asked_to("change its growth policy", RPC_DEADLINE_SECONDS):
+                answers = await self._llm.collective_rpc("holdfast_set_growth", args=(policy,))
+        except (EngineSilentError, EngineRefusedError) as error:
+            raise EngineStartError(error.cause) from error
         failed = [answer["error"] for answer in answers if "error" in answer]
         if failed:
             raise EngineStartError(f"a rank refused the growth policy {policy}: {failed[0]}")
@@ -157,6 +161,9 @@ class AsyncEngine:
     async def dump_stacks(self) -> str:
         return await stacks_of(self._family(), Path(self._spec.stats_directory))
 
+    def give_up(self) -> None:
+        compat.declare_dead(self._llm)
+
     async def stop(self) -> None:
         """End the engine and every process of it; returns when none is left.
 
@@ -172,11 +179,3 @@ class AsyncEngine:
         remaining = await asyncio.to_thread(lambda: processes.kill(self._family()))
         if remaining:
             logger.error("processes %s of the engine could not be killed", remaining)
-
-
-@asynccontextmanager
-async def answered() -> AsyncIterator[None]:
-    """A call to the engine that must answer in time; TimeoutError or EngineLostError if not."""
-    with compat.death_errors():
-        async with asyncio.timeout(RPC_DEADLINE_SECONDS):
-            yield

@@ -103,6 +103,9 @@ class Engine(Protocol):
     async def dump_stacks(self) -> str:
         """What its processes are doing, for the log, within 10 s. Never raises."""
 
+    def give_up(self) -> None:
+        """Have every call that waits for it fail now as lost, and every later one: it has died."""
+
     def last_words(self) -> str:
         """The tracebacks that its processes left, for the log; empty if there is none."""
 
@@ -113,7 +116,10 @@ class Engine(Protocol):
         """
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
-        """Change the growth policy of every rank; EngineStartError if one does not take it."""
+        """Change the growth policy of every rank; EngineStartError if one does not take it.
+
+        EngineLostError: the engine has died.
+        """
 
 
 class EngineLauncher(Protocol):

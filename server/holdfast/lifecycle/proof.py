@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal, Protocol
 
 from holdfast.engine.interface import Engine
-from holdfast.errors import ProbeFailedError
+from holdfast.errors import EngineLostError, ProbeFailedError
 from holdfast.lifecycle.fate import Fate, unless, within
 from holdfast.lifecycle.learning import Learning, has_rejection
 from holdfast.lifecycle.phases import timed
@@ -97,7 +97,10 @@ class Proof:
             if not report.grew:
                 self._stands = True
                 self._limit(engine)
-                await self._learning.settle(engine)
+                try:
+                    await self._learning.settle(engine)
+                except EngineLostError:
+                    return "died"
                 return "proven"
             self._stands = False
         raise ProbeFailedError(

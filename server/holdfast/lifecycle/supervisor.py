@@ -316,12 +316,17 @@ class Supervisor:
             engine.until_dead(),
             heartbeat.until_stalled(),
             _awaited(self._condemned),
-            counted=lambda death: self._outages.died(death.cause),
+            counted=lambda death: self._dies(engine, death),
         ) as fate:
             try:
                 yield fate
             finally:
                 self._condemned.cancel()
+
+    def _dies(self, engine: Engine, death: Death) -> None:
+        self._outages.died(death.cause)
+        # Who waits for it, the probe's own clean-up too, would wait for a deadline of its own.
+        engine.give_up()
 
     def _become_ready(self, engine: Engine, calls: Calls) -> None:
         if self.state is not State.DRAINING:
