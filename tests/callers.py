@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.engine.calls import Method
+from holdfast.engine.call import Method
 from holdfast.errors import HoldfastError
 
 DEADLINE_SECONDS = 10.0

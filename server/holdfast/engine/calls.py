@@ -11,91 +11,23 @@ Belongs to one event loop. What is peculiar to vLLM is behind `Dialect`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any
 
+from holdfast.engine.call import Call, Dialect, Method
+from holdfast.engine.quarantine import Quarantine
 from holdfast.engine.tracked import REQUEST, Tracked
 from holdfast.errors import HoldfastError, NotReadyError, QuarantinedError, RequestLostError
 from holdfast.records import LOSS_REASONS, Death, LossReason, Suspect
 
 logger = logging.getLogger("holdfast.engine")
 
-Method = Literal["generate", "encode"]
-QUARANTINE_SIZE = 256
-"""Requests that are remembered as deadly, so that their like is refused at once."""
 TRIALS_SECONDS = 120.0
 """After so long no further suspect is tried alone: those that are left go on with the others."""
-
-
-class Dialect(Protocol):
-    """What vLLM says, and how it is answered."""
-
-    def is_death(self, error: Exception, llm: Any) -> bool:
-        """Whether it says that the engine is gone, not that the request is wrong."""
-
-    def is_abort(self, output: Any) -> bool:
-        """Whether an output says that the engine gave the request up."""
-
-    def lifted(self, error: HoldfastError) -> Exception:
-        """The exception that makes vLLM's routes answer with `error`."""
-
-    def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the same call can be made once more."""
-
-    def identity(self, arguments: Mapping[str, Any]) -> str:
-        """The same text for the same prompt and parameters."""
-
-    def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that make the engine yield after each token."""
-
-    def context_tokens(self, output: Any) -> int:
-        """Tokens of prompt and answer so far, in an output of a trial."""
-
-    def prompt_tokens(self, output: Any) -> int:
-        """Tokens of the prompt of an output."""
-
-    def new_tokens(self, output: Any) -> int:
-        """Tokens of the answer that came with an output and with none before it."""
-
-    def is_same_request(self, internal_id: str, request_id: str) -> bool:
-        """Whether the engine's name of a request is that of a call with `request_id`."""
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One call, from its first step until its caller has left it."""
-
-    method: Method
-    arguments: Mapping[str, Any]
-    tracked: Tracked
-    is_replayable: bool
-    generation: int = 0
-    """The one that has or had it; 0 if none."""
-    is_in_engine: bool = False
-    is_owed: bool = False
-    """Whether its caller waits for the engine, and not the engine for its caller."""
-    has_yielded: bool = False
-    is_abort_expected: bool = False
-    strikes: int = 0
-    """Deaths that it was a suspect of."""
-    suspicion: Suspect | None = None
-    waiter: asyncio.Future[None] | None = None
-    trial: asyncio.Task[None] | None = None
-    is_quarantined: bool = False
-    refusal: HoldfastError | None = None
-    """Why no generation can make it any more."""
-
-    @property
-    def request_id(self) -> str:
-        """As the caller gave it."""
-        return str(self.arguments.get("request_id", ""))
 
 
 class Calls:
@@ -112,7 +44,7 @@ class Calls:
         self._on_trial: Call | None = None
         self._in_engine = 0
         self._owed = 0
-        self._quarantined: deque[str] = deque(maxlen=QUARANTINE_SIZE)
+        self._quarantine = Quarantine(dialect)
         self._lost: dict[LossReason, int] = dict.fromkeys(LOSS_REASONS, 0)
         self.held = 0
         """Calls that wait for an engine."""
@@ -232,7 +164,7 @@ class Calls:
     def _entered(self, method: Method, arguments: Mapping[str, Any]) -> Iterator[Call]:
         tracked = REQUEST.get() or Tracked()
         call = Call(method, arguments, tracked, self._dialect.is_replayable(arguments))
-        if self._quarantined and self._digest(call) in self._quarantined:
+        if self._quarantine.has(arguments):
             raise self._lift(call, _quarantine_error(), "quarantined")
         self._calls[call] = None
         tracked.engine_request_id = tracked.engine_request_id or call.request_id
@@ -342,7 +274,7 @@ class Calls:
         if not death.is_accusing:
             return
         if tried is not None:
-            self._quarantine(tried)
+            self._put_into_quarantine(tried)
             return
         for call in self._calls:
             is_there = call.generation == self._generation and not call.has_yielded
@@ -407,20 +339,17 @@ class Calls:
             None,
         )
 
-    def _quarantine(self, call: Call) -> None:
+    def _put_into_quarantine(self, call: Call) -> None:
         if call not in self._calls:
             return
         logger.error(
             "request %s is quarantined: an engine died with it, and again with it alone",
             call.request_id,
         )
-        self._quarantined.append(self._digest(call))
+        self._quarantine.add(call.arguments)
         call.is_quarantined = True
         if call.waiter is not None and not call.waiter.done():
             call.waiter.set_result(None)
-
-    def _digest(self, call: Call) -> str:
-        return hashlib.sha256(self._dialect.identity(call.arguments).encode()).hexdigest()
 
 
 def _trial_order(call: Call) -> tuple[int, bool]:

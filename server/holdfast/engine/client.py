@@ -16,7 +16,8 @@ from vllm.engine.protocol import EngineClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine import compat
-from holdfast.engine.calls import Calls, Method
+from holdfast.engine.call import Method
+from holdfast.engine.calls import Calls
 from holdfast.engine.dialect import VllmDialect
 from holdfast.engine.workers import call_workers
 from holdfast.errors import EngineRefusedError

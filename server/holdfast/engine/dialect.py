@@ -13,7 +13,7 @@ from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from holdfast.engine.calls import Method
+from holdfast.engine.call import Method
 from holdfast.errors import HoldfastError, NotReadyError
 
 _ARRIVAL = "arrival_time"

@@ -1,0 +1,78 @@
+"""One call of `generate()` or `encode()`, and what has to be known of vLLM to make it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from holdfast.engine.tracked import Tracked
+from holdfast.errors import HoldfastError
+from holdfast.records import Suspect
+
+Method = Literal["generate", "encode"]
+
+
+class Dialect(Protocol):
+    """What vLLM says, and how it is answered."""
+
+    def is_death(self, error: Exception, llm: Any) -> bool:
+        """Whether it says that the engine is gone, not that the request is wrong."""
+
+    def is_abort(self, output: Any) -> bool:
+        """Whether an output says that the engine gave the request up."""
+
+    def lifted(self, error: HoldfastError) -> Exception:
+        """The exception that makes vLLM's routes answer with `error`."""
+
+    def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether the same call can be made once more."""
+
+    def identity(self, arguments: Mapping[str, Any]) -> str:
+        """The same text for the same prompt and parameters."""
+
+    def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that make the engine yield after each token."""
+
+    def context_tokens(self, output: Any) -> int:
+        """Tokens of prompt and answer so far, in an output of a trial."""
+
+    def prompt_tokens(self, output: Any) -> int:
+        """Tokens of the prompt of an output."""
+
+    def new_tokens(self, output: Any) -> int:
+        """Tokens of the answer that came with an output and with none before it."""
+
+    def is_same_request(self, internal_id: str, request_id: str) -> bool:
+        """Whether the engine's name of a request is that of a call with `request_id`."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call, from its first step until its caller has left it."""
+
+    method: Method
+    arguments: Mapping[str, Any]
+    tracked: Tracked
+    is_replayable: bool
+    generation: int = 0
+    """The one that has or had it; 0 if none."""
+    is_in_engine: bool = False
+    is_owed: bool = False
+    """Whether its caller waits for the engine, and not the engine for its caller."""
+    has_yielded: bool = False
+    is_abort_expected: bool = False
+    strikes: int = 0
+    """Deaths that it was a suspect of."""
+    suspicion: Suspect | None = None
+    waiter: asyncio.Future[None] | None = None
+    trial: asyncio.Task[None] | None = None
+    is_quarantined: bool = False
+    refusal: HoldfastError | None = None
+    """Why no generation can make it any more."""
+
+    @property
+    def request_id(self) -> str:
+        """As the caller gave it."""
+        return str(self.arguments.get("request_id", ""))
