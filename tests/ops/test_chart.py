@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
         "gpu": {"count": 2, "runtimeClassName": "nvidia"},
         "extraArgs": ["--max-model-len", "32768"],
         "extraEnv": [{"name": "NCCL_DEBUG", "value": "INFO"}],
-        "keys": {"apiKey": "secret", "huggingFaceToken": "hf_x"},
+        "keys": {"apiKey": "secret", "adminApiKey": "admin", "huggingFaceToken": "hf_x"},
         "image": {"repository": "registry.example/holdfast", "pullSecrets": [{"name": "pull"}]},
         "podLabels": {"team": "a"},
         "podAnnotations": {"note": "b"},
@@ -335,7 +335,11 @@ def test_every_volume_and_secret_is_there_or_named_by_the_user(answer: Answer, c
 def test_keys_are_in_a_secret(answer: Answer) -> None:
     """Keys that are given in the values stand in a Secret, which the container reads."""
     (secret,) = of_kind(answer, "two GPUs", "Secret")
-    assert secret["stringData"] == {"api-key": "secret", "hugging-face-token": "hf_x"}
+    assert secret["stringData"] == {
+        "api-key": "secret",
+        "admin-api-key": "admin",
+        "hugging-face-token": "hf_x",
+    }
     names = {
         one["valueFrom"]["secretKeyRef"]["name"]
         for one in container(answer, "two GPUs")["env"]

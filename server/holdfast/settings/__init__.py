@@ -142,6 +142,8 @@ def _given(
     text = getattr(namespace, flag.destination, None)
     if text is not None:
         return True, flag.read(text, flag.name)
-    if flag.variable in environment:
-        return True, flag.read(environment[flag.variable], flag.variable)
-    return False, None
+    text = environment.get(flag.variable)
+    # A Compose file hands on a key that is not set as an empty one.
+    if text is None or (flag.is_secret and not text):
+        return False, None
+    return True, flag.read(text, flag.variable)
