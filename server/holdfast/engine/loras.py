@@ -163,7 +163,7 @@ class Loras:
 
     def _require(self) -> Any:
         if not self._is_enabled:
-            raise ConflictError("LoRA is off", remedy="start with --enable-lora.")
+            raise ConflictError("LoRA is off.", remedy="start with --enable-lora.")
         return self._models
 
     def _id_of(self, name: str) -> int:

@@ -68,7 +68,7 @@ class Upkeep:
             try:
                 await self._llm.start_profile(prefix)
             except ProfilerAlreadyActiveError as error:
-                raise ConflictError("a profile is being made", remedy="stop it first.") from error
+                raise ConflictError("a profile is being made.", remedy="stop it first.") from error
 
     async def stop_profile(self) -> None:
         self._require_profiler()
@@ -86,7 +86,7 @@ class Upkeep:
             async with asked_to(f"empty its {kind} cache"):
                 if await resets[kind]() is False:
                     raise ConflictError(
-                        f"the {kind} cache is in use", remedy="ask again when no request runs."
+                        f"the {kind} cache is in use.", remedy="ask again when no request runs."
                     )
 
     async def save_sharded_state(
@@ -114,7 +114,7 @@ class Upkeep:
     def _require_profiler(self) -> None:
         if not self._facts.has_profiler:
             raise ConflictError(
-                "no profiler is configured",
+                "no profiler is configured.",
                 remedy="start with --profiler-config.profiler=torch "
                 "--profiler-config.torch_profiler_dir=/an/absolute/path.",
             )

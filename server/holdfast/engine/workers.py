@@ -40,7 +40,7 @@ async def asked_to(
                 yield
     except TimeoutError as error:
         raise EngineSilentError(
-            f"the engine did not {what} within {deadline_seconds:.0f} s",
+            f"the engine did not {what} within {deadline_seconds:.0f} s.",
             remedy="see /statusz: it may still do so, or hang.",
         ) from error
     except HoldfastError as error:

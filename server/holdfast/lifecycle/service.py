@@ -78,7 +78,7 @@ class Service:
             running, _, answer = self._running
             if running == order:
                 return answer
-            raise ConflictError(f"{running} is under way", remedy="ask again when it is over.")
+            raise ConflictError(f"{running} is under way.", remedy="ask again when it is over.")
         work = self._work(order)
         answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_heard)
@@ -102,7 +102,7 @@ class Service:
 
     def _work(self, order: Order) -> Coroutine[Any, Any, Any]:
         if self._has_died:
-            raise ConflictError("the engine ends", remedy="ask again when the next one is READY.")
+            raise ConflictError("the engine ends.", remedy="ask again when the next one is READY.")
         is_asleep = self._standing.state is State.SLEEPING
         match order:
             case WakeOrder():
@@ -112,7 +112,7 @@ class Service:
             case RestartOrder():
                 return self._restart(order, is_asleep=is_asleep)
             case _ if is_asleep:
-                raise ConflictError("the server is asleep", remedy="wake it first.")
+                raise ConflictError("the server is asleep.", remedy="wake it first.")
             case SleepOrder():
                 self._require_sleep_mode()
                 return self._sleep(order)
@@ -186,7 +186,7 @@ class Service:
             if not is_abrupt and not await self._until(lambda: not self._calls.in_engine):
                 raise ConflictError(
                     f"{self._calls.in_engine} requests still ran after "
-                    f"{self._patience_seconds:.0f} s, so there was no time for {what}",
+                    f"{self._patience_seconds:.0f} s, so there was no time for {what}.",
                     remedy="ask again when less is running, or raise --drain-timeout.",
                 )
             if self._standing.state is not State.READY:
@@ -245,7 +245,7 @@ class Service:
     def _require_sleep_mode(self) -> None:
         if not self._engine.facts.has_sleep_mode:
             raise ConflictError(
-                "sleep mode is off",
+                "sleep mode is off.",
                 remedy="start with --enable-sleep-mode; vLLM has it for GPUs, not for the CPU.",
             )
 

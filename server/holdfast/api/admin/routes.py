@@ -216,6 +216,6 @@ async def _in_time(answer: Awaitable[Value], what: str, deadline_seconds: float)
             return await asyncio.shield(answer)
     except TimeoutError as error:
         raise EngineSilentError(
-            f"{what} was not over within {deadline_seconds:.0f} s",
+            f"{what} was not over within {deadline_seconds:.0f} s.",
             remedy="it goes on; see /statusz.",
         ) from error
