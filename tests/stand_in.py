@@ -26,6 +26,8 @@ from callers import PlainDialect
 from fakes import FACTS, Calm
 from holdfast.engine import processes
 from holdfast.engine.calls import Calls
+from holdfast.engine.native import NativeVariables
+from holdfast.lifecycle.states import State
 from holdfast.records import Death, EngineFacts, RankStats
 from holdfast.settings import Settings
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
@@ -130,7 +132,10 @@ async def _answer(request: Request) -> StreamingResponse:
 
 
 def configure(
-    _settings: Settings, directory: Path, _is_probing: Callable[[], bool]
+    _settings: Settings,
+    directory: Path,
+    _state: Callable[[], State],
+    _native_variables: NativeVariables,
 ) -> StandInConfigured:
     """Stands in for `holdfast.engine.configure.configure`."""
     return StandInConfigured(directory)

@@ -6,6 +6,7 @@ A route that a new vLLM adds is in here by itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +59,9 @@ def vllm_app() -> Iterator[Any]:
         namespace.enable_fault_tolerance = True
         tasks = (*GENERATION_TASKS, *POOLING_TASKS, *FRONTEND_TASKS)
         model: Any = SimpleNamespace(get_pooling_task=lambda _tasks: "embed")
+        level = logging.root.level
         yield build_app(namespace, tasks, model)
+        logging.root.setLevel(level)  # which it raises, so that other tests would see no warning
 
 
 @pytest.fixture(scope="module")
