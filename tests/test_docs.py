@@ -20,7 +20,7 @@ from holdfast.api.metrics import metrics_route
 from holdfast.doctor.findings import HAZARDS
 from holdfast.errors import ExitCode
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
-from holdfast.records import DEATH_CAUSES, LOSS_REASONS, PROBE_STEPS
+from holdfast.records import DEATH_CAUSES, LOSS_REASONS, PROBE_STEPS, REFUSAL_REASONS
 from holdfast.settings import flags
 from holdfast.telemetry.metrics import METRICS
 from statuses import a_status
@@ -149,6 +149,12 @@ def test_every_reason_of_a_loss_is_explained() -> None:
     """The operating guide has every way in which a death costs a request its answer."""
     rows = table(OPERATING, "### Requests that it costs")
     assert [row[0].strip("`") for row in rows] == [*LOSS_REASONS]
+
+
+def test_every_reason_of_a_refusal_is_explained() -> None:
+    """The operating guide has every reason to turn a request away, in the order of the code."""
+    rows = table(OPERATING, "## What is turned away")
+    assert [row[0].strip("`") for row in rows] == [*REFUSAL_REASONS]
 
 
 def test_the_state_table_is_that_of_the_code() -> None:

@@ -319,7 +319,8 @@ def test_a_client_that_sends_it_all_first_gets_the_answer() -> None:
     """What it still sends when it is refused does not cost it the answer."""
 
     async def scene(server: Listening) -> list[int]:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        url = f"http://127.0.0.1:{server.port}"
+        async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_SECONDS) as client:
             parts = (b"x" * KIB for _ in range(20_000))
             declared = await client.post("/v1/echo", content=b"x" * 20_000_000)
             streamed = await client.post("/v1/echo", content=_each(parts))

@@ -10,6 +10,9 @@ from typing import Generic, TypeVar
 
 Member = TypeVar("Member", bound=Hashable)
 
+LATE_AT_ONCE = 32
+"""Thousands that came together are late together, and nobody else has to wait for them all."""
+
 
 class Deadlines(Generic[Member]):
     """Calls `is_late` with each member whose time has run out; a time of 0 never does.
@@ -34,25 +37,26 @@ class Deadlines(Generic[Member]):
 
     def start(self, member: Member) -> None:
         """Give `member` the whole time, from now."""
-        loop = asyncio.get_running_loop()
-        due = loop.time() + self._seconds
-        self._due[member] = due
+        self._due[member] = asyncio.get_running_loop().time() + self._seconds
         self._due.move_to_end(member)
-        if self._timer is None and due < math.inf:
-            self._timer = loop.call_at(due, self._expire)
+        self._arm()
 
     def stop(self, member: Member) -> None:
         """`member` is done, or gone."""
         self._due.pop(member, None)
 
     def _expire(self) -> None:
-        loop = asyncio.get_running_loop()
         self._timer = None
-        now = loop.time()
-        while self._due:
-            member, due = next(iter(self._due.items()))
-            if due > now:
-                self._timer = loop.call_at(due, self._expire)
-                return
-            del self._due[member]
+        now = asyncio.get_running_loop().time()
+        for _ in range(LATE_AT_ONCE):
+            if not self._due or next(iter(self._due.values())) > now:
+                break
+            member, _ = self._due.popitem(last=False)
             self._is_late(member)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Set the timer for the oldest. One that is set already is for an older, which was done."""
+        due = next(iter(self._due.values()), math.inf)
+        if self._timer is None and due < math.inf:
+            self._timer = asyncio.get_running_loop().call_at(due, self._expire)

@@ -28,6 +28,24 @@ _CHUNK_FRAME_FACTOR = 9
 class HttpConnection(HttpToolsProtocol):
     """Answers what is over a limit itself, and closes: what follows could be read as a request."""
 
+    # Together with uvicorn's attributes they are too many for dictionaries that share their keys,
+    # and a connection would take a kilobyte more.
+    __slots__ = (
+        "_body_bytes",
+        "_body_bytes_in_time",
+        "_book",
+        "_has_head",
+        "_header_bytes",
+        "_is_asked",
+        "_is_ending",
+        "_is_receiving",
+        "_is_spare",
+        "_linger_until_seconds",
+        "_requests",
+        "_running",
+        "_wire_bytes",
+    )
+
     def __init__(self, *arguments: Any, book: Book, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._book = book
