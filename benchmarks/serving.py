@@ -6,8 +6,8 @@
 
 Each server of a pair is started, measured and ended before the other is. The client is vLLM's own
 (`vllm bench serve`), streaming chats of 64 tokens in and 64 out. Before the pairs each
-side is started once and says how it has resolved vLLM's configuration; that fills the caches of
-compiled kernels and Holdfast's learned state too, and is not counted.
+side is started once, which fills the caches of compiled kernels and Holdfast's learned state, and
+is not counted. In the first pair both say how they have resolved vLLM's configuration.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class Life:
     scraped: Result
     scrape_seconds: Sequence[float]
     scrape_processor_seconds: float
+    config: Mapping[str, str]
+    """vLLM's, as this server has resolved it; empty where it was not asked for."""
 
 
 Pair = dict[str, Life]
@@ -71,8 +73,9 @@ Row = tuple[str, Callable[[Life], float], int, str]
 """Label, value, digits, goal."""
 
 
-def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, seed: int) -> Life:
-    """Start one server, measure it, and end it."""
+def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, number: int) -> Life:
+    """Start one server of this pair, measure it, and end it."""
+    is_first, seed = number == 1, 10 * number
     with bench.started(side) as server:
         start = startup.until_ready(server)
         ready_memory_mib = server.resident_mib()
@@ -86,6 +89,8 @@ def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, seed: int) -
             scraped = client.run(
                 server.url, clients=SCRAPED_CLIENTS, requests=requests, seed=seed + 1
             )
+        scrape_processor_seconds = _scrape_processor_seconds(server)
+        config = server.resolved_config() if is_first else {}
         return Life(
             startup.recovered(server, start),
             ready_memory_mib,
@@ -94,7 +99,8 @@ def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, seed: int) -
             loads,
             scraped,
             scrape_seconds,
-            _scrape_processor_seconds(server),
+            scrape_processor_seconds,
+            config,
         )
 
 
@@ -236,12 +242,16 @@ def _arguments() -> argparse.Namespace:
 def _found(arguments: argparse.Namespace, bench: Bench) -> list[Pair]:
     plan = QUICK if arguments.quick else Plan()
     asked = (*pairs.SIDES, sides.PLUGIN_SIDE) if arguments.plugin else pairs.SIDES
+    for side in () if arguments.quick else asked:
+        pairs.say(f"serving: a start of {side}, not counted")
+        with bench.ready(side):
+            pass
     found = []
     with BenchClient(bench.model) as client:
         for number in range(1, arguments.pairs + 1):
             pairs.say(f"serving: pair {number} of {arguments.pairs}")
             order = pairs.ordered(number, asked)
-            lives = {side: lived(bench, side, client, plan, 10 * number) for side in order}
+            lives = {side: lived(bench, side, client, plan, number) for side in order}
             found.append({side: lives[side] for side in asked})
     return found
 
@@ -252,8 +262,9 @@ def main() -> None:
     sides.end_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="holdfast-serving-") as directory:
         bench = sides.bench_of(arguments.serve, Path(directory))
-        difference = sides.config_difference(bench)
         found = _found(arguments, bench)
+    ours, theirs = (found[0][side].config for side in pairs.SIDES)
+    difference = sides.config_difference(ours, theirs)
     name = "the demo model" if not arguments.serve else Path(bench.model).name
     findings = pairs.Findings(
         "serving",

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -202,19 +202,16 @@ def name_vllm(directory: Path) -> None:
         (folder / "METADATA").write_text(metadata)
 
 
-def config_difference(bench: Bench) -> dict[str, tuple[str, str]]:
-    """What the sides resolve vLLM's configuration to where they differ: (ours, theirs) by name.
-
-    Starts each of them once.
-    """
-    found = []
-    for side in ("holdfast", "vllm serve"):
-        with bench.ready(side) as server:
-            found.append(server.resolved_config())
-    ours, theirs = (
-        {name: config.get(name, "absent") for name in found[0] | found[1]} for config in found
-    )
-    return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
+def config_difference(
+    ours: Mapping[str, str], theirs: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """What two resolved configurations do not agree on: (Holdfast's, that of `vllm serve`)."""
+    absent = "absent"
+    return {
+        name: (ours.get(name, absent), theirs.get(name, absent))
+        for name in sorted({*ours, *theirs})
+        if ours.get(name, absent) != theirs.get(name, absent)
+    }
 
 
 def end_on_sigterm() -> None:
