@@ -147,6 +147,7 @@ def test_faults_cost_no_answer(tmp_path: Path) -> None:
                 assert _deaths(server) == log.deaths
                 assert not load.lost, load.lost
                 assert not load.wrong, load.wrong
+        assert set(log.struck) == set(names)
         print(load.summary())
         print(log)
         wait_until(

@@ -16,8 +16,9 @@ import uvicorn
 import uvloop
 
 from holdfast import listener
+from holdfast.api.admission import Admission
 from holdfast.api.front import FrontDoor
-from holdfast.api.gate import Admission, Gate
+from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.limits import Limits
 from holdfast.connections.open_files import most_connections

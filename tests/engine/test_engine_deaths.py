@@ -165,6 +165,7 @@ def test_a_killed_fork_server_is_replaced(running: Lab, caplog: pytest.LogCaptur
     """
     before = forkserver.server_pid()
     assert before
+    assert running.process("VLLM::Worker").ppid() != before  # spawned, and named all the same
     os.kill(before, signal.SIGKILL)
     assert running.dies().cause == "core_exit"
     running.end()

@@ -101,7 +101,9 @@ class Process(context.ForkServerProcess):
         super().start()
 
     def run(self) -> None:
-        _adopt(self._environment, self._allowed_cpus)
+        if forkserver.get_inherited_fds() is not None:
+            # Not where it was spawned: an environment that has moved hides the place of the title.
+            _adopt(self._environment, self._allowed_cpus)
         super().run()
 
     @staticmethod
