@@ -18,6 +18,7 @@ _SHARED_ENGINE = {
     "test_ranks.py": "demo",
     "test_states.py": "demo",
     "test_engine_deaths.py": "deaths",
+    "test_keys.py": "keys",
     "test_recovery.py": "recovery",
     "test_learned_restart.py": "learned",
     "test_requests_after_ready.py": "learned",
