@@ -375,3 +375,20 @@ def test_version_names_all_three() -> None:
     assert [line.split()[0] for line in ended.stdout.splitlines()] == ["holdfast", "vllm", "torch"]
     assert __version__ in ended.stdout
     assert ended.stderr == ""
+
+
+def test_vllms_limits_of_headers_are_ours() -> None:
+    """They have no effect with the parser that we use; what was meant by them holds."""
+    given = ["--demo", "--h11-max-header-count=7", "--h11_max_incomplete_event_size", "4096"]
+    limits = parse_serve(given, {"HOLDFAST_MAX_HEADERS": "9"}).limits
+    assert (limits.max_headers, limits.max_header_bytes) == (7, 4096)
+    assert parse_serve([*given, "--max-headers=8"], {}).limits.max_headers == 8
+
+
+def test_vllms_keep_alive_is_the_default_of_ours() -> None:
+    """A variable that is no time is refused by name."""
+    assert parse_serve(["--demo"], {}).listen.keep_alive_seconds == 5
+    environment = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75"}
+    assert parse_serve(["--demo"], environment).listen.keep_alive_seconds == 75
+    with pytest.raises(UsageError, match="VLLM_HTTP_TIMEOUT_KEEP_ALIVE"):
+        parse_serve(["--demo"], {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "long"})
