@@ -20,6 +20,7 @@ _SHARED_ENGINE = {
     "test_engine_deaths.py": "deaths",
     "test_keys.py": "keys",
     "test_recovery.py": "recovery",
+    "test_refused.py": "refused",
     "test_learned_restart.py": "learned",
     "test_requests_after_ready.py": "learned",
     "test_lock_bug.py": "learned",
