@@ -1,4 +1,4 @@
-"""vLLM's OpenAI layer, built by vLLM and unchanged, on top of the proxy."""
+"""vLLM's OpenAI layer, built by vLLM, on top of the proxy; only some failures are mended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 
 from holdfast.engine.client import EngineProxy
+from holdfast.engine.wrong_bodies import refuse_wrong_bodies
 
 
 @asynccontextmanager
@@ -24,6 +25,7 @@ async def openai_app(
     """
     tasks = await proxy.get_supported_tasks()
     app = build_app(arguments, tasks, proxy.model_config)
+    refuse_wrong_bodies(app)
     app.state.server = server
     await init_app_state(proxy, app.state, arguments, tasks)
     async with app.router.lifespan_context(app):

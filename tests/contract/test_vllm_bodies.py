@@ -1,0 +1,66 @@
+"""Bodies that vLLM's routes fail on: ours to refuse, without an engine behind the routes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+
+from holdfast.engine.compat import make_arg_parser
+from holdfast.engine.wrong_bodies import refuse_wrong_bodies
+
+DEADLINE_SECONDS = 20
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hold"}]}
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    """vLLM's application for a generating model."""
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m"])
+    built = build_app(arguments, ("generate",), None)
+    refuse_wrong_bodies(built)
+
+    @built.get("/broken")  # type: ignore[untyped-decorator]  # FastAPI's, read as Any
+    async def broken(_request: Request) -> None:
+        raise KeyError("on purpose")
+
+    return built
+
+
+def _ask(app: Any, method: str, path: str, body: Any = None) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as client:
+            return await client.request(method, path, json=body, timeout=DEADLINE_SECONDS)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "structured_outputs": "none"}),
+        ("/v1/chat/completions", {**CHAT, "structured_outputs": 3}),
+        ("/v1/chat/completions", {**CHAT, "structured_outputs": []}),
+        ("/scale_elastic_ep", []),
+        ("/scale_elastic_ep", "one"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_the_fault_of_the_client(app: Any, path: str, body: Any) -> None:
+    """It is a 400 in OpenAI's form, and echoes nothing of the code that met it."""
+    answer = _ask(app, "POST", path, body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("BadRequestError", 400)
+    assert "attribute" not in error["message"]
+
+
+def test_a_failure_elsewhere_stays_one(app: Any) -> None:
+    """What is not raised by the reading of a body is a 500 as before."""
+    assert _ask(app, "GET", "/broken").status_code == 500
