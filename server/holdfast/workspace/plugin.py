@@ -20,6 +20,7 @@ from typing import Any
 from holdfast.workspace import leash, worker_calls
 from holdfast.workspace.causes import note_termination, record_causes
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
+from holdfast.workspace.seeds import keep_seeds
 from holdfast.workspace.shared_names import use_names_of
 from holdfast.workspace.stacks import offer_stacks
 
@@ -81,6 +82,7 @@ def _following(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Calla
         setattr(wrapper, _ATTRIBUTE, follower)
         with follower.device_initialised():
             init_device(wrapper)
+        keep_seeds(wrapper.worker.model_runner)
 
     return followed
 
