@@ -16,6 +16,7 @@ _SHARED_ENGINE = {
     "test_metrics_page.py": "demo",
     "test_openai.py": "demo",
     "test_ranks.py": "demo",
+    "test_schema.py": "demo",
     "test_states.py": "demo",
     "test_engine_deaths.py": "deaths",
     "test_keys.py": "keys",

@@ -1,0 +1,32 @@
+"""The served OpenAPI document, asked ten thousand times in other ways each run."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from schema_cases import send_cases
+from servers import SMALL, running
+
+CASES = 10_000
+CASES_A_ROUND = 1000
+"""So many have one start: it stands in the report, and repeats what a round has found."""
+
+
+@pytest.mark.timeout(3 * 3600)
+def test_the_document_keeps_its_promises(tmp_path: Path) -> None:
+    """No request ends in a failure of the server or a status that is not documented."""
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
+    with running(tmp_path, "--demo", *SMALL, *tools, "--probe=quick") as server:
+        server.until_ready()
+        done = 0
+        while done < CASES:
+            start = random.randrange(2**32)
+            tally = send_cases(server, CASES_A_ROUND, start)
+            print(f"start {start}: {tally}", flush=True)
+            assert not tally.wrong
+            assert tally.reached >= 0.3
+            done += tally.cases
+        assert server.metric("engine_deaths_total") == 0
