@@ -10,6 +10,7 @@ from typing import Any
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 
+from holdfast.engine import chunks
 from holdfast.engine.client import EngineProxy
 from holdfast.engine.wrong_bodies import refuse_wrong_bodies
 
@@ -23,6 +24,7 @@ async def openai_app(
     `server` is the uvicorn server: vLLM's exception handler looks for it in the application's
     state (it would end it, if the proxy ever said that the engine errored).
     """
+    chunks.write_text_directly()
     tasks = await proxy.get_supported_tasks()
     app = build_app(arguments, tasks, proxy.model_config)
     refuse_wrong_bodies(app)
