@@ -6,7 +6,7 @@
     python benchmarks --write                also write the page and its pictures
     python benchmarks --write none           write them from the last records
 
-The record of each is kept as JSON in `build/benchmarks`.
+The record of each is kept as JSON in `build/benchmarks`, but for quick ones.
 """
 
 from __future__ import annotations
@@ -34,17 +34,22 @@ _ALL = (*NAMES, "startup", "none")
 DEADLINE_SECONDS = 1800.0
 
 
-def _run(name: str, flags: Sequence[str]) -> None:
+def _run(name: str, *, is_quick: bool) -> None:
     began = time.monotonic()
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--json", *flags]
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--json"]
     done = subprocess.run(
-        command, check=False, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_SECONDS
+        [*command, *(["--quick"] if is_quick else [])],
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE_SECONDS,
     )
     if done.returncode:
         sys.exit(f"error: {name} failed with {done.returncode}; see above.")
     record = json.loads(done.stdout)
-    RECORDS.mkdir(parents=True, exist_ok=True)
-    (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1))
+    if not is_quick:
+        RECORDS.mkdir(parents=True, exist_ok=True)
+        _record_path(name).write_text(json.dumps(record, indent=1))
     print("\n".join(pairs.text_table(record)))
     print(f"({time.monotonic() - began:.0f} s)\n", flush=True)
 
@@ -82,11 +87,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few and short, no numbers to keep")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args()
+    if arguments.quick and arguments.write:
+        parser.error("--quick has no numbers to write")
     if unknown := set(arguments.names) - set(_ALL):
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
     names = [name for name in arguments.names or NAMES if name != "none"]
     for name in names:
-        _run(name, ["--quick"] if arguments.quick else [])
+        _run(name, is_quick=arguments.quick)
     if arguments.write:
         _write()
 

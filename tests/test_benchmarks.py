@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import pairs
+import plots
+import sides
+
+MEASURE = pairs.Measure("tok/s", {"holdfast": [11, 12, 30], "vllm serve": [10, 10, 10]}, 0, ">= 1")
+
+
+def test_who_is_first_alternates() -> None:
+    """Neither side always has the warmer machine."""
+    firsts = [pairs.ordered(number)[0] for number in range(1, 5)]
+    assert firsts == ["holdfast", "vllm serve", "holdfast", "vllm serve"]
+
+
+def test_the_ratio_is_within_a_pair() -> None:
+    """One for each pair, ours to theirs; none where there is one side."""
+    assert MEASURE.ratios() == [1.1, 1.2, 3.0]
+    assert pairs.Measure("phase", {"holdfast": [1.0]}).ratios() == []
+
+
+def test_the_tables_hold_medians_and_spreads() -> None:
+    """For the terminal and for the page, from the same record."""
+    record = pairs.Findings("load", "Load", [MEASURE], notes=["A note."]).record()
+    row = "| tok/s | 12 (11 to 30) | 10 (10 to 10) | 1.20 (1.10 to 3.00) | >= 1 |"
+    assert row in pairs.markdown_table(record)
+    assert any("12 (11 to 30)" in line for line in pairs.text_table(record))
+    assert list(pairs.text_table(record))[-1] == "A note."
+
+
+def test_a_difference_of_configurations_names_both_values() -> None:
+    """Also of what only one of them has."""
+    ours, theirs = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "5"}
+    assert sides.config_difference(ours, theirs) == {
+        "b": ("2", "4"),
+        "c": ("3", "absent"),
+        "d": ("absent", "5"),
+    }
+
+
+@pytest.mark.parametrize("ys", [[1.0, 2000.0, 3.5], [0.0, 0.0, 0.0], [-0.5, 0.2, 0.1]])
+def test_a_plot_is_a_picture_with_a_point_for_each_value(ys: list[float]) -> None:
+    """Valid XML, whatever was measured."""
+    curve = plots.Curve("a", "A & B", "clients", "tok/s", [1, 8, 512], {"holdfast": ys})
+    root = ET.fromstring(plots.svg(curve))  # noqa: S314 - our own
+    assert len(root.findall("{http://www.w3.org/2000/svg}circle")) == 3
