@@ -27,7 +27,7 @@ LAYERS = (
     {"workspace", "telemetry", "engine", "demo"},
     {"lifecycle"},
     {"api"},
-    {"app", "certificates", "connections", "doctor", "exposure", "listener"},
+    {"app", "certificates", "connections", "doctor", "exposure", "listener", "signals"},
     {"cli"},
     {"__main__"},
 )

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
-import shutil
-import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import httpx
 import uvicorn
@@ -25,7 +22,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from holdfast import __version__, certificates, exposure, listener
+from holdfast import __version__, certificates, exposure, listener, signals
 from holdfast.api import openapi
 from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.admission import PROBE_HEADER, Admission
@@ -37,7 +34,7 @@ from holdfast.api.limits import Limits
 from holdfast.api.line import places
 from holdfast.api.metrics import metrics_route
 from holdfast.api.request_log import RequestLog
-from holdfast.engine import processes, remains
+from holdfast.engine import processes
 from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.native import NativeVariables
@@ -68,8 +65,6 @@ IDLE_POLL_SECONDS = 0.1
 ORDER_MARGIN_SECONDS = 900.0
 """For an engine to sleep and wake, beside what may be awaited and proven."""
 
-SignalHandler = Callable[[int, object], NoReturn]
-
 
 def serve(settings: Settings) -> ExitCode:
     """Run `holdfast serve` to its end.
@@ -92,7 +87,7 @@ def serve(settings: Settings) -> ExitCode:
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
         processes.owned(Path(directory), native_variables.known),
     ):
-        end_now = partial(_end_now, Path(directory), settings.listen.uds)
+        end_now = partial(signals.end_now, Path(directory), settings.listen.uds)
         application = _Application(
             settings,
             keys,
@@ -103,26 +98,6 @@ def serve(settings: Settings) -> ExitCode:
         )
         runner.run(application.run())
     return ExitCode.STOPPED
-
-
-def _end_now(directory: Path, uds: str | None, signal_number: int, _frame: object) -> NoReturn:
-    """End at once, with what no context manager gets the time for.
-
-    The exit code is 128 + the number of the signal, which is what a shell and a container report
-    for a process that a signal ended: this was no clean stop, and nothing was wrong either.
-    """
-    family = processes.children()
-    left_behind = remains.shared_memory(family)
-    processes.kill(family)
-    remains.unlink(left_behind)
-    for generation in directory.iterdir():
-        remains.remove(generation)
-    shutil.rmtree(directory, ignore_errors=True)
-    if uds:
-        Path(uds).unlink(missing_ok=True)
-    if sys.stderr.isatty():
-        os.write(2, b"\x1b[?25h")  # the cursor, which the progress view may have hidden
-    os._exit(128 + signal_number)
 
 
 class _Application:
@@ -136,7 +111,7 @@ class _Application:
         directory: Path,
         *,
         native_variables: NativeVariables,
-        end_now: SignalHandler,
+        end_now: signals.Handler,
     ) -> None:
         self._native_variables = native_variables
         self._settings = settings
@@ -180,7 +155,7 @@ class _Application:
 
     async def run(self) -> None:
         """Listen, then start, prove and serve until asked to stop."""
-        with self._progress, _signals(self._supervisor.request_stop, self._end_now):
+        with self._progress, signals.heeded(self._supervisor.request_stop, self._end_now):
             async with (
                 listener.serving(
                     self._layers(),
@@ -360,26 +335,3 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-@contextmanager
-def _signals(stop: Callable[[], None], end_now: SignalHandler) -> Iterator[None]:
-    """While entered, SIGTERM and SIGINT ask for a drain; every further one, and later, ends."""
-    loop = asyncio.get_running_loop()
-    handled = (signal.SIGTERM, signal.SIGINT)
-
-    def arm() -> None:
-        for number in handled:
-            loop.remove_signal_handler(number)
-            signal.signal(number, end_now)
-
-    def first() -> None:
-        arm()
-        stop()
-
-    for number in handled:
-        loop.add_signal_handler(number, first)
-    try:
-        yield
-    finally:
-        arm()
