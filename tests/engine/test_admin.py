@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 CLIENTS = 6
 PATIENCE_SECONDS = 300.0
 PROMPT = [50, 60, 70, 80]
+ADMIN_KEY = "of-an-operator"
+AS_ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,7 @@ def server(
         f"--profiler-config.torch_profiler_dir={traces}",
         "--profiler-config.torch_profiler_with_stack=false",
         "--log-format=console",
+        f"--admin-api-key={ADMIN_KEY}",
     )
     model = str(make_qwen(models / "qwen"))
     with running(tmp_path_factory.mktemp("admin"), model, *flags) as found:
@@ -62,7 +66,7 @@ def server(
 
 def ask(server: Server, path: str, /, **body: Any) -> httpx.Response:
     """One call of an admin route."""
-    return server.post(f"/admin/{path}", body, timeout=PATIENCE_SECONDS)
+    return server.post(f"/admin/{path}", body, timeout=PATIENCE_SECONDS, headers=AS_ADMIN)
 
 
 def text(server: Server, model: str) -> str:
@@ -120,7 +124,7 @@ def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> 
     assert not load.wrong, load.wrong
     assert not load.broken, load.broken
     assert server.metric("engine_deaths_total", cause="requested") == 1
-    known = server.get("/admin/loras").json()["loras"]
+    known = server.get("/admin/loras", headers=AS_ADMIN).json()["loras"]
     assert known == [{"name": "accent", "path": str(adapter), "is_pinned": True}]
     assert text(server, "accent") == accent
 
@@ -179,7 +183,9 @@ def test_the_cpu_does_not_sleep(server: Server) -> None:
 
 def test_an_adapter_is_unloaded(server: Server) -> None:
     """Nobody is served by it any more, and it can be loaded again under its name."""
-    answer = server._client.delete(f"{server.url}/admin/loras/accent", timeout=PATIENCE_SECONDS)
+    answer = server._client.delete(
+        f"{server.url}/admin/loras/accent", timeout=PATIENCE_SECONDS, headers=AS_ADMIN
+    )
     assert answer.json() == {"loras": []}
     assert server.completion(PROMPT, model="accent").status_code == 404
     assert ask(server, "loras/accent/pin").status_code == 404
@@ -187,8 +193,9 @@ def test_an_adapter_is_unloaded(server: Server) -> None:
 
 def test_calls_are_in_the_log(server: Server) -> None:
     """With who asked and what came of it."""
-    assert "admin restart by an unnamed key: accepted" in server.log
-    assert "admin sleep by an unnamed key: refused with 409: sleep mode is off" in server.log
+    name = f"key-{hashlib.sha256(ADMIN_KEY.encode()).hexdigest()[:8]}"
+    assert f"admin restart by {name}: accepted" in server.log
+    assert f"admin sleep by {name}: refused with 409: sleep mode is off" in server.log
 
 
 def test_a_drain_ends_the_server(server: Server) -> None:
