@@ -37,7 +37,7 @@ LOADS = {1: 12, 16: 160, 64: 448}
 SCRAPED_CLIENTS = 64
 SCRAPE_INTERVAL_SECONDS = 1.0
 """Longer than any page is kept, so that every scrape is answered as one of Prometheus is."""
-IDLE_SCRAPES = 20
+IDLE_SCRAPES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +158,16 @@ def _scrape_seconds(http: httpx.Client) -> float:
 
 
 def _scrape_processor_seconds(server: Server) -> float:
-    """What one scrape costs the front end, when nothing else goes on."""
-    spent = server.front_end_processor_seconds()
+    """What one scrape costs the front end, beyond what it spends in the same time without any."""
     with server.client() as http:
+        began, spent = time.monotonic(), server.front_end_processor_seconds()
         for _ in range(IDLE_SCRAPES):
-            time.sleep(SCRAPE_INTERVAL_SECONDS / 4)
             _scrape_seconds(http)
-    return (server.front_end_processor_seconds() - spent) / IDLE_SCRAPES
+        took = time.monotonic() - began
+        busy = server.front_end_processor_seconds() - spent
+    spent = server.front_end_processor_seconds()
+    time.sleep(took)
+    return (busy - (server.front_end_processor_seconds() - spent)) / IDLE_SCRAPES
 
 
 def measures(found: Sequence[Pair]) -> Iterator[pairs.Measure]:

@@ -34,6 +34,8 @@ PLUGIN_SIDE = "vllm serve, our plugin"
 _COMMANDS = {"holdfast": "holdfast"}
 _READY_PATHS = {"holdfast": "/readyz"}
 _VLLM_COMMAND, _VLLM_READY_PATH = "vllm.entrypoints.cli.main", "/health"
+_NAMES = frozenset({"instance_id"})
+"""What of vLLM's configuration names one start."""
 _PLAIN_PLUGINS = "holdfast_demo"
 """The plugins of `vllm serve`: what knows the demo model, and nothing else of ours."""
 
@@ -119,7 +121,7 @@ class Server:
         if info.is_error:
             self.give_up(f"{self.side} does not tell its configuration: {info.status_code}")
         config = info.json()["vllm_config"]
-        return {name: _unnamed(value) for name, value in _flat("", config)}
+        return {name: _unnamed(value) for name, value in _flat("", config) if name not in _NAMES}
 
     def _descendants(self) -> list[psutil.Process]:
         return self.front_end.children(recursive=True)
