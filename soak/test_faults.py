@@ -20,6 +20,8 @@ from servers import READY_DEADLINE_SECONDS, Server, descendants, running, wait_u
 
 FAULT_COUNT = int(os.environ.get("SOAK_FAULTS", "100"))
 SEED = int(os.environ.get("SOAK_SEED", "4"))
+CHOSEN = [name for name in os.environ.get("SOAK_NAMES", "").split(",") if name]
+"""The faults that are drawn; all where none is named."""
 CLIENTS = 16
 STALL_SECONDS = 5
 FLAGS = (
@@ -130,7 +132,7 @@ def _strike(patient: Patient, name: str, log: Log) -> None:
 def test_faults_cost_no_answer(tmp_path: Path) -> None:
     """No call is lost, no replayed answer differs, no stream ends cleanly that was broken."""
     chosen = random.Random(SEED)
-    names = [name for name in FAULTS if name != "out of memory" or can_starve()]
+    names = [name for name in CHOSEN or FAULTS if name != "out of memory" or can_starve()]
     model = ailing_model(tmp_path / "models", tmp_path / "armoury")
     log = Log()
     with running(tmp_path, str(model), *FLAGS, environment=BIND) as server:
