@@ -310,6 +310,25 @@ def test_a_stream_is_logged_when_it_ends(log: _Collector) -> None:
     assert line["duration_seconds"] > line["first_byte_seconds"]
 
 
+def test_an_answer_that_fails_in_the_middle_is_broken(log: _Collector) -> None:
+    """The status has gone out already; the line says that the rest did not."""
+
+    async def fail(_request: Request) -> Response:
+        async def chunks() -> AsyncIterator[str]:
+            yield "data: 1\n\n"
+            raise RuntimeError("on purpose")
+
+        return StreamingResponse(chunks(), media_type="text/event-stream")
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get("/v1/fail")
+
+    _asked(_front(Starlette(routes=[Route("/v1/fail", fail)])), ask)
+    [line] = log.lines
+    assert (line["status"], line["is_broken"]) == (200, True)
+
+
 def test_a_client_that_leaves_is_noted(log: _Collector) -> None:
     """In the middle of a stream, which keeps the status that it began with."""
     inner = InnerApp()

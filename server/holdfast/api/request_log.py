@@ -85,6 +85,7 @@ class RequestLog:
         except Exception:
             if scope["type"] == "http" and not exchange.status:
                 await _failed()(scope, exchange.receive, exchange.send)
+            tracked.is_broken = tracked.is_broken or not exchange.is_complete
             raise
         finally:
             self._inner_ids.discard(inner_id)
