@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -103,7 +104,7 @@ class Tally:
 
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
     wrong: dict[str, str] = field(default_factory=dict)
-    """The first of each kind: a failure of the server, or a status that is not documented."""
+    """The first of each kind: a failure, an undocumented status, an answer cut in the middle."""
 
     @property
     def cases(self) -> int:
@@ -172,8 +173,12 @@ def _send_to(
             case = operation.Case(body=body, media_type="application/json")
         else:
             case = data.draw(schematic)
-        answer = case.call(base_url=url, timeout=CASE_DEADLINE_SECONDS)
-        tally.note(operation.label, answer.status_code, answer.text, case.body, documented)
+        try:
+            answer = case.call(base_url=url, timeout=CASE_DEADLINE_SECONDS)
+        except requests.RequestException as error:
+            tally.wrong.setdefault(f"{operation.label} {error}", repr(case.body)[:800])
+        else:
+            tally.note(operation.label, answer.status_code, answer.text, case.body, documented)
 
     send()
 

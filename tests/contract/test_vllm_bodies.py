@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from holdfast.engine.compat import make_arg_parser
+from holdfast.engine.compat import accept_nulls, make_arg_parser
 from holdfast.engine.wrong_bodies import refuse_wrong_bodies
 
 DEADLINE_SECONDS = 20
@@ -64,3 +64,16 @@ def test_a_value_of_a_wrong_type_is_the_fault_of_the_client(app: Any, path: str,
 def test_a_failure_elsewhere_stays_one(app: Any) -> None:
     """What is not raised by the reading of a body is a 500 as before."""
     assert _ask(app, "GET", "/broken").status_code == 500
+
+
+def test_nulls_of_a_responses_request_are_read_as_their_defaults() -> None:
+    """OpenAI's clients may send them; vLLM's own answer takes none."""
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
+    from vllm.sampling_params import SamplingParams
+
+    accept_nulls()
+    request = ResponsesRequest(model="m", input="hold", background=None, truncation=None)
+    answer = ResponsesResponse.from_request(
+        request, SamplingParams(max_tokens=4), "m", 0, [], "completed"
+    )
+    assert (answer.background, answer.truncation) == (False, "disabled")

@@ -73,6 +73,25 @@ def validate(namespace: Any) -> None:
         launcher.validate_api_server_args(namespace)
 
 
+def accept_nulls() -> None:
+    """Let `background` and `truncation` of a request to `/v1/responses` be null, as its type says.
+
+    The type of the answer takes none, so that a stream broke off at its first event, and an answer
+    that was made already was a 400 (`ResponsesResponse.from_request`, 0.32).
+    """
+    from vllm.entrypoints.openai.responses import protocol  # noqa: PLC0415 - for the front end only
+
+    original = protocol.ResponsesResponse.from_request.__func__
+
+    def from_request(cls: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in ("background", "truncation"):
+            if getattr(request, name) is None:
+                setattr(request, name, type(request).model_fields[name].default)
+        return original(cls, request, *args, **kwargs)
+
+    protocol.ResponsesResponse.from_request = classmethod(from_request)
+
+
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """Map what vLLM raises for flags, files and models that it cannot use to UsageError.

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 
-from holdfast.engine import chunks
+from holdfast.engine import chunks, compat
 from holdfast.engine.client import EngineProxy
 from holdfast.engine.wrong_bodies import refuse_wrong_bodies
 
@@ -26,6 +26,7 @@ async def openai_app(
     """
     chunks.write_text_directly()
     tasks = await proxy.get_supported_tasks()
+    compat.accept_nulls()
     app = build_app(arguments, tasks, proxy.model_config)
     refuse_wrong_bodies(app)
     app.state.server = server
