@@ -32,7 +32,7 @@ from sides import Bench, Server
 
 QUIET_SECONDS = 30.0
 FIRST_REQUESTS = 100
-LOADS = {1: 12, 16: 160, 64: 448}
+LOADS = {1: 16, 16: 240, 64: 640}
 """Requests by clients."""
 SCRAPED_CLIENTS = 64
 SCRAPE_INTERVAL_SECONDS = 1.0
@@ -125,7 +125,7 @@ def _first_requests(server: Server, plan: Plan, seed: int) -> tuple[float, float
 
 def _request_seconds(http: httpx.Client, model: str, nonce: str) -> float:
     message = {"role": "user", "content": f"{nonce} {'hold fast ' * 6}"}
-    body = {"model": model, "messages": [message], "max_tokens": 64, "ignore_eos": True}
+    body = {"model": model, "messages": [message], "max_tokens": 16, "ignore_eos": True}
     began = time.perf_counter()
     http.post("/v1/chat/completions", json=body).raise_for_status()
     return time.perf_counter() - began
@@ -139,6 +139,7 @@ def _scraped(server: Server) -> Iterator[list[float]]:
 
     def scrape() -> None:
         with server.client() as http:
+            found.append(_scrape_seconds(http))
             while not is_over.wait(SCRAPE_INTERVAL_SECONDS):
                 found.append(_scrape_seconds(http))
 
