@@ -26,6 +26,8 @@ MIB = 1024 * 1024
 DEADLINE_SECONDS = 60
 DRIP_SECONDS = 0.1
 PAUSE_SECONDS = 0.05
+PROBE_PAUSE_SECONDS = 0.003
+"""Who asks without a pause measures a moment of an attack, and takes part in it."""
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
@@ -81,7 +83,9 @@ class Target:
         response.read()
         connection.close()
         assert response.status == 200
-        return time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        time.sleep(PROBE_PAUSE_SECONDS)
+        return seconds
 
 
 @contextmanager
