@@ -18,16 +18,14 @@ _SHARED_ENGINE = {
     "test_ranks.py": "demo",
     "test_schema.py": "demo",
     "test_states.py": "demo",
-    "test_engine_deaths.py": "deaths",
-    "test_keys.py": "keys",
-    "test_recovery.py": "recovery",
-    "test_refused.py": "refused",
     "test_learned_restart.py": "learned",
     "test_requests_after_ready.py": "learned",
     "test_lock_bug.py": "learned",
     "test_never_proves_again_in_the_same_engine_but_not_what_the_journal_forbids": "learned",
 }
 """What uses one engine, which is started once in the process that runs all of it."""
+_OWN_ENGINES = frozenset({"test_foreign_models.py", "test_probe_steps.py"})
+"""Where each test has an engine of its own. In any other file the tests share theirs."""
 
 
 class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untyped to mypy
@@ -37,8 +35,9 @@ class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untype
         file, _, name = nodeid.partition("::")
         path = PurePosixPath(file)
         if path.parent.name == "engine":
-            return _SHARED_ENGINE.get(path.name) or _SHARED_ENGINE.get(name, nodeid)
-        return str(path)
+            own = nodeid if path.name in _OWN_ENGINES else file
+            return _SHARED_ENGINE.get(path.name) or _SHARED_ENGINE.get(name, own)
+        return file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByEngine:
