@@ -31,9 +31,13 @@ DEMO_FLAGS = ("--kv-cache-memory-bytes", "256M")
 FLAGS_OF_BOTH = ("--host", "127.0.0.1", "--disable-uvicorn-access-log")
 PLUGIN_SIDE = "vllm serve, our plugin"
 """vLLM's front end over an engine with Holdfast's plugin: it tells what each of the two costs."""
-_COMMANDS = {"holdfast": "holdfast"}
-_READY_PATHS = {"holdfast": "/readyz"}
-_VLLM_COMMAND, _VLLM_READY_PATH = "vllm.entrypoints.cli.main", "/health"
+UNLAYERED_SIDE = "no layers"
+_COMMANDS = {
+    "holdfast": ("-m", "holdfast"),
+    UNLAYERED_SIDE: (str(Path(__file__).with_name("unlayered.py")),),
+}
+_READY_PATHS = dict.fromkeys(_COMMANDS, "/readyz")
+_VLLM_COMMAND, _VLLM_READY_PATH = ("-m", "vllm.entrypoints.cli.main"), "/health"
 _NAMES = frozenset({"instance_id"})
 """What of vLLM's configuration names one start."""
 _PLAIN_PLUGINS = "holdfast_demo"
@@ -141,8 +145,8 @@ class Bench:
     def started(self, side: str) -> Iterator[Server]:
         """A server that was just started; when left, it and all it made are gone."""
         port = _free_port()
-        module = _COMMANDS.get(side, _VLLM_COMMAND)
-        command = (sys.executable, "-m", module, "serve", self.model, *self.flags)
+        program = _COMMANDS.get(side, _VLLM_COMMAND)
+        command = (sys.executable, *program, "serve", self.model, *self.flags)
         with (self.directory / f"{side.replace(' ', '-')}.log").open("w+") as log:
             began_seconds = time.monotonic()
             process = subprocess.Popen(
