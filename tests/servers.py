@@ -31,6 +31,7 @@ SMALL = (
 """Flags that keep a test engine small and its start short."""
 _LISTENING = re.compile(r"listening on (\S+)")
 
+Metrics = dict[tuple[str, frozenset[tuple[str, str]]], float]
 Value = TypeVar("Value")
 
 
@@ -106,7 +107,7 @@ class Server:
         """The report of `/statusz`."""
         return dict(self.get("/statusz").json())
 
-    def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    def metrics(self) -> Metrics:
         """Every sample of `/metrics`, by name and labels."""
         families = text_string_to_metric_families(self.get("/metrics").text)
         return {
@@ -220,6 +221,8 @@ class Demo:
 
     server: Server
     sights: dict[str, Sight]
+    metrics_at_ready: Metrics
+    """Before the first request."""
 
 
 def descendants(pid: int) -> set[psutil.Process]:

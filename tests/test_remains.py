@@ -18,14 +18,20 @@ from holdfast.workspace.shared_names import name_prefix
 
 MAKES = """
 import multiprocessing, os, sys
-from multiprocessing import shared_memory
+from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 from holdfast.workspace.shared_names import use_names_of
+
+def die():
+    # Its tracker first, which would tidy up after it.
+    if tracker := resource_tracker._resource_tracker._pid:
+        os.kill(tracker, 9)
+    os.kill(os.getpid(), 9)
 
 def makes(lock):
     ring = shared_memory.SharedMemory(create=True, size=4096)
     print(ring.name, flush=True)
-    os.kill(os.getpid(), 9)
+    die()
 
 if __name__ == "__main__":
     use_names_of(Path(sys.argv[1]))
@@ -33,7 +39,7 @@ if __name__ == "__main__":
     child = multiprocessing.get_context("fork").Process(target=makes, args=(lock,))
     child.start()
     child.join()
-    os.kill(os.getpid(), 9)
+    die()
 """
 
 

@@ -33,7 +33,7 @@ def demo_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     with running(tmp_path_factory.mktemp("demo"), "--demo", *SMALL, *tools) as server:
         sights: dict[str, Sight] = {}
         server.until(lambda: _look(server, sights) == "READY", "READY")
-        yield Demo(server, sights)
+        yield Demo(server, sights, server.metrics())
 
 
 @pytest.fixture(scope="session")

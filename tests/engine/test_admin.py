@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,8 @@ def test_calls_are_in_the_log(server: Server) -> None:
 
 def test_a_drain_ends_the_server(server: Server) -> None:
     """As SIGTERM does: what runs is answered, and the exit code is 0."""
-    expected = undisturbed(server, questions(9, count=2, longest_tokens=50))
+    asked = [replace(q, max_tokens=400) for q in questions(9, count=2, longest_tokens=50)]
+    expected = undisturbed(server, asked)
     with loaded(server, expected, clients=2, seed=9, is_once=True) as load:
         server.until(lambda: server.metric("requests_in_flight") > 0, "a request")
         answer = ask(server, "drain")
