@@ -271,3 +271,12 @@ def test_an_empty_variable_of_a_secret_is_none() -> None:
     assert read([], {"HOLDFAST_ADMIN_API_KEY": ""}).keys.admin_api_key is None
     with pytest.raises(UsageError):
         read(["--admin-api-key", ""], {})
+
+
+@pytest.mark.parametrize(
+    "where", [(), ("--port", "1"), ("--port=2", "--host", "::1"), ("--uds=/tmp/a.sock",)]
+)
+def test_the_engine_is_the_same_wherever_it_is_reached(where: tuple[str, ...]) -> None:
+    """What was learned under one port holds under another."""
+    given = Settings(vllm_arguments=("model", *where, "--max-model-len", "8"))
+    assert given.placeless_arguments == ("model", "--max-model-len", "8")

@@ -76,7 +76,7 @@ def serve(settings: Settings) -> ExitCode:
         settings.listen.log_level, style="json" if settings.logs.format == "json" else "console"
     )
     native_variables = NativeVariables(
-        _learned_directory(settings.workspace), settings.vllm_arguments
+        _learned_directory(settings.workspace), settings.placeless_arguments
     )
     keys = Keys.read(settings.listen.api_keys, settings.keys)
     # Before anything is started, which would take them over.
@@ -131,7 +131,7 @@ class _Application:
             settings.supervision,
             self,
             learning=Learning(settings.workspace, self._learned_directory),
-            forecast=Forecast(self._learned_directory, settings.vllm_arguments),
+            forecast=Forecast(self._learned_directory, settings.placeless_arguments),
             outages=self._outages,
             progress=self._progress,
         )

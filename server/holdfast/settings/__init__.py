@@ -76,6 +76,9 @@ class ListenSettings:
         return bool(self.ssl_certfile)
 
 
+_PLACES = frozenset({"--host", "--port", "--uds"})
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that was given for one `holdfast serve`."""
@@ -91,6 +94,19 @@ class Settings:
     listen: ListenSettings = field(default_factory=ListenSettings)
     vllm_arguments: tuple[str, ...] = field(default=(), repr=False)
     """The command line as given, keys included, for vLLM's own parser."""
+
+    @property
+    def placeless_arguments(self) -> tuple[str, ...]:
+        """The command line without where it listens: the same for the same engine elsewhere."""
+        kept: list[str] = []
+        is_value = False
+        for argument in self.vllm_arguments:
+            name, has_value, _ = argument.partition("=")
+            is_place = name in _PLACES
+            if not (is_place or is_value):
+                kept.append(argument)
+            is_value = is_place and not has_value
+        return tuple(kept)
 
 
 GROUPS: Mapping[str, type] = {
