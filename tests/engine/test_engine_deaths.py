@@ -54,6 +54,7 @@ class Lab:
 
     def __init__(self, directory: Path, model: Path) -> None:
         self.directory = directory
+        self.native_variables = NativeVariables(None, ())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -84,7 +85,7 @@ class Lab:
 
         settings = cli.parse_serve([str(self._model), *SMALL], os.environ)
         return configure(
-            settings, self.directory, lambda: State.STARTING, NativeVariables(None, ())
+            settings, self.directory, lambda: State.STARTING, self.native_variables
         ).launcher
 
     async def tokens(self, prompt: list[int], name: str, most: int = 4) -> list[int]:
@@ -173,6 +174,7 @@ def test_a_killed_fork_server_is_replaced(running: Lab, caplog: pytest.LogCaptur
     assert forkserver.server_pid() != before
     assert "there is another one now" in caplog.text
     assert running.process("VLLM::Worker").ppid() == forkserver.server_pid()
+    assert running.native_variables.known  # still
     running.do(running.engine.canary())
 
 

@@ -24,6 +24,8 @@ from multiprocessing import (
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from holdfast.engine import environment, exit_codes, native
 from holdfast.workspace import leash
 
@@ -86,6 +88,14 @@ def server_pid() -> int | None:
     """The process of the server that was started last."""
     pid: int | None = _server()._forkserver_pid  # noqa: SLF001 - as below
     return pid
+
+
+def has_forked(pid: int) -> bool:
+    """Whether a process comes from the server; one that is gone does not."""
+    try:
+        return psutil.Process(pid).ppid() == server_pid()
+    except psutil.Error:
+        return False
 
 
 def _server() -> Any:

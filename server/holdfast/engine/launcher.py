@@ -212,7 +212,8 @@ class EngineLauncher:
         self._renderer = compat.lasting(llm.renderer)
         ranks = read_all(Path(spec.stats_directory))
         _require_every_rank(world(self._config), ranks, spec)
-        self._native_variables.remember(ranks[0].pid)
+        if not forkserver.has_forked(ranks[0].pid):  # or it was started with what is known
+            self._native_variables.remember(ranks[0].pid)
         facts = engine_facts(
             llm,
             tasks,
