@@ -33,7 +33,7 @@ SMALL = (
     "--max-num-seqs=16",
     "--max-num-batched-tokens=1024",
 )
-STREAM_TOKENS = 4000
+STREAM_TOKENS = 8000
 COMPOSE_NAME = "holdfast-holdfast-1"
 SCRATCH = "/tmp:exec"  # noqa: S108 - within a container
 
