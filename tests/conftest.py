@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 import hypothesis
@@ -38,6 +40,23 @@ class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untype
             own = nodeid if path.name in _OWN_ENGINES else file
             return _SHARED_ENGINE.get(path.name) or _SHARED_ENGINE.get(name, own)
         return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """What a file does to logging ends with it: vLLM raises levels and leaves filters behind."""
+    loggers = [logging.getLogger(name) for name in ("", "holdfast")]
+    before = [
+        (one, one.level, one.propagate, one.handlers[:], [h.filters[:] for h in one.handlers])
+        for one in loggers
+    ]
+    yield
+    for logger, level, propagate, handlers, filters in before:
+        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.handlers[:] = handlers
+        for handler, known in zip(handlers, filters, strict=True):
+            handler.filters[:] = known
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByEngine:

