@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import faults
-from faults import BIND, FAULTS, MIB, SHARED_MEMORY, Patient, ailing_model, can_starve
+from faults import BIND, FAULTS, MIB, Patient, ailing_model, can_starve, left_in_shared_memory
 from load import loaded, questions, undisturbed
 from servers import READY_DEADLINE_SECONDS, Server, descendants, running, wait_until
 
@@ -61,19 +61,6 @@ class Log:
     def deaths(self) -> int:
         """How many there must have been."""
         return self.kills + self.struck.total()
-
-
-def _left_in_shared_memory() -> set[Path]:
-    """What lies there and no process has mapped; a neighbour maps what it uses."""
-    mapped = "".join(_maps(process) for process in psutil.process_iter())
-    return {path for path in SHARED_MEMORY.iterdir() if str(path) not in mapped}
-
-
-def _maps(process: psutil.Process) -> str:
-    try:
-        return Path(f"/proc/{process.pid}/maps").read_text()
-    except OSError:
-        return ""
 
 
 def _deaths(server: Server) -> float:
@@ -152,7 +139,7 @@ def test_faults_cost_no_answer(tmp_path: Path) -> None:
         server.until_ready()
         expected = undisturbed(server, questions(SEED, count=20, longest_tokens=4000))
         before = psutil.Process(server.process.pid).as_dict(["num_fds", "num_threads"])
-        shared = set(SHARED_MEMORY.iterdir())
+        shared = left_in_shared_memory()
         patient = Patient(server, tmp_path / "armoury")
         with loaded(server, expected, clients=CLIENTS, seed=SEED) as load:
             for number in range(FAULT_COUNT):
@@ -171,7 +158,7 @@ def test_faults_cost_no_answer(tmp_path: Path) -> None:
             what=lambda: f"{before}, and now {psutil.Process(server.process.pid).num_fds()}",
         )
         assert psutil.Process(server.process.pid).num_threads() <= before["num_threads"]
-        assert not _left_in_shared_memory() - shared
+        assert not left_in_shared_memory() - shared
         assert {a.error for a in load.broken} <= {
             "APIError: The engine died while it worked on this request."
         }

@@ -132,3 +132,16 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "out of memory": Fault(_starved, "out_of_memory"),
     }
 )
+
+
+def left_in_shared_memory() -> set[Path]:
+    """What lies there and no process has mapped; a neighbour maps what it uses."""
+    mapped = "".join(_maps(process) for process in psutil.process_iter())
+    return {path for path in SHARED_MEMORY.iterdir() if str(path) not in mapped}
+
+
+def _maps(process: psutil.Process) -> str:
+    try:
+        return Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:
+        return ""
