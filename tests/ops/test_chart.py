@@ -72,6 +72,11 @@ CASES: dict[str, dict[str, Any]] = {
             name: {"existingClaim": f"my-{name}"} for name in ("state", "models", "kernels")
         },
     },
+    "closed metrics": {
+        "model": "Qwen/Qwen3-8B",
+        "keys": {"apiKey": "secret", "metricsAuth": "api-key"},
+        **MONITORED,
+    },
     "drain of 0 s": {"model": "m", "stop": {"drainSeconds": 0, "preStopSeconds": 1}},
     "drain of 600 s": {"model": "m", "stop": {"drainSeconds": 600}, "start": {"seconds": 7205}},
 }
@@ -80,6 +85,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "serves its own model": {"demo": True, "model": "m"},
     "volumes.accessMode=ReadWriteMany": {"model": "m", "replicas": 2},
     "several replicas share": {"model": "m", "autoscaling": {"enabled": True}},
+    "metricsAuth=api-key needs a key": {"model": "m", "keys": {"metricsAuth": "api-key"}},
+    "/keys/metricsAuth": {"model": "m", "keys": {"metricsAuth": "basic"}},
     "additional properties 'modle' not allowed": {"modle": "m"},
     "/replicas": {"model": "m", "replicas": "two"},
     "/stop/engineSeconds": {"model": "m", "stop": {"engineSeconds": 5}},
@@ -162,7 +169,8 @@ def test_every_custom_kind_is_valid(answer: Answer) -> None:
     """The same for monitors and rules, by the definitions of the Prometheus operator."""
     if not crds.SCHEMAS.exists():
         pytest.skip("no shared/data/schemas beside this checkout")
-    custom = [one for kind in crds.NAMES for one in of_kind(answer, "monitored", kind)]
+    cases = ("monitored", "closed metrics")
+    custom = [one for case in cases for kind in crds.NAMES for one in of_kind(answer, case, kind)]
     assert {one["kind"] for one in custom} == set(crds.NAMES)
     assert [problem for one in custom for problem in crds.problems(one)] == []
     custom[0]["spec"]["scrapeinterval"] = "15s"
@@ -359,6 +367,22 @@ def test_the_monitor_scrapes_our_metrics(answer: Answer) -> None:
     assert endpoint["path"] == metrics_route(lambda _: (b"", "")).path
     assert {"targetLabel": "job", "replacement": "holdfast"} in endpoint["relabelings"]
     assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+
+
+def test_the_monitor_has_the_key_of_closed_metrics(answer: Answer) -> None:
+    """Where `/metrics` asks for a key, Prometheus gets it from the Secret of the container."""
+    (monitor,) = of_kind(answer, "closed metrics", "PodMonitor")
+    (secret,) = of_kind(answer, "closed metrics", "Secret")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"] == {
+        "credentials": {"name": secret["metadata"]["name"], "key": "api-key"}
+    }
+    settings = cli.parse_serve(
+        container(answer, "closed metrics")["args"][1:], {}, needs_model=False
+    )
+    assert settings.keys.metrics_auth == "api-key"
+    (open_monitor,) = of_kind(answer, "monitored", "PodMonitor")
+    assert "authorization" not in open_monitor["spec"]["podMetricsEndpoints"][0]
 
 
 def test_the_rules_are_those_of_the_tree(answer: Answer) -> None:

@@ -34,6 +34,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- if and .Values.demo .Values.model -}}
 {{- fail "demo=true serves its own model: leave model empty" -}}
 {{- end -}}
+{{- $keys := .Values.keys -}}
+{{- if and (eq $keys.metricsAuth "api-key") (not $keys.apiKey) (not $keys.existingSecret) -}}
+{{- fail "keys.metricsAuth=api-key needs a key: set keys.apiKey or keys.existingSecret" -}}
+{{- end -}}
 {{- $most := .Values.replicas -}}
 {{- if .Values.autoscaling.enabled -}}{{- $most = .Values.autoscaling.maxReplicas -}}{{- end -}}
 {{- if and (gt (int $most) 1) (ne .Values.volumes.accessMode "ReadWriteMany") -}}
