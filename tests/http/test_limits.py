@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -26,7 +27,7 @@ from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
-from holdfast.api.limits import SHAPED_BYTES, Limits
+from holdfast.api.limits import PACE_BYTES, SHAPED_BYTES, Limits
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.refusals import Refusals
 from inner_app import View
@@ -298,6 +299,39 @@ def test_an_unknown_path_is_404() -> None:
     """In OpenAI's form too."""
     answer = Limited().asked("GET", "/v1/no/such")
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "Not Found")
+
+
+def test_others_have_their_turn_while_a_body_floods_in() -> None:
+    """A body of which more is always there does not keep the loop between two reads of it."""
+    assert all(later > earlier for earlier, later in pairwise(asyncio.run(turns_at_reads())))
+
+
+async def turns_at_reads() -> list[int]:
+    """How many turns another task has had at each read of such a body."""
+    turns, found = 0, list[int]()
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def receive() -> dict[str, Any]:
+        found.append(turns)
+        has_more = len(found) < 8
+        return {"type": "http.request", "body": b"x" * PACE_BYTES, "more_body": has_more}
+
+    async def app(scope: Any, receive: Any, _send: Any) -> None:
+        await Request(scope, receive).body()
+
+    async def send(_message: Any) -> None:
+        return
+
+    task = asyncio.create_task(others())
+    limits = Limits(app, LimitSettings(), Refusals(), is_probe=lambda _: False)
+    await limits({"type": "http", "headers": []}, receive, send)
+    task.cancel()
+    return found
 
 
 def test_a_head_of_an_error_has_no_body() -> None:

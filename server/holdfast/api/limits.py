@@ -22,6 +22,11 @@ from holdfast.telemetry.refusals import Refusals
 SHAPED_BYTES = 64 * 1024
 """A larger body of an error is passed on as it is."""
 
+PACE_BYTES = 256 * 1024
+"""One read of a large body, after which others have their turn."""
+PACE_SECONDS = 0.001
+"""The pause between two such reads; what comes over a network is slower anyway."""
+
 _GONE: Message = {"type": "http.disconnect"}
 _REWRITTEN = frozenset({b"content-length", b"content-type"})
 
@@ -91,12 +96,15 @@ class _Exchange:
         self._is_stream = False
         self._held: Message | None = None
         self._held_body = b""
+        self._unpaced_bytes = 0
 
     async def receive(self) -> Message:
         """The next message; of a refused request that its client is gone."""
         if self._is_over:
             return _GONE
+        await self._pace()
         message = await self._receive()
+        self._unpaced_bytes += len(message.get("body", b""))
         if self._depth is not None and (body := message.get("body")):
             error = self._fault(self._depth, body)
             if error is not None:
@@ -116,6 +124,12 @@ class _Exchange:
             self._held = message
         else:
             await self._pass(message)
+
+    async def _pace(self) -> None:
+        """Keep a body that floods in from taking the time of all other requests."""
+        if self._unpaced_bytes >= PACE_BYTES:
+            self._unpaced_bytes = 0
+            await asyncio.sleep(PACE_SECONDS)
 
     async def time_out(self, seconds: float) -> None:
         """Tell the client that its time is over, as far as it can still be told."""
