@@ -155,7 +155,7 @@ class Bench:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment(side),
-                start_new_session=True,
+                process_group=0,
             )
             with _ended(process):
                 yield Server(side, process, port, began_seconds, self.deadline_seconds, log)

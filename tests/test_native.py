@@ -30,6 +30,8 @@ ARGUMENTS = ("model", "--flag")
         ({"OMP_NUM_THREADS": "2"}, {}, True),
         ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "4"}, True),
         ({"KMP_BLOCKTIME": "5"}, {}, False),
+        ({"TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"}, {}, False),
+        ({"TORCHINDUCTOR_CACHE_DIR": "/a"}, {}, True),
     ],
 )
 def test_a_process_goes_on_with_what_can_be_set_later(

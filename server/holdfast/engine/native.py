@@ -1,8 +1,9 @@
-"""Variables that native libraries read once, when a process starts: vLLM's CPU workers need them.
+"""Variables that are read once, when a process starts or imports: vLLM's CPU workers need them.
 
-OpenMP binds its threads by them while it is loaded, and the loader preloads what is named, so that
-no process can take them over later. A worker can be forked only from a process that was started
-with the same ones. They are known when a worker was started once, and kept for the next start.
+OpenMP binds its threads by them while it is loaded, the loader preloads what is named, and torch's
+inductor is configured while it is imported, so that no process can take them over later. A worker
+can be forked only from a process that was started with the same ones. They are known when a worker
+was started once, and kept for the next start.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ logger = logging.getLogger(__name__)
 PRELOAD = "LD_PRELOAD"
 THREADS = "OMP_NUM_THREADS"
 _OPENMP = ("OMP_", "GOMP_", "KMP_")
-_OPENMP_VALUE = re.compile(r"[A-Za-z0-9_ ,:{}()=\[\]-]{1,4096}")
+_INDUCTOR = "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"
+"""vLLM's CPU platform sets it (0.32, 0.33). It is in the key of what was compiled, too."""
+_PLAIN_VALUE = re.compile(r"[A-Za-z0-9_ ,:{}()=\[\]-]{1,4096}")
 
 
 def native_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -29,7 +32,7 @@ def native_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name == PRELOAD or name.startswith(_OPENMP)
+        if name in {PRELOAD, _INDUCTOR} or name.startswith(_OPENMP)
     }
 
 
@@ -98,7 +101,8 @@ def _is_harmless(name: object, value: object) -> bool:
     if not isinstance(name, str) or not isinstance(value, str):
         return False
     if name != PRELOAD:
-        return name.startswith(_OPENMP) and bool(_OPENMP_VALUE.fullmatch(value))
+        is_known = name == _INDUCTOR or name.startswith(_OPENMP)
+        return is_known and bool(_PLAIN_VALUE.fullmatch(value))
     return all(_is_installed(Path(part)) for part in value.split(":"))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from holdfast.workspace import leash, worker_calls
 from holdfast.workspace.causes import note_termination, record_causes
+from holdfast.workspace.compiled import take_plain_functions
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.seeds import keep_seeds
 from holdfast.workspace.shared_names import use_names_of
@@ -66,6 +67,7 @@ def _install(spec: WorkspaceSpec) -> None:
     workspace.WorkspaceManager = WorkspaceManager
     if not hasattr(WorkerWrapperBase, _ATTRIBUTE):
         setattr(WorkerWrapperBase, _ATTRIBUTE, None)
+        take_plain_functions()
         WorkerWrapperBase.init_device = _following(WorkerWrapperBase.init_device, spec)
         WorkerWrapperBase.execute_model = _measured(WorkerWrapperBase.execute_model)
         WorkerWrapperBase.holdfast_set_growth = _set_growth
