@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from types import MappingProxyType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -102,13 +103,13 @@ class Gate:
 def _telling(send: Send, tracked: Tracked) -> Send:
     """Say what became of the request in ways that vLLM's layer does not."""
 
-    async def tell(message: Message) -> None:
+    def tell(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             message = _with_advice(message, tracked)
         elif tracked.is_broken and message.get("body") == _DONE:
             # vLLM ends a stream so even after an error, which clients take for a whole answer.
             message = {**message, "body": b""}
-        await send(message)
+        return send(message)
 
     return tell
 

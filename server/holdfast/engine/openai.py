@@ -14,6 +14,10 @@ from holdfast.engine import chunks, compat
 from holdfast.engine.client import EngineProxy
 from holdfast.engine.wrong_bodies import refuse_wrong_bodies
 
+FREQUENT_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"}
+)
+
 
 @asynccontextmanager
 async def openai_app(
@@ -29,7 +33,17 @@ async def openai_app(
     compat.accept_nulls()
     app = build_app(arguments, tasks, proxy.model_config)
     refuse_wrong_bodies(app)
+    with_frequent_first(app.router.routes)
     app.state.server = server
     await init_app_state(proxy, app.state, arguments, tasks)
     async with app.router.lifespan_context(app):
         yield app
+
+
+def with_frequent_first(routes: list[Any]) -> None:
+    """Put the routes that are asked for the most before the others.
+
+    A request is compared with one route after the other, and a second time for the label of its
+    metrics. Each of these has a path that no other route takes.
+    """
+    routes.sort(key=lambda route: getattr(route, "path", "") not in FREQUENT_PATHS)

@@ -59,12 +59,12 @@ class _Below(BaseRoute):
     """Everything at and below a path, which the application behind it sees whole."""
 
     def __init__(self, path: str, app: ASGIApp) -> None:
-        self._path = path
+        self.path = path
         self._app = app
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         path = scope["path"]
-        is_ours = path == self._path or path.startswith(f"{self._path}/")
+        is_ours = path == self.path or path.startswith(f"{self.path}/")
         is_http = scope["type"] == "http"
         return (Match.FULL if is_http and is_ours else Match.NONE), {}
 
