@@ -31,6 +31,8 @@ from clients import BenchClient, Result
 from sides import Bench, Server
 
 QUIET_SECONDS = 30.0
+QUIET_PAIRS = 2
+"""It spreads little, and half a minute of it in each pair would be a fifth of the benchmark."""
 FIRST_REQUESTS = 100
 LOADS = {1: 16, 16: 240, 64: 640}
 """Requests by clients."""
@@ -58,33 +60,36 @@ class Life:
 
     start: startup.Start
     ready_memory_mib: float
-    quiet_processor_seconds: float
+    quiet_processor_seconds: float | None
+    """None where it was not waited for."""
     first_request_ratio: float
     loads: Mapping[int, Result]
     scraped: Result
     scrape_seconds: Sequence[float]
+    ping_seconds: Sequence[float]
+    """Of requests without any work, one before each scrape: what a page waits for is in both."""
     scrape_processor_seconds: float
     config: Mapping[str, str]
     """vLLM's, as this server has resolved it; empty where it was not asked for."""
 
 
 Pair = dict[str, Life]
-Row = tuple[str, Callable[[Life], float], int, str]
+Row = tuple[str, Callable[[Life], float | None], int, str]
 """Label, value, digits, goal."""
 
 
 def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, number: int) -> Life:
     """Start one server of this pair, measure it, and end it."""
-    is_first, seed = number == 1, 10 * number
+    is_first, is_quiet, seed = number == 1, number <= QUIET_PAIRS, 10 * number
     with bench.started(side) as server:
         start = startup.until_ready(server)
         ready_memory_mib = server.resident_mib()
-        quiet, first_request_ratio = _first_requests(server, plan, seed)
+        quiet, first_request_ratio = _first_requests(server, plan, seed, is_quiet=is_quiet)
         loads = {
             clients: _load(server, client, clients=clients, requests=requests, seed=seed)
             for clients, requests in plan.loads.items()
         }
-        with _scraped(server) as scrape_seconds:
+        with _scraped(server) as (ping_seconds, scrape_seconds):
             requests = plan.loads[SCRAPED_CLIENTS]
             scraped = client.run(
                 server.url, clients=SCRAPED_CLIENTS, requests=requests, seed=seed + 1
@@ -99,6 +104,7 @@ def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, number: int)
             loads,
             scraped,
             scrape_seconds,
+            ping_seconds,
             scrape_processor_seconds,
             config,
         )
@@ -119,7 +125,9 @@ def _load(server: Server, client: BenchClient, *, clients: int, requests: int, s
     return {**result, **{name: seconds / tokens * 1e6 for name, seconds in spent.items()}}
 
 
-def _first_requests(server: Server, plan: Plan, seed: int) -> tuple[float, float]:
+def _first_requests(
+    server: Server, plan: Plan, seed: int, *, is_quiet: bool
+) -> tuple[float | None, float]:
     """CPU seconds of all processes from READY on, and the first request against the hundredth.
 
     The first is sent at once, the others when the quiet time is over. The hundredth stands for the
@@ -129,8 +137,10 @@ def _first_requests(server: Server, plan: Plan, seed: int) -> tuple[float, float
     with server.client() as http:
         model = http.get("/v1/models").json()["data"][0]["id"]
         first = _request_seconds(http, model, f"{seed} first")
-        time.sleep(max(0.0, began + plan.quiet_seconds - time.monotonic()))
-        quiet = server.processor_seconds() - spent
+        quiet = None
+        if is_quiet:
+            time.sleep(max(0.0, began + plan.quiet_seconds - time.monotonic()))
+            quiet = server.processor_seconds() - spent
         later = [
             _request_seconds(http, model, f"{seed} {number}")
             for number in range(1, plan.first_requests)
@@ -147,29 +157,32 @@ def _request_seconds(http: httpx.Client, model: str, nonce: str) -> float:
 
 
 @contextmanager
-def _scraped(server: Server) -> Iterator[list[float]]:
-    """While entered, `/metrics` is asked for at the interval; the list gets each latency."""
-    found: list[float] = []
+def _scraped(server: Server) -> Iterator[tuple[list[float], list[float]]]:
+    """While entered, `/ping` and `/metrics` are asked for at the interval; yields the latencies."""
+    pings: list[float] = []
+    scrapes: list[float] = []
     is_over = threading.Event()
 
     def scrape() -> None:
         with server.client() as http:
-            found.append(_scrape_seconds(http))
-            while not is_over.wait(SCRAPE_INTERVAL_SECONDS):
-                found.append(_scrape_seconds(http))
+            while True:
+                pings.append(_answer_seconds(http, "/ping"))
+                scrapes.append(_answer_seconds(http, "/metrics"))
+                if is_over.wait(SCRAPE_INTERVAL_SECONDS):
+                    return
 
     thread = threading.Thread(target=scrape, name="scrapes")
     thread.start()
     try:
-        yield found
+        yield pings, scrapes
     finally:
         is_over.set()
         thread.join()
 
 
-def _scrape_seconds(http: httpx.Client) -> float:
+def _answer_seconds(http: httpx.Client, path: str) -> float:
     began = time.perf_counter()
-    http.get("/metrics").raise_for_status()
+    http.get(path).raise_for_status()
     return time.perf_counter() - began
 
 
@@ -178,7 +191,7 @@ def _scrape_processor_seconds(server: Server) -> float:
     with server.client() as http:
         began, spent = time.monotonic(), server.front_end_processor_seconds()
         for _ in range(IDLE_SCRAPES):
-            _scrape_seconds(http)
+            _answer_seconds(http, "/metrics")
         took = time.monotonic() - began
         busy = server.front_end_processor_seconds() - spent
     spent = server.front_end_processor_seconds()
@@ -189,7 +202,10 @@ def _scrape_processor_seconds(server: Server) -> float:
 def measures(found: Sequence[Pair]) -> Iterator[pairs.Measure]:
     """The rows: load, scrapes, what READY costs, then those of the start."""
     for label, of, digits, goal in (*_load_rows(), *_OTHER_ROWS):
-        values = {side: [of(pair[side]) for pair in found] for side in found[0]}
+        values = {
+            side: [value for pair in found if (value := of(pair[side])) is not None]
+            for side in found[0]
+        }
         yield pairs.Measure(label, values, digits, goal)
     yield from startup.measures(
         [{side: life.start for side, life in pair.items()} for pair in found]
@@ -219,6 +235,11 @@ def _kept_throughput(life: Life) -> float:
     return float(life.scraped["output_throughput"]) / unscraped
 
 
+def _beyond_ping(life: Life) -> list[float]:
+    pairs_of = zip(life.scrape_seconds, life.ping_seconds, strict=True)
+    return [scrape - ping for scrape, ping in pairs_of]
+
+
 def _p99(values: Sequence[float]) -> float:
     return quantiles(values, n=100, method="inclusive")[-1] if len(values) > 1 else values[0]
 
@@ -231,6 +252,13 @@ _OTHER_ROWS: Sequence[Row] = (
         "<= 0.50",
     ),
     ("/metrics at 64 clients, p99, ms", lambda life: _p99(life.scrape_seconds) * 1e3, 1, "<= 0.50"),
+    ("/ping at 64 clients, median, ms", lambda life: median(life.ping_seconds) * 1e3, 1, ""),
+    (
+        "/metrics beyond /ping at 64 clients, median, ms",
+        lambda life: median(_beyond_ping(life)) * 1e3,
+        1,
+        "",
+    ),
     ("CPU of one scrape, ms", lambda life: life.scrape_processor_seconds * 1e3, 1, ""),
     ("tok/s with a scrape a second / without", _kept_throughput, 3, ""),
     (
