@@ -23,11 +23,11 @@ from holdfast.telemetry.progress import PHASE_LABELS
 from sides import Bench, Server
 
 MEASURES = {
-    "listening_seconds": ("listening, s", 2),
-    "ready_seconds": ("ready, s", 1),
-    "unproven_seconds": ("ready without the probe, s", 1),
-    "recovery_seconds": ("engine death to the next answer, s", 1),
-    "peak_memory_mib": ("peak memory of the front end, MiB", 0),
+    "listening_seconds": ("listening, s", 2, ""),
+    "ready_seconds": ("ready, s", 1, "<= 0.75"),
+    "unproven_seconds": ("ready without the probe, s", 1, ""),
+    "recovery_seconds": ("engine death to the next answer, s", 1, "<= 0.50"),
+    "peak_memory_mib": ("peak memory of the front end, MiB", 0, "<= 1.10"),
 }
 
 
@@ -105,9 +105,9 @@ def _recovery_seconds(server: Server) -> float:
 
 def measures(found: Sequence[Pair]) -> Iterator[pairs.Measure]:
     """The rows of both sides, then the phases of Holdfast."""
-    for name, (label, digits) in MEASURES.items():
+    for name, (label, digits, goal) in MEASURES.items():
         values = {side: [getattr(pair[side], name) for pair in found] for side in found[0]}
-        yield pairs.Measure(label, values, digits)
+        yield pairs.Measure(label, values, digits, goal)
     ours = [pair["holdfast"].phases_seconds for pair in found]
     for phase in ours[0]:
         values = {"holdfast": [phases.get(phase, 0.0) for phases in ours]}
