@@ -76,7 +76,7 @@ class FrontDoor:
         """Our route for a request, how it matches, and the scope for it."""
         if scope["type"] == "http":
             path = own_path(scope, self._root_path)
-            # Nearly every request is for what is behind, and a route takes 2 us to say no.
+            # Nearly every request is for what is behind.
             if _beginning(path) in self._beginnings:
                 ours = {**scope, "path": path, "root_path": ""}
                 for route in self._routes:
