@@ -117,12 +117,26 @@ def _prompt_tokens(server: Server) -> float:
 
 def _settled(server: Server, before: Belongings) -> Belongings:
     """What it has once it has had the time to let go."""
+
+    def has_let_go() -> bool:
+        now = Belongings.of(server)
+        return now.descriptors <= before.descriptors and now.processes <= before.processes
+
     wait_until(
-        lambda: Belongings.of(server).descriptors <= before.descriptors,
+        has_let_go,
         deadline_seconds=20,
-        what=lambda: f"{before} has become {Belongings.of(server)}",
+        what=lambda: f"{before} has become {Belongings.of(server)}: {_titles(server)}",
     )
     return Belongings.of(server)
+
+
+def _titles(server: Server) -> list[str]:
+    """What its processes call themselves."""
+    return [
+        process.info["name"]
+        for process in psutil.process_iter(["name"])
+        if process in descendants(server.process.pid)
+    ]
 
 
 def test_no_answer_is_lost(life: Life) -> None:

@@ -144,6 +144,8 @@ class Worker(Process):
     def run(self) -> None:
         # OpenMP has bound the server as it would bind this process.
         self._allowed_cpus = os.sched_getaffinity(0)
+        if forkserver.get_inherited_fds() is not None:
+            _ask_for_tiles()
         super().run()
 
     @staticmethod
@@ -190,3 +192,14 @@ def _adopt(environment: Mapping[str, str], allowed_cpus: set[int]) -> None:
 
         # Who is spawned reads the variable when it imports torch.
         torch.set_num_threads(int(threads))
+
+
+def _ask_for_tiles() -> None:
+    """Ask Linux for the tiles of Intel's AMX, as an import has done in a worker that is spawned.
+
+    vLLM's attention on the CPU uses them without asking (`cpu_attn.py`, 0.32), which is SIGILL:
+    https://docs.kernel.org/arch/x86/xstate.html. False, and nothing else, on other processors.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    torch.cpu._init_amx()  # noqa: SLF001 - inductor asks in this way, too
