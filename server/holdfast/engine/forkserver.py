@@ -195,7 +195,7 @@ def _adopt(environment: Mapping[str, str], allowed_cpus: set[int]) -> None:
 
 
 def _ask_for_tiles() -> None:
-    """Ask Linux for the tiles of Intel's AMX, as an import has done in a worker that is spawned.
+    """Ask Linux for the tiles of Intel's AMX: in a worker that is forked nothing else has.
 
     vLLM's attention on the CPU uses them without asking (`cpu_attn.py`, 0.32), which is SIGILL:
     https://docs.kernel.org/arch/x86/xstate.html. False, and nothing else, on other processors.

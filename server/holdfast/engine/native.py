@@ -23,7 +23,7 @@ PRELOAD = "LD_PRELOAD"
 THREADS = "OMP_NUM_THREADS"
 _OPENMP = ("OMP_", "GOMP_", "KMP_")
 _INDUCTOR = "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"
-"""vLLM's CPU platform sets it (0.32, 0.33). It is in the key of what was compiled, too."""
+"""vLLM's CPU platform sets it (0.32). It is in the key of what was compiled, too."""
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_ ,:{}()=\[\]-]{1,4096}")
 
 

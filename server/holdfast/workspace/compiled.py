@@ -2,7 +2,7 @@
 
 vLLM keeps what torch.compile made of a model, and asks what it loads to finish loading. Only what
 its own backend has made can: on the CPU, where inductor compiles alone, that is a plain function
-without `finalize_loading`, so each start compiles anew (`_try_load_aot_compiled_fn`, 0.32, 0.33;
+without `finalize_loading`, so each start compiles anew (`_try_load_aot_compiled_fn`, 0.32;
 keeping came with vllm-project/vllm#24274). A plain function is whole as soon as it is loaded.
 """
 
