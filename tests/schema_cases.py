@@ -133,20 +133,13 @@ class Tally:
 
 
 def send_cases(server: Server, cases: int, start: int) -> Tally:
-    """Send about so many cases, the same ones for the same `start`, as many to each operation.
-
-    The server has no admin key, and answers each call of an admin with 404: one of each is enough.
-    """
+    """Send about so many cases, the same ones for the same `start`, as many to each operation."""
     document = server.get("/openapi.json").json()
     tally = Tally()
     made = schemathesis.openapi.from_dict(document).get_all_operations()
     found = [one.ok() for one in made if isinstance(one, Ok)]
     assert len(found) == sum(map(len, document["paths"].values())), "an operation cannot be read"
-    wide = [
-        operation
-        for operation in found
-        if _is_wide(document, operation) and not operation.path.startswith("/admin/")
-    ]
+    wide = [operation for operation in found if _is_wide(document, operation)]
     for operation in found:
         share = -(-(cases - len(found)) // len(wide)) + 1 if operation in wide else 1
         _send_to(server.url, document, operation, share, start, tally)
@@ -154,7 +147,12 @@ def send_cases(server: Server, cases: int, start: int) -> Tally:
 
 
 def _is_wide(document: Body, operation: Any) -> bool:
-    """Whether there is more than one request that can be made of it."""
+    """Whether requests of it may be answered in more than one way.
+
+    The server has no admin key, and answers each call of an admin with 404.
+    """
+    if operation.path.startswith("/admin/"):
+        return False
     raw = document["paths"][operation.path][operation.method]
     return operation.label in _REALISTIC or bool(raw.get("requestBody") or raw.get("parameters"))
 

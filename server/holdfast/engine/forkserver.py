@@ -111,7 +111,7 @@ class Process(context.ForkServerProcess):
         super().start()
 
     def run(self) -> None:
-        if forkserver.get_inherited_fds() is not None:
+        if _is_forked():
             # Not where it was spawned: an environment that has moved hides the place of the title.
             _adopt(self._environment, self._allowed_cpus)
         super().run()
@@ -144,7 +144,7 @@ class Worker(Process):
     def run(self) -> None:
         # OpenMP has bound the server as it would bind this process.
         self._allowed_cpus = os.sched_getaffinity(0)
-        if forkserver.get_inherited_fds() is not None:
+        if _is_forked():
             _ask_for_tiles()
         super().run()
 
@@ -172,6 +172,11 @@ class WorkerContext(Context):
     """For vLLM, where an EngineCore asks for a context to start its workers in."""
 
     Process = Worker
+
+
+def _is_forked() -> bool:
+    """Whether this process comes from the server, and was not spawned in its place."""
+    return forkserver.get_inherited_fds() is not None
 
 
 def _preloaded() -> Any:

@@ -30,10 +30,13 @@ _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_ ,:{}()=\[\]-]{1,4096}")
 def native_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Those of an environment that cannot be taken over by a process that runs already."""
     return {
-        name: value
-        for name, value in environment.items()
-        if name in {PRELOAD, _INDUCTOR} or name.startswith(_OPENMP)
+        name: value for name, value in environment.items() if name == PRELOAD or _is_plain(name)
     }
+
+
+def _is_plain(name: str) -> bool:
+    """Whether it is one of those whose value names no code."""
+    return name == _INDUCTOR or name.startswith(_OPENMP)
 
 
 def can_take_over(wanted: Mapping[str, str], started_with: Mapping[str, str]) -> bool:
@@ -101,8 +104,7 @@ def _is_harmless(name: object, value: object) -> bool:
     if not isinstance(name, str) or not isinstance(value, str):
         return False
     if name != PRELOAD:
-        is_known = name == _INDUCTOR or name.startswith(_OPENMP)
-        return is_known and bool(_PLAIN_VALUE.fullmatch(value))
+        return _is_plain(name) and bool(_PLAIN_VALUE.fullmatch(value))
     return all(_is_installed(Path(part)) for part in value.split(":"))
 
 
