@@ -145,6 +145,23 @@ def test_a_probe_on_request_is_passed_beside_clients(server: Server) -> None:
     assert server.metric("engine_deaths_total", cause="unknown") == 0
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/invocations"])
+@pytest.mark.parametrize("extra", [{}, {"n": 2}])
+def test_a_number_too_large_for_the_engine_is_a_bad_request(
+    server: Server, path: str, extra: dict[str, Any]
+) -> None:
+    """And the engine has nothing left of it, which a probe would wait for."""
+    message = {"role": "user", "content": "hold"}
+    asks = {"messages": [message]} if "chat" in path else {"prompt": PROMPT}
+    body = {"model": "tiny", "max_tokens": 1, "top_k": 10**400, **asks, **extra}
+    answer = server.post(path, body)
+    assert answer.status_code == 400, answer.text
+    assert "too large" in answer.json()["error"]["message"]
+    assert server.metric("requests_in_flight") == 0
+    probed = ask(server, "probe", suite="quick", max_age_seconds=0)
+    assert probed.json()["report"]["passed"], probed.text
+
+
 def test_caches_are_emptied(server: Server) -> None:
     """All of them."""
     answer = ask(server, "cache/reset", caches=["prefix", "mm", "encoder"])

@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from holdfast.engine import compat, environment, forkserver, processes, remains
 from holdfast.engine.async_llm import RPC_DEADLINE_SECONDS, AsyncEngine
 from holdfast.engine.calls import Calls
+from holdfast.engine.checked_llm import CheckedLLM
 from holdfast.engine.client import EngineProxy
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
@@ -184,7 +184,7 @@ class EngineLauncher:
             compat.kept_renderer(self._renderer),
             compat.forked_cores(self._config, forkserver.CoreContext()),
         ):
-            return AsyncLLM.from_vllm_config(
+            return CheckedLLM.from_vllm_config(
                 # A start adds to its configuration, so each gets its own copy.
                 vllm_config=copy.deepcopy(self._config),
                 usage_context=UsageContext.OPENAI_API_SERVER,
