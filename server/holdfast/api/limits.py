@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -114,16 +114,20 @@ class _Exchange:
                 self._depth = None  # which holds what it has not looked at closely
         return message
 
-    async def send(self, message: Message) -> None:
-        """Pass an answer on; that of an error when it is whole, in OpenAI's form."""
-        if self._is_over or (self.deadline is not None and self.deadline.expired()):
-            return
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass an answer on; that of an error when it is whole, in OpenAI's form.
+
+        A plain function: it is called for each chunk.
+        """
+        deadline = self.deadline
+        if self._is_over or (deadline is not None and deadline.expired()):
+            return _nothing()
         if self._held is not None:
-            await self._hold(self._held, message)
-        elif message["type"] == "http.response.start" and message["status"] >= 400:
+            return self._hold(self._held, message)
+        if message["type"] == "http.response.start" and message["status"] >= 400:
             self._held = message
-        else:
-            await self._pass(message)
+            return _nothing()
+        return self._pass(message)
 
     async def _pace(self) -> None:
         """Keep a body that floods in from taking the time of all other requests."""
@@ -151,7 +155,7 @@ class _Exchange:
             event = f"data: {json.dumps(_error_object(error))}\n\n".encode()
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
-    async def _pass(self, message: Message) -> None:
+    def _pass(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self._has_started = True
             self._is_stream = any(
@@ -161,7 +165,7 @@ class _Exchange:
         elif self.deadline is not None and not message.get("more_body", False):
             # What the application still does in the background is no part of the answer.
             self.deadline.reschedule(None)
-        await self._send(message)
+        return self._send(message)
 
     async def _hold(self, start: Message, message: Message) -> None:
         if message["type"] != "http.response.body":
@@ -213,6 +217,10 @@ class _Exchange:
                 headers={SHOULD_RETRY_HEADER: "false"},
             )
             await response(self.scope, self._receive, self._send)
+
+
+async def _nothing() -> None:
+    """What is sent of a message that goes nowhere, or not yet."""
 
 
 def _may_be_json(scope: Scope) -> bool:
