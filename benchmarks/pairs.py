@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from math import log, sqrt
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 import psutil
@@ -25,6 +26,8 @@ from plots import Curve
 
 LEAST_PAIRS = 5
 """With fewer the spread says nothing."""
+MANY_PAIRS = 10
+"""From so many on the standard error of the mean says more than least and most."""
 SIDES = ("holdfast", "vllm serve")
 Record = dict[str, Any]
 GIB = 1024**3
@@ -57,6 +60,7 @@ class Measure:
             "values": {side: list(values) for side, values in self.values.items()},
             "medians": {side: median(values) for side, values in self.values.items()},
             "ratios": self.ratios(),
+            "standard_error": standard_error(self.ratios()),
             "digits": self.digits,
             "goal": self.goal,
         }
@@ -179,7 +183,7 @@ def _environment(record: Mapping[str, Any]) -> str:
         f"Holdfast {versions_of['holdfast']}, vLLM {versions_of['vllm']}, "
         f"torch {versions_of['torch']}, Python {versions_of['python']}; "
         f"{record['measured'][:10]}. Median (least to most) of each side, and of the ratio in a "
-        "pair."
+        "pair; ± is the standard error of a mean."
     )
 
 
@@ -190,7 +194,23 @@ def _rows(record: Mapping[str, Any]) -> Iterator[list[str]]:
     for measure in measures:
         values = (measure["values"].get(side, ()) for side in sides)
         cells = (spread(of_side, measure["digits"]) for of_side in values)
-        yield [measure["label"], *cells, spread(measure["ratios"], 2), measure["goal"]]
+        yield [measure["label"], *cells, _ratio(measure), measure["goal"]]
+
+
+def standard_error(ratios: Sequence[float]) -> float | None:
+    """That of the mean of their logarithms, which is one of the ratio itself where it is near 1.
+
+    None for fewer than many, or where one is not positive.
+    """
+    if len(ratios) < MANY_PAIRS or min(ratios) <= 0:
+        return None
+    return stdev(map(log, ratios)) / sqrt(len(ratios))
+
+
+def _ratio(measure: Mapping[str, Any]) -> str:
+    """With few pairs their spread, with many the standard error."""
+    ratios, error = measure["ratios"], measure["standard_error"]
+    return spread(ratios, 2) if error is None else f"{median(ratios):.2f} ± {error:.2f}"
 
 
 def spread(values: Sequence[float], digits: int) -> str:

@@ -1,13 +1,12 @@
-"""How fast does it serve? From the start of the process to 64 clients, beside `vllm serve`.
+"""How does it live? Start, first requests, scrapes and recovery, beside `vllm serve`.
 
     python benchmarks/serving.py                        the demo model, five pairs
-    python benchmarks/serving.py --plugin               also `vllm serve` with our plugin alone
     python benchmarks/serving.py --json -- MODEL --max-model-len 4096
 
 Each server of a pair is started, measured and ended before the other is. The client is vLLM's own
-(`vllm bench serve`), streaming chats of 64 tokens in and 64 out. Before the pairs each
-side is started once, which fills the caches of compiled kernels and Holdfast's learned state, and
-is not counted. In the first pair both say how they have resolved vLLM's configuration.
+(`vllm bench serve`), streaming chats of 64 tokens in and 64 out. Before the pairs each side is
+started once, which fills the caches of compiled kernels and Holdfast's learned state, and is not
+counted. In the first pair both say how they have resolved vLLM's configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -34,9 +33,8 @@ QUIET_SECONDS = 30.0
 QUIET_PAIRS = 2
 """It spreads little, and half a minute of it in each pair would be a fifth of the benchmark."""
 FIRST_REQUESTS = 100
-LOADS = {1: 16, 16: 240, 64: 640}
-"""Requests by clients."""
 SCRAPED_CLIENTS = 64
+SCRAPED_REQUESTS = 640
 SCRAPE_INTERVAL_SECONDS = 1.0
 """Longer than any page is kept, so that every scrape is answered as one of Prometheus is."""
 IDLE_SCRAPES = 100
@@ -46,12 +44,12 @@ IDLE_SCRAPES = 100
 class Plan:
     """How long each part takes."""
 
-    loads: Mapping[int, int] = field(default_factory=lambda: dict(LOADS))
+    scraped_requests: int = SCRAPED_REQUESTS
     quiet_seconds: float = QUIET_SECONDS
     first_requests: int = FIRST_REQUESTS
 
 
-QUICK = Plan({1: 2, 16: 32, 64: 128}, quiet_seconds=2.0, first_requests=20)
+QUICK = Plan(scraped_requests=128, quiet_seconds=2.0, first_requests=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class Life:
     quiet_processor_seconds: float | None
     """None where it was not waited for."""
     first_request_ratio: float
-    loads: Mapping[int, Result]
+    unscraped: Result
     scraped: Result
     scrape_seconds: Sequence[float]
     ping_seconds: Sequence[float]
@@ -85,15 +83,9 @@ def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, number: int)
         start = startup.until_ready(server)
         ready_memory_mib = server.resident_mib()
         quiet, first_request_ratio = _first_requests(server, plan, seed, is_quiet=is_quiet)
-        loads = {
-            clients: _load(server, client, clients=clients, requests=requests, seed=seed)
-            for clients, requests in plan.loads.items()
-        }
+        unscraped = _load(server, client, plan, seed)
         with _scraped(server) as (ping_seconds, scrape_seconds):
-            requests = plan.loads[SCRAPED_CLIENTS]
-            scraped = client.run(
-                server.url, clients=SCRAPED_CLIENTS, requests=requests, seed=seed + 1
-            )
+            scraped = _load(server, client, plan, seed + 1)
         scrape_processor_seconds = _scrape_processor_seconds(server)
         config = server.resolved_config() if is_first else {}
         return Life(
@@ -101,7 +93,7 @@ def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, number: int)
             ready_memory_mib,
             quiet,
             first_request_ratio,
-            loads,
+            unscraped,
             scraped,
             scrape_seconds,
             ping_seconds,
@@ -110,19 +102,10 @@ def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, number: int)
         )
 
 
-def _load(server: Server, client: BenchClient, *, clients: int, requests: int, seed: int) -> Result:
-    """One run of the client, with what a token has cost the server in CPU time.
-
-    A machine that others use too bends that far less than it bends rates and latencies.
-    """
-    front_end, everything = server.front_end_processor_seconds(), server.processor_seconds()
-    result = client.run(server.url, clients=clients, requests=requests, seed=seed)
-    spent = {
-        "front_end_us_per_token": server.front_end_processor_seconds() - front_end,
-        "server_us_per_token": server.processor_seconds() - everything,
-    }
-    tokens = result["total_output_tokens"]
-    return {**result, **{name: seconds / tokens * 1e6 for name, seconds in spent.items()}}
+def _load(server: Server, client: BenchClient, plan: Plan, seed: int) -> Result:
+    return client.run(
+        server.url, clients=SCRAPED_CLIENTS, requests=plan.scraped_requests, seed=seed
+    )
 
 
 def _first_requests(
@@ -200,8 +183,8 @@ def _scrape_processor_seconds(server: Server) -> float:
 
 
 def measures(found: Sequence[Pair]) -> Iterator[pairs.Measure]:
-    """The rows: load, scrapes, what READY costs, then those of the start."""
-    for label, of, digits, goal in (*_load_rows(), *_OTHER_ROWS):
+    """The rows: scrapes, what READY costs, then those of the start."""
+    for label, of, digits, goal in _ROWS:
         values = {
             side: [value for pair in found if (value := of(pair[side])) is not None]
             for side in found[0]
@@ -212,27 +195,8 @@ def measures(found: Sequence[Pair]) -> Iterator[pairs.Measure]:
     )
 
 
-def _load_rows() -> Iterator[Row]:
-    for clients in LOADS:
-        of = _result(clients, "output_throughput")
-        yield f"output tok/s, clients: {clients}", of, 0, ">= 1.00"
-    for name in ("median", "p99"):
-        for clients in (16, 64):
-            of = _result(clients, f"{name}_ttft_ms")
-            yield f"{name} TTFT, ms, clients: {clients}", of, 1, "<= 1.00"
-    for label, key in (("front end", "front_end"), ("whole server", "server")):
-        of = _result(64, f"{key}_us_per_token")
-        yield f"CPU of the {label}, µs a token, clients: 64", of, 1, ""
-    yield "median inter-token latency, ms, clients: 64", _result(64, "median_itl_ms"), 1, ""
-
-
-def _result(clients: int, key: str) -> Callable[[Life], float]:
-    return lambda life: float(life.loads[clients][key])
-
-
 def _kept_throughput(life: Life) -> float:
-    unscraped = float(life.loads[SCRAPED_CLIENTS]["output_throughput"])
-    return float(life.scraped["output_throughput"]) / unscraped
+    return float(life.scraped["output_throughput"]) / float(life.unscraped["output_throughput"])
 
 
 def _beyond_ping(life: Life) -> list[float]:
@@ -244,7 +208,7 @@ def _p99(values: Sequence[float]) -> float:
     return quantiles(values, n=100, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
-_OTHER_ROWS: Sequence[Row] = (
+_ROWS: Sequence[Row] = (
     (
         "/metrics at 64 clients, median, ms",
         lambda life: median(life.scrape_seconds) * 1e3,
@@ -281,9 +245,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     pairs.add_options(parser)
     parser.add_argument(
-        "--plugin", action="store_true", help="add a side: `vllm serve` with Holdfast's plugin"
-    )
-    parser.add_argument(
         "serve", nargs="*", metavar="MODEL FLAG", help="after `--`; without, the demo model"
     )
     return pairs.parsed(parser)
@@ -291,8 +252,7 @@ def _arguments() -> argparse.Namespace:
 
 def _found(arguments: argparse.Namespace, bench: Bench) -> list[Pair]:
     plan = QUICK if arguments.quick else Plan()
-    asked = (*pairs.SIDES, sides.PLUGIN_SIDE) if arguments.plugin else pairs.SIDES
-    for side in () if arguments.quick else asked:
+    for side in () if arguments.quick else pairs.SIDES:
         pairs.say(f"serving: a start of {side}, not counted")
         with bench.ready(side):
             pass
@@ -300,9 +260,9 @@ def _found(arguments: argparse.Namespace, bench: Bench) -> list[Pair]:
     with BenchClient(bench.model) as client:
         for number in range(1, arguments.pairs + 1):
             pairs.say(f"serving: pair {number} of {arguments.pairs}")
-            order = pairs.ordered(number, asked)
+            order = pairs.ordered(number)
             lives = {side: lived(bench, side, client, plan, number) for side in order}
-            found.append({side: lives[side] for side in asked})
+            found.append({side: lives[side] for side in pairs.SIDES})
     return found
 
 
@@ -318,7 +278,7 @@ def main() -> None:
     name = "the demo model" if not arguments.serve else Path(bench.model).name
     findings = pairs.Findings(
         "serving",
-        f"Serving {name}, {len(found)} pairs, flags {' '.join(bench.flags)}",
+        f"The life of a server of {name}, {len(found)} pairs, flags {' '.join(bench.flags)}",
         list(measures(found)),
         {
             "config_difference": difference,
