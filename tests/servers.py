@@ -19,6 +19,8 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from holdfast.engine.native import LAST_NAME
+
 READY_DEADLINE_SECONDS = 180.0
 STOP_DEADLINE_SECONDS = 60.0
 KV_CACHE_BYTES = 64 * 1024 * 1024
@@ -30,6 +32,12 @@ SMALL = (
 )
 """Flags that keep a test engine small and its start short."""
 _LISTENING = re.compile(r"listening on (\S+)")
+
+_NATIVE: dict[str, bytes] = {}
+"""What the worker of an earlier server was started with, by the name of the file that says it.
+
+Where it is known a worker is forked, which spares each start the seconds of its imports.
+"""
 
 Metrics = dict[tuple[str, frozenset[tuple[str, str]]], float]
 Value = TypeVar("Value")
@@ -128,7 +136,13 @@ class Server:
             raise KeyError(name)
         return sum(values)
 
-    def until(self, condition: Callable[[], Value], what: str) -> Value:
+    def until(
+        self,
+        condition: Callable[[], Value],
+        what: str,
+        *,
+        deadline_seconds: float = READY_DEADLINE_SECONDS,
+    ) -> Value:
         """Wait for `condition`, but not longer than the process lives."""
 
         def checked() -> Value | None:
@@ -141,13 +155,17 @@ class Server:
 
         return wait_until(
             checked,
-            deadline_seconds=READY_DEADLINE_SECONDS,
+            deadline_seconds=deadline_seconds,
             what=lambda: f"no {what} in time:\n{self.log[-4000:]}",
         )
 
-    def until_ready(self) -> None:
+    def until_ready(self, *, deadline_seconds: float = READY_DEADLINE_SECONDS) -> None:
         """Wait for `/readyz` to be 200."""
-        self.until(lambda: self.get("/readyz").status_code == 200, "READY")
+        self.until(
+            lambda: self.get("/readyz").status_code == 200,
+            "READY",
+            deadline_seconds=deadline_seconds,
+        )
 
     @property
     def state(self) -> str:
@@ -182,6 +200,10 @@ def running(
 ) -> Iterator[Server]:
     """A server with state of its own under `directory`; no process of it is left at the end."""
     directory.mkdir(parents=True, exist_ok=True)
+    native = directory / "state" / "holdfast" / LAST_NAME
+    if _NATIVE and not native.exists():
+        native.parent.mkdir(parents=True, exist_ok=True)
+        native.write_bytes(_NATIVE[LAST_NAME])
     log_path = directory / f"server-{time.monotonic_ns()}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -197,6 +219,8 @@ def running(
     finally:
         server.close()
         _end(process)
+        if native.exists():
+            _NATIVE[LAST_NAME] = native.read_bytes()
 
 
 def free_port() -> int:

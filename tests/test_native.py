@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,17 +50,25 @@ def test_what_a_worker_was_started_with_is_known_at_the_next_start(tmp_path: Pat
         NativeVariables(tmp_path, ARGUMENTS).remember(worker.pid)
         worker.communicate(b"\n", timeout=20)
     assert NativeVariables(tmp_path, ARGUMENTS).known == BOUND
-    assert NativeVariables(tmp_path, ("another",)).known == {}
     assert NativeVariables(None, ARGUMENTS).known == {}
 
 
-def _kept(directory: Path) -> Path:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
-        NativeVariables(directory, ARGUMENTS).remember(worker.pid)
+def test_a_new_command_line_starts_with_what_the_last_one_had(tmp_path: Path) -> None:
+    """A guess, which gives way to what it turns out to need; the other keeps its own."""
+    _keep(tmp_path, ARGUMENTS, BOUND)
+    assert NativeVariables(tmp_path, ("another",)).known == BOUND
+    _keep(tmp_path, ("another",), {})
+    assert NativeVariables(tmp_path, ("another",)).known == {}
+    assert NativeVariables(tmp_path, ("third",)).known == {}
+    assert NativeVariables(tmp_path, ARGUMENTS).known == BOUND
+
+
+def _keep(directory: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=dict(environment)
+    ) as worker:
+        NativeVariables(directory, arguments).remember(worker.pid)
         worker.communicate(b"\n", timeout=20)
-    name = NativeVariables(directory, ARGUMENTS)._path
-    assert name is not None
-    return name
 
 
 @pytest.mark.parametrize(
@@ -81,5 +90,7 @@ def _kept(directory: Path) -> Path:
 )
 def test_a_file_cannot_have_other_code_loaded(tmp_path: Path, content: bytes) -> None:
     """What it names lies beside the packages of this environment, or the file says nothing."""
-    _kept(tmp_path).write_bytes(content)
+    _keep(tmp_path, ARGUMENTS, BOUND)
+    for file in tmp_path.iterdir():
+        file.write_bytes(content)
     assert NativeVariables(tmp_path, ARGUMENTS).known == {}

@@ -24,6 +24,8 @@ THREADS = "OMP_NUM_THREADS"
 _OPENMP = ("OMP_", "GOMP_", "KMP_")
 _INDUCTOR = "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"
 """vLLM's CPU platform sets it (0.32). It is in the key of what was compiled, too."""
+LAST_NAME = "native-last.json"
+"""Beside the files of the command lines: what the last worker of any was started with."""
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_ ,:{}()=\[\]-]{1,4096}")
 
 
@@ -54,13 +56,16 @@ def can_take_over(wanted: Mapping[str, str], started_with: Mapping[str, str]) ->
 class NativeVariables:
     """What the first worker of this command line was started with, kept over starts.
 
+    Of a command line that is new it is guessed: that of the last one is most often the same.
     Without a directory it is known as long as this process lives.
     """
 
     def __init__(self, directory: Path | None, arguments: Sequence[str]) -> None:
         name = hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:32]
-        self._path = directory / f"native-{name}.json" if directory else None
-        self._known = _read(self._path) if self._path else {}
+        names = (f"native-{name}.json", LAST_NAME)
+        self._paths = [directory / name for name in names] if directory else []
+        found = (variables for path in self._paths if (variables := _read(path)) is not None)
+        self._known: Mapping[str, str] = next(found, {})
 
     @property
     def known(self) -> Mapping[str, str]:
@@ -69,14 +74,11 @@ class NativeVariables:
 
     def remember(self, pid: int) -> None:
         """Keep those of a worker; nothing is kept of one whose environment cannot be read."""
-        variables = native_variables(_environment_of(pid))
-        if variables == self._known:
-            return
-        self._known = variables
-        if self._path is None:
-            return
+        self._known = native_variables(_environment_of(pid))
         try:
-            write_whole(self._path, json.dumps(variables))
+            for path in self._paths:
+                if _read(path) != self._known:
+                    write_whole(path, json.dumps(self._known))
         except OSError as error:
             logger.debug("what native libraries read is not kept: %s", error)
 
@@ -91,12 +93,13 @@ def _environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in named}
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path) -> dict[str, str] | None:
+    """What a file says; None if there is none, or none that may be believed."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return dict(record) if all(_is_harmless(*item) for item in record.items()) else {}
+        return dict(record) if all(_is_harmless(*item) for item in record.items()) else None
     except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+        return None
 
 
 def _is_harmless(name: object, value: object) -> bool:
