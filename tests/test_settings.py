@@ -40,6 +40,7 @@ VALUES = {
     "--max-header-size": ("4MiB", 4 << 20, "100", 100),
     "--header-timeout": ("0", 0.0, "2.5", 2.5),
     "--body-timeout": ("0", 0.0, "60", 60.0),
+    "--send-timeout": ("0", 0.0, "300", 300.0),
     "--request-timeout": ("0", 0.0, "600", 600.0),
     "--keep-alive-timeout": ("0", 0.0, "75", 75.0),
     "--max-connections": ("1", 1, "100000", 100_000),

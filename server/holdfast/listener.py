@@ -146,6 +146,7 @@ def _connection_limits(limits: LimitSettings) -> ConnectionLimits:
         max_body_bytes=limits.max_body_bytes,
         header_timeout_seconds=limits.header_timeout_seconds,
         body_timeout_seconds=limits.body_timeout_seconds,
+        send_timeout_seconds=limits.send_timeout_seconds,
     )
 
 

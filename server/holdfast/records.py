@@ -66,6 +66,7 @@ RefusalReason = Literal[
     "slow_headers",
     "body_too_large",
     "slow_body",
+    "slow_reader",
     "json_too_deep",
     "unsupported_media_type",
     "timed_out",

@@ -39,7 +39,10 @@ Scene = Callable[[Listening], Awaitable[Any]]
 
 
 class App(Starlette):
-    """Says what reached it. `/v1/held` answers when `released` is set, `/v1/stream` goes on."""
+    """Says what reached it. `/v1/held` answers when `released` is set, `/v1/stream` goes on.
+
+    `/v1/flood` sends as much as is read, and more.
+    """
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -53,6 +56,7 @@ class App(Starlette):
                 Route("/v1/deaf", self._deaf, methods=methods),
                 Route("/v1/held", self._held, methods=methods),
                 Route("/v1/stream", self._stream, methods=methods),
+                Route("/v1/flood", self._flood, methods=methods),
                 Route("/livez", self._deaf, methods=methods),
                 WebSocketRoute("/v1/realtime", self._realtime),
             ]
@@ -83,6 +87,14 @@ class App(Starlette):
                     pass
             except ClientDisconnect:
                 self.left.set()
+
+        return StreamingResponse(chunks())
+
+    async def _flood(self, request: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            while not await request.is_disconnected():
+                yield b"x" * 64 * KIB
+            self.left.set()
 
         return StreamingResponse(chunks())
 
@@ -445,6 +457,34 @@ def test_a_body_that_the_application_does_not_read_is_not_slow() -> None:
             return (await wire.answer()).body, server.refused
 
     assert played(scene, LimitSettings(body_timeout_seconds=0.1), app) == (b"held", {})
+
+
+def test_who_does_not_read_is_cut_off() -> None:
+    """So that the application is told, which may hold a place in the engine for the answer."""
+    app = App()
+
+    async def scene(server: Listening) -> dict[str, int]:
+        async with server.wire() as wire:
+            await wire.send(GET.replace(b"echo", b"flood") + b"\r\n")
+            await app.left.wait()
+            return server.refused
+
+    assert played(scene, LimitSettings(send_timeout_seconds=0.2), app) == {"slow_reader": 1}
+
+
+def test_who_reads_slowly_but_steadily_is_not_cut_off() -> None:
+    """The time begins anew whenever what was ready has been read."""
+    app = App()
+
+    async def scene(server: Listening) -> dict[str, int]:
+        async with server.wire() as wire:
+            await wire.send(GET.replace(b"echo", b"flood") + b"\r\n")
+            for _ in range(40):
+                await wire.reader.readexactly(1024 * KIB)
+                await asyncio.sleep(0.02)
+            return server.refused
+
+    assert played(scene, LimitSettings(send_timeout_seconds=0.4), app) == {}
 
 
 def test_times_of_zero_are_no_limits() -> None:

@@ -44,6 +44,7 @@ class ConnectionLimits:
     max_body_bytes: int
     header_timeout_seconds: float
     body_timeout_seconds: float
+    send_timeout_seconds: float
 
 
 class Book:
@@ -64,6 +65,10 @@ class Book:
             limits.body_timeout_seconds, lambda connection: connection.body_is_late()
         )
         """Who has to send the body of a request."""
+        self.readers: Deadlines[HttpConnection] = Deadlines(
+            limits.send_timeout_seconds, lambda connection: connection.reader_is_late()
+        )
+        """Who has to read of an answer what was sent."""
         self.lingering: Deadlines[HttpConnection] = Deadlines(
             LINGER_SECONDS, lambda connection: connection.transport.abort()
         )

@@ -82,6 +82,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more comes, for whatever reason."""
         self._book.leave(self)
+        self._book.readers.stop(self)
         self._book.lingering.stop(self)
         if self._running is not None:
             # uvicorn tells it to the request that was read last.
@@ -108,6 +109,21 @@ class HttpConnection(HttpToolsProtocol):
             self._end(cause if isinstance(cause, RefusedError) else answers.malformed())
         except RefusedError as error:
             self._end(error)
+
+    def pause_writing(self) -> None:
+        """More is ready of an answer than is kept; its place in the engine may be kept with it."""
+        super().pause_writing()
+        self._book.readers.start(self)
+
+    def resume_writing(self) -> None:
+        """The client has read most of it."""
+        super().resume_writing()
+        self._book.readers.stop(self)
+
+    def reader_is_late(self) -> None:
+        """The time is over in which the client had to read."""
+        self._book.refusals.count("slow_reader")
+        self.transport.abort()
 
     def make_room(self) -> None:
         """Close, for one that came later; no request is under way here."""

@@ -243,6 +243,15 @@ class LimitSettings:
         "limit",
         shown="30",
     )
+    send_timeout_seconds: float = flag(
+        "--send-timeout",
+        seconds,
+        60.0,
+        "SECONDS",
+        "a client that has so long to read what is ready of an answer, some 64 KiB, and does not, "
+        "is cut off; 0 for no limit",
+        shown="60",
+    )
     request_timeout_seconds: float = flag(
         "--request-timeout",
         seconds,
