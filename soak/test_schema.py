@@ -10,6 +10,7 @@ import pytest
 from schema_cases import send_cases
 from servers import SMALL, running
 
+ADMIN_KEY = "of-an-operator"
 CASES = 10_000
 CASES_A_ROUND = 1000
 """So many have one start: it stands in the report, and repeats what a round has found."""
@@ -19,12 +20,13 @@ CASES_A_ROUND = 1000
 def test_the_document_keeps_its_promises(tmp_path: Path) -> None:
     """No request ends in a failure of the server or a status that is not documented."""
     tools = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
-    with running(tmp_path, "--demo", *SMALL, *tools, "--probe=quick") as server:
+    flags = (*SMALL, *tools, "--probe=quick", f"--admin-api-key={ADMIN_KEY}")
+    with running(tmp_path, "--demo", *flags) as server:
         server.until_ready()
         done = 0
         while done < CASES:
             start = random.randrange(2**32)
-            tally = send_cases(server, CASES_A_ROUND, start)
+            tally = send_cases(server, CASES_A_ROUND, start, admin_key=ADMIN_KEY)
             print(f"start {start}: {tally}", flush=True)
             assert not tally.wrong
             assert tally.reached >= 0.3

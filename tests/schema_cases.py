@@ -94,8 +94,22 @@ _REALISTIC: dict[str, Bodies] = {
     "POST /scale_elastic_ep": st.one_of(
         st.sampled_from(_ODD), st.just({"new_data_parallel_size": 1})
     ),
+    "POST /admin/probe": st.fixed_dictionaries({"suite": st.just("quick")}),
+    "POST /admin/sleep": st.fixed_dictionaries({"level": st.integers(1, 2)}),
+    "POST /admin/wake": st.just({}),
+    "POST /admin/profile/start": st.just({}),
+    "POST /admin/cache/reset": st.fixed_dictionaries(
+        {"caches": st.lists(st.sampled_from(("prefix", "mm", "encoder")), min_size=1, max_size=2)}
+    ),
+    "POST /admin/loras": st.fixed_dictionaries({"name": st.just("a"), "path": st.just("/nowhere")}),
+    "PUT /admin/log-level": st.fixed_dictionaries(
+        {"level": st.sampled_from(("info", "warning"))}, optional={"logger": st.just("vllm")}
+    ),
 }
 """What clients send to the operations that read a body."""
+_ADMIN = "/admin/"
+_UNSAFE = frozenset({"/admin/drain", "/admin/restart", "/admin/save-sharded-state"})
+"""Would end the server or its engine, or write wherever a case says: called without the key."""
 
 
 @dataclass
@@ -132,34 +146,40 @@ class Tally:
         return "\n".join([*lines, *(f"  WRONG {what}" for what in self.wrong.items())])
 
 
-def send_cases(server: Server, cases: int, start: int) -> Tally:
-    """Send about so many cases, the same ones for the same `start`, as many to each operation."""
+def send_cases(server: Server, cases: int, start: int, *, admin_key: str = "") -> Tally:
+    """Send about so many cases, the same ones for the same `start`, as many to each operation.
+
+    Without the admin key one goes to each route of admins, which answers it with 404.
+    """
     document = server.get("/openapi.json").json()
     tally = Tally()
     made = schemathesis.openapi.from_dict(document).get_all_operations()
     found = [one.ok() for one in made if isinstance(one, Ok)]
     assert len(found) == sum(map(len, document["paths"].values())), "an operation cannot be read"
-    wide = [operation for operation in found if _is_wide(document, operation)]
+    keys = {operation.path: _key_for(operation.path, admin_key) for operation in found}
+    wide = [one for one in found if _is_wide(document, one, has_key=bool(keys[one.path]))]
     for operation in found:
         share = -(-(cases - len(found)) // len(wide)) + 1 if operation in wide else 1
-        _send_to(server.url, document, operation, share, start, tally)
+        _send_to(server.url, document, operation, share, start, tally, keys[operation.path])
     return tally
 
 
-def _is_wide(document: Body, operation: Any) -> bool:
-    """Whether requests of it may be answered in more than one way.
+def _key_for(path: str, admin_key: str) -> str:
+    return admin_key if path.startswith(_ADMIN) and path not in _UNSAFE else ""
 
-    The server has no admin key, and answers each call of an admin with 404.
-    """
-    if operation.path.startswith("/admin/"):
+
+def _is_wide(document: Body, operation: Any, *, has_key: bool) -> bool:
+    """Whether requests of it may be answered in more than one way."""
+    if operation.path.startswith(_ADMIN) and not has_key:
         return False
     raw = document["paths"][operation.path][operation.method]
     return operation.label in _REALISTIC or bool(raw.get("requestBody") or raw.get("parameters"))
 
 
 def _send_to(
-    url: str, document: Body, operation: Any, cases: int, start: int, tally: Tally
+    url: str, document: Body, operation: Any, cases: int, start: int, tally: Tally, key: str
 ) -> None:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     documented = document["paths"][operation.path][operation.method]["responses"]
     names, schematic = _names(document, operation), operation.as_strategy()
 
@@ -179,7 +199,7 @@ def _send_to(
         else:
             case = data.draw(schematic)
         try:
-            answer = case.call(base_url=url, timeout=CASE_DEADLINE_SECONDS)
+            answer = case.call(base_url=url, headers=headers, timeout=CASE_DEADLINE_SECONDS)
         except requests.RequestException as error:
             tally.wrong.setdefault(f"{operation.label} {error}", repr(case.body)[:800])
         else:
