@@ -263,8 +263,21 @@ def _environment(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
         "XDG_STATE_HOME": str(directory / "state"),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
+        **_core_of_this_worker(),
         **given,
     }
+
+
+def _core_of_this_worker() -> dict[str, str]:
+    """A core for the engines of this process of xdist.
+
+    vLLM binds every engine, and what compiles for it, to the first core it finds, on which those of
+    all processes would wait for each other while the second one idles (`CPUWorker`, 0.32).
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    cores = sorted(os.sched_getaffinity(0))
+    # The first process leaves it to vLLM, as users do.
+    return {"VLLM_CPU_OMP_THREADS_BIND": str(cores[number % len(cores)])} if number else {}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -12,6 +12,7 @@ from vllm.entrypoints.launchers.app import build_app
 
 from holdfast.engine import chunks, compat
 from holdfast.engine.client import EngineProxy
+from holdfast.engine.rendering import render_short_prompts_at_once
 from holdfast.engine.wrong_bodies import refuse_wrong_bodies
 
 FREQUENT_PATHS = frozenset(
@@ -31,6 +32,9 @@ async def openai_app(
     chunks.write_text_directly()
     tasks = await proxy.get_supported_tasks()
     compat.accept_nulls()
+    render_short_prompts_at_once(
+        proxy.renderer, trusts_templates=arguments.trust_request_chat_template
+    )
     app = build_app(arguments, tasks, proxy.model_config)
     refuse_wrong_bodies(app)
     with_frequent_first(app.router.routes)

@@ -1,0 +1,83 @@
+"""Short prompts are rendered where they come in: two hand-overs to a thread cost more than they do.
+
+vLLM hands each chat to a thread twice, for its template and for its tokens (`BaseRenderer`, 0.32).
+Under load the thread has to wait for the interpreter each time, for up to a switch interval, and
+the loop for it: a tenth of the time to the first token at 16 clients. What could keep the loop
+for long is handed over as before: long prompts, many at once, templates and values of a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.renderers import hf
+
+LONGEST_CHARACTERS = 2048
+"""Of one prompt, or of one chat: tokenized in a millisecond, or three of rare characters."""
+MOST_MESSAGES = 16
+CHARACTERS_A_TURN = 8 * LONGEST_CHARACTERS
+"""Of all that is rendered within one turn of the loop."""
+
+_MARK = "holdfast_turn"
+
+
+def render_short_prompts_at_once(renderer: Any, *, trusts_templates: bool) -> None:
+    """Have a renderer of Hugging Face tokenizers do so; calling it again changes nothing.
+
+    Its tokenizer lends each thread a copy, so that the loop may be one of them.
+    `trusts_templates` says that a client may send a template, which nothing bounds.
+    """
+    if not isinstance(renderer, hf.HfRenderer) or hasattr(renderer, _MARK):
+        return
+    turn = _Turn()
+    setattr(renderer, _MARK, turn)
+    tokenize_elsewhere = renderer._tokenize_prompt_async  # noqa: SLF001 - there is no other way in
+    apply_elsewhere = renderer._apply_chat_template_async  # noqa: SLF001 - as above
+
+    async def tokenize(prompt: Any, parameters: Any) -> Any:
+        if turn.takes(len(prompt["prompt"])):
+            return renderer._tokenize_prompt(prompt, parameters)  # noqa: SLF001 - as above
+        return await tokenize_elsewhere(prompt, parameters)
+
+    async def apply(model: Any, tokenizer: Any, conversation: Any, **options: Any) -> Any:
+        if _are_plain(options) and turn.takes(_characters(conversation)):
+            return hf.safe_apply_chat_template(model, tokenizer, conversation, **options)
+        return await apply_elsewhere(model, tokenizer, conversation, **options)
+
+    renderer._tokenize_prompt_async = tokenize  # noqa: SLF001 - as above
+    if not trusts_templates:
+        renderer._apply_chat_template_async = apply  # noqa: SLF001 - as above
+
+
+class _Turn:
+    """What was rendered since the loop last looked at anything else."""
+
+    def __init__(self) -> None:
+        self._characters = 0
+
+    def takes(self, characters: int) -> bool:
+        """Whether so many more may be rendered now; then they count."""
+        if characters > LONGEST_CHARACTERS or self._characters > CHARACTERS_A_TURN:
+            return False
+        if not self._characters:
+            asyncio.get_running_loop().call_soon(self._begin)
+        self._characters += characters or 1
+        return True
+
+    def _begin(self) -> None:
+        self._characters = 0
+
+
+def _are_plain(options: Mapping[str, Any]) -> bool:
+    """Whether no template can be kept busy by a value: no tools, no documents, no number."""
+    return all(value is None or isinstance(value, bool | str) for value in options.values())
+
+
+def _characters(conversation: Sequence[Mapping[str, Any]]) -> int:
+    """The text of all messages; more than is taken, where it is not text alone, or many."""
+    contents: list[Any] = [message.get("content") for message in conversation]
+    if len(contents) > MOST_MESSAGES or not all(isinstance(one, str) for one in contents):
+        return LONGEST_CHARACTERS + 1
+    return sum(map(len, contents))

@@ -1,0 +1,131 @@
+"""What is rendered on the loop, and what vLLM's renderer hands to its thread as ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+from vllm.renderers import renderer_from_config
+from vllm.renderers.params import ChatParams, TokenizeParams
+
+from holdfast.demo.files import ensure_demo_model
+from holdfast.engine.rendering import (
+    CHARACTERS_A_TURN,
+    LONGEST_CHARACTERS,
+    MOST_MESSAGES,
+    render_short_prompts_at_once,
+)
+
+Value = TypeVar("Value")
+LONG = "x" * (LONGEST_CHARACTERS + 1)
+HANDED_OVER: list[Any] = []
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A renderer as vLLM makes it."""
+    model = ensure_demo_model(tmp_path_factory.mktemp("models"))
+    config = EngineArgs(model=str(model)).create_engine_config()
+    return renderer_from_config(config)
+
+
+@pytest.fixture(scope="module")
+def renderer(stock: Any) -> Any:
+    """One that renders short prompts at once, and notes what it hands to its thread."""
+    made = renderer_from_config(stock.config)
+    submit = made._executor.submit
+
+    def noted(function: Any, *arguments: Any) -> Any:
+        HANDED_OVER.append(function)
+        return submit(function, *arguments)
+
+    made._executor.submit = noted
+    render_short_prompts_at_once(made, trusts_templates=False)
+    render_short_prompts_at_once(made, trusts_templates=False)
+    return made
+
+
+def run(work: Coroutine[Any, Any, Value]) -> tuple[Value, int]:
+    """Its result, and how often the thread was needed for it."""
+    HANDED_OVER.clear()
+    result = asyncio.run(work)
+    return result, len(HANDED_OVER)
+
+
+async def tokens(renderer: Any, *prompts: str) -> list[list[int]]:
+    """Of all prompts, which come together."""
+    given = [{"prompt": prompt} for prompt in prompts]
+    rendered = await renderer.tokenize_prompts_async(given, TokenizeParams(max_total_tokens=None))
+    return [list(one["prompt_token_ids"]) for one in rendered]
+
+
+async def chat(renderer: Any, messages: list[Any], **options: Any) -> str:
+    """The text that a template makes of a conversation."""
+    parameters = ChatParams(chat_template_kwargs={"tokenize": False, **options})
+    _, prompt = await renderer.render_messages_async(messages, parameters)
+    return str(prompt["prompt"])
+
+
+@pytest.mark.parametrize(("prompt", "handed_over"), [("hold fast", 0), ("", 0), (LONG, 1)])
+def test_only_a_long_prompt_is_handed_over(
+    renderer: Any, stock: Any, prompt: str, handed_over: int
+) -> None:
+    """And the tokens are those of the renderer as it was."""
+    expected = asyncio.run(tokens(stock, prompt))
+    assert run(tokens(renderer, prompt)) == (expected, handed_over)
+
+
+def test_of_many_at_once_the_rest_is_handed_over(renderer: Any, stock: Any) -> None:
+    """The loop is kept for no longer than a few of the longest take."""
+    prompts = ["y" * LONGEST_CHARACTERS] * 40
+    found, handed_over = run(tokens(renderer, *prompts))
+    assert found == asyncio.run(tokens(stock, *prompts))
+    assert handed_over == 40 - CHARACTERS_A_TURN // LONGEST_CHARACTERS - 1
+
+
+def test_the_next_turn_begins_anew(renderer: Any) -> None:
+    """Prompts that come one after the other are all short."""
+
+    async def in_turn() -> None:
+        for _ in range(40):
+            await tokens(renderer, "y" * LONGEST_CHARACTERS)
+            await asyncio.sleep(0)
+
+    assert run(in_turn())[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "handed_over"),
+    [
+        ([{"role": "user", "content": "hold"}], {}, 0),
+        ([{"role": "user", "content": "hold"}], {"enable_thinking": True}, 0),
+        ([{"role": "user", "content": LONG}], {}, 1),
+        ([{"role": "user", "content": "hold"}] * (MOST_MESSAGES + 1), {}, 1),
+        ([{"role": "user", "content": "hold"}], {"documents": [{"text": "a"}]}, 1),
+        ([{"role": "user", "content": "hold"}], {"rounds": 10**9}, 1),
+    ],
+)
+def test_only_a_plain_chat_is_not_handed_over(
+    renderer: Any, stock: Any, messages: list[Any], options: dict[str, Any], handed_over: int
+) -> None:
+    """Whatever a template could be kept busy with goes to the thread, which vLLM gives up."""
+    expected = asyncio.run(chat(stock, messages, **options))
+    assert run(chat(renderer, messages, **options)) == (expected, handed_over)
+
+
+def test_where_clients_send_templates_all_are_handed_over(stock: Any) -> None:
+    """Nothing bounds what a template of theirs does."""
+    made = renderer_from_config(stock.config)
+    as_it_was = made._apply_chat_template_async
+    render_short_prompts_at_once(made, trusts_templates=True)
+    assert made._apply_chat_template_async is as_it_was
+
+
+def test_a_renderer_of_another_kind_stays_as_it_is() -> None:
+    """Its tokenizer may not be used by two threads."""
+    other = object()
+    render_short_prompts_at_once(other, trusts_templates=False)
+    assert not hasattr(other, "_tokenize_prompt_async")
