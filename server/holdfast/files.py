@@ -1,10 +1,22 @@
-"""Small files that outlive a crash: what is kept between two starts."""
+"""Small files: what is kept between two starts, and outlives a crash, and what is looked for."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
+
+
+def ending_with(suffix: str, directory: Path) -> list[Path]:
+    """The files of a directory with such a name, in no order; none where there is no directory.
+
+    As `Path.glob`, at a tenth of its cost: some are looked for several times a second.
+    """
+    try:
+        names = os.listdir(directory)  # noqa: PTH208 - a Path for each name is what it spares
+    except FileNotFoundError:
+        return []
+    return [directory / name for name in names if name.endswith(suffix)]
 
 
 def write_whole(path: Path, text: str) -> None:

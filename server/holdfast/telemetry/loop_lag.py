@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_SECONDS = 0.1
+INTERVAL_SECONDS = 0.2
 WINDOW_SECONDS = 60.0
 BLOCKED_SECONDS = 0.25
 """A longer delay is worth a warning once the server is up."""

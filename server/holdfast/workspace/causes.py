@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from holdfast.files import ending_with
+
 _SUFFIX = ".cause"
 
 
@@ -122,7 +124,7 @@ def note_termination(directory: Path) -> None:
 
 def was_terminated(directory: Path) -> bool:
     """Whether a process of the generation was asked to end."""
-    return any(directory.glob(f"*{_TERMINATED_SUFFIX}"))
+    return bool(ending_with(_TERMINATED_SUFFIX, directory))
 
 
 def without_tracebacks(is_quiet: Callable[[], bool]) -> None:
@@ -138,7 +140,7 @@ def _print_nothing(*_: object, **__: object) -> None:
 def read_causes(directory: Path) -> tuple[Cause, ...]:
     """What the processes of a generation left behind, oldest first; half-written lines left out."""
     found: list[Cause] = []
-    for path in directory.glob(f"*{_SUFFIX}"):
+    for path in ending_with(_SUFFIX, directory):
         for line in path.read_text(errors="replace").splitlines():
             try:
                 found.append(Cause(**json.loads(line)))

@@ -7,6 +7,7 @@ import os
 import struct
 from pathlib import Path
 
+from holdfast.files import ending_with
 from holdfast.records import (
     GROWTH_PHASES,
     MEMORY_KINDS,
@@ -92,7 +93,7 @@ def _part(descriptor: int, offset: int, kind: type[ctypes.Structure]) -> bytes:
 
 def read_all(directory: Path, *, with_steps: bool = True) -> tuple[RankStats, ...]:
     """The records of every rank that has written one, ordered by engine and rank."""
-    found = (read_stats(path, with_steps=with_steps) for path in directory.glob("*.stats"))
+    found = (read_stats(path, with_steps=with_steps) for path in ending_with(".stats", directory))
     return tuple(sorted((s for s in found if s), key=lambda s: (s.engine, s.rank)))
 
 
