@@ -17,7 +17,7 @@ LEAST_BODY_RATE_BYTES = 1024
 """A second; a body that comes more slowly holds a connection for nothing."""
 MOST_LINGER_SECONDS = 10.0
 """After a last answer, for a client that goes on sending."""
-DISCARD_INTERVAL_SECONDS = 0.002
+DISCARD_INTERVAL_SECONDS = 0.01
 """Between two reads of what is thrown away, so that a flood of it takes nobody's turn."""
 _HEADER_FRAME_BYTES = 4
 """Colon, space and the line's end."""
