@@ -61,7 +61,6 @@ class Life:
     quiet_processor_seconds: float | None
     """None where it was not waited for."""
     first_request_ratio: float
-    unscraped: Result
     scraped: Result
     scrape_seconds: Sequence[float]
     ping_seconds: Sequence[float]
@@ -83,9 +82,10 @@ def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, number: int)
         start = startup.until_ready(server)
         ready_memory_mib = server.resident_mib()
         quiet, first_request_ratio = _first_requests(server, plan, seed, is_quiet=is_quiet)
-        unscraped = _load(server, client, plan, seed)
         with _scraped(server) as (ping_seconds, scrape_seconds):
-            scraped = _load(server, client, plan, seed + 1)
+            scraped = client.run(
+                server.url, clients=SCRAPED_CLIENTS, requests=plan.scraped_requests, seed=seed
+            )
         scrape_processor_seconds = _scrape_processor_seconds(server)
         config = server.resolved_config() if is_first else {}
         return Life(
@@ -93,19 +93,12 @@ def lived(bench: Bench, side: str, client: BenchClient, plan: Plan, number: int)
             ready_memory_mib,
             quiet,
             first_request_ratio,
-            unscraped,
             scraped,
             scrape_seconds,
             ping_seconds,
             scrape_processor_seconds,
             config,
         )
-
-
-def _load(server: Server, client: BenchClient, plan: Plan, seed: int) -> Result:
-    return client.run(
-        server.url, clients=SCRAPED_CLIENTS, requests=plan.scraped_requests, seed=seed
-    )
 
 
 def _first_requests(
@@ -195,10 +188,6 @@ def measures(found: Sequence[Pair]) -> Iterator[pairs.Measure]:
     )
 
 
-def _kept_throughput(life: Life) -> float:
-    return float(life.scraped["output_throughput"]) / float(life.unscraped["output_throughput"])
-
-
 def _beyond_ping(life: Life) -> list[float]:
     pairs_of = zip(life.scrape_seconds, life.ping_seconds, strict=True)
     return [scrape - ping for scrape, ping in pairs_of]
@@ -224,7 +213,6 @@ _ROWS: Sequence[Row] = (
         "",
     ),
     ("CPU of one scrape, ms", lambda life: life.scrape_processor_seconds * 1e3, 1, ""),
-    ("tok/s with a scrape a second / without", _kept_throughput, 3, ""),
     (
         "CPU seconds in the 30 s after READY",
         lambda life: life.quiet_processor_seconds,
