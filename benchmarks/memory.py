@@ -162,7 +162,7 @@ def _resident_mib() -> float:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    pairs.add_options(parser, pairs=2)
+    pairs.add_options(parser, pairs=1)
     parser.add_argument("--held", action="store_true", help="only what is held")
     parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
     return pairs.parsed(parser)

@@ -30,7 +30,7 @@ from clients import BenchClient, Result
 from sides import Bench, Server
 
 QUIET_SECONDS = 30.0
-QUIET_PAIRS = 2
+QUIET_PAIRS = 1
 """It spreads little, and half a minute of it in each pair would be a fifth of the benchmark."""
 FIRST_REQUESTS = 100
 SCRAPED_CLIENTS = 64

@@ -1,6 +1,6 @@
 """How much does it answer, and how soon? Streaming chats at 1, 16 and 64 clients.
 
-    python benchmarks/streams.py               the demo model, thirty pairs of bursts
+    python benchmarks/streams.py               the demo model, twenty pairs of bursts
     python benchmarks/streams.py --plugin      also `vllm serve` with our plugin alone
     python benchmarks/streams.py --json -- MODEL --max-model-len 4096
 
@@ -23,7 +23,7 @@ from clients import BenchClient
 LOADS = {1: 8, 16: 64, 64: 128}
 """Requests of a burst by clients."""
 QUICK_LOADS = {1: 2, 16: 16, 64: 64}
-BURSTS = 30
+BURSTS = 20
 MOST_CLIENTS = max(LOADS)
 
 
