@@ -44,11 +44,7 @@ def test_a_process_goes_on_with_what_can_be_set_later(
 
 def test_what_a_worker_was_started_with_is_known_at_the_next_start(tmp_path: Path) -> None:
     """It is read from the process itself, and only what native libraries read is kept."""
-    with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=BOUND | {"SECRET": "s"}
-    ) as worker:
-        NativeVariables(tmp_path, ARGUMENTS).remember(worker.pid)
-        worker.communicate(b"\n", timeout=20)
+    _keep(tmp_path, ARGUMENTS, BOUND | {"SECRET": "s"})
     assert NativeVariables(tmp_path, ARGUMENTS).known == BOUND
     assert NativeVariables(None, ARGUMENTS).known == {}
 
