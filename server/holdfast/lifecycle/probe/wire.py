@@ -271,10 +271,23 @@ async def stream(client: httpx.AsyncClient, message: Message) -> AsyncIterator[S
             text = (await response.aread()).decode("utf-8", "replace")
             raise ProbeFailedError(refusal(message, response.status_code, text))
         # Kept here: an iterator of lines that is collected closes the response.
-        events = Stream(message, response.aiter_lines())
+        events = Stream(message, _lines(response.aiter_bytes()))
         yield events
     finally:
         await response.aclose()
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """The lines of a stream, which end where server-sent events say that they do.
+
+    httpx ends a line at U+0085, U+2028 and other characters too, which JSON may hold as they are:
+    https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+    """
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", "replace")
 
 
 def _broken(message: Message, error: httpx.HTTPError) -> str:
