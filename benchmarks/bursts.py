@@ -7,7 +7,8 @@ alternate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ from sides import Bench, Server
 
 Pair = dict[str, dict[int, Result]]
 """By side, then by clients."""
+LOOK_SECONDS = 0.2
+MOST_LOOKS = 15
+IDLE_SHARE = 0.2
+"""Of one core, which servers that nobody asks for anything do not reach together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,25 @@ def _pair(
         # No two bursts have the same prompts but those of a pair.
         seed = 1000 * (number + 1) + clients
         for side in pairs.ordered(number, tuple(servers)):
+            _settle(servers.values())
             results[side][clients] = _burst(
                 servers[side], client, clients=clients, requests=requests, seed=seed
             )
     return results
+
+
+def _settle(servers: Collection[Server]) -> None:
+    """Wait until they are at rest: vLLM's processes spin for a second after their last request.
+
+    The next burst would share its cores with that.
+    """
+    spent = _spent_seconds(servers)
+    for _ in range(MOST_LOOKS):
+        time.sleep(LOOK_SECONDS)
+        before, spent = spent, _spent_seconds(servers)
+        if spent - before < IDLE_SHARE * LOOK_SECONDS:
+            return
+
+
+def _spent_seconds(servers: Collection[Server]) -> float:
+    return sum(server.processor_seconds() for server in servers)

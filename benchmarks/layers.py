@@ -4,13 +4,14 @@
     python benchmarks/layers.py --json
 
 Two servers are up, and take turns with the same load: 64 clients, streaming chats of 64 tokens in
-and 64 out.
+and 64 out. The line that is logged of each request is one of the layers.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import bursts
@@ -41,7 +42,7 @@ def main() -> None:
     sides.end_on_sigterm()
     loads = {CLIENTS: QUICK_REQUESTS if arguments.quick else REQUESTS}
     with tempfile.TemporaryDirectory(prefix="holdfast-layers-") as directory:
-        bench = sides.bench_of((), Path(directory))
+        bench = replace(sides.bench_of((), Path(directory)), has_access_log=True)
         with BenchClient(bench.model) as client:
             found = bursts.found(bench, client, loads, arguments.pairs, SIDES)
     measures = [row.measure(found, SIDES) for row in ROWS]

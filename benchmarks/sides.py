@@ -28,7 +28,8 @@ STOP_SECONDS = 60.0
 KILL_SECONDS = 10.0
 START_SECONDS = 600.0
 DEMO_FLAGS = ("--kv-cache-memory-bytes", "256M")
-FLAGS_OF_BOTH = ("--host", "127.0.0.1", "--disable-uvicorn-access-log")
+FLAGS_OF_BOTH = ("--host", "127.0.0.1")
+QUIET_FLAGS = ("--disable-uvicorn-access-log",)
 PLUGIN_SIDE = "vllm serve, our plugin"
 """vLLM's front end over an engine with Holdfast's plugin: it tells what each of the two costs."""
 UNLAYERED_SIDE = "no layers"
@@ -140,17 +141,21 @@ class Bench:
     directory: Path
     """Removed afterwards: learned state, logs and vLLM's second name."""
     deadline_seconds: float = START_SECONDS
+    has_access_log: bool = False
+    """Whether each request is written to the log; Holdfast has its own line for it."""
 
     @contextmanager
     def started(self, side: str) -> Iterator[Server]:
         """A server that was just started; when left, it and all it made are gone."""
         port = _free_port()
         program = _COMMANDS.get(side, _VLLM_COMMAND)
-        command = (sys.executable, *program, "serve", self.model, *self.flags)
+        command = [sys.executable, *program, "serve", self.model, *self.flags, *FLAGS_OF_BOTH]
+        if not self.has_access_log:
+            command += QUIET_FLAGS
         with (self.directory / f"{side.replace(' ', '-')}.log").open("w+") as log:
             began_seconds = time.monotonic()
             process = subprocess.Popen(
-                [*command, *FLAGS_OF_BOTH, "--port", str(port)],
+                [*command, "--port", str(port)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
