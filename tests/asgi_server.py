@@ -23,7 +23,12 @@ async def serving(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
         listener.listen()
         port = listener.getsockname()[1]
         config = uvicorn.Config(
-            app, lifespan="on", log_config=None, ws="websockets-sansio", timeout_graceful_shutdown=5
+            app,
+            interface="asgi3",  # which uvicorn takes no plain function for by itself
+            lifespan="on",
+            log_config=None,
+            ws="websockets-sansio",
+            timeout_graceful_shutdown=5,
         )
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

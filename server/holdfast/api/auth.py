@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -105,15 +105,19 @@ class KeyCheck:
         self._is_probe = is_probe
         self._root_path = root_path.rstrip("/")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let through, or answer 401, 403 or 404 (close a WebSocket with 1008)."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Let through, or answer 401, 403 or 404 (close a WebSocket with 1008).
+
+        A plain function: each coroutine on the way is gone through anew for each chunk.
+        """
         if scope["type"] not in {"http", "websocket"}:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         refusal = self._refusal(scope)
         if refusal is None:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
+        return self._refuse(refusal, scope, receive, send)
+
+    async def _refuse(self, refusal: _Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         if refusal.reason is not None:
             self._refusals.count(refusal.reason)
         if scope["type"] == "websocket":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from operator import attrgetter
 
 from starlette.responses import Response
@@ -30,17 +30,17 @@ class EngineApp:
         """Send what the gate lets in to `app` from now on; what runs in another goes on there."""
         self._inner = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as it does; the gate is closed until there is one."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer as it does; the gate is closed until there is one.
+
+        A plain function: each coroutine on the way is gone through anew for each chunk.
+        """
         if self._inner is None:
             raise RuntimeError("The gate was opened before an application was attached.")
         tracked = tracked_request()
         tracked.entered_seconds = time.monotonic()
-        try:
-            await self._inner(scope, receive, send)
-        finally:
-            # Set by the router, for a path with parameters in it.
-            tracked.route = getattr(scope.get("route"), "path", "")
+        tracked.engine_scope = scope
+        return self._inner(scope, receive, send)
 
 
 class FrontDoor:
@@ -58,19 +58,17 @@ class FrontDoor:
         self._root_path = root_path.rstrip("/")
         self._behind = behind
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer from our own routes, or by what is behind them."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer from our own routes, or by what is behind them. A plain function, as above."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
-            return
+            return _live(receive, send)
         route, match, ours = self._own(scope)
         if route is None:
-            await self._behind(scope, receive, send)
-        elif match is Match.PARTIAL and isinstance(route, Route):
-            await _not_allowed(route)(scope, receive, send)
-        else:
-            tracked_request().route = getattr(route, "path", "")
-            await route.handle(ours, receive, send)
+            return self._behind(scope, receive, send)
+        if match is Match.PARTIAL and isinstance(route, Route):
+            return _not_allowed(route)(scope, receive, send)
+        tracked_request().route = getattr(route, "path", "")
+        return route.handle(ours, receive, send)
 
     def _own(self, scope: Scope) -> tuple[BaseRoute | None, Match, Scope]:
         """Our route for a request, how it matches, and the scope for it."""

@@ -47,21 +47,22 @@ class Gate:
         self._admission = admission
         self._root_path = root_path.rstrip("/")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let in, hold until it may go on, or answer 429 or 503 (close a WebSocket with 1013)."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Let in, hold until it may go on, or answer 429 or 503 (close a WebSocket with 1013).
+
+        A plain function: each coroutine on the way is gone through anew for each chunk.
+        """
         if scope["type"] not in {"http", "websocket"}:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         scope, is_probe = self._without_probe_header(scope)
         tracked = tracked_request()
         tracked.is_probe = is_probe
         if not is_probe:
-            await self._line_up(scope, receive, send, tracked)
-        elif self._admission.is_open(is_probe=True):
-            await self._app(scope, receive, send)
-        else:
-            view = self._admission.view
-            await _turn_away(_not_ready(view), view.state, scope, receive, send)
+            return self._line_up(scope, receive, send, tracked)
+        if self._admission.is_open(is_probe=True):
+            return self._app(scope, receive, send)
+        view = self._admission.view
+        return _turn_away(_not_ready(view), view.state, scope, receive, send)
 
     async def _line_up(self, scope: Scope, receive: Receive, send: Send, tracked: Tracked) -> None:
         needs_place = asks_for_work(scope, self._root_path)

@@ -48,18 +48,19 @@ class Limits:
         self._refusals = refusals
         self._is_probe = is_probe
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as `app` does, or refuse."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer as `app` does, or refuse.
+
+        A plain function: each coroutine on the way is gone through anew for each chunk.
+        """
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         depth = JsonDepth(self._max_json_depth) if _may_be_json(scope) else None
         exchange = _Exchange(scope, receive, send, depth, self._refusals)
         # The probe has one deadline over everything, and what it proves is no user's time.
         if self._timeout_seconds and not self._is_probe(scope):
-            await self._run_in_time(exchange)
-        else:
-            await self._app(scope, exchange.receive, exchange.send)
+            return self._run_in_time(exchange)
+        return self._app(scope, exchange.receive, exchange.send)
 
     async def _run_in_time(self, exchange: _Exchange) -> None:
         try:
@@ -94,6 +95,8 @@ class _Exchange:
         self._is_over = False
         self._has_started = False
         self._is_stream = False
+        self._is_passed_on = False
+        """Whether nothing that is still to come can be held or cut off here."""
         self._held: Message | None = None
         self._held_body = b""
         self._unpaced_bytes = 0
@@ -119,6 +122,8 @@ class _Exchange:
 
         A plain function: it is called for each chunk.
         """
+        if self._is_passed_on:
+            return self._send(message)
         deadline = self.deadline
         if self._is_over or (deadline is not None and deadline.expired()):
             return _nothing()
@@ -158,6 +163,7 @@ class _Exchange:
     def _pass(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self._has_started = True
+            self._is_passed_on = self.deadline is None
             self._is_stream = any(
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream")
                 for name, value in message.get("headers", ())
@@ -208,7 +214,7 @@ class _Exchange:
 
     async def _refuse(self, error: RefusedError) -> None:
         self._refusals.count(error.reason)
-        self._is_over = True
+        self._is_over, self._is_passed_on = True, False
         if not self._has_started:
             response = openai_error(
                 error.cause,

@@ -162,7 +162,12 @@ class _Exchange:
         """Pass a message on to the server."""
         kind = message["type"]
         if kind == "http.response.body":
-            self._note_body(message)
+            body = message.get("body", b"")
+            if body and self.first_byte_seconds is None:
+                self._note_first(body)
+            self.body_bytes += len(body)
+            if not message.get("more_body", False):
+                self.is_complete = True
         elif kind in {"http.response.start", "websocket.http.response.start"}:
             self.status = self.status or message["status"]
             message = self._named(message)
@@ -179,15 +184,10 @@ class _Exchange:
             self.close_code = message.get("code", 1000)
         return self._send(message)
 
-    def _note_body(self, message: Message) -> None:
-        if body := message.get("body", b""):
-            if self.first_byte_seconds is None:
-                self.first_byte_seconds = time.monotonic() - self.arrived_seconds
-                if self.status >= HTTPStatus.BAD_REQUEST and not self.tracked.error:
-                    self.tracked.error = _error_type(body)
-            self.body_bytes += len(body)
-        if not message.get("more_body", False):
-            self.is_complete = True
+    def _note_first(self, body: bytes) -> None:
+        self.first_byte_seconds = time.monotonic() - self.arrived_seconds
+        if self.status >= HTTPStatus.BAD_REQUEST and not self.tracked.error:
+            self.tracked.error = _error_type(body)
 
     def _named(self, message: Message) -> Message:
         """With our name of the request in place of any other."""
@@ -250,8 +250,10 @@ def _facts(scope: Scope, exchange: _Exchange) -> dict[str, Any]:
 
 def _route(scope: Scope, tracked: Tracked) -> str:
     """The route with its parameters left open, or the path, where nothing can be forged by it."""
-    if "{" in tracked.route:
-        return tracked.route
+    engine_route = (tracked.engine_scope or {}).get("route")
+    template: str = tracked.route or getattr(engine_route, "path", "")
+    if "{" in template:
+        return template
     path: str = scope["path"]
     shown = quote(path[:_ROUTE_CHARACTERS], safe="/:@!$&'()*+,;=~", errors="replace")
     return shown if len(path) <= _ROUTE_CHARACTERS else f"{shown}..."

@@ -7,10 +7,11 @@ the context of the task.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -30,7 +31,9 @@ class Tracked:
     error: str = ""
     """Why it was refused or lost, in one word; empty while nobody knows of a reason."""
     route: str = ""
-    """The path of the route that answers it, with its parameters left open; empty if unknown."""
+    """The path of our route that answers it, with its parameters left open; empty if none does."""
+    engine_scope: Mapping[str, Any] | None = None
+    """What vLLM's application was given, whose router leaves its route there."""
     entered_seconds: float | None = None
     """When vLLM's application got it, by `time.monotonic()`; None while it did not."""
     engine_request_id: str = ""
