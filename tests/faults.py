@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from servers import SMALL, Server, descendants
 
 MIB = 1024 * 1024
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
+GENERATION = re.compile(r"(?:sem\.)?(hf[a-z2-7]{7})")
+"""See `holdfast.workspace.shared_names`."""
 FLAGS = (
     *SMALL,
     "--dtype=float32",
@@ -135,9 +138,15 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
 
 
 def left_in_shared_memory() -> set[Path]:
-    """What lies there and no process has mapped; a neighbour maps what it uses."""
+    """What lies there of engines that have ended; one that runs has mapped something of its own."""
     mapped = "".join(_maps(process) for process in psutil.process_iter())
-    return {path for path in SHARED_MEMORY.iterdir() if str(path) not in mapped}
+    return {path for path in SHARED_MEMORY.iterdir() if _mark(path) not in mapped}
+
+
+def _mark(path: Path) -> str:
+    """What all names of one engine have in common; of others the whole name."""
+    found = GENERATION.match(path.name)
+    return found[1] if found else str(path)
 
 
 def _maps(process: psutil.Process) -> str:

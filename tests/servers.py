@@ -223,11 +223,16 @@ def running(
             _NATIVE[LAST_NAME] = native.read_bytes()
 
 
-def free_port() -> int:
-    """A port that was free a moment ago, for a server that does not say which one it took."""
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port for a server that does not say which one it took; nobody is given it meanwhile.
+
+    Two sockets may be bound to one port where both set SO_REUSEADDR, as servers do, one listens.
+    """
     with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+        yield int(sock.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lock_shim
-from servers import SMALL, Server, free_port, running
+from servers import SMALL, Server, reserved_port, running
 
 pytestmark = pytest.mark.engine
 
@@ -24,15 +24,18 @@ def test_long_prompt_kills_stock_vllm_and_is_answered_by_holdfast(
     environment = lock_shim.install(tmp_path / "shim")
     model = str(silent_demo)
     flags = (*SMALL, "--served-model-name=demo")
-    with running(
-        tmp_path / "stock",
-        "--model",
-        model,
-        *flags,
-        environment=environment,
-        command=STOCK,
-        port=free_port(),
-    ) as stock:
+    with (
+        reserved_port() as port,
+        running(
+            tmp_path / "stock",
+            "--model",
+            model,
+            *flags,
+            environment=environment,
+            command=STOCK,
+            port=port,
+        ) as stock,
+    ):
         stock.until(lambda: stock.is_healthy, "stock vLLM")
         assert stock.completion("short").status_code == 200
         assert stock.is_healthy
