@@ -11,9 +11,10 @@ cost a fifth of the output of one client, so that only the pauses become cheaper
 
 from __future__ import annotations
 
-SPIN_SECONDS = 0.1
-"""Far above an engine step of most models, and above the millisecond within which libzmq may drop a
-notification that follows another: nothing that is sent to one who sleeps comes that soon."""
+SPIN_SECONDS = 0.5
+"""Far above an engine step, and what is asked at once after READY finds them awake. Far above the
+millisecond, too, within which libzmq may drop a notification that follows another.
+"""
 
 
 def spin_less() -> None:
