@@ -27,7 +27,7 @@ from holdfast.workspace.stats import read_all
 from holdfast.workspace.suspects import read_suspects
 
 DOUBT_SECONDS = 0.5
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.4
 RECENT_SECONDS = 5.0
 """An exception that was logged earlier than this before a death is another matter."""
 SETTLE_SECONDS = 0.05

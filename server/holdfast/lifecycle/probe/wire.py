@@ -278,7 +278,7 @@ async def stream(client: httpx.AsyncClient, message: Message) -> AsyncIterator[S
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """The lines of a stream, which end where server-sent events say that they do.
+    """The lines of a stream of server-sent events, which vLLM ends with a line feed each.
 
     httpx ends a line at U+0085, U+2028 and other characters too, which JSON may hold as they are:
     https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
