@@ -11,19 +11,23 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
+from holdfast.api.request_log import RequestLog
+
 DEADLINE_SECONDS = 20
 
 
 @asynccontextmanager
 async def serving(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of `app`; the server is gone when the context is left."""
+    """A client of `app`, within what makes the record of each request; the server ends with it."""
+    # As in the real server, where nothing runs outside of it.
+    tracking = app if isinstance(app, RequestLog) else RequestLog(app, is_on=False)
     # Named as TCP: asyncio sends answers without a delay of 40 ms only on sockets that say so.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
         config = uvicorn.Config(
-            app,
+            tracking,
             interface="asgi3",  # which uvicorn takes no plain function for by itself
             lifespan="on",
             log_config=None,

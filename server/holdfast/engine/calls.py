@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast.engine.call import Call, Dialect, Method
 from holdfast.engine.quarantine import Quarantine
-from holdfast.engine.tracked import REQUEST, Tracked
+from holdfast.engine.tracked import tracked_request
 from holdfast.errors import HoldfastError, NotReadyError, QuarantinedError, RequestLostError
 from holdfast.records import LOSS_REASONS, Death, LossReason, Suspect
 
@@ -162,7 +162,7 @@ class Calls:
 
     @contextmanager
     def _entered(self, method: Method, arguments: Mapping[str, Any]) -> Iterator[Call]:
-        tracked = REQUEST.get() or Tracked()
+        tracked = tracked_request()
         call = Call(method, arguments, tracked, self._dialect.is_replayable(arguments))
         if self._quarantine.has(arguments):
             raise self._lift(call, _quarantine_error(), "quarantined")

@@ -68,12 +68,9 @@ class Tracked:
 
 
 REQUEST: ContextVar[Tracked | None] = ContextVar("holdfast_request", default=None)
-"""The request that the running task serves; None outside of any."""
+"""The request that the running task serves; None outside of any. The request log sets it."""
 
 
 def tracked_request() -> Tracked:
-    """The record of the request that the running task serves, made now if there is none."""
-    if (tracked := REQUEST.get()) is None:
-        tracked = Tracked()
-        REQUEST.set(tracked)
-    return tracked
+    """The record of the request that the running task serves; outside of any, one nobody reads."""
+    return REQUEST.get() or Tracked()
