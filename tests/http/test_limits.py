@@ -25,9 +25,10 @@ from websockets.asyncio.client import connect
 
 from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.api.admission import PROBE_HEADER, Admission
+from holdfast.api.engine_answer import SHAPED_BYTES
 from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
-from holdfast.api.limits import PACE_BYTES, SHAPED_BYTES, Limits
+from holdfast.api.limits import PACE_BYTES, Limits
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.refusals import Refusals
 from inner_app import View

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from types import MappingProxyType
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.api.admission import (
     PROBE_HEADER_BYTES,
-    RETRY_AFTER_UNKNOWN_SECONDS,
     Admission,
     GateView,
     retry_after_seconds,
 )
+from holdfast.api.engine_answer import EngineAnswer
 from holdfast.api.line import Ticket
 from holdfast.api.replies import (
     SHOULD_RETRY_HEADER,
@@ -25,12 +25,10 @@ from holdfast.api.waiting import PatientReceive
 from holdfast.api.work import asks_for_work
 from holdfast.engine.tracked import Tracked, tracked_request
 from holdfast.errors import NotReadyError, OverloadedError
-from holdfast.lifecycle.states import State
 from holdfast.records import RefusalReason
 
 WEBSOCKET_TRY_AGAIN_LATER = 1013
 
-_DONE = b"data: [DONE]\n\n"
 _OVERLOADS = MappingProxyType[RefusalReason, str](
     {
         "overloaded": "The server has as many requests as it may: try again later.",
@@ -60,9 +58,14 @@ class Gate:
         if not is_probe:
             return self._line_up(scope, receive, send, tracked)
         if self._admission.is_open(is_probe=True):
-            return self._app(scope, receive, send)
-        view = self._admission.view
-        return _turn_away(_not_ready(view), view.state, scope, receive, send)
+            return self._let_in(scope, receive, send, tracked)
+        return self._turn_away(_not_ready(self._admission.view), scope, receive, send)
+
+    def _let_in(
+        self, scope: Scope, receive: Receive, send: Send, tracked: Tracked
+    ) -> Awaitable[None]:
+        answer = EngineAnswer(send, tracked, self._admission.count_refusal)
+        return self._app(scope, receive, answer.send)
 
     async def _line_up(self, scope: Scope, receive: Receive, send: Send, tracked: Tracked) -> None:
         needs_place = asks_for_work(scope, self._root_path)
@@ -73,7 +76,7 @@ class Gate:
                 if await patient.while_here(self._admission.until_settled(ticket)) is None:
                     return
             if ticket.standing == "called":
-                await self._app(scope, receive, _telling(send, tracked))
+                await self._let_in(scope, receive, send, tracked)
             else:
                 await self._refuse(ticket, scope, receive, send)
         finally:
@@ -81,7 +84,6 @@ class Gate:
 
     async def _refuse(self, ticket: Ticket, scope: Scope, receive: Receive, send: Send) -> None:
         self._admission.count_refusal(ticket.refusal)
-        view = self._admission.view
         error: NotReadyError | OverloadedError
         if ticket.refusal in _OVERLOADS:
             error = OverloadedError(
@@ -89,8 +91,28 @@ class Gate:
                 retry_after_seconds=self._admission.retry_after_seconds(),
             )
         else:
-            error = _not_ready(view)
-        await _turn_away(error, view.state, scope, receive, send)
+            error = _not_ready(self._admission.view)
+        await self._turn_away(error, scope, receive, send)
+
+    async def _turn_away(
+        self, error: NotReadyError | OverloadedError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if scope["type"] == "websocket":
+            reason = f"retry after {error.retry_after_seconds} s"
+            await close_websocket(receive, send, code=WEBSOCKET_TRY_AGAIN_LATER, reason=reason)
+            return
+        tracked_request().error = error.openai_type
+        response = openai_error(
+            error.cause,
+            kind=error.openai_type,
+            status=error.http_status,
+            headers={
+                "retry-after": str(error.retry_after_seconds),
+                SHOULD_RETRY_HEADER: "true",
+                STATE_HEADER: self._admission.view.state,
+            },
+        )
+        await response(scope, receive, send)
 
     def _without_probe_header(self, scope: Scope) -> tuple[Scope, bool]:
         """The scope as the inner app may see it, and whether the request is the probe's."""
@@ -101,51 +123,8 @@ class Gate:
         return {**scope, "headers": kept}, self._admission.is_probe(scope)
 
 
-def _telling(send: Send, tracked: Tracked) -> Send:
-    """Say what became of the request in ways that vLLM's layer does not."""
-
-    def tell(message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start":
-            message = _with_advice(message, tracked)
-        elif tracked.is_broken and message.get("body") == _DONE:
-            # vLLM ends a stream so even after an error, which clients take for a whole answer.
-            message = {**message, "body": b""}
-        return send(message)
-
-    return tell
-
-
-def _with_advice(message: Message, tracked: Tracked) -> Message:
-    if tracked.may_be_retried is None:
-        return message
-    advice = [(SHOULD_RETRY_HEADER.encode(), b"true" if tracked.may_be_retried else b"false")]
-    if tracked.may_be_retried:
-        advice.append((b"retry-after", str(RETRY_AFTER_UNKNOWN_SECONDS).encode()))
-    return {**message, "headers": [*message.get("headers", ()), *advice]}
-
-
 def _not_ready(view: GateView) -> NotReadyError:
     return NotReadyError(
         f"The server is {view.state}{f': {view.reason}' if view.reason else '.'}",
         retry_after_seconds=retry_after_seconds(view.eta_seconds),
     )
-
-
-async def _turn_away(
-    error: NotReadyError | OverloadedError, state: State, scope: Scope, receive: Receive, send: Send
-) -> None:
-    if scope["type"] == "websocket":
-        reason = f"retry after {error.retry_after_seconds} s"
-        await close_websocket(receive, send, code=WEBSOCKET_TRY_AGAIN_LATER, reason=reason)
-        return
-    response = openai_error(
-        error.cause,
-        kind=error.openai_type,
-        status=error.http_status,
-        headers={
-            "retry-after": str(error.retry_after_seconds),
-            SHOULD_RETRY_HEADER: "true",
-            STATE_HEADER: state,
-        },
-    )
-    await response(scope, receive, send)

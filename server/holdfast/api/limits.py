@@ -1,4 +1,4 @@
-"""What may a whole request ask? Depth of its JSON and time; and every error in OpenAI's form.
+"""What may a whole request ask? Depth of its JSON and time.
 
 What can be refused before a request is whole, `holdfast.connections` refuses.
 """
@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.error_shape import shaped
 from holdfast.api.json_depth import JsonDepth
 from holdfast.api.replies import SHOULD_RETRY_HEADER, openai_error
 from holdfast.engine.tracked import REQUEST
@@ -19,16 +18,12 @@ from holdfast.errors import RefusedError
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.refusals import Refusals
 
-SHAPED_BYTES = 64 * 1024
-"""A larger body of an error is passed on as it is."""
-
 PACE_BYTES = 256 * 1024
 """One read of a large body, after which others have their turn."""
 PACE_SECONDS = 0.001
 """The pause between two such reads; what comes over a network is slower anyway."""
 
 _GONE: Message = {"type": "http.disconnect"}
-_REWRITTEN = frozenset({b"content-length", b"content-type"})
 
 
 class Limits:
@@ -96,9 +91,7 @@ class _Exchange:
         self._has_started = False
         self._is_stream = False
         self._is_passed_on = False
-        """Whether nothing that is still to come can be held or cut off here."""
-        self._held: Message | None = None
-        self._held_body = b""
+        """Whether nothing that is still to come can be cut off here."""
         self._unpaced_bytes = 0
 
     async def receive(self) -> Message:
@@ -118,19 +111,11 @@ class _Exchange:
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass an answer on; that of an error when it is whole, in OpenAI's form.
-
-        A plain function: it is called for each chunk.
-        """
+        """Pass an answer on, until it is over. A plain function: it is called for each chunk."""
         if self._is_passed_on:
             return self._send(message)
         deadline = self.deadline
         if self._is_over or (deadline is not None and deadline.expired()):
-            return _nothing()
-        if self._held is not None:
-            return self._hold(self._held, message)
-        if message["type"] == "http.response.start" and message["status"] >= 400:
-            self._held = message
             return _nothing()
         return self._pass(message)
 
@@ -173,32 +158,6 @@ class _Exchange:
             self.deadline.reschedule(None)
         return self._send(message)
 
-    async def _hold(self, start: Message, message: Message) -> None:
-        if message["type"] != "http.response.body":
-            await self._pass(message)
-            return
-        self._held_body += message.get("body", b"")
-        has_more = message.get("more_body", False)
-        if has_more and len(self._held_body) <= SHAPED_BYTES:
-            return
-        body = self._held_body
-        self._held, self._held_body = None, b""
-        if not has_more and len(body) <= SHAPED_BYTES:
-            start, body = self._shape(start, body)
-        await self._pass(start)
-        await self._pass({"type": "http.response.body", "body": body, "more_body": has_more})
-
-    def _shape(self, start: Message, body: bytes) -> tuple[Message, bytes]:
-        status, content = shaped(start["status"], body)
-        if content is body:
-            return start, body
-        if status == 415:
-            self._refusals.count("unsupported_media_type")
-        headers = [pair for pair in start.get("headers", ()) if pair[0].lower() not in _REWRITTEN]
-        headers.append((b"content-type", b"application/json"))
-        headers.append((b"content-length", b"%d" % len(content)))
-        return {**start, "status": status, "headers": headers}, content
-
     def _fault(self, depth: JsonDepth, body: bytes) -> RefusedError | None:
         if depth.is_too_deep_with(body):
             return RefusedError(
@@ -226,7 +185,7 @@ class _Exchange:
 
 
 async def _nothing() -> None:
-    """What is sent of a message that goes nowhere, or not yet."""
+    """What is sent of a message that goes nowhere."""
 
 
 def _may_be_json(scope: Scope) -> bool:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import Receive, Send
 
 STATE_HEADER = "x-holdfast-state"
 SHOULD_RETRY_HEADER = "x-should-retry"
 
+BODIES = 64
+"""So many are kept: whoever is refused under load is refused in the same words."""
 
-def openai_error(
-    message: str, *, kind: str, status: int, headers: Mapping[str, str]
-) -> JSONResponse:
+
+def openai_error(message: str, *, kind: str, status: int, headers: Mapping[str, str]) -> Response:
     """An error as OpenAI's clients read it."""
+    body = _body(message, kind, status)
+    return Response(body, status_code=status, headers=headers, media_type="application/json")
+
+
+@lru_cache(BODIES)
+def _body(message: str, kind: str, status: int) -> bytes:
     error = {"message": message, "type": kind, "param": None, "code": status}
-    return JSONResponse({"error": error}, status_code=status, headers=headers)
+    return json.dumps({"error": error}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 async def close_websocket(receive: Receive, send: Send, *, code: int, reason: str) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Collection
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -30,9 +31,12 @@ CLIENT_LEFT = 499
 _HEADER = REQUEST_ID_HEADER.encode()
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 """No space, so that nobody can write into our line what looks like a field of it."""
+_OWN_ID_BYTES = 16
 _EXPECTED = frozenset({HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE})
 """What health checks and scrapes are answered, again and again."""
 _ROUTE_CHARACTERS = 128
+_QUOTED_PATHS = 256
+"""So many are kept, of which nearly all requests are for one or two."""
 _SHOWN_SECONDS = 0.001
 """Shorter times are left out of the line for people."""
 _ERROR_BODY_BYTES = 4096
@@ -99,10 +103,10 @@ class RequestLog:
         A request without the header may have a `request_id` in its body, which vLLM takes then.
         """
         if not given or not _REQUEST_ID.fullmatch(given[0]):
-            own = uuid.uuid4().hex
+            own = secrets.token_hex(_OWN_ID_BYTES)
             return own, own.encode() if given else b""
         is_taken = given[0] in self._inner_ids
-        inner = given[0] + b"-" + uuid.uuid4().hex[:8].encode() if is_taken else given[0]
+        inner = given[0] + b"-" + secrets.token_hex(4).encode() if is_taken else given[0]
         return given[0].decode("ascii"), inner
 
     def _write(self, scope: Scope, exchange: _Exchange) -> None:
@@ -255,8 +259,13 @@ def _route(scope: Scope, tracked: Tracked) -> str:
     if "{" in template:
         return template
     path: str = scope["path"]
-    shown = quote(path[:_ROUTE_CHARACTERS], safe="/:@!$&'()*+,;=~", errors="replace")
+    shown = _quoted(path[:_ROUTE_CHARACTERS])
     return shown if len(path) <= _ROUTE_CHARACTERS else f"{shown}..."
+
+
+@lru_cache(_QUOTED_PATHS)
+def _quoted(path: str) -> str:
+    return quote(path, safe="/:@!$&'()*+,;=~", errors="replace")
 
 
 def _waited_seconds(exchange: _Exchange) -> float | None:

@@ -1,0 +1,91 @@
+"""What vLLM's application answers, as our clients are to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Message, Send
+
+from holdfast.api.admission import RETRY_AFTER_UNKNOWN_SECONDS
+from holdfast.api.error_shape import shaped
+from holdfast.api.replies import SHOULD_RETRY_HEADER
+from holdfast.engine.tracked import Tracked
+from holdfast.records import RefusalReason
+
+SHAPED_BYTES = 64 * 1024
+"""A larger body of an error is passed on as it is."""
+
+_DONE = b"data: [DONE]\n\n"
+_REWRITTEN = frozenset({b"content-length", b"content-type"})
+
+
+class EngineAnswer:
+    """One answer on its way: errors in OpenAI's form, and what became of the request.
+
+    That is whether it may be sent again, and no clean end of a stream that has none. `send` is a
+    plain function: it is called for each chunk.
+    """
+
+    __slots__ = ("_count_refusal", "_held", "_held_body", "_send", "_tracked")
+
+    def __init__(
+        self, send: Send, tracked: Tracked, count_refusal: Callable[[RefusalReason], None]
+    ) -> None:
+        self._send = send
+        self._tracked = tracked
+        self._count_refusal = count_refusal
+        self._held: Message | None = None
+        self._held_body = b""
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass an answer on; that of an error when it is whole."""
+        if self._held is not None:
+            return self._hold(self._held, message)
+        if message["type"] == "http.response.start":
+            if message["status"] >= 400:
+                self._held = message
+                return _nothing()
+            message = _with_advice(message, self._tracked)
+        elif self._tracked.is_broken and message.get("body") == _DONE:
+            # vLLM ends a stream so even after an error, which clients take for a whole answer.
+            message = {**message, "body": b""}
+        return self._send(message)
+
+    async def _hold(self, start: Message, message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await self._send(message)
+            return
+        self._held_body += message.get("body", b"")
+        has_more = message.get("more_body", False)
+        if has_more and len(self._held_body) <= SHAPED_BYTES:
+            return
+        body = self._held_body
+        self._held, self._held_body = None, b""
+        if not has_more and len(body) <= SHAPED_BYTES:
+            start, body = self._shape(start, body)
+        await self._send(_with_advice(start, self._tracked))
+        await self._send({"type": "http.response.body", "body": body, "more_body": has_more})
+
+    def _shape(self, start: Message, body: bytes) -> tuple[Message, bytes]:
+        status, content = shaped(start["status"], body)
+        if content is body:
+            return start, body
+        if status == 415:
+            self._count_refusal("unsupported_media_type")
+        headers = [pair for pair in start.get("headers", ()) if pair[0].lower() not in _REWRITTEN]
+        headers.append((b"content-type", b"application/json"))
+        headers.append((b"content-length", b"%d" % len(content)))
+        return {**start, "status": status, "headers": headers}, content
+
+
+def _with_advice(message: Message, tracked: Tracked) -> Message:
+    if tracked.may_be_retried is None:
+        return message
+    advice = [(SHOULD_RETRY_HEADER.encode(), b"true" if tracked.may_be_retried else b"false")]
+    if tracked.may_be_retried:
+        advice.append((b"retry-after", str(RETRY_AFTER_UNKNOWN_SECONDS).encode()))
+    return {**message, "headers": [*message.get("headers", ()), *advice]}
+
+
+async def _nothing() -> None:
+    """What is sent of a message that is held."""
