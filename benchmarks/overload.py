@@ -1,11 +1,15 @@
 """What becomes of throughput and latency at three times the load that the server can take?
 
-    python benchmarks/overload.py                         the demo model, two rounds
-    python benchmarks/overload.py --rounds 5 --json -- MODEL --max-num-seqs 16
+    python benchmarks/overload.py                         the demo model, 25 rounds
+    python benchmarks/overload.py --pairs 5 --json -- MODEL --max-model-len 4096
 
-Each round is a closed loop with as many clients as there are places in the engine, which is peak
-load, and then an open loop at three times the rate that it reached: requests come when they come,
-and whoever gets 429 does not ask again. All else but an answer or a 429 is lost.
+One server, three loads that take turns. Peak load is a closed loop with as many clients as the
+server admits, in the engine and in line. Overload is an open loop at three times the rate that peak
+load reached: requests come when they come, and whoever gets 429 does not ask again. All else but an
+answer or a 429 is lost.
+
+Who asks three times as much takes more of the cores that serve. The third load tells how much that
+is: peak load, while the same client asks another server for the rest, which refuses all of it.
 """
 
 from __future__ import annotations
@@ -13,46 +17,55 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import IO
 from urllib.parse import urlsplit
 
-import httpx
+import uvloop
 
-from holdfast import __version__
+import pairs
+import sides
 from holdfast.api.line import LEAST_SPARE, SPARE_SHARE
-from holdfast.versions import vllm_version
+from pairs import Measure
 
-DEMO = (
-    "--demo",
-    "--enforce-eager",
-    "--kv-cache-memory-bytes=128M",
-    "--max-num-batched-tokens=1024",
-)
 LOAD_FACTOR = 3.0
-WARM_UP_SECONDS = 3.0
-"""At the start of a phase, not counted."""
+RUNNING = 16
+"""`--max-num-seqs` of the server."""
+PLACES = RUNNING + max(LEAST_SPARE, RUNNING // SPARE_SHARE)
+WAITING = PLACES // 2
+"""`--max-waiting` of the server."""
+PAIRS = 25
+SECONDS = 6.0
+"""Of each load: the machine changes its pace within a minute, so that turns are short."""
+WARM_UP_SECONDS = 1.0
+"""At the start of each load, not counted."""
+FIRST_SECONDS = 10.0
+"""Of a peak load before all others, which tells the rate to begin with."""
 PROMPT_TOKENS = 32
-OUTPUT_TOKENS = 48
-START_SECONDS = 600.0
-STOP_SECONDS = 60.0
+OUTPUT_TOKENS = range(32, 65)
+"""Drawn for each request. Were all as long, those of a closed loop would begin and end together,
+their prefills in one step: a load that no open loop brings about, and a fifth faster.
+"""
+REQUESTS = 20_000
+"""So many prompts are asked in turn, of which no cache remembers the first when it comes again."""
 ANSWER_SECONDS = 120.0
-POLL_SECONDS = 0.2
 IDLE_SECONDS = 1.0
+OVERLOAD, PEAK, ELSEWHERE = "overload", "peak load", "refused elsewhere"
+SIDES = (OVERLOAD, PEAK, ELSEWHERE)
+REFUSER = ("-m", "uvicorn", "--interface=asgi3", "--log-level=error", "refuser:refuse")
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Round = dict[str, "Phase"]
 
 
 @dataclass(slots=True)
@@ -61,6 +74,8 @@ class Phase:
 
     seconds: float
     latencies_seconds: list[float] = field(default_factory=list)
+    client_cpu_seconds: float = 0.0
+    """What asking took, of the cores that answer too."""
     codes: Counter[str] = field(default_factory=Counter)
     """Answers by status code, or by the name of the error for what was lost."""
 
@@ -79,15 +94,10 @@ class Phase:
         ordered = sorted(self.latencies_seconds)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
-    def summary(self) -> dict[str, float]:
-        """The numbers of a row."""
-        return {
-            "answered_per_second": self.per_second,
-            "p50_seconds": self.percentile(0.5),
-            "p99_seconds": self.percentile(0.99),
-            "refused_share": self.codes["429"] / max(1, self.codes.total()),
-            "lost": self.lost,
-        }
+    @property
+    def refused_share(self) -> float:
+        """Of all that was told anything."""
+        return self.codes["429"] / max(1, self.codes.total())
 
 
 class Load:
@@ -98,6 +108,8 @@ class Load:
         self._address = (parts.hostname or "", parts.port or 0)
         self._model = model
         self._random = random.Random(1)  # noqa: S311 - prompts, not secrets
+        # Made beforehand: what asks shares the CPU with what answers.
+        self._requests = cycle([self._request() for _ in range(REQUESTS)])
         self._free: list[tuple[float, Connection]] = []
 
     async def closed(self, clients: int, seconds: float) -> Phase:
@@ -140,7 +152,7 @@ class Load:
     async def _exchange(self) -> str:
         """One request; its status code."""
         reader, writer = connection = await self._connected()
-        writer.write(self._request())
+        writer.write(next(self._requests))
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = head.partition("content-length: ")[2].partition("\r\n")[0]
         await reader.readexactly(int(length))
@@ -161,7 +173,8 @@ class Load:
 
     def _request(self) -> bytes:
         prompt = [self._random.randrange(5, 200) for _ in range(PROMPT_TOKENS)]
-        wish = {"model": self._model, "prompt": prompt, "max_tokens": OUTPUT_TOKENS}
+        output_tokens = self._random.choice(OUTPUT_TOKENS)
+        wish = {"model": self._model, "prompt": prompt, "max_tokens": output_tokens}
         body = json.dumps({**wish, "ignore_eos": True, "temperature": 0}).encode()
         head = (
             "POST /v1/completions HTTP/1.1\r\nHost: benchmark\r\n"
@@ -170,134 +183,99 @@ class Load:
         return head.encode() + body
 
 
+class Loads:
+    """The three loads of one server, and what they need to know of each other."""
+
+    def __init__(self, url: str, model: str, refuser_url: str) -> None:
+        self._load = Load(url, model)
+        self._elsewhere = Load(refuser_url, model)
+        self._peaks: list[float] = []
+
+    async def rounds(self, count: int) -> list[Round]:
+        """Each load in turn; who is first alternates."""
+        await self._peak(FIRST_SECONDS)
+        found = []
+        for number in range(1, count + 1):
+            phases = {side: await self._phase(side) for side in pairs.ordered(number, SIDES)}
+            found.append(phases)
+            rates = ", ".join(f"{side} {phases[side].per_second:.0f}/s" for side in SIDES)
+            pairs.say(f"round {number} of {count}: {rates}")
+        return found
+
+    async def _phase(self, side: str) -> Phase:
+        began = time.process_time()
+        rate = LOAD_FACTOR * median(self._peaks)
+        if side == PEAK:
+            phase = await self._peak(SECONDS)
+        elif side == OVERLOAD:
+            phase = await self._load.open(rate, SECONDS)
+        else:
+            rest = self._elsewhere.open(rate - median(self._peaks), SECONDS)
+            phase, _ = await asyncio.gather(self._load.closed(PLACES + WAITING, SECONDS), rest)
+        phase.client_cpu_seconds = time.process_time() - began
+        return phase
+
+    async def _peak(self, seconds: float) -> Phase:
+        phase = await self._load.closed(PLACES + WAITING, seconds)
+        self._peaks.append(phase.per_second)
+        return phase
+
+
+def measures(found: Sequence[Round]) -> list[Measure]:
+    """The rows of the table."""
+
+    def values(
+        value: Callable[[Phase], float], sides: Sequence[str] = SIDES
+    ) -> Mapping[str, Sequence[float]]:
+        return {side: [value(phases[side]) for phases in found] for side in sides}
+
+    def rate(phase: Phase) -> float:
+        return phase.per_second
+
+    return [
+        Measure("answered a second", values(rate, (OVERLOAD, PEAK)), 1, ">= 0.95"),
+        Measure("answered, the client the same", values(rate, (OVERLOAD, ELSEWHERE)), 1, ">= 0.95"),
+        Measure("latency, median, s", values(lambda of: of.percentile(0.5)), 2),
+        Measure("latency, p99, s", values(lambda of: of.percentile(0.99)), 2, "<= 2.00"),
+        Measure("share of 429", values(lambda of: of.refused_share), 2),
+        Measure("lost", values(lambda of: of.lost), 0),
+        Measure("CPU of the client, s", values(lambda of: of.client_cpu_seconds), 2),
+    ]
+
+
 @contextmanager
-def served(flags: Sequence[str], log: IO[str]) -> Iterator[str]:
-    """The URL of a server that is ready; it is gone when left."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-overload-") as directory:
-        ours = (f"--learned-dir={directory}", "--probe=quick", "--disable-uvicorn-access-log")
-        address = ("--host=127.0.0.1", "--port=0")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "serve", *flags, *ours, *address],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+def refuser() -> Iterator[str]:
+    """The URL of a server that refuses all; it is gone when left."""
+    port = sides.free_port()
+    command = [sys.executable, *REFUSER, f"--app-dir={Path(__file__).parent}", f"--port={port}"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
         try:
-            yield _until_ready(process, Path(log.name))
+            yield f"http://127.0.0.1:{port}"
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START_SECONDS
-    with httpx.Client(timeout=10, trust_env=False) as client:
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-            _, found, rest = log.read_text(errors="replace").partition("listening on ")
-            url = rest.split()[0] if found and rest.split() else ""
-            if url and client.get(f"{url}/readyz").status_code == httpx.codes.OK:
-                return url
-    last_lines = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-    sys.exit(f"{last_lines}\noverload: error: the server was not ready; see above.")
-
-
-async def rounds_of(url: str, places: int, rounds: int, seconds: float) -> list[dict[str, Phase]]:
-    """Peak load and overload, one after the other."""
-    async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-    load, found = Load(url, model), []
-    await load.closed(places, WARM_UP_SECONDS)
-    for number in range(1, rounds + 1):
-        print(f"overload: round {number} of {rounds}", file=sys.stderr, flush=True)
-        peak = await load.closed(places, seconds)
-        over = await load.open(LOAD_FACTOR * peak.per_second, seconds)
-        found.append({"peak": peak, "overload": over})
-    return found
-
-
-def ratios(rounds: Sequence[Mapping[str, Phase]]) -> dict[str, list[float]]:
-    """Overload by peak, in each round."""
-    pairs = [(one["overload"], one["peak"]) for one in rounds]
-    return {
-        "throughput": [over.per_second / peak.per_second for over, peak in pairs],
-        "p99": [over.percentile(0.99) / peak.percentile(0.99) for over, peak in pairs],
-    }
-
-
-def table(rounds: Sequence[Mapping[str, Phase]]) -> Iterator[str]:
-    """Medians, with the least and the most in brackets."""
-    yield _row("", "peak load", "overload")
-    labels = {
-        "answered_per_second": "answered a second",
-        "p50_seconds": "latency, p50, s",
-        "p99_seconds": "latency, p99, s",
-        "refused_share": "share of 429",
-        "lost": "lost",
-    }
-    for name, label in labels.items():
-        sides = ([one[side].summary()[name] for one in rounds] for side in ("peak", "overload"))
-        yield _row(label, *map(_spread, sides))
-    yield ""
-    found = ratios(rounds)
-    yield _row("throughput, overload / peak", _spread(found["throughput"]))
-    yield _row("p99 of the answered, overload / peak", _spread(found["p99"]))
-
-
-def _row(label: str, *cells: str) -> str:
-    return (f"{label:<38}" + "".join(f"{cell:<24}" for cell in cells)).rstrip()
-
-
-def _spread(values: Sequence[float]) -> str:
-    middle, least, most = (f"{f(values):.2f}" for f in (median, min, max))
-    return f"{middle} ({least} to {most})" if len(values) > 1 else middle
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=2, help="how many (2)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each load (20)")
-    parser.add_argument("--seqs", type=int, default=16, help="--max-num-seqs of the server (16)")
-    parser.add_argument(
-        "--waiting", type=int, help="--max-waiting of the server (half of the places)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "serve", nargs="*", metavar="MODEL FLAG", help="after `--`; without, the demo model"
-    )
-    arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.seqs < 1 or arguments.seconds < 1:
-        parser.error("--rounds, --seqs and --seconds: at least 1")
-    return arguments
+            process.kill()
 
 
 def main() -> None:
     """Run the rounds and print what they found."""
-    arguments = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    places = arguments.seqs + max(LEAST_SPARE, arguments.seqs // SPARE_SHARE)
-    waiting = places // 2 if arguments.waiting is None else arguments.waiting
-    flags = (*(arguments.serve or DEMO), f"--max-num-seqs={arguments.seqs}")
-    with (
-        tempfile.NamedTemporaryFile("w+", suffix=".log") as log,
-        served((*flags, f"--max-waiting={waiting}"), log.file) as url,
-    ):
-        rounds = asyncio.run(rounds_of(url, places, arguments.rounds, arguments.seconds))
-    setting = {"places": places, "max_waiting": waiting, "load_factor": LOAD_FACTOR}
-    versions = {"holdfast": __version__, "vllm": vllm_version()}
-    if arguments.json:
-        summaries = [{side: asdict(one) | one.summary() for side, one in r.items()} for r in rounds]
-        record = {"versions": versions, "cores": os.cpu_count(), **setting, "rounds": summaries}
-        print(json.dumps({**record, "ratios": ratios(rounds)}, indent=2))
-        return
-    print(f"Overload at {LOAD_FACTOR:.0f} times the peak rate: places: {places}, --max-waiting")
-    print(f"{waiting}, rounds: {len(rounds)}, CPU cores: {os.cpu_count()}, Holdfast {__version__},")
-    print(f"vLLM {vllm_version()}. Median (least to most).\n")
-    print("\n".join(table(rounds)))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    pairs.add_options(parser, pairs=PAIRS)
+    parser.add_argument(
+        "serve", nargs="*", metavar="MODEL FLAG", help="after `--`; without, the demo model"
+    )
+    arguments = pairs.parsed(parser)
+    sides.end_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="holdfast-overload-") as directory:
+        bench = sides.bench_of(arguments.serve, Path(directory))
+        flags = (*bench.flags, f"--max-num-seqs={RUNNING}", f"--max-waiting={WAITING}")
+        bench = replace(bench, flags=flags, has_access_log=True)
+        with refuser() as refuser_url, bench.ready("holdfast") as server:
+            loads = Loads(server.url, bench.model, refuser_url)
+            found = uvloop.run(loads.rounds(arguments.pairs))
+    title = (
+        f"{LOAD_FACTOR:.0f} times the peak rate, {PLACES} places and {WAITING} in line, "
+        f"{len(found)} rounds"
+    )
+    pairs.show(pairs.Findings("overload", title, measures(found)), arguments)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class Bench:
     @contextmanager
     def started(self, side: str) -> Iterator[Server]:
         """A server that was just started; when left, it and all it made are gone."""
-        port = _free_port()
+        port = free_port()
         program = _COMMANDS.get(side, _VLLM_COMMAND)
         command = [sys.executable, *program, "serve", self.model, *self.flags, *FLAGS_OF_BOTH]
         if not self.has_access_log:
@@ -257,7 +257,8 @@ def _is_alive(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listened on a moment ago."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

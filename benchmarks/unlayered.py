@@ -9,14 +9,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast import app, cli
 from holdfast.api.front import FrontDoor
-from holdfast.engine.tracked import tracked_request
+from holdfast.engine.tracked import REQUEST, Tracked
 
 
 class _Unlayered(app._Application):  # noqa: SLF001 - a benchmark of what it is made of
     def _layers(self) -> ASGIApp:
         async def behind(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "lifespan":
-                tracked_request().is_probe = self._admission.is_probe(scope)
+                REQUEST.set(Tracked(is_probe=self._admission.is_probe(scope)))
             await self._engine_app(scope, receive, send)
 
         return FrontDoor(self._routes(), behind)
