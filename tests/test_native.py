@@ -61,8 +61,13 @@ def test_a_new_command_line_starts_with_what_the_last_one_had(tmp_path: Path) ->
 
 def _keep(directory: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=dict(environment)
+        [sys.executable, "-c", "input(0)"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=dict(environment),
     ) as worker:
+        assert worker.stdout is not None
+        worker.stdout.read(1)  # for a moment after its start a process has no environment yet
         NativeVariables(directory, arguments).remember(worker.pid)
         worker.communicate(b"\n", timeout=20)
 
