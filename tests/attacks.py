@@ -14,9 +14,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from holdfast.connections.open_files import most_connections
@@ -35,10 +36,26 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 class Cost:
     """What a server needed under an attack."""
 
-    median_seconds: float
-    slow_seconds: float
-    """The 99th percentile."""
+    seconds: Sequence[float]
+    """Of each answer, in order of size."""
     peak_bytes: int
+
+    @property
+    def median_seconds(self) -> float:
+        """The 50th percentile."""
+        return self.seconds[len(self.seconds) // 2]
+
+    @property
+    def slow_seconds(self) -> float:
+        """The 99th percentile."""
+        return self.seconds[len(self.seconds) * 99 // 100]
+
+    @classmethod
+    def of_all(cls, costs: Iterable[Cost]) -> Cost:
+        """As if they had been one: a percentile of many answers spreads less than those of few."""
+        costs = tuple(costs)
+        seconds = sorted(chain.from_iterable(cost.seconds for cost in costs))
+        return cls(seconds, max(cost.peak_bytes for cost in costs))
 
 
 class Target:
@@ -69,11 +86,7 @@ class Target:
         seconds = sorted(self.livez_seconds(count))
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
         (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return Cost(
-            seconds[count // 2],
-            seconds[min(count - 1, count * 99 // 100)],
-            int(peak.split()[1]) * 1024,
-        )
+        return Cost(seconds, int(peak.split()[1]) * 1024)
 
     def _livez_seconds(self) -> float:
         started = time.perf_counter()
