@@ -34,7 +34,7 @@ QUIET_PAIRS = 1
 """It spreads little, and half a minute of it in each pair would be a fifth of the benchmark."""
 FIRST_REQUESTS = 100
 SCRAPED_CLIENTS = 64
-SCRAPED_REQUESTS = 640
+SCRAPED_REQUESTS = 960
 SCRAPE_INTERVAL_SECONDS = 1.0
 """Longer than any page is kept, so that every scrape is answered as one of Prometheus is."""
 IDLE_SCRAPES = 100
