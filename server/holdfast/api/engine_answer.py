@@ -8,7 +8,7 @@ from starlette.types import Message, Send
 
 from holdfast.api.admission import RETRY_AFTER_UNKNOWN_SECONDS
 from holdfast.api.error_shape import shaped
-from holdfast.api.replies import SHOULD_RETRY_HEADER
+from holdfast.api.replies import SHOULD_RETRY_HEADER, unsent
 from holdfast.engine.tracked import Tracked
 from holdfast.records import RefusalReason
 
@@ -44,7 +44,7 @@ class EngineAnswer:
         if message["type"] == "http.response.start":
             if message["status"] >= 400:
                 self._held = message
-                return _nothing()
+                return unsent()
             message = _with_advice(message, self._tracked)
         elif self._tracked.is_broken and message.get("body") == _DONE:
             # vLLM ends a stream so even after an error, which clients take for a whole answer.
@@ -85,7 +85,3 @@ def _with_advice(message: Message, tracked: Tracked) -> Message:
     if tracked.may_be_retried:
         advice.append((b"retry-after", str(RETRY_AFTER_UNKNOWN_SECONDS).encode()))
     return {**message, "headers": [*message.get("headers", ()), *advice]}
-
-
-async def _nothing() -> None:
-    """What is sent of a message that is held."""

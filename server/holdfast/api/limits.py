@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.json_depth import JsonDepth
-from holdfast.api.replies import SHOULD_RETRY_HEADER, openai_error
+from holdfast.api.replies import SHOULD_RETRY_HEADER, openai_error, unsent
 from holdfast.engine.tracked import REQUEST
 from holdfast.errors import RefusedError
 from holdfast.settings import LimitSettings
@@ -116,7 +116,7 @@ class _Exchange:
             return self._send(message)
         deadline = self.deadline
         if self._is_over or (deadline is not None and deadline.expired()):
-            return _nothing()
+            return unsent()
         return self._pass(message)
 
     async def _pace(self) -> None:
@@ -182,10 +182,6 @@ class _Exchange:
                 headers={SHOULD_RETRY_HEADER: "false"},
             )
             await response(self.scope, self._receive, self._send)
-
-
-async def _nothing() -> None:
-    """What is sent of a message that goes nowhere."""
 
 
 def _may_be_json(scope: Scope) -> bool:

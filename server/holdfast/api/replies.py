@@ -34,3 +34,7 @@ async def close_websocket(receive: Receive, send: Send, *, code: int, reason: st
     await receive()
     await send({"type": "websocket.accept"})
     await send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+async def unsent() -> None:
+    """What is sent of a message that goes nowhere, or not yet."""
