@@ -204,13 +204,13 @@ class Loads:
 
     async def _phase(self, side: str) -> Phase:
         began = time.process_time()
-        rate = LOAD_FACTOR * median(self._peaks)
+        peak = median(self._peaks)
         if side == PEAK:
             phase = await self._peak(SECONDS)
         elif side == OVERLOAD:
-            phase = await self._load.open(rate, SECONDS)
+            phase = await self._load.open(LOAD_FACTOR * peak, SECONDS)
         else:
-            rest = self._elsewhere.open(rate - median(self._peaks), SECONDS)
+            rest = self._elsewhere.open((LOAD_FACTOR - 1) * peak, SECONDS)
             phase, _ = await asyncio.gather(self._load.closed(PLACES + WAITING, SECONDS), rest)
         phase.client_cpu_seconds = time.process_time() - began
         return phase
