@@ -110,7 +110,7 @@ class EngineLauncher:
         before = processes.children()
         try:
             async with self._started(spec, lambda: processes.children() - before) as engine:
-                with self._used(engine):
+                with self._used(engine), compat.variables_read_once():
                     await self.loras.restore()
                     yield engine
         finally:
