@@ -1,75 +1,149 @@
-"""What a reader of vLLM's shared memory does between two messages."""
+"""What the processes of an engine do between two messages of vLLM's shared memory."""
 
 from __future__ import annotations
 
+import gc
 import inspect
+import re
 import threading
-import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, SpinCondition
 
-from holdfast.workspace import spinning
+from holdfast.workspace import futex, spinning
+from holdfast.workspace.spinning import WokenCondition
 from servers import wait_until
 
 DEADLINE_SECONDS = 20
+MESSAGES = 500
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    wait_until(condition, deadline_seconds=DEADLINE_SECONDS, what=lambda: f"not {what}")
-
-
-def has_passed(moment_seconds: float) -> bool:
-    return time.monotonic() > moment_seconds
-
-
-def has_come(got: list[Any], message: object) -> bool:
-    return message in got
+@pytest.fixture(autouse=True)
+def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the queues of one test have their files."""
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture
-def spins_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For one test: the processes of other tests are as vLLM has them."""
-    made = SpinCondition.__init__
-    monkeypatch.setattr(made, "__defaults__", made.__defaults__)
-    spinning.spin_less()
+def woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues as ours, for one test alone, and readers that sleep at once."""
+    monkeypatch.setattr(shm_broadcast, "SpinCondition", SpinCondition)
+    monkeypatch.setattr(spinning, "SPIN_SECONDS", 0.0)
+    spinning.wake_by_futex()
 
 
-def test_vllm_spins_for_a_second_and_says_so_by_one_default() -> None:
-    """It is the only default, and nobody gives another value."""
-    assert SpinCondition.__init__.__defaults__ == (1,)
-    assert list(inspect.signature(SpinCondition).parameters)[-1] == "busy_loop_s"
-    for made in (MessageQueue.__init__, MessageQueue.create_from_handle):
-        assert "busy_loop_s" not in inspect.getsource(made)
+class Reader(threading.Thread):
+    """Reads for as long as it can, and keeps what it got and why it ended."""
+
+    def __init__(self, queue: MessageQueue) -> None:
+        super().__init__(daemon=True)
+        self.queue = queue
+        self.got: list[Any] = []
+        self.end = ""
+
+    def run(self) -> None:
+        """Until the queue is shut down."""
+        self.queue.wait_until_ready()
+        try:
+            while True:
+                self.got.append(self.queue.dequeue(indefinite=True))
+        except RuntimeError as error:
+            self.end = str(error)
 
 
-@pytest.mark.usefixtures("spins_less")
-def test_a_reader_that_sleeps_is_woken_by_the_next_message() -> None:
-    """Each of them, however often it fell asleep."""
-    writer = MessageQueue(n_reader=1, n_local_reader=1)
-    reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
-    condition = reader._spin_condition
-    assert condition.busy_loop_s == spinning.SPIN_SECONDS
-    got: list[Any] = []
-
-    def read() -> None:
-        reader.wait_until_ready()
-        for _ in range(3):
-            got.append(reader.dequeue(indefinite=True))  # noqa: PERF401 - seen one by one
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
+@contextmanager
+def read_by(writer: MessageQueue) -> Iterator[Reader]:
+    """Somebody who reads what is written; gone when left."""
+    reader = Reader(MessageQueue.create_from_handle(writer.export_handle(), 0))
+    reader.start()
     writer.wait_until_ready()
     try:
-        for number in range(3):
-            until(partial(has_passed, condition.last_read + spinning.SPIN_SECONDS), "asleep")
-            writer.enqueue(number)
-            until(partial(has_come, got, number), "woken")
+        yield reader
     finally:
-        reader.shutdown()
-        thread.join(DEADLINE_SECONDS)
+        reader.queue.shutdown()
+        reader.join(DEADLINE_SECONDS)
         writer.shutdown()
-    assert got == [0, 1, 2]
+
+
+def new_queue() -> MessageQueue:
+    return MessageQueue(n_reader=1, n_local_reader=1)
+
+
+def until_read(reader: Reader, count: int) -> None:
+    wait_until(
+        lambda: len(reader.got) >= count,
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: f"{len(reader.got)} of {count} messages read",
+    )
+
+
+def test_vllm_uses_of_a_condition_what_ours_has() -> None:
+    """The arguments it is made with, too."""
+    assert list(inspect.signature(SpinCondition).parameters)[:3] == [
+        "is_reader",
+        "context",
+        "notify_address",
+    ]
+    used = set(re.findall(r"_spin_condition\.(\w+)", inspect.getsource(MessageQueue)))
+    assert used == {name for name in vars(WokenCondition) if not name.startswith("_")}
+
+
+@pytest.mark.usefixtures("woken")
+def test_a_reader_that_sleeps_is_woken_by_each_message() -> None:
+    """One by one, and when they come faster than it reads."""
+    writer = new_queue()
+    with read_by(writer) as reader:
+        assert isinstance(reader.queue._spin_condition, WokenCondition)
+        for number in range(MESSAGES):
+            writer.enqueue(number)
+            if number % 50 == 0:
+                until_read(reader, number + 1)
+        until_read(reader, MESSAGES)
+    assert reader.got == list(range(MESSAGES))
+
+
+@pytest.mark.usefixtures("woken")
+def test_a_reader_that_sleeps_ends_with_its_queue() -> None:
+    """Another thread of its process shuts it down."""
+    with read_by(new_queue()) as reader:
+        pass
+    assert reader.end == "cancelled"
+
+
+@pytest.mark.usefixtures("woken")
+def test_a_queue_leaves_no_file(directory: Path) -> None:
+    """Of those that its directory does not go with."""
+    with read_by(new_queue()):
+        assert list(directory.glob("*.count"))
+    gc.collect()
+    assert not list(directory.glob("*.count"))
+
+
+def test_a_reader_does_as_its_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without our plugin writes as vLLM does."""
+    writer = new_queue()
+    monkeypatch.setattr(shm_broadcast, "SpinCondition", SpinCondition)
+    spinning.wake_by_futex()
+    with read_by(writer) as reader:
+        assert isinstance(reader.queue._spin_condition, SpinCondition)
+        writer.enqueue("hello")
+        until_read(reader, 1)
+
+
+@pytest.mark.usefixtures("woken")
+def test_without_a_futex_a_queue_is_as_vllm_has_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose system call nobody knows."""
+    monkeypatch.setattr(futex, "_SYSCALLS", {})
+    writer = new_queue()
+    with read_by(writer) as reader:
+        assert not list(directory.glob("*.count"))
+        writer.enqueue("hello")
+        until_read(reader, 1)

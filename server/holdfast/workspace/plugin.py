@@ -23,7 +23,7 @@ from holdfast.workspace.compiled import take_plain_functions
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.seeds import keep_seeds
 from holdfast.workspace.shared_names import use_names_of
-from holdfast.workspace.spinning import spin_less
+from holdfast.workspace.spinning import wake_by_futex
 from holdfast.workspace.stacks import offer_stacks
 
 _ATTRIBUTE = "_holdfast"
@@ -69,7 +69,7 @@ def _install(spec: WorkspaceSpec) -> None:
     if not hasattr(WorkerWrapperBase, _ATTRIBUTE):
         setattr(WorkerWrapperBase, _ATTRIBUTE, None)
         take_plain_functions()
-        spin_less()
+        wake_by_futex()
         WorkerWrapperBase.init_device = _following(WorkerWrapperBase.init_device, spec)
         WorkerWrapperBase.execute_model = _measured(WorkerWrapperBase.execute_model)
         WorkerWrapperBase.holdfast_set_growth = _set_growth
