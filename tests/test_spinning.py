@@ -30,10 +30,8 @@ class Core:
             time.sleep(CROWDED_SECONDS)
 
 
-def condition(counter: SharedCounter, core: Core, *, leaves_crowds: bool) -> WokenCondition:
-    return WokenCondition(
-        counter, is_reader=True, leaves_crowds=leaves_crowds, give_way=core.give_way
-    )
+def condition(counter: SharedCounter, core: Core) -> WokenCondition:
+    return WokenCondition(counter, is_reader=True, give_way=core.give_way)
 
 
 @pytest.fixture
@@ -92,7 +90,7 @@ def test_whoever_waits_for_another_number_waits_no_longer_than_allowed(
 def test_a_core_to_itself_is_kept(counter: SharedCounter) -> None:
     """Each wait gives way once, and looks again."""
     core = Core(is_crowded=False)
-    reader = condition(counter, core, leaves_crowds=True)
+    reader = condition(counter, core)
     for _ in range(100):
         reader.wait(LONG_MS)
     assert core.yields == 100
@@ -101,7 +99,7 @@ def test_a_core_to_itself_is_kept(counter: SharedCounter) -> None:
 def test_a_crowded_core_is_left(counter: SharedCounter) -> None:
     """It gives way once, looks once more, and sleeps until it is notified."""
     core = Core(is_crowded=True)
-    reader = condition(counter, core, leaves_crowds=True)
+    reader = condition(counter, core)
     reader.wait(LONG_MS)
     assert core.yields == 1
     sleeper = threading.Thread(target=reader.wait, args=(LONG_MS,), daemon=True)
@@ -115,7 +113,7 @@ def test_a_crowded_core_is_left(counter: SharedCounter) -> None:
 
 def test_a_notification_before_the_sleep_is_not_slept_through(counter: SharedCounter) -> None:
     """It came after the reader had looked for the last time."""
-    reader = condition(counter, Core(is_crowded=True), leaves_crowds=True)
+    reader = condition(counter, Core(is_crowded=True))
     reader.wait(LONG_MS)
     reader.notify()
     sleeper = threading.Thread(target=reader.wait, args=(LONG_MS,), daemon=True)
@@ -125,12 +123,3 @@ def test_a_notification_before_the_sleep_is_not_slept_through(counter: SharedCou
         deadline_seconds=DEADLINE_SECONDS,
         what=lambda: "it sleeps",
     )
-
-
-def test_who_shares_its_core_with_the_front_end_stays(counter: SharedCounter) -> None:
-    """EngineCore gives way each time."""
-    core = Core(is_crowded=True)
-    reader = condition(counter, core, leaves_crowds=False)
-    for _ in range(3):
-        reader.wait(LONG_MS)
-    assert core.yields == 3

@@ -10,9 +10,8 @@ vllm-project/vllm#52814, vllm-project/vllm#52916). Where cores are few, each of 
 * A second of a core for every pause of the load heats the chip that it shares with the GPU. Half of
   it is above any engine step, and what is asked at once after READY finds the readers awake.
 * Who yields a core that others want too gets it back when their slices are over, even if its
-  message comes at once. Who sleeps is woken, before them. So a worker that was kept waiting sleeps
-  until it is called. EngineCore does not: it shares its core with the front end, which it would
-  keep from taking in what came together.
+  message comes at once. Who sleeps is woken, before them, and takes nothing from them until then.
+  So a reader that was kept waiting sleeps until it is called.
 
 docs/benchmarks.md has the measurements.
 """
@@ -20,7 +19,6 @@ docs/benchmarks.md has the measurements.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import time
 import weakref
@@ -56,13 +54,11 @@ class WokenCondition:
         counter: SharedCounter,
         *,
         is_reader: bool,
-        leaves_crowds: bool,
         give_way: Callable[[], None] = os.sched_yield,
     ) -> None:
         self._counter = counter
         self._give_way = give_way
         self._is_reader = is_reader
-        self._leaves_crowds = leaves_crowds
         self._read_seconds = time.monotonic()
         self._crowded_until_seconds = 0.0
         self._number: int | None = None
@@ -100,7 +96,7 @@ class WokenCondition:
             return False
         self._give_way()
         ended = time.monotonic()
-        if self._leaves_crowds and ended - began >= CROWDED_SECONDS:
+        if ended - began >= CROWDED_SECONDS:
             self._crowded_until_seconds = ended + REMEMBER_SECONDS
         return ended >= self._crowded_until_seconds
 
@@ -121,7 +117,7 @@ def wake_by_futex() -> None:
             counter = _made(path)
         if counter is None:
             return original(is_reader, context, notify_address)
-        return WokenCondition(counter, is_reader=is_reader, leaves_crowds=not _is_core())
+        return WokenCondition(counter, is_reader=is_reader)
 
     shm_broadcast.SpinCondition = condition
 
@@ -136,7 +132,3 @@ def _made(path: Path) -> SharedCounter | None:
         return None
     weakref.finalize(counter, path.unlink, missing_ok=True)
     return counter
-
-
-def _is_core() -> bool:
-    return multiprocessing.current_process().name.startswith("EngineCore")
