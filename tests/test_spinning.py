@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.workspace import futex
 from holdfast.workspace.futex import SharedCounter
 from holdfast.workspace.spinning import CROWDED_SECONDS, WokenCondition
 from servers import wait_until
@@ -70,13 +71,27 @@ def ask(asked: SharedCounter, answered: SharedCounter) -> None:
             answered.until_other(turn, None)
 
 
-def test_a_counter_that_nobody_made_is_not_found(tmp_path: Path) -> None:
-    """And none is made twice."""
+def test_a_counter_lasts_as_long_as_what_made_it(tmp_path: Path) -> None:
+    """Nobody finds it before or after, and none is made twice."""
+    path = tmp_path / "count"
     with pytest.raises(FileNotFoundError):
-        SharedCounter(tmp_path / "count")
-    SharedCounter(tmp_path / "count", is_new=True)
+        SharedCounter(path)
+    made = SharedCounter(path, is_new=True)
     with pytest.raises(FileExistsError):
+        SharedCounter(path, is_new=True)
+    assert SharedCounter(path).value == made.value
+    del made
+    assert not path.exists()
+
+
+def test_nothing_is_left_of_a_counter_that_cannot_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose system call nobody knows."""
+    monkeypatch.setattr(futex, "_SYSCALLS", {})
+    with pytest.raises(OSError, match="no futex"):
         SharedCounter(tmp_path / "count", is_new=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_whoever_waits_for_another_number_waits_no_longer_than_allowed(

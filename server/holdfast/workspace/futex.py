@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import platform
+import weakref
 from pathlib import Path
 from types import MappingProxyType
 
@@ -37,19 +38,20 @@ class SharedCounter:
     """
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
-        """Map the file, and make it if it is to be new.
+        """Map the file, or make it; what has made it removes it when it is gone itself.
 
         Raises:
             FileNotFoundError: nobody has made it.
             OSError: it exists already, cannot be mapped, or this machine lets nobody sleep on it.
         """
+        self._syscall = _number_of_syscall()
         with path.open("x+b" if is_new else "r+b") as file:
             if is_new:
+                weakref.finalize(self, path.unlink, missing_ok=True)
                 file.truncate(_WIDTH_BYTES)
             mapped = mmap.mmap(file.fileno(), _WIDTH_BYTES)
         self._number = ctypes.c_uint32.from_buffer(mapped)
         self._address = ctypes.c_void_p(ctypes.addressof(self._number))
-        self._syscall = _SYSCALLS.get(platform.machine())
         self._wake()
 
     @property
@@ -71,13 +73,18 @@ class SharedCounter:
         self._call(_WAKE, _EVERYBODY, None)
 
     def _call(self, operation: int, number: int, limit: object) -> None:
-        if self._syscall is None:
-            raise OSError(errno.ENOSYS, f"no futex is known for {platform.machine()}")
         done = _syscall(
             self._syscall, self._address, operation, ctypes.c_uint32(number), limit, None, 0
         )
         if done < 0 and (code := ctypes.get_errno()) not in _LOOK_AGAIN:
             raise OSError(code, os.strerror(code))
+
+
+def _number_of_syscall() -> int:
+    machine = platform.machine()
+    if machine not in _SYSCALLS:
+        raise OSError(errno.ENOSYS, f"no futex is known for {machine}")
+    return _SYSCALLS[machine]
 
 
 def _limit(timeout_ms: int) -> object:

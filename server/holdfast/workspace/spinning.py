@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,12 +122,9 @@ def wake_by_futex() -> None:
 
 
 def _made(path: Path) -> SharedCounter | None:
-    """A new counter, whose file lasts as long as it does; None if it cannot be had here."""
+    """A new counter, or None if it cannot be had here."""
     try:
-        counter = SharedCounter(path, is_new=True)
+        return SharedCounter(path, is_new=True)
     except OSError as error:
         logger.warning("Messages between the engine's processes take longer: %s", error)
-        path.unlink(missing_ok=True)
         return None
-    weakref.finalize(counter, path.unlink, missing_ok=True)
-    return counter
