@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -23,16 +22,21 @@ class Core:
     def __init__(self, *, is_crowded: bool) -> None:
         self.is_crowded = is_crowded
         self.yields = 0
+        self.seconds = 0.0
 
     def give_way(self) -> None:
         """Others run, if there are any."""
         self.yields += 1
         if self.is_crowded:
-            time.sleep(CROWDED_SECONDS)
+            self.seconds += CROWDED_SECONDS
+
+    def clock(self) -> float:
+        """The time, which passes only while others run."""
+        return self.seconds
 
 
 def condition(counter: SharedCounter, core: Core) -> WokenCondition:
-    return WokenCondition(counter, is_reader=True, give_way=core.give_way)
+    return WokenCondition(counter, is_reader=True, give_way=core.give_way, clock=core.clock)
 
 
 @pytest.fixture

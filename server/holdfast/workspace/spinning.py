@@ -54,18 +54,20 @@ class WokenCondition:
         *,
         is_reader: bool,
         give_way: Callable[[], None] = os.sched_yield,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._counter = counter
+        self._clock = clock
         self._give_way = give_way
         self._is_reader = is_reader
-        self._read_seconds = time.monotonic()
+        self._read_seconds = clock()
         self._crowded_until_seconds = 0.0
         self._number: int | None = None
         """What the counter was when the caller was sent to look for the last time."""
 
     def record_read(self) -> None:
         """A message was read."""
-        self._read_seconds = time.monotonic()
+        self._read_seconds = self._clock()
         self._number = None
 
     def wait(self, timeout_ms: int | None = None) -> None:
@@ -90,11 +92,11 @@ class WokenCondition:
 
     def _spins(self) -> bool:
         """Whether the caller should look again at once; others have had the core meanwhile."""
-        began = time.monotonic()
+        began = self._clock()
         if began > self._read_seconds + SPIN_SECONDS or began < self._crowded_until_seconds:
             return False
         self._give_way()
-        ended = time.monotonic()
+        ended = self._clock()
         if ended - began >= CROWDED_SECONDS:
             self._crowded_until_seconds = ended + REMEMBER_SECONDS
         return ended >= self._crowded_until_seconds
