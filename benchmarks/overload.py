@@ -1,6 +1,7 @@
 """What becomes of throughput and latency at three times the load that the server can take?
 
     python benchmarks/overload.py                         the demo model, 25 rounds
+    python benchmarks/overload.py --output-tokens 128 256      longer answers
     python benchmarks/overload.py --pairs 5 --json -- MODEL --max-model-len 4096
 
 One server, two loads that take turns. Peak load is a closed loop with as many clients as the
@@ -47,9 +48,10 @@ WARM_UP_SECONDS = 1.0
 FIRST_SECONDS = 10.0
 """Of a peak load before all others, which tells the rate to begin with."""
 PROMPT_TOKENS = 32
-OUTPUT_TOKENS = range(32, 65)
-"""Drawn for each request. Were all as long, those of a closed loop would begin and end together,
-their prefills in one step: a load that no open loop brings about, and a fifth faster.
+OUTPUT_TOKENS = (32, 64)
+"""At least and at most; drawn for each request. Were all as long, those of a closed loop would
+begin and end together, their prefills in one step: a load that no open loop brings about, and a
+fifth faster.
 """
 REQUESTS = 20_000
 """So many prompts are asked in turn, of which no cache remembers the first when it comes again."""
@@ -136,10 +138,11 @@ class Load:
     that is due by then and reads all that has come.
     """
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, output_tokens: Sequence[int]) -> None:
         parts = urlsplit(url)
         self._address = (parts.hostname or "", parts.port or 0)
         self._model = model
+        self._output_tokens = output_tokens
         self._random = random.Random(1)  # noqa: S311 - prompts, not secrets
         # Made beforehand, for the same reason.
         self._requests = cycle([self._request() for _ in range(REQUESTS)])
@@ -218,7 +221,7 @@ class Load:
 
     def _request(self) -> bytes:
         prompt = [self._random.randrange(5, 200) for _ in range(PROMPT_TOKENS)]
-        output_tokens = self._random.choice(OUTPUT_TOKENS)
+        output_tokens = self._random.randint(*self._output_tokens)
         wish = {"model": self._model, "prompt": prompt, "max_tokens": output_tokens}
         body = json.dumps({**wish, "ignore_eos": True, "temperature": 0}).encode()
         head = (
@@ -276,6 +279,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     pairs.add_options(parser, pairs=PAIRS)
     parser.add_argument(
+        "--output-tokens", nargs=2, type=int, default=OUTPUT_TOKENS, metavar=("LEAST", "MOST")
+    )
+    parser.add_argument(
         "serve", nargs="*", metavar="MODEL FLAG", help="after `--`; without, the demo model"
     )
     arguments = pairs.parsed(parser)
@@ -285,10 +291,11 @@ def main() -> None:
         flags = (*bench.flags, f"--max-num-seqs={RUNNING}", f"--max-waiting={WAITING}")
         bench = replace(bench, flags=flags, has_access_log=True)
         with bench.ready("holdfast") as server:
-            found = rounds(Load(server.url, bench.model), arguments.pairs)
+            found = rounds(Load(server.url, bench.model, arguments.output_tokens), arguments.pairs)
     title = (
         f"{LOAD_FACTOR:.0f} times the peak rate, {PLACES} places and {WAITING} in line, "
-        f"{len(found)} rounds"
+        "answers of {} to {} tokens, ".format(*arguments.output_tokens)
+        + f"{len(found)} rounds"
     )
     pairs.show(pairs.Findings("overload", title, measures(found)), arguments)
 

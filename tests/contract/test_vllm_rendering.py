@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
-from vllm.renderers import renderer_from_config
+from vllm.renderers import base, renderer_from_config
 from vllm.renderers.params import ChatParams, TokenizeParams
 
 from holdfast.demo.files import ensure_demo_model
@@ -16,6 +16,7 @@ from holdfast.engine.rendering import (
     CHARACTERS_A_TURN,
     LONGEST_CHARACTERS,
     MOST_MESSAGES,
+    await_one_without_a_task,
     render_short_prompts_at_once,
 )
 
@@ -129,3 +130,61 @@ def test_a_renderer_of_another_kind_stays_as_it_is() -> None:
     other = object()
     render_short_prompts_at_once(other, trusts_templates=False)
     assert not hasattr(other, "_tokenize_prompt_async")
+
+
+def engine_input(rendered: tuple[Any, list[Any]]) -> list[int]:
+    """The tokens of the one conversation."""
+    return list(rendered[1][0]["prompt_token_ids"])
+
+
+async def turns(renderer: Any, message: str) -> tuple[list[int], int]:
+    """The tokens of a chat of one message, and the turns of the loop that it took."""
+    loop, taken, is_done = asyncio.get_running_loop(), 0, False
+
+    def count() -> None:
+        nonlocal taken
+        if not is_done:
+            taken += 1
+            loop.call_soon(count)
+
+    loop.call_soon(count)
+    rendered = await renderer.render_chat_async(
+        [[{"role": "user", "content": message}]],
+        ChatParams(chat_template_kwargs={"tokenize": False}),
+    )
+    is_done = True
+    return engine_input(rendered), taken
+
+
+@pytest.fixture
+def _one_without_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "asyncio", asyncio)
+    await_one_without_a_task()
+    await_one_without_a_task()
+
+
+@pytest.mark.usefixtures("_one_without_a_task")
+def test_a_short_chat_takes_no_turn_of_the_loop(renderer: Any) -> None:
+    """Its tokens are vLLM's, with whose renderer it takes many turns."""
+    ours, taken = asyncio.run(turns(renderer, "hold"))
+    assert taken == 0
+    assert ours == asyncio.run(turns(renderer, "hold"))[0]
+
+
+def test_vllm_takes_turns_for_a_short_chat(
+    stock: Any, renderer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it does not, there is nothing left to mend."""
+    monkeypatch.setattr(base, "asyncio", asyncio)
+    tokens_of_stock, taken = asyncio.run(turns(stock, "hold"))
+    assert taken > 1
+    assert tokens_of_stock == asyncio.run(turns(renderer, "hold"))[0]
+
+
+@pytest.mark.usefixtures("_one_without_a_task")
+def test_several_prompts_are_still_prepared_side_by_side(renderer: Any) -> None:
+    """One of them may have to wait for the thread."""
+    prompts = [LONG, "hold", "fast"]
+    found, handed_over = run(tokens(renderer, *prompts))
+    assert [len(one) > 0 for one in found] == [True] * len(prompts)
+    assert handed_over == 1

@@ -12,7 +12,7 @@ from vllm.entrypoints.launchers.app import build_app
 
 from holdfast.engine import chunks, compat
 from holdfast.engine.client import EngineProxy
-from holdfast.engine.rendering import render_short_prompts_at_once
+from holdfast.engine.rendering import await_one_without_a_task, render_short_prompts_at_once
 from holdfast.engine.wrong_bodies import refuse_wrong_bodies
 
 FREQUENT_PATHS = frozenset(
@@ -32,6 +32,7 @@ async def openai_app(
     chunks.write_text_directly()
     tasks = await proxy.get_supported_tasks()
     compat.accept_nulls()
+    await_one_without_a_task()
     render_short_prompts_at_once(
         proxy.renderer, trusts_templates=arguments.trust_request_chat_template
     )

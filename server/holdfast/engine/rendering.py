@@ -4,15 +4,21 @@ vLLM hands each chat to a thread twice, for its template and for its tokens (`Ba
 Under load the thread has to wait for the interpreter each time, for up to a switch interval, and
 the loop for it: a tenth of the time to the first token at 16 clients. What could keep the loop
 for long is handed over as before: long prompts, many at once, templates and values of a client.
+
+It also makes a task of each step, to run those of several prompts side by side. A request with one
+prompt, as nearly all are, waits through twelve turns of the loop for that, while the engine waits
+for the request: its steps are awaited one after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from vllm.renderers import hf
+from vllm.renderers import base, hf
 
 LONGEST_CHARACTERS = 2048
 """Of one prompt, or of one chat: tokenized in a millisecond, or three of rare characters."""
@@ -35,20 +41,44 @@ def render_short_prompts_at_once(renderer: Any, *, trusts_templates: bool) -> No
     setattr(renderer, _MARK, turn)
     tokenize_elsewhere = renderer._tokenize_prompt_async  # noqa: SLF001 - there is no other way in
     apply_elsewhere = renderer._apply_chat_template_async  # noqa: SLF001 - as above
+    bounded = renderer._render_with_timeout  # noqa: SLF001 - as above
 
     async def tokenize(prompt: Any, parameters: Any) -> Any:
         if turn.takes(len(prompt["prompt"])):
             return renderer._tokenize_prompt(prompt, parameters)  # noqa: SLF001 - as above
         return await tokenize_elsewhere(prompt, parameters)
 
-    async def apply(model: Any, tokenizer: Any, conversation: Any, **options: Any) -> Any:
+    def apply(model: Any, tokenizer: Any, conversation: Any, **options: Any) -> Any:
         if _are_plain(options) and turn.takes(_characters(conversation)):
-            return hf.safe_apply_chat_template(model, tokenizer, conversation, **options)
-        return await apply_elsewhere(model, tokenizer, conversation, **options)
+            return _Rendered(hf.safe_apply_chat_template(model, tokenizer, conversation, **options))
+        return apply_elsewhere(model, tokenizer, conversation, **options)
+
+    async def within_time(prompt: _Rendered | Awaitable[Any]) -> Any:
+        return prompt.prompt if isinstance(prompt, _Rendered) else await bounded(prompt)
 
     renderer._tokenize_prompt_async = tokenize  # noqa: SLF001 - as above
     if not trusts_templates:
         renderer._apply_chat_template_async = apply  # noqa: SLF001 - as above
+        renderer._render_with_timeout = within_time  # noqa: SLF001 - as above
+
+
+def await_one_without_a_task() -> None:
+    """Have vLLM's renderers await a single step as it is; calling it again changes nothing."""
+    base.asyncio = SimpleNamespace(**{**vars(asyncio), "gather": _gather})
+
+
+async def _gather(*steps: Awaitable[Any]) -> list[Any]:
+    """What `asyncio.gather` returns."""
+    if len(steps) == 1:
+        return [await steps[0]]
+    return await asyncio.gather(*steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A prompt that is there already, for which no timer needs to run."""
+
+    prompt: Any
 
 
 class _Turn:
