@@ -17,6 +17,7 @@ from holdfast.settings.values import (
     file_path,
     headroom_fraction,
     key,
+    niceness,
     positive_count,
     positive_seconds,
     positive_size_bytes,
@@ -172,7 +173,7 @@ class SupervisionSettings:
 
 @dataclass(frozen=True, slots=True)
 class OverloadSettings:
-    """What happens when more is asked than the engine can do."""
+    """What happens when more is asked than the engine, or the machine, can do."""
 
     max_waiting: int = flag(
         "--max-waiting", count, 1024, "N", "requests held in the front end before 429"
@@ -184,6 +185,14 @@ class OverloadSettings:
         "N",
         "requests of one API key at a time, waiting or in work, before 429; 0 is no limit, and "
         "without API keys it has no effect",
+    )
+    engine_niceness: int = flag(
+        "--engine-niceness",
+        niceness,
+        4,
+        "N",
+        "added to the front end's nice value for the engine's processes, 0 to 19: where both want "
+        "a core the front end goes first",
     )
 
 

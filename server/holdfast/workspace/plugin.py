@@ -20,6 +20,7 @@ from typing import Any
 from holdfast.workspace import leash, worker_calls
 from holdfast.workspace.causes import note_termination, record_causes
 from holdfast.workspace.compiled import take_plain_functions
+from holdfast.workspace.niceness import give_way
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.seeds import keep_seeds
 from holdfast.workspace.shared_names import use_names_of
@@ -43,6 +44,7 @@ def register() -> None:
         return
     leash.end_if_orphan()
     leash.tie_spawned()
+    give_way()
     spec = WorkspaceSpec.read(Path(path))
     use_names_of(Path(spec.stats_directory))
     record_causes(Path(spec.stats_directory))
