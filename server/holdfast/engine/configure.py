@@ -67,7 +67,7 @@ def configure(
             runtime_directory=runtime_directory,
             is_probing=lambda: state() is State.PROBING,
             stall_timeout_seconds=settings.supervision.stall_timeout_seconds,
-            added_niceness=settings.overload.engine_niceness,
+            engine_core_niceness=settings.overload.engine_core_niceness,
             native_variables=native_variables,
         )
     return ConfiguredEngine(launcher, namespace)

@@ -33,8 +33,8 @@ from holdfast.engine.starts import until_stuck
 from holdfast.engine.stat_logger import Queues, prometheus_logger
 from holdfast.errors import EngineStartError, PluginMissingError
 from holdfast.records import RankStats
-from holdfast.workspace import niceness
 from holdfast.workspace.causes import root_cause
+from holdfast.workspace.niceness import NICENESS_VARIABLE
 from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
 from holdfast.workspace.stats import read_all
 
@@ -60,12 +60,12 @@ class EngineLauncher:
         runtime_directory: Path,
         is_probing: Callable[[], bool],
         stall_timeout_seconds: float,
-        added_niceness: int,
+        engine_core_niceness: int,
         native_variables: NativeVariables,
     ) -> None:
         self._native_variables = native_variables
         self._stall_timeout_seconds = stall_timeout_seconds
-        self._added_niceness = added_niceness
+        self._variables = {NICENESS_VARIABLE: str(engine_core_niceness)}
         self._config = config
         self._arguments = arguments
         self._fingerprint = fingerprint
@@ -183,7 +183,7 @@ class EngineLauncher:
     def _blocking_construct(self, directory: Path) -> Any:
         is_silent = self._arguments.disable_log_stats
         with (
-            environment.changed(_variables(directory) | niceness.variables(self._added_niceness)),
+            environment.changed(_variables(directory) | self._variables),
             compat.kept_renderer(self._renderer),
             compat.forked_cores(self._config, forkserver.CoreContext()),
         ):

@@ -186,13 +186,13 @@ class OverloadSettings:
         "requests of one API key at a time, waiting or in work, before 429; 0 is no limit, and "
         "without API keys it has no effect",
     )
-    engine_niceness: int = flag(
-        "--engine-niceness",
+    engine_core_niceness: int = flag(
+        "--engine-core-niceness",
         niceness,
         4,
         "N",
-        "added to the front end's nice value for the engine's processes, 0 to 19: where both want "
-        "a core the front end goes first",
+        "added to the nice value of each EngineCore with workers of its own, 0 to 19: front end "
+        "and workers go first where cores are few",
     )
 
 

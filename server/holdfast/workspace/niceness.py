@@ -1,34 +1,37 @@
-"""Who goes first where the engine and the front end share cores? The front end.
+"""Who goes first where cores are few? The front end and the workers, before EngineCore.
 
-What it does for a request takes less than an engine step: it hands the prompt over, and sends the
-tokens on. A request that waits for that while the engine runs is missing in the next step, and a
-scrape waits with it. Where there are cores for both, niceness changes nothing (sched(7)).
-docs/benchmarks.md has the measurements.
+A request that waits for a core while EngineCore plans a step is missing in it, and a scrape waits
+too; what the front end does for either takes less time than a step. The workers compute the step
+that everybody waits for. So EngineCore is nicer than both. Where there are cores for all, niceness
+changes nothing (sched(7)). docs/benchmarks.md has the measurements.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
-NICENESS_VARIABLE = "HOLDFAST_ENGINE_NICE_VALUE"
-"""The nice value of the engine's processes, not what is added to the front end's."""
-_THIS_THREAD = 0
-"""setpriority(2): a nice value belongs to a thread, and what it starts has the same."""
+NICENESS_VARIABLE = "HOLDFAST_ENGINE_CORE_NICENESS"
+"""Of the flag of that name, too."""
 
 
-def variables(added_niceness: int) -> dict[str, str]:
-    """What the processes of the engine find in their environment.
+def give_way_to_workers() -> None:
+    """Have this EngineCore be nicer than its workers, if they are processes of their own.
 
-    An absolute value: an EngineCore and the workers it may have spawned or had forked all take it.
+    A nice value belongs to a thread and is inherited (setpriority(2)), and no thread gets a lower
+    one back without a privilege: so after the workers were started, and before the threads that
+    talk to the front end are.
     """
-    return {NICENESS_VARIABLE: str(os.getpriority(os.PRIO_PROCESS, _THIS_THREAD) + added_niceness)}
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # noqa: PLC0415 - large
+
+    added = int(os.environ.get(NICENESS_VARIABLE, "0"))
+    MultiprocExecutor._init_executor = _nicer_after(MultiprocExecutor._init_executor, added)  # noqa: SLF001 - what starts the workers has no public name (vLLM 0.32)
 
 
-def give_way() -> None:
-    """Take the nice value of the variable, with all threads that start from here on.
+def _nicer_after(start_workers: Callable[[Any], None], added: int) -> Callable[[Any], None]:
+    def started(executor: Any) -> None:
+        start_workers(executor)
+        os.nice(added)
 
-    Who is nicer already stays so: to become less nice takes a privilege.
-    """
-    if value := os.environ.get(NICENESS_VARIABLE):
-        now = os.getpriority(os.PRIO_PROCESS, _THIS_THREAD)
-        os.setpriority(os.PRIO_PROCESS, _THIS_THREAD, max(now, int(value)))
+    return started

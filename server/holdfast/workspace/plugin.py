@@ -20,7 +20,7 @@ from typing import Any
 from holdfast.workspace import leash, worker_calls
 from holdfast.workspace.causes import note_termination, record_causes
 from holdfast.workspace.compiled import take_plain_functions
-from holdfast.workspace.niceness import give_way
+from holdfast.workspace.niceness import give_way_to_workers
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.seeds import keep_seeds
 from holdfast.workspace.shared_names import use_names_of
@@ -44,13 +44,13 @@ def register() -> None:
         return
     leash.end_if_orphan()
     leash.tie_spawned()
-    give_way()
     spec = WorkspaceSpec.read(Path(path))
     use_names_of(Path(spec.stats_directory))
     record_causes(Path(spec.stats_directory))
     offer_stacks(Path(spec.stats_directory), os.getpid())
     if multiprocessing.current_process().name.startswith("EngineCore"):
         note_termination(Path(spec.stats_directory))
+        give_way_to_workers()
     # Two lines for each engine step that the probe composes.
     logging.getLogger("vllm.v1.core.sched.scheduler").addFilter(_is_no_pause)
     _install(spec)
