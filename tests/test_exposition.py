@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterable
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, Info, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from holdfast.telemetry.exposition import MOST_FORMATS, Pages, render
+from holdfast.telemetry.readings import collectors, reading
 
 FORMATS = (
     "",
@@ -52,6 +55,67 @@ def test_pages_are_those_of_the_library_while_numbers_change() -> None:
         gauge.set(1.0 / number)
         histogram.labels("one").observe(number)
         assert_same(pages, registry)
+
+
+def test_metrics_are_read_without_being_collected() -> None:
+    """Their classes are the library's private matter: this fails when they are others."""
+    registry = CollectorRegistry()
+    counter = Counter("a", "Counts.", ["model"], registry=registry)
+    counter.labels("one").inc(2)
+    Gauge("b", "Rises and falls.", registry=registry).set(3)
+    Histogram("c", "Buckets.", ["model"], registry=registry, buckets=(1, 2)).labels("x").observe(1)
+    for collector in collectors(registry):
+        now = reading(collector)
+        assert now is not None
+        (family,) = collector.collect()
+        assert list(now.numbers) == [sample.value for sample in family.samples]
+    assert len(collectors(registry)) == 3
+
+
+@pytest.mark.parametrize("buckets", [(1, 2), (-1, 1)])
+def test_series_of_metrics_may_come_and_go(buckets: tuple[float, ...]) -> None:
+    """As many of others, the same in another order, all gone."""
+    registry = CollectorRegistry()
+    histogram = Histogram("c", "Buckets.", ["model"], registry=registry, buckets=buckets)
+    pages = Pages(lambda: (registry,))
+    assert_same(pages, registry)
+    for come, goes in (("one", None), ("two", "one"), ("one", None), ("two", "two")):
+        histogram.labels(come).observe(1)
+        if goes:
+            histogram.remove(goes)
+        assert_same(pages, registry)
+    histogram.clear()
+    assert_same(pages, registry)
+
+
+def test_metrics_of_one_name_may_follow_each_other() -> None:
+    """A kind that takes the place of another has its own lines, and the old one is let go."""
+    registry = CollectorRegistry()
+    pages = Pages(lambda: (registry,))
+    for kind in (Counter, Gauge):
+        metric = kind("a", f"Of {kind.__name__}.", registry=registry)
+        metric.inc()
+        assert_same(pages, registry)
+        registry.unregister(metric)
+    gone = weakref.ref(metric)
+    del metric
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_computes_its_number_is_collected() -> None:
+    """A gauge with a function, and metrics that are no counter, gauge or histogram."""
+    registry = CollectorRegistry()
+    numbers = iter(range(100))
+    Gauge("a", "Asks.", registry=registry).set_function(lambda: next(numbers) // len(FORMATS) // 2)
+    Summary("b", "Sums.", registry=registry).observe(1)
+    Info("c", "Says.", registry=registry).info({"version": "1"})
+    Enum("d", "States.", registry=registry, states=["on", "off"]).state("off")
+    registry.set_target_info({"env": "test"})
+    pages = Pages(lambda: (registry,))
+    assert_same(pages, registry)
+    registry.set_target_info(None)
+    assert_same(pages, registry)
 
 
 @pytest.mark.parametrize("value", [0, -1.5, 1e300, float("inf"), float("-inf"), float("nan"), True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
@@ -11,6 +12,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from holdfast.telemetry.forms import Encode, Form, end_of, text_of
+from holdfast.telemetry.readings import Labels, collectors, reading
 
 Registries = Iterable[Collector]
 MOST_FORMATS = 4
@@ -33,39 +35,70 @@ def render(registries: Registries, *, accept: str = "") -> tuple[bytes, str]:
 
 
 class Pages:
-    """The pages of the same registries, scrape after scrape: as `render`, at half the cost.
+    """The pages of the same registries, scrape after scrape: as `render`, at a third of the cost.
 
     Renders one page at a time.
     """
 
     def __init__(self, registries: Callable[[], Registries]) -> None:
         self._registries = registries
-        self._formats: dict[str, dict[str, Form]] = {}
+        self._formats: dict[str, _Format] = {}
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The page of this moment and its content type."""
         encode, content_type = _encoder(accept)
         if content_type not in self._formats and len(self._formats) == MOST_FORMATS:
             return encode(_Page(self._registries())), content_type
-        forms = self._formats.setdefault(content_type, {})
+        known = self._formats.setdefault(content_type, _Format(encode))
         lines: list[str] = []
-        for family in _Page(self._registries()).collect():
-            lines += _lines(family, forms, encode)
+        for registry in self._registries():
+            for collector in collectors(registry):
+                lines += known.lines(collector)
         lines.append(end_of(encode))
         return "".join(lines).encode(), content_type
 
 
-def _lines(family: Metric, forms: dict[str, Form], encode: Encode) -> Iterable[str]:
-    known = forms.get(family.name)
-    lines = known.filled(family.samples) if known else None
-    if lines is not None:
-        return lines
-    forms.pop(family.name, None)
-    form = Form.of(family, encode)
-    if form is None:
-        return [text_of(family, encode)]
-    forms[family.name] = form
-    return form.filled(family.samples) or ()
+class _Format:
+    """What is known of the families in one format."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+        self._families: dict[str, Form] = {}
+        self._metrics: WeakKeyDictionary[Collector, tuple[Labels, Form]] = WeakKeyDictionary()
+
+    def lines(self, collector: Collector) -> Iterable[str]:
+        now = reading(collector)
+        if now is None:
+            families = collector.collect()
+            return [line for family in families for line in self._lines_of_family(family)]
+        labels, form = self._metrics.get(collector, ((), None))
+        if form is not None and labels == now.labels and form.places == len(now.numbers):
+            return form.numbered(now.numbers)
+        return self._lines_of_metric(collector)
+
+    def _lines_of_metric(self, collector: Collector) -> Iterable[str]:
+        before = reading(collector)
+        (family,) = collector.collect()
+        now = reading(collector)
+        form = Form.of(family, self._encode)
+        if before is None or now is None or form is None or before.labels != now.labels:
+            return [text_of(family, self._encode)]
+        if form.places != len(now.numbers):
+            return [text_of(family, self._encode)]
+        self._metrics[collector] = (now.labels, form)
+        return form.numbered(now.numbers)
+
+    def _lines_of_family(self, family: Metric) -> Iterable[str]:
+        known = self._families.get(family.name)
+        lines = known.filled(family.samples) if known else None
+        if lines is not None:
+            return lines
+        self._families.pop(family.name, None)
+        form = Form.of(family, self._encode)
+        if form is None:
+            return [text_of(family, self._encode)]
+        self._families[family.name] = form
+        return form.filled(family.samples) or ()
 
 
 def _encoder(accept: str) -> tuple[Encode, str]:

@@ -8,7 +8,7 @@ has changed get another.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 from prometheus_client import Metric
@@ -35,6 +35,7 @@ class Form:
                 place = int(float(value))
                 self._line_of[place], self._heads[place] = number, f"{head} "
         self._samples: list[Sample] = []
+        self._numbers: Sequence[float] = tuple(map(float, range(places)))
 
     @classmethod
     def of(cls, family: Metric, encode: Encode) -> Self | None:
@@ -50,18 +51,32 @@ class Form:
         form._samples = numbered.samples
         return form
 
+    @property
+    def places(self) -> int:
+        """How many numbers it has."""
+        return len(self._heads)
+
     def filled(self, samples: list[Sample]) -> list[str] | None:
         """The lines with the numbers of `samples`; None if this is not their form."""
         if len(samples) != len(self._samples):
             return None
-        for place, (sample, known) in enumerate(zip(samples, self._samples, strict=True)):
-            if sample == known:
-                continue
-            if sample[:2] != known[:2] or sample[3:] != _BARE:
+        for sample, known in zip(samples, self._samples, strict=True):
+            if sample != known and (sample[:2] != known[:2] or sample[3:] != _BARE):
                 return None
-            number = floatToGoString(sample.value)  # type: ignore[no-untyped-call]  # to text
-            self._lines[self._line_of[place]] = f"{self._heads[place]}{number}\n"
         self._samples = samples
+        return self.numbered([sample.value for sample in samples])
+
+    def numbered(self, numbers: Sequence[float]) -> list[str]:
+        """The lines with these numbers, one for each sample of the family, in their order.
+
+        Raises:
+            ValueError: there are more or fewer of them.
+        """
+        for place, (number, known) in enumerate(zip(numbers, self._numbers, strict=True)):
+            if number != known:
+                text = floatToGoString(number)  # type: ignore[no-untyped-call]  # to text
+                self._lines[self._line_of[place]] = f"{self._heads[place]}{text}\n"
+        self._numbers = numbers
         return self._lines
 
 
