@@ -74,19 +74,16 @@ class _Format:
         labels, form = self._metrics.get(collector, ((), None))
         if form is not None and labels == now.labels and form.places == len(now.numbers):
             return form.numbered(now.numbers)
-        return self._lines_of_metric(collector)
+        return self._lines_of_metric(collector, now.labels)
 
-    def _lines_of_metric(self, collector: Collector) -> Iterable[str]:
-        before = reading(collector)
+    def _lines_of_metric(self, collector: Collector, labels: Labels) -> Iterable[str]:
         (family,) = collector.collect()
-        now = reading(collector)
-        form = Form.of(family, self._encode)
-        if before is None or now is None or form is None or before.labels != now.labels:
-            return [text_of(family, self._encode)]
-        if form.places != len(now.numbers):
-            return [text_of(family, self._encode)]
-        self._metrics[collector] = (now.labels, form)
-        return form.numbered(now.numbers)
+        form, now = Form.of(family, self._encode), reading(collector)
+        # Series may come and go meanwhile: whose lines these are is known only if none did.
+        if form and now and now.labels == labels and form.places == len(now.numbers):
+            self._metrics[collector] = (labels, form)
+            return form.numbered(now.numbers)
+        return [text_of(family, self._encode)]
 
     def _lines_of_family(self, family: Metric) -> Iterable[str]:
         known = self._families.get(family.name)
