@@ -37,6 +37,28 @@ def test_forbidden_size_survives_later_attempts(tmp_path: Path) -> None:
     assert ProbeJournal(tmp_path, "f").forbidden_tokens == 512
 
 
+def test_an_attempt_under_way_forbids_nothing(tmp_path: Path) -> None:
+    """A server beside another with the same directory does not take its attempt for lost."""
+    with ProbeJournal(tmp_path, "f").attempt(512):
+        beside = ProbeJournal(tmp_path, "f")
+        assert beside.forbidden_tokens is None
+        with beside.attempt(512):
+            pass
+    assert ProbeJournal(tmp_path, "f").forbidden_tokens is None
+
+
+def test_the_smallest_of_several_is_forbidden(tmp_path: Path) -> None:
+    """Of two servers that went down, and one that runs, the smaller lost size counts."""
+    die_in_the_last_of(tmp_path, "f", 512)
+    die_in_the_last_of(tmp_path, "f", 256)
+    with ProbeJournal(tmp_path, "f").attempt(128):
+        journal = ProbeJournal(tmp_path, "f")
+    assert journal.forbidden_tokens == 256
+    assert journal.evidence is not None
+    journal.evidence.unlink()
+    assert ProbeJournal(tmp_path, "f").forbidden_tokens == 512
+
+
 def test_fingerprints_do_not_meet(tmp_path: Path) -> None:
     """Another configuration has another journal."""
     die_in_the_last_of(tmp_path, "f", 512)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -365,16 +366,18 @@ def test_failure_with_an_answer_is_not_forbidden(tmp_path: Path) -> None:
 
 
 def test_attempts_are_journalled(tmp_path: Path) -> None:
-    """While a context is computed, the file on disk names it."""
-    seen: set[int | None] = set()
+    """While a context is computed, the one file on disk names it."""
+    seen: set[int] = set()
 
     def look(step: FakeStep) -> bool:
         if any(len(request.prompt) == 512 for request in step.prefilling):
-            seen.add(ProbeJournal(tmp_path, "f").forbidden_tokens)
+            (path,) = tmp_path.iterdir()
+            seen.add(json.loads(path.read_text())["context_tokens"])
         return False
 
     probe(Faults(kills=look), steps=["context_sweep"], journal=ProbeJournal(tmp_path, "f"))
     assert seen == {512}
+    assert not list(tmp_path.iterdir())
 
 
 def test_unified_memory_stops_the_sweep() -> None:

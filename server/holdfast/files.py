@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 
 def ending_with(suffix: str, directory: Path) -> list[Path]:
@@ -27,18 +31,64 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: it could not be written; the old content is as it was.
     """
+    _put(path, text).close()
+
+
+@contextmanager
+def written_while_alive(path: Path, text: str) -> Iterator[None]:
+    """While entered, `path` holds `text` and is locked; only of a process that dies it stays.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    with _put(path, text):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def is_writer_alive(path: Path) -> bool:
+    """Whether who made the file by `written_while_alive` still runs, on whatever host.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no locks here: its writer had none either
+            return False
+    return False
+
+
+def _put(path: Path, text: str) -> IO[str]:
+    """The file, open, locked, and on disk in its place."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
+    file = os.fdopen(descriptor, "w", encoding="utf-8")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        # Before it is in its place: nobody is to find it without the lock.
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_directory(path.parent)
+    except BaseException:
+        file.close()
+        raise
     finally:
         temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
+    return file
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:

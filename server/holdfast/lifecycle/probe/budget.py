@@ -67,7 +67,7 @@ class Budget:
         if forbidden is not None and context_tokens >= forbidden:
             return (
                 f"an attempt at {forbidden} tokens took the machine down; "
-                f"delete {self._journal.path} to try it again"
+                f"delete {self._journal.evidence} to try it again"
             )
         return self._memory_obstacle(context_tokens) or self.time_obstacle(new_tokens)
 

@@ -1,8 +1,9 @@
-"""Which sizes took the machine down? A file that outlives it, and says which attempt never ended.
+"""Which sizes took the machine down? Files that outlive it say which attempts never ended.
 
-The file is replaced as a whole, and both it and its directory are on disk before an attempt begins.
-An attempt that failed while this process lived has an end like any other; only one that ended with
-the process, or with the machine, has none.
+An attempt has a file of its own, which is on disk before it begins, is locked while its process
+lives, and goes when it is over. An attempt that failed while the process lived is over like any
+other; only one that ended with the process, or with the machine, leaves its file. Servers that
+share a directory, as the replicas of a Deployment do, therefore forbid each other nothing.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from holdfast.files import write_whole
+from holdfast.files import is_writer_alive, written_while_alive
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = 1
+LAYOUT = 2
 
 
 class ProbeJournal:
@@ -27,59 +29,66 @@ class ProbeJournal:
 
     def __init__(self, directory: Path | None, fingerprint: str) -> None:
         self._fingerprint = fingerprint
-        self.path = directory / f"probe-{_digest(fingerprint)}.json" if directory else None
-        self._unfinished = _read(self.path, fingerprint) if self.path else []
+        name = f"probe-{_digest(fingerprint)}"
+        self.path = directory / f"{name}-{secrets.token_hex(4)}.json" if directory else None
+        """Where the attempts of this process are written."""
+        self._left = _left_in(directory, name, fingerprint) if directory else {}
 
     @property
     def forbidden_tokens(self) -> int | None:
         """The smallest context whose attempt never ended: it and all above are not tried again."""
-        return min(self._unfinished, default=None)
+        return min(self._left.values(), default=None)
+
+    @property
+    def evidence(self) -> Path | None:
+        """The file that forbids the smallest context."""
+        return min(self._left, key=self._left.__getitem__, default=None)
 
     @contextmanager
     def attempt(self, tokens: int) -> Iterator[None]:
-        """While entered, the file on disk says that a context of `tokens` is being tried."""
-        self._unfinished.append(tokens)
-        self._write()
-        try:
+        """While entered, a file on disk says that a context of `tokens` is being tried."""
+        with ExitStack() as kept:
+            if self.path is not None:
+                record = {
+                    "layout": LAYOUT,
+                    "fingerprint": self._fingerprint,
+                    "context_tokens": tokens,
+                }
+                try:
+                    kept.enter_context(written_while_alive(self.path, json.dumps(record)))
+                except OSError as error:
+                    logger.warning("The probe journal %s cannot be written: %s", self.path, error)
             yield
-        finally:
-            self._unfinished.remove(tokens)
-            self._write()
 
-    def _write(self) -> None:
-        if self.path is None:
-            return
-        record = {
-            "layout": LAYOUT,
-            "fingerprint": self._fingerprint,
-            "unfinished_context_tokens": self._unfinished,
-        }
-        try:
-            write_whole(self.path, json.dumps(record))
-        except OSError as error:
-            logger.warning("The probe journal %s cannot be written: %s", self.path, error)
+
+def _left_in(directory: Path, name: str, fingerprint: str) -> dict[Path, int]:
+    """The files of attempts whose process is gone, and their sizes."""
+    read = ((path, _read(path, fingerprint)) for path in sorted(directory.glob(f"{name}-*.json")))
+    return {path: tokens for path, tokens in read if tokens is not None}
 
 
 def _digest(fingerprint: str) -> str:
     return hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
 
 
-def _read(path: Path, fingerprint: str) -> list[int]:
+def _read(path: Path, fingerprint: str) -> int | None:
     try:
+        if is_writer_alive(path):
+            return None
         record = json.loads(path.read_text(encoding="utf-8"))
-        sizes = record["unfinished_context_tokens"]
+        tokens = record["context_tokens"]
         is_ours = record["layout"] == LAYOUT and record["fingerprint"] == fingerprint
-        if is_ours and all(type(size) is int for size in sizes):
-            return list(sizes)
+        if is_ours and type(tokens) is int:
+            return tokens
     except FileNotFoundError:
-        return []
+        return None
     except OSError as error:
         logger.warning("The probe journal %s cannot be read: %s", path, error)
-        return []
+        return None
     except (ValueError, TypeError, KeyError):
         pass
     _set_aside(path)
-    return []
+    return None
 
 
 def _set_aside(path: Path) -> None:
