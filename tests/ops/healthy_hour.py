@@ -9,8 +9,12 @@ from holdfast.lifecycle.states import State
 from holdfast.records import DEATH_CAUSES, GROWTH_PHASES, LOSS_REASONS, PROBE_STEPS, REJECTION_KINDS
 
 MINUTES = 60
-STARTED = 18
+STARTED = 9
 """The minute in which the engine is loaded and the probe begins."""
+LEARNED = 11
+"""The minute in which the probe has failed for want of a reservation, and the engine starts anew
+with it: what the first start of a model that nobody has declared does."""
+STARTED_AGAIN = 18
 READY = 20
 """The minute in which the gate opens."""
 MIB = 1024 * 1024
@@ -41,9 +45,10 @@ def _always(value: float) -> list[float]:
 
 
 def _state_in(minute: int) -> State:
-    if minute < STARTED:
-        return State.STARTING
-    return State.PROBING if minute < READY else State.READY
+    if minute >= READY:
+        return State.READY
+    is_proving = STARTED <= minute < LEARNED or minute >= STARTED_AGAIN
+    return State.PROBING if is_proving else State.STARTING
 
 
 def _server() -> Iterable[Line]:
@@ -58,16 +63,18 @@ def _server() -> Iterable[Line]:
     for reason in LOSS_REASONS:
         yield _series("holdfast_requests_lost_total", f'reason="{reason}"', _always(0))
     yield _series("holdfast_requests_replayed_total", "", _always(0))
+    yield _series("holdfast_requests_refused_total", 'reason="overloaded"', _always(0))
     in_flight = [float(minute % 9) if minute >= READY else 0.0 for minute in range(MINUTES)]
     yield _series("holdfast_requests_in_flight", "", in_flight)
 
 
 def _proof() -> Iterable[Line]:
-    for result in ("passed", "failed"):
-        runs = [float(result == "passed" and minute >= READY) for minute in range(MINUTES)]
+    for result, ended in (("passed", READY), ("failed", LEARNED)):
+        runs = [float(minute >= ended) for minute in range(MINUTES)]
         yield _series("holdfast_probe_runs_total", f'result="{result}"', runs)
     for step in PROBE_STEPS:
-        yield _series("holdfast_probe_passed", f'step="{step}"', _after(READY, _always(1)))
+        has_passed = [float(minute >= READY) for minute in range(MINUTES)]
+        yield _series("holdfast_probe_passed", f'step="{step}"', _after(LEARNED, has_passed))
     yield _series("holdfast_probe_limited", "", _after(READY, _always(0)))
     yield _series("holdfast_probe_proven_tokens", "", _after(READY, _always(8191)))
 
@@ -84,8 +91,13 @@ def _ranks() -> Iterable[Line]:
         water = [20.0 * MIB if minute >= READY else 0.0 for minute in range(MINUTES)]
         yield _series("holdfast_workspace_high_water_bytes", slot, _after(STARTED, water))
         for phase in GROWTH_PHASES:
-            count = _after(STARTED, _always(1 if phase == "warmup" else 0))
+            counts = [
+                float(phase != "sealed" and minute >= LEARNED - 1) for minute in range(MINUTES)
+            ]
+            count = _after(STARTED, counts)
             yield _series("holdfast_workspace_growths_total", f'{labels},phase="{phase}"', count)
+        steps = [0.0 if minute < STARTED else 60.0 * minute for minute in range(MINUTES)]
+        yield _series("holdfast_engine_steps_total", labels, _after(STARTED, steps))
         for kind in REJECTION_KINDS:
             name = "holdfast_workspace_growth_rejections_total"
             yield _series(name, f'{labels},kind="{kind}"', _after(STARTED, _always(0)))

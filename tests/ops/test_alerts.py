@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from holdfast.api.health import report
 from ops import queries
 from ops.prometheus import (
     DEADLINE_SECONDS,
@@ -25,6 +26,7 @@ from ops.prometheus import (
     webhook,
 )
 from servers import wait_until
+from statuses import a_status
 
 RUNBOOKS = queries.ROOT / "deploy" / "runbooks"
 SECTIONS = ["Symptom", "Cause", "Check", "Remedy"]
@@ -49,6 +51,18 @@ def unit_tests() -> Iterator[dict[str, Any]]:
     """Every test that promtool runs."""
     for path in UNIT_TESTS:
         yield from yaml.safe_load(path.read_text())["tests"]
+
+
+def runbook(name: str) -> str:
+    """The page of an alert."""
+    return (RUNBOOKS / f"{name.lower()}.md").read_text()
+
+
+def has(document: Any, path: list[str]) -> bool:
+    """Whether a document has a field at a path, in the first entry of each list on the way."""
+    if isinstance(document, list):
+        return has(document[0], path)
+    return not path or (path[0] in document and has(document[path[0]], path[1:]))
 
 
 @pytest.mark.tools
@@ -122,12 +136,21 @@ def test_the_alert_keeps_the_conventions(name: str) -> None:
 @every_alert
 def test_the_alert_has_a_runbook(name: str) -> None:
     """It names symptom, cause, check and remedy, and the metrics that the alert watches."""
-    path = RUNBOOKS / f"{name.lower()}.md"
-    text = path.read_text()
-    assert ALERTS[name]["annotations"]["runbook_url"] == f"deploy/runbooks/{path.name}"
+    text = runbook(name)
+    url = ALERTS[name]["annotations"]["runbook_url"]
+    assert url == f"deploy/runbooks/{name.lower()}.md"
     assert re.findall(r"^# (.+)$", text, re.MULTILINE) == [name]
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
     assert any(metric in text for metric in queries.metric_names(ALERTS[name]["expr"]))
+
+
+@every_alert
+def test_the_runbook_names_what_status_has(name: str) -> None:
+    """Each field that a line about `/statusz` names is in its answer."""
+    document = report(a_status(), running=0, waiting=0, now_seconds=0.0, is_full=True)
+    lines = [line for line in runbook(name).splitlines() if line.startswith("* `/statusz`")]
+    fields = [field for line in lines for field in re.findall(r"`([a-z][a-z_.]+)`", line)]
+    assert [field for field in fields if not has(document, field.split("."))] == []
 
 
 def test_no_runbook_is_of_no_alert() -> None:
