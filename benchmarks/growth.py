@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -31,6 +31,7 @@ from holdfast.telemetry.exposition import render
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import Totals
+from holdfast.telemetry.waits import Waits
 from holdfast.versions import vllm_version
 from holdfast.workspace.plan import MIB
 from holdfast.workspace.stats import StatsWriter, read_all
@@ -78,7 +79,7 @@ class _Idle:
 
     in_flight = 0
     held = 0
-    refused: Mapping[str, int] = {}
+    waits = Waits()
 
 
 def by_ranks(counts: Sequence[int]) -> Curve:

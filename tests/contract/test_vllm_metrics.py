@@ -19,12 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.parser import metrics as parser_metrics
 from vllm.v1.engine import FinishReason
+from vllm.v1.metrics.buckets import histogram_buckets
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
 from holdfast.engine.stat_logger import LastingStatLogger, Queues, prometheus_logger
 from holdfast.telemetry.exposition import render, vllm_registry
+from holdfast.telemetry.waits import BOUNDS_SECONDS
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 CONFIGURATION: dict[str, Any] = {
@@ -339,3 +341,8 @@ def test_multi_process_mode_goes_on_too(tmp_path: Path) -> None:
     said = json.loads((tmp_path / "said.json").read_text())
     assert said == [[[0], [7]], [[3], [14]], []]
     assert "multi-process mode" not in done.stderr
+
+
+def test_every_bound_of_a_wait_is_one_for_the_first_token() -> None:
+    """So both histograms can be asked at the same bound."""
+    assert set(BOUNDS_SECONDS) <= set(histogram_buckets("time_to_first_token"))

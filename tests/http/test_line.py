@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -323,6 +324,28 @@ def test_who_waits_is_served_with_the_body_that_was_sent() -> None:
         return shop.served
 
     assert asyncio.run(scene()) == ["a", "a", "b", "a"]
+
+
+def test_the_wait_of_who_was_let_in_is_counted() -> None:
+    """One that came in at once, one that waited until then, and not the one that was refused."""
+
+    async def scene() -> tuple[int, float, float]:
+        shop = Shop(waiting=1)
+        waits = shop.admission.waits
+        async with shop.serving() as client:
+            asking = [ask(client), ask(client)]
+            await shop.until_there(inside=1, waiting=1)
+            began_seconds = time.monotonic()
+            assert (await ask(client)).status_code == 429
+            assert (waits.buckets[-1][1], waits.sum_seconds) == (1, 0.0)
+            least_seconds = time.monotonic() - began_seconds
+            shop.release(2)
+            await asyncio.gather(*asking)
+        return waits.buckets[-1][1], least_seconds, waits.sum_seconds
+
+    count, least_seconds, sum_seconds = asyncio.run(scene())
+    assert count == 2
+    assert sum_seconds >= least_seconds
 
 
 def test_beyond_the_line_is_429() -> None:

@@ -20,9 +20,13 @@ GENERATED = ROOT / "dashboards" / "generated"
 _VARIABLE = re.compile(r"\$(\w+)")
 _INTERVALS = frozenset({"__rate_interval", "__range", "__interval"})
 _VLLM_NAME = re.compile(r'"(vllm:\w+)"')
-_LABELS = {metric.full_name: metric.labels for metric in METRICS}
-_TARGET_LABELS = ("job", "instance")
 _SERIES_OF_HISTOGRAM = ("_bucket", "_sum", "_count")
+_LABELS = {
+    metric.full_name + ending: (*metric.labels, *(("le",) if ending == "_bucket" else ()))
+    for metric in METRICS
+    for ending in (_SERIES_OF_HISTOGRAM if metric.kind == "histogram" else ("",))
+}
+_TARGET_LABELS = ("job", "instance")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable
 from types import MappingProxyType
 
@@ -70,12 +71,17 @@ class Gate:
     async def _line_up(self, scope: Scope, receive: Receive, send: Send, tracked: Tracked) -> None:
         needs_place = asks_for_work(scope, self._root_path)
         ticket = self._admission.join(tracked.key, needs_place=needs_place)
+        waited_seconds = 0.0
         try:
             if ticket.standing == "waiting":
+                began_seconds = time.monotonic()
                 receive = patient = PatientReceive(receive)
                 if await patient.while_here(self._admission.until_settled(ticket)) is None:
                     return
+                waited_seconds = time.monotonic() - began_seconds
             if ticket.standing == "called":
+                if needs_place:
+                    self._admission.waits.count(waited_seconds)
                 await self._let_in(scope, receive, send, tracked)
             else:
                 await self._refuse(ticket, scope, receive, send)

@@ -10,8 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from holdfast.lifecycle.states import State
 from holdfast.records import (
@@ -27,6 +33,7 @@ from holdfast.telemetry.metrics import BY_NAME
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import Totals
+from holdfast.telemetry.waits import Waits
 
 Word = TypeVar("Word", bound=str)
 Samples = Iterable[tuple[tuple[object, ...], float]]
@@ -42,6 +49,10 @@ class Traffic(Protocol):
     @property
     def held(self) -> int:
         """Requests not let in yet, which wait for a place in the engine or for its next one."""
+
+    @property
+    def waits(self) -> Waits:
+        """How long those that were let in had waited."""
 
 
 class Calls(Protocol):
@@ -106,6 +117,7 @@ class HoldfastCollector(Collector):
             _family("last_step_age_seconds", _last_step_age(status.ranks)),
             _family("requests_in_flight", [((), self._traffic.in_flight)]),
             *_call_families(self._traffic, self._calls()),
+            _histogram("request_wait_seconds", self._traffic.waits),
             _family("requests_refused_total", _labelled(self._refusals.counts)),
             _family("build_info", [(self._build, 1)]),
         )
@@ -132,6 +144,14 @@ def _family(name: str, samples: Samples) -> Metric:
     family = family_type(metric.full_name, metric.help, labels=metric.labels)
     for labels, value in samples:
         family.add_metric([str(label) for label in labels], value)
+    return family
+
+
+def _histogram(name: str, waits: Waits) -> Metric:
+    metric = BY_NAME[name]
+    family = HistogramMetricFamily(metric.full_name, metric.help)
+    buckets = [(floatToGoString(bound), count) for bound, count in waits.buckets]  # type: ignore[no-untyped-call]  # to text
+    family.add_metric([], buckets=buckets, sum_value=waits.sum_seconds)
     return family
 
 

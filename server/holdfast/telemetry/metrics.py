@@ -17,7 +17,7 @@ class Metric:
     """One family. `name` is without the prefix, and with `_total` for a counter."""
 
     name: str
-    kind: Literal["gauge", "counter"]
+    kind: Literal["gauge", "counter", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
 
@@ -131,6 +131,11 @@ METRICS: tuple[Metric, ...] = (
         "requests_held",
         "gauge",
         "Requests that wait for a place in the engine, or for its next generation.",
+    ),
+    Metric(
+        "request_wait_seconds",
+        "histogram",
+        "Time a request waited in the front end before it went to the engine.",
     ),
     Metric(
         "requests_replayed_total",
