@@ -38,7 +38,7 @@ from holdfast.engine import processes
 from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.native import NativeVariables
-from holdfast.errors import ExitCode
+from holdfast.errors import ExitCode, HoldfastError
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.probe import ProbeJournal, Prober
@@ -54,6 +54,7 @@ from holdfast.telemetry.loop_lag import LoopLag
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import LogProgress, Progress, progress_for
 from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.scrapes import Scrapes
 from holdfast.telemetry.totals import Totals
 from holdfast.versions import vllm_version
 from holdfast.workspace import learned
@@ -125,6 +126,7 @@ class _Application:
         self._totals = Totals()
         self._outages = Outages()
         self._refusals = Refusals()
+        self._scrapes = Scrapes()
         self._loop_lag = LoopLag()
         self._supervisor = Supervisor(
             settings.probe,
@@ -173,7 +175,15 @@ class _Application:
                     listener.ALWAYS_ANSWERED.union(self._settings.listen.unlogged_paths),
                     is_probing=lambda: self._state() is State.PROBING,
                 )
-                await self._supervisor.run()
+                await self._supervise()
+
+    async def _supervise(self) -> None:
+        """Run until the end; one that is a failure is told to who scrapes before nobody listens."""
+        try:
+            await self._supervisor.run()
+        except HoldfastError:
+            await self._scrapes.until_next()
+            raise
 
     # What the supervisor asks for
 
@@ -300,7 +310,7 @@ class _Application:
         pages = Pages(lambda: (registry, vllm_registry()))
         return [
             *health_routes(self._supervisor.status, queue=self._queue),
-            metrics_route(pages.render),
+            metrics_route(pages.render, answered=self._scrapes.count),
             admin_route(self._admin),
         ]
 
