@@ -15,11 +15,15 @@ from dashboards.queries import RANK, SERVER
 
 _TAG = "holdfast"
 _SELECTED = (
-    'holdfast_state{job=~"$job", state="READY"} unless on (job, instance) '
-    '(vllm:num_requests_running{job=~"$job"} '
-    'unless vllm:num_requests_running{job=~"$job", model_name=~"$model"})'
+    'last_over_time(up{job=~"$job"}[$__range]) unless on (job, instance) '
+    '(last_over_time(vllm:num_requests_running{job=~"$job"}[$__range]) '
+    'unless last_over_time(vllm:num_requests_running{job=~"$job", model_name=~"$model"}[$__range]))'
 )
-"""Every server but those that serve another model: one that still starts has not said which."""
+"""Every server of the time shown, also one that is gone, but those that served another model: one
+that still starts has not said which."""
+_MARKED = "[2m]"
+"""Two steps of an annotation: nothing falls between two of them, and Grafana draws what two steps
+in succession say as one mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +118,16 @@ def _slo(slo: Slo) -> dashboard.CustomVariable:
 
 def _annotations() -> list[Any]:
     generation = f"holdfast_engine_generation{{{SERVER}}}"
+    age = f"(time() - process_start_time_seconds{{{SERVER}}})"
     locked = f"holdfast_workspace_locked{{{RANK}}}"
     growths = f"holdfast_workspace_growths_total{{{RANK}}}"
     return [
         _annotation(
             "Engine restart",
             "red",
-            f"{generation} > 1 unless {generation} == {generation} offset 1m",
-            "{{instance}}: a new generation of the engine",
+            f"(changes({generation}{_MARKED}) > 0 and {generation} > 1) "
+            f"or ({age} < 120 and on (job, instance) {generation})",
+            "{{instance}}: a new generation of the engine, or a new server",
         ),
         _annotation(
             "Lock",
@@ -132,7 +138,7 @@ def _annotations() -> list[Any]:
         _annotation(
             "Growth",
             "orange",
-            f"increase({growths}[1m]) > 0",
+            f"increase({growths}{_MARKED}) > 0",
             "{{instance}}: a workspace of rank {{engine}}/{{rank}} grew ({{phase}})",
         ),
     ]

@@ -20,6 +20,7 @@ from dashboards.queries import RANK, SERVER, increase, rate, ratio
 
 STATES: Mappings = MappingProxyType(
     {
+        0: ("no answer", "super-light-red"),
         1: ("STARTING", "blue"),
         2: ("PROBING", "purple"),
         3: ("READY", "green"),
@@ -31,10 +32,15 @@ STATES: Mappings = MappingProxyType(
     }
 )
 _NUMBERED_STATES = " or ".join(
-    f'holdfast_state{{{SERVER}, state="{name}"}} * {number}' for number, (name, _) in STATES.items()
+    f'holdfast_state{{{SERVER}, state="{name}"}} * {number}'
+    for number, (name, _) in STATES.items()
+    if number
 )
-_STATE_NUMBER = f"sum by (instance) ({_NUMBERED_STATES})"
+_UNANSWERED = f"up{{{SERVER}}} == 0"
+_STATE_NUMBER = f"sum by (instance) ({_NUMBERED_STATES} or {_UNANSWERED})"
 """The number of the state that a server is in: one series a server, so one band on a timeline."""
+_READY = f'sum(holdfast_state{{{SERVER}, state="READY"}})'
+_TARGETS = f"up{{{SERVER}}}"
 
 _STEP = "{{instance}} {{step}}"
 _STARTS = f"holdfast_engine_starts_total{{{SERVER}}}"
@@ -44,26 +50,23 @@ _UP = Row(
     (
         Panel(
             "State",
-            "The state of each server. Outside READY requests are held or get 503.",
-            (Query(f"holdfast_state{{{SERVER}}} == 1", "{{state}}"),),
+            "The states that servers are in. Outside READY requests are held or get 503.",
+            (Query(f"count by (state) (holdfast_state{{{SERVER}}} == 1)", "{{state}}"),),
             "short",
             "name",
             width=TILE_WIDTH,
         ),
         tile(
             "Ready",
-            "Share of the servers that are READY.",
-            ratio(
-                f'sum(holdfast_state{{{SERVER}, state="READY"}})',
-                f'count(holdfast_state{{{SERVER}, state="READY"}})',
-            ),
+            "Share of the servers that are READY. One that does not answer is not.",
+            ratio(f"({_READY} or sum({_TARGETS}) * 0)", f"count({_TARGETS})"),
             "percentunit",
             ALL_IS_GOOD,
         ),
         tile(
             "Engine deaths",
-            "Engines that were lost, since the servers started.",
-            f"sum(holdfast_engine_deaths_total{{{SERVER}}})",
+            "Engines that were lost, since the servers started, restarts on request left out.",
+            f'sum(holdfast_engine_deaths_total{{{SERVER}, cause!="requested"}})',
             "short",
             NONE_IS_GOOD,
         ),
@@ -97,7 +100,7 @@ _LIFE = Row(
     (
         Panel(
             "States",
-            "The state of each server over time.",
+            "The state of each server over time, and when it did not answer Prometheus.",
             (Query(_STATE_NUMBER),),
             "short",
             "timeline",

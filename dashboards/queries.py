@@ -12,11 +12,11 @@ MODEL = f'{SERVER}, model_name=~"$model", engine=~"$engine"'
 """Selects what vLLM says of a model."""
 
 _STRING = re.compile(r'"[^"]*"')
-_METRIC = re.compile(r"\b(?:holdfast_\w+|vllm:\w+)")
+_METRIC = re.compile(r"\b(?:holdfast_\w+|vllm:\w+|up(?=\{))")
 
 
 def metric_names(expression: str) -> tuple[str, ...]:
-    """Every metric of Holdfast and vLLM in a query, once, in order."""
+    """Every metric in a query, once, in order."""
     return tuple(dict.fromkeys(_METRIC.findall(_STRING.sub("", expression))))
 
 
@@ -25,9 +25,9 @@ def ratio(part: str, whole: str) -> str:
     return f"{part} / ({whole} > 0)"
 
 
-def rate(name: str, selector: str) -> str:
+def rate(name: str, selector: str, window: str = "$__rate_interval") -> str:
     """How fast a counter rises, a second."""
-    return f"rate({name}{{{selector}}}[$__rate_interval])"
+    return f"rate({name}{{{selector}}}[{window}])"
 
 
 def increase(name: str, selector: str) -> str:
@@ -35,13 +35,13 @@ def increase(name: str, selector: str) -> str:
     return f"increase({name}{{{selector}}}[$__rate_interval])"
 
 
-def quantile(share: float, histogram: str) -> str:
-    """The value that `share` of the observations of a histogram of vLLM's did not exceed."""
-    buckets = rate(f"{histogram}_bucket", MODEL)
-    return f"histogram_quantile({share}, sum by (le) ({buckets}))"
+def quantile(share: float, histogram: str, selector: str = MODEL) -> str:
+    """The value that `share` of the observations did not exceed; no result, no NaN, without any."""
+    buckets = rate(f"{histogram}_bucket", selector)
+    return f"histogram_quantile({share}, sum by (le) ({buckets})) >= 0"
 
 
 def within(histogram: str, bound: str) -> str:
-    """The share of the observations that did not exceed `bound`, which must be one of a bucket."""
-    good = rate(f"{histogram}_bucket", f'{MODEL}, le="{bound}"')
-    return ratio(f"sum({good})", f"sum({rate(f'{histogram}_count', MODEL)})")
+    """The share of all observations of the time shown that did not exceed a bound of a bucket."""
+    good = rate(f"{histogram}_bucket", f'{MODEL}, le="{bound}"', "$__range")
+    return ratio(f"sum({good})", f"sum({rate(f'{histogram}_count', MODEL, '$__range')})")

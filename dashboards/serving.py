@@ -8,6 +8,7 @@ from dashboards.queries import MODEL, RANK, SERVER, quantile, rate, ratio, withi
 
 _TTFT = "vllm:time_to_first_token_seconds"
 _TPOT = "vllm:request_time_per_output_token_seconds"
+_WAIT = "holdfast_request_wait_seconds"
 _TOKENS = "suffix: tok/s"
 _SLO: tuple[Step, ...] = ((None, "red"), (0.95, "orange"), (0.99, "green"))
 _QUEUE: tuple[Step, ...] = ((None, "green"), (1, "orange"))
@@ -16,19 +17,23 @@ _TTFT_BOUNDS = ("0.1", "0.25", "0.5", "0.75", "1.0", "2.5", "5.0", "10.0", "20.0
 _TPOT_BOUNDS = ("0.01", "0.025", "0.05", "0.075", "0.1", "0.15", "0.2", "0.3", "0.5", "1.0")
 
 
+_HELD = f"sum(holdfast_requests_held{{{SERVER}}})"
+
+
 def _sum_of_rates(name: str) -> str:
     return f"sum({rate(name, MODEL)})"
 
 
-def _quantiles(histogram: str) -> tuple[Query, ...]:
+def _quantiles(histogram: str, selector: str = MODEL) -> tuple[Query, ...]:
     return tuple(
-        Query(quantile(share, histogram), legend)
+        Query(quantile(share, histogram, selector), legend)
         for share, legend in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
     )
 
 
-def _mean(histogram: str) -> str:
-    return ratio(_sum_of_rates(f"{histogram}_sum"), _sum_of_rates(f"{histogram}_count"))
+def _mean(histogram: str, selector: str = MODEL) -> str:
+    sums, counts = (rate(f"{histogram}_{what}", selector) for what in ("sum", "count"))
+    return ratio(f"sum({sums})", f"sum({counts})")
 
 
 _FAST = Row(
@@ -36,15 +41,16 @@ _FAST = Row(
     (
         tile(
             "First token within SLO",
-            "Share of the requests whose first token came within the SLO chosen above.",
+            "Share of the requests of the time shown whose first token came within the SLO chosen "
+            "above, counted from when the front end let them in.",
             within(_TTFT, "$ttft_slo"),
             "percentunit",
             _SLO,
         ),
         tile(
             "Output tokens within SLO",
-            "Share of the requests whose mean time per output token was within the SLO chosen "
-            "above.",
+            "Share of the requests of the time shown whose mean time per output token was within "
+            "the SLO chosen above.",
             within(_TPOT, "$tpot_slo"),
             "percentunit",
             _SLO,
@@ -56,15 +62,17 @@ _FAST = Row(
             "s",
         ),
         tile(
-            "Per output token, p95",
-            "Mean time per output token of a request that 95 % of the requests did not exceed.",
-            quantile(0.95, _TPOT),
+            "Wait, p95",
+            "Time in the front end that 95 % of the requests did not exceed. It comes before the "
+            "time to the first token.",
+            quantile(0.95, _WAIT, SERVER),
             "s",
+            ((None, "green"), (1, "orange"), (10, "red")),
         ),
         tile(
             "Waiting",
             "Requests that wait, in the front end and in the scheduler.",
-            f"sum(holdfast_requests_held{{{SERVER}}}) + sum(vllm:num_requests_waiting{{{MODEL}}})",
+            f"{_HELD} + (sum(vllm:num_requests_waiting{{{MODEL}}}) or {_HELD} * 0)",
             "short",
             _QUEUE,
         ),
@@ -83,7 +91,7 @@ _LATENCY = Row(
     (
         Panel(
             "Time to first token",
-            "From the arrival of a request to its first token: queue and prefill.",
+            "From when the front end let a request in to its first token: queue and prefill.",
             _quantiles(_TTFT),
             "s",
         ),
@@ -95,14 +103,16 @@ _LATENCY = Row(
         ),
         Panel(
             "Whole request",
-            "From the arrival of a request to its last token.",
+            "From when the front end let a request in to its last token.",
             _quantiles("vllm:e2e_request_latency_seconds"),
             "s",
         ),
         Panel(
             "Where the time goes",
-            "Mean time of a request in the queue, in prefill and in decode.",
+            "Mean time of a request in the front end, in the engine's queue, in prefill and in "
+            "decode.",
             (
+                Query(_mean(_WAIT, SERVER), "front end"),
                 Query(_mean("vllm:request_queue_time_seconds"), "queue"),
                 Query(_mean("vllm:request_prefill_time_seconds"), "prefill"),
                 Query(_mean("vllm:request_decode_time_seconds"), "decode"),
@@ -196,6 +206,12 @@ _QUEUES = Row(
                 Query(f"holdfast_requests_held{{{SERVER}}}", "waiting {{instance}}"),
             ),
             "short",
+        ),
+        Panel(
+            "Wait in the front end",
+            "How long requests waited for a place in the engine, before vLLM knows of them.",
+            _quantiles(_WAIT, SERVER),
+            "s",
         ),
         Panel(
             "KV cache by engine",

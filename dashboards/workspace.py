@@ -54,7 +54,8 @@ _PROMISE = Row(
         tile(
             "Growths after the lock",
             "Workspaces that were replaced by larger ones after the lock, since the server "
-            "started. Each is a need that the start did not prove.",
+            "started: by the probe of a first start, which learns from it, or by a request that "
+            "needed more than was proven.",
             f'sum({_GROWTHS}{{{RANK}, phase="locked"}})',
             "short",
             _GREW,
@@ -102,7 +103,8 @@ _SIZES = Row(
         Panel(
             "Headroom",
             "What is left of each workspace beyond its high water. Below the line, 5 %, a need "
-            "slightly larger than any before makes it grow.",
+            "slightly larger than any before makes it grow. Each generation of the engine has "
+            "a high water of its own.",
             (Query(_HEADROOM_OF_SLOT, _SLOT_NAME),),
             "percentunit",
             thresholds=_HEADROOM,
