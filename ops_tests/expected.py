@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 from dashboards.lifecycle import STATES
 from ops_tests.life import SLOS
@@ -11,6 +12,7 @@ from ops_tests.seen import Expected, Seen, Values, ratio, summed
 _NUMBERS = {name: number for number, (name, _) in STATES.items()}
 _TTFT = "vllm:time_to_first_token_seconds"
 _TPOT = "vllm:request_time_per_output_token_seconds"
+_WAIT = "holdfast_request_wait_seconds"
 _SIZE = "holdfast_workspace_size_bytes"
 _HIGH_WATER = "holdfast_workspace_high_water_bytes"
 
@@ -36,7 +38,7 @@ def _increases(name: str) -> Expected:
 
 
 def _quantile(share: float, histogram: str) -> Expected:
-    return lambda seen: seen.quantile(share, histogram)
+    return lambda seen: [x for x in seen.quantile(share, histogram) if not math.isnan(x)]
 
 
 def _mean(histogram: str) -> Expected:
@@ -78,8 +80,7 @@ def _hits(seen: Seen) -> Values:
 
 def _waiting(seen: Seen) -> Values:
     held = seen.values("holdfast_requests_held")
-    waiting = seen.values("vllm:num_requests_waiting")
-    return summed([*held, *waiting]) if held and waiting else []
+    return summed([*held, *seen.values("vllm:num_requests_waiting")]) if held else []
 
 
 def _quantiles(panel: str, histogram: str) -> dict[str, Expected]:
@@ -115,7 +116,7 @@ WORKSPACE: Mapping[str, Expected] = {
 LIFECYCLE: Mapping[str, Expected] = {
     "State/A": lambda seen: [value for value in seen.values("holdfast_state") if value],
     "Ready/A": _plain("holdfast_state", state="READY"),
-    "Engine deaths/A": _total("holdfast_engine_deaths_total"),
+    "Engine deaths/A": _total("holdfast_engine_deaths_total", cause="!requested"),
     "Restarts left/A": _least("holdfast_engine_restarts_left"),
     "Requests lost/A": _total("holdfast_requests_lost_total"),
     "Proven context/A": _least("holdfast_probe_proven_tokens"),
@@ -144,15 +145,16 @@ SERVING: Mapping[str, Expected] = {
     "First token within SLO/A": lambda seen: seen.share_within(_TTFT, SLOS["ttft_slo"]),
     "Output tokens within SLO/A": lambda seen: seen.share_within(_TPOT, SLOS["tpot_slo"]),
     "First token, p95/A": _quantile(0.95, _TTFT),
-    "Per output token, p95/A": _quantile(0.95, _TPOT),
+    "Wait, p95/A": _quantile(0.95, _WAIT),
     "Waiting/A": _waiting,
     "KV cache/A": _plain("vllm:kv_cache_usage_perc"),
     **_quantiles("Time to first token", _TTFT),
     **_quantiles("Time per output token", _TPOT),
     **_quantiles("Whole request", "vllm:e2e_request_latency_seconds"),
-    "Where the time goes/A": _mean("vllm:request_queue_time_seconds"),
-    "Where the time goes/B": _mean("vllm:request_prefill_time_seconds"),
-    "Where the time goes/C": _mean("vllm:request_decode_time_seconds"),
+    "Where the time goes/A": _mean(_WAIT),
+    "Where the time goes/B": _mean("vllm:request_queue_time_seconds"),
+    "Where the time goes/C": _mean("vllm:request_prefill_time_seconds"),
+    "Where the time goes/D": _mean("vllm:request_decode_time_seconds"),
     "Tokens/A": _rate("vllm:prompt_tokens_total"),
     "Tokens/B": _rate("vllm:generation_tokens_total"),
     "Finished requests/A": _rates("vllm:request_success_total"),
@@ -163,6 +165,7 @@ SERVING: Mapping[str, Expected] = {
     "Waiting by reason/A": _plain("vllm:num_requests_waiting_by_reason"),
     "Requests in the front end/A": _plain("holdfast_requests_in_flight"),
     "Requests in the front end/B": _plain("holdfast_requests_held"),
+    **_quantiles("Wait in the front end", _WAIT),
     "KV cache by engine/A": _plain("vllm:kv_cache_usage_perc"),
     "Preemptions/A": _rate("vllm:num_preemptions_total"),
     "Prefix cache hits/A": _hits,
@@ -193,20 +196,58 @@ WATCHED: Mapping[str, str] = {
 """What must be on the page of a READY server, or the alert fires."""
 
 
-def due_alerts(seen: Seen) -> set[str]:
-    """The alerts whose condition holds: what happened, and what is missing."""
-    is_ready = bool(sum(seen.values("holdfast_state", state="READY")))
-    due = {alert for alert, name in WATCHED.items() if is_ready and not seen.of(name)}
-    if not any(seen.values("holdfast_state", state="READY|SLEEPING")):
-        due.add("HoldfastNotReady")
-    if any(seen.values("holdfast_workspace_growths_total", phase="locked")):
-        due.add("HoldfastWorkspaceGrew")
-    if any(seen.values("holdfast_workspace_growth_rejections_total")):
-        due.add("HoldfastWorkspaceRejected")
-    if any(seen.values("holdfast_requests_lost_total")):
-        due.add("HoldfastRequestsLost")
-    if sum(seen.values("holdfast_engine_deaths_total", cause="!requested")) >= 2:
-        due.add("HoldfastRestartLoop")
-    if is_ready and any(room < 0.05 for room in _headrooms(seen)):
-        due.add("HoldfastWorkspaceHeadroomLow")
-    return due
+GROWTH_WINDOW_SECONDS = 180
+"""READY for so long, a growth is one that no probe made."""
+
+
+def _happened(name: str, least: float = 1, **wanted: str) -> Expected:
+    """How often it happened, if it did so often."""
+    return lambda seen: [count for count in seen.total(name, **wanted) if count >= least]
+
+
+def _not_ready(seen: Seen) -> Values:
+    return [] if any(seen.values("holdfast_state", state="READY|SLEEPING")) else [1.0]
+
+
+def _low_headrooms(seen: Seen) -> Values:
+    return [room for room in _headrooms(seen) if room < 0.05] if _is_ready(seen) else []
+
+
+def _is_ready(seen: Seen) -> bool:
+    return any(seen.values("holdfast_state", state="READY"))
+
+
+_DUE: Mapping[str, Expected] = {
+    "HoldfastNotReady": _not_ready,
+    "HoldfastWorkspaceRejected": _happened("holdfast_workspace_growth_rejections_total"),
+    "HoldfastWorkspaceHeadroomLow": _low_headrooms,
+    "HoldfastRequestsLost": _happened("holdfast_requests_lost_total"),
+    "HoldfastStalled": _happened("holdfast_engine_deaths_total", cause="stall"),
+    "HoldfastRestartLoop": _happened("holdfast_engine_deaths_total", 2, cause="!requested"),
+}
+"""The alerts whose condition the page of one server can tell, and its value."""
+
+
+def due_alerts(seen: Seen, ready_seconds: float) -> dict[str, Values]:
+    """The alerts whose condition holds, with its values: what happened, and what is missing."""
+    due = {alert: expected(seen) for alert, expected in _DUE.items()}
+    if ready_seconds > GROWTH_WINDOW_SECONDS:
+        grown = _happened("holdfast_workspace_growths_total", phase="locked")
+        due["HoldfastWorkspaceGrew"] = grown(seen)
+    for alert, name in WATCHED.items():
+        if _is_ready(seen) and not seen.of(name):
+            due[alert] = [1.0]
+    return {alert: values for alert, values in due.items() if values}
+
+
+RECORDS: Mapping[str, Callable[[Seen], Values]] = {
+    "engine_rank_ubatch_lane:holdfast_workspace_headroom:ratio": _headrooms,
+    "instance:holdfast_engine_deaths:increase30m": _total("holdfast_engine_deaths_total"),
+    "instance:holdfast_requests_lost:increase30m": _total("holdfast_requests_lost_total"),
+    "instance:vllm_num_requests_running:sum": _total("vllm:num_requests_running"),
+    "instance:vllm_num_requests_waiting:sum": _total("vllm:num_requests_waiting"),
+    "instance:holdfast_requests_waiting:sum": lambda seen: (
+        _waiting(seen) if seen.of("vllm:num_requests_waiting") else []
+    ),
+}
+"""What each recording rule comes to, but for those of quantiles, whose window is their own."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from holdfast.demo.files import ensure_demo_model
@@ -34,7 +36,18 @@ SWITCHES = DemoSwitches(
 )
 """What the probe does not meet: its contexts are other numbers of tokens."""
 
+FIRING_SECONDS = 600
+"""The longest window of an alert that is waited for, and what a busy machine adds."""
+
 Page = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The expressions that are asked beside those of the panels, by name."""
+
+    alerts: Mapping[str, str] = field(default_factory=dict)
+    records: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +63,43 @@ class Moment:
     after: Page
     panels: Mapping[str, Series]
     alerts: Mapping[str, Series]
+    records: Mapping[str, Series]
+    """What the recording rules come to, and what was recorded last, as `record` and `=record`."""
+    unfollowed: Sequence[str]
+    """Queries of panels that show something though a variable names nobody."""
+    ready_seconds: float
+    """How long the server had been READY; 0 if it was not."""
 
 
 @dataclass
 class Life:
     """All moments, and what the script did."""
 
+    address: str
     moments: dict[str, Moment] = field(default_factory=dict)
     requests: int = 0
     """What the load was."""
     names: set[str] = field(default_factory=set)
     """Every metric that Prometheus ever saw."""
+    marks: Mapping[str, int] = field(default_factory=dict)
+    """How often the annotations of a dashboard marked something, by their names."""
+    gone_panels: Mapping[str, Series] = field(default_factory=dict)
+    gone_alerts: Mapping[str, Series] = field(default_factory=dict)
+    """What is shown and due when there is no server any more."""
+    servers_listed: Mapping[str, set[str]] = field(default_factory=dict)
+    """The servers that may be chosen, while one runs and when it is gone."""
     exit_code: int | None = None
 
 
 class Script:
     """Does what is scripted, and looks."""
 
-    def __init__(self, server: Server, scraping: Prometheus, rules: Mapping[str, str]) -> None:
+    def __init__(self, server: Server, scraping: Prometheus, rules: Rules) -> None:
         self._server = server
         self.prometheus = scraping
         self._rules = rules
-        self.life = Life()
+        self.life = Life(server.url.removeprefix("http://"))
+        self._began_seconds = now()
         self._since: Page = {}
         self._since_seconds = now()
 
@@ -79,6 +107,7 @@ class Script:
         """Start, probe, load, growth, kill, recovery, drain."""
         self.live_until_recovered()
         self.drain()
+        self.look_after_the_end()
         self.life.names = self.prometheus.names()
         return self.life
 
@@ -93,18 +122,22 @@ class Script:
         self.load()
         self.look("loaded")
         self.grow()
+        self._until_fired("HoldfastWorkspaceGrew")
         self.look("grown")
         self.begin_window()
         self.kill()
         self.look("recovered")
 
     def live_without_growth(self) -> Life:
-        """Start, probe, rejection, recovery: for a server whose workspaces may not grow."""
+        """Start, probe, rejection, recovery, a second death: where workspaces may not grow."""
         self._until_ready()
         self.begin_window()
         self.grow()
         self._until_ready()
         self.look("rejected")
+        self._kill_engine()
+        self._until_ready()
+        self.look("killed too")
         self.life.names = self.prometheus.names()
         return self.life
 
@@ -115,20 +148,112 @@ class Script:
         self.prometheus.until_scraped(self._since_seconds)
 
     def look(self, name: str) -> None:
-        """Ask every panel and every alert now."""
+        """Ask every panel and every rule now."""
         before = self._server.metrics()
         least = self._since_seconds + LEAST_WINDOW_SECONDS
         at = self.prometheus.until_scraped(max(now(), least)) + 0.001
         window = math.ceil(at - self._since_seconds)
-        panels = {
+        panels, alerts = self._panels(at, window), self._alerts(at)
+        records = self._records(at)
+        unfollowed = self._unfollowed(at, window)
+        ready_seconds = self._ready_seconds(at)
+        after = self._server.metrics()
+        self.life.moments[name] = Moment(
+            name,
+            self._since,
+            window,
+            before,
+            after,
+            panels,
+            alerts,
+            records,
+            unfollowed,
+            ready_seconds,
+        )
+
+    def look_after_the_end(self) -> None:
+        """Ask once more when Prometheus has seen that nobody answers."""
+        wait_until(
+            lambda: self.prometheus.query('up{job="holdfast"} == 0'),
+            deadline_seconds=HOLD_SECONDS,
+            what=lambda: "the target still answers",
+        )
+        at = now()
+        self.life.gone_panels = self._panels(at, math.ceil(at - self._began_seconds))
+        self.life.gone_alerts = self._alerts(at)
+        self.life.servers_listed = {
+            "with all of its life": self._servers(at, math.ceil(at - self._began_seconds)),
+            "at its end": self._servers(at, 2),
+        }
+        self.life.marks = self._marks(at)
+
+    def _panels(self, at: float, window: int, **chosen: str) -> dict[str, Series]:
+        values = {**SLOS, **chosen}
+        return {
             str(target): self.prometheus.query(
-                queries.filled(target.expression, SLOS, f"{window}s"), at
+                queries.filled(target.expression, values, f"{window}s"), at
             )
             for target in queries.targets()
         }
-        alerts = {alert: self.prometheus.query(rule, at) for alert, rule in self._rules.items()}
-        after = self._server.metrics()
-        self.life.moments[name] = Moment(name, self._since, window, before, after, panels, alerts)
+
+    def _alerts(self, at: float) -> dict[str, Series]:
+        rules = self._rules.alerts
+        return {alert: self.prometheus.query(rule, at) for alert, rule in rules.items()}
+
+    def _records(self, at: float) -> dict[str, Series]:
+        rules = self._rules.records
+        computed = {f"={name}": self.prometheus.query(rule, at) for name, rule in rules.items()}
+        # What is recorded is of the evaluation before.
+        later = self.prometheus.until_scraped(at + 2 * SCRAPE_SECONDS)
+        return {**computed, **{name: self.prometheus.query(name, later) for name in rules}}
+
+    def _unfollowed(self, at: float, window: int) -> list[str]:
+        """The queries that show something of nobody, for each variable that they name."""
+        found = []
+        for target in queries.targets():
+            for name in queries.variables(target.expression) - set(SLOS):
+                values = {**SLOS, name: "nobody"}
+                query = queries.filled(target.expression, values, f"{window}s")
+                if self.prometheus.query(query, at):
+                    found.append(f"{target} with ${name}")
+        return found
+
+    def _servers(self, at: float, seconds: int) -> set[str]:
+        """What the variable of the servers lists where the page shows the last `seconds`."""
+        (query,) = {
+            variable["query"]
+            for dashboard in queries.dashboards().values()
+            for variable in dashboard["templating"]["list"]
+            if variable["name"] == "instance"
+        }
+        (inner,) = re.findall(r"^query_result\((.*)\)$", query)
+        found = self.prometheus.query(queries.filled(inner, {}, f"{seconds}s"), at)
+        return {dict(labels)["instance"] for labels in found}
+
+    def _marks(self, at: float) -> dict[str, int]:
+        """How often each annotation began to hold, seen as Grafana asks: a step at a time."""
+        times = {"start": f"{self._began_seconds:.3f}", "end": f"{at:.3f}", "step": "60"}
+        return {
+            annotation["name"]: sum(
+                len(series["values"])
+                for series in self.prometheus.get(
+                    "query_range", query=queries.filled(annotation["expr"], {}), **times
+                )["result"]
+            )
+            for annotation in queries.dashboards()["lifecycle"]["annotations"]["list"]
+        }
+
+    def _ready_seconds(self, at: float) -> float:
+        status = self._server.status
+        is_ready = status["state"] == "READY"
+        return at - datetime.fromisoformat(status["since"]).timestamp() if is_ready else 0.0
+
+    def _until_fired(self, alert: str) -> None:
+        wait_until(
+            lambda: alert in self.prometheus.firing(),
+            deadline_seconds=FIRING_SECONDS,
+            what=lambda: f"{alert} does not fire",
+        )
 
     def load(self) -> None:
         """Requests, a few at once, until the window is long enough."""
@@ -144,6 +269,15 @@ class Script:
 
     def kill(self) -> None:
         """SIGKILL the engine, look while it recovers, with a request held, and wait for READY."""
+        self._kill_engine()
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(self._complete, PROMPT)
+            self._server.until(lambda: self._server.metric("requests_held") == 1, "a held request")
+            self.look("recovering")
+            assert held.result() == 200
+        self._until_ready()
+
+    def _kill_engine(self) -> None:
         (core,) = (
             process
             for process in descendants(self._server.process.pid)
@@ -151,12 +285,6 @@ class Script:
         )
         core.kill()
         self._server.until_state("RECOVERING")
-        with ThreadPoolExecutor(1) as pool:
-            held = pool.submit(self._complete, PROMPT)
-            self._server.until(lambda: self._server.metric("requests_held") == 1, "a held request")
-            self.look("recovering")
-            assert held.result() == 200
-        self._until_ready()
 
     def drain(self) -> None:
         """SIGTERM while a request runs: look, and wait for the end."""
@@ -195,7 +323,9 @@ class Script:
 
 
 @contextmanager
-def a_life(directory: Path, rules: Mapping[str, str], *more: str) -> Iterator[Script]:
+def a_life(
+    directory: Path, rules: Rules, *more: str, alertmanager_url: str = ""
+) -> Iterator[Script]:
     """A server that starts, and the Prometheus that scrapes it."""
     model = ensure_demo_model(directory / "models", SWITCHES)
     flags = (
@@ -208,5 +338,5 @@ def a_life(directory: Path, rules: Mapping[str, str], *more: str) -> Iterator[Sc
     )
     with running(directory / "server", *flags) as server:
         address = server.url.removeprefix("http://")
-        with prometheus(directory / "prometheus", [address]) as scraping:
+        with prometheus(directory / "prometheus", [address], alertmanager_url) as scraping:
             yield Script(server, scraping, rules)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ops import queries
 from ops.prometheus import Prometheus, now
-from ops_tests.life import SLOS, a_life
+from ops_tests.life import SLOS, Rules, a_life
 
 IMAGES = queries.ROOT / "docs" / "images"
 BUNDLE = queries.ROOT / "dashboards" / "preview" / "dist"
@@ -29,7 +29,7 @@ def main() -> None:
     """Live once, then draw each dashboard."""
     with TemporaryDirectory(prefix="pictures-") as name:
         started = now()
-        with a_life(Path(name), {}) as script:
+        with a_life(Path(name), Rules()) as script:
             script.live_until_recovered()
             draw(script.prometheus, started, Path(name))
 
@@ -54,7 +54,9 @@ def _answers(scraping: Prometheus, dashboard: Mapping[str, Any], since: float) -
 
 
 def _answer(scraping: Prometheus, target: Mapping[str, Any], since: float) -> list[Any]:
-    query, end = queries.filled(target["expr"], SLOS, INTERVAL), now()
+    end = now()
+    shown = {**SLOS, "__range": f"{end - since:.0f}s"}
+    query = queries.filled(target["expr"], shown, INTERVAL)
     times = {"start": f"{since:.3f}", "end": f"{end:.3f}", "step": str(STEP_SECONDS)}
     if not target.get("instant"):
         return list(scraping.get("query_range", query=query, **times)["result"])

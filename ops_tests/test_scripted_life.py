@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import yaml
 
 from ops import queries
-from ops.prometheus import RULES, tool
-from ops_tests.expected import PANELS, due_alerts
+from ops.prometheus import DEADLINE_SECONDS, RULES, Webhook, alertmanager, webhook
+from ops_tests.expected import PANELS, RECORDS, due_alerts
 from ops_tests.life import (
     GROWN_BYTES,
     GROWTH_PROMPT,
@@ -19,9 +21,11 @@ from ops_tests.life import (
     SCRAPE_SECONDS,
     Life,
     Moment,
+    Rules,
     a_life,
 )
 from ops_tests.seen import Seen, Values, looks
+from servers import wait_until
 
 MOMENTS = (
     "starting",
@@ -32,14 +36,25 @@ MOMENTS = (
     "recovered",
     "draining",
     "rejected",
+    "killed too",
 )
 ONLY_ON_A_GPU = {"holdfast_lamport_workspace_bytes"}
-ALERTS: Mapping[str, str] = {
-    rule["alert"]: rule["expr"]
-    for group in yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]
-    for rule in group["rules"]
-}
 
+
+def expressions(file: str, kind: str) -> dict[str, str]:
+    """The expressions of the rules of a file by the name of their alert or record."""
+    groups = yaml.safe_load((RULES / file).read_text())["groups"]
+    return {rule[kind]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+ALERTS = expressions("alerts.yml", "alert")
+ASKED = Rules(ALERTS, expressions("recording-rules.yml", "record"))
+TRAVELLED = {"HoldfastWorkspaceGrew", "HoldfastWorkspaceRejected", "HoldfastRestartLoop"}
+
+SERVER_WIDE = {"serving/Waiting/A with $engine", "serving/Waiting/A with $model"}
+"""What waits in the front end belongs to no engine yet."""
+INCREASE_SHARE = 0.1
+"""Prometheus draws an increase out to the ends of its window, by half a scrape at each."""
 CLOCKS = {"lifecycle/Time since the last step/A", "lifecycle/Event loop/A"}
 """What goes up and down by itself, within a second where something runs."""
 
@@ -48,19 +63,40 @@ pytestmark = [pytest.mark.engine, pytest.mark.tools, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
-def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
+def duty() -> Iterator[Webhook]:
+    """Where the alerts of both lives arrive."""
+    with webhook() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def manager(duty: Webhook, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The Alertmanager that sends them there; its URL."""
+    with alertmanager(tmp_path_factory.mktemp("alertmanager"), duty) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def life(manager: str, tmp_path_factory: pytest.TempPathFactory) -> Life:
     """A life in which a workspace grows and the engine is killed."""
-    tool("prometheus")
-    with a_life(tmp_path_factory.mktemp("life"), ALERTS) as script:
+    directory = tmp_path_factory.mktemp("life")
+    with a_life(directory, ASKED, alertmanager_url=manager) as script:
         return script.live()
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> Life:
-    """A life in which a workspace may not grow."""
-    tool("prometheus")
-    with a_life(tmp_path_factory.mktemp("deny"), ALERTS, "--workspace-growth=deny") as script:
-        return script.live_without_growth()
+def refused(manager: str, duty: Webhook, tmp_path_factory: pytest.TempPathFactory) -> Life:
+    """A life in which a workspace may not grow, and the engine dies twice."""
+    directory = tmp_path_factory.mktemp("deny")
+    deny = "--workspace-growth=deny"
+    with a_life(directory, ASKED, deny, alertmanager_url=manager) as script:
+        lived = script.live_without_growth()
+        wait_until(
+            lambda: {"HoldfastWorkspaceRejected", "HoldfastRestartLoop"} <= set(duty.alerts()),
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: f"only {sorted(duty.alerts())} arrived",
+        )
+        return lived
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +118,7 @@ def difference(target: queries.Target, moment: Moment) -> str:
     shown = sorted(moment.panels[str(target)].values())
     wanted: list[Values] = [sorted(PANELS[str(target)](seen)) for seen in looks(moment)]
     # Prometheus draws a rate out to the ends of its window: at most a scrape at each.
-    is_rate = "$__rate_interval" in target.expression
+    is_rate = "[$__" in target.expression
     share = 2.5 * SCRAPE_SECONDS / moment.window_seconds if is_rate else 0.0
     slack = 1.0 if str(target) in CLOCKS else 1e-9
     if all(len(values) == len(shown) for values in wanted) and all(
@@ -112,11 +148,90 @@ def test_every_panel_shows_what_the_server_said(moments: Mapping[str, Moment], n
 
 
 @every_moment
+def test_every_panel_follows_the_choices(moments: Mapping[str, Moment], name: str) -> None:
+    """Where a variable names nobody, no query that has it shows anything."""
+    assert set(moments[name].unfollowed) <= SERVER_WIDE
+
+
+@every_moment
+def test_every_legend_is_filled(moments: Mapping[str, Moment], name: str) -> None:
+    """Each series has the labels that the legend of its query names."""
+    for dashboard, panel, target in legends():
+        for labels in moments[name].panels[f"{dashboard}/{panel}/{target['refId']}"]:
+            wanted = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            has_one_number = target.get("instant") and target["legendFormat"] == "{{instance}}"
+            assert has_one_number or wanted <= set(dict(labels)), f"{dashboard}/{panel}"
+
+
+def legends() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Every query of every panel, with its legend."""
+    for name, dashboard in queries.dashboards().items():
+        for panel in queries.panels(dashboard):
+            for target in panel["targets"]:
+                yield name, panel["title"], target
+
+
+@every_moment
 def test_every_alert_is_due_when_it_must_be(moments: Mapping[str, Moment], name: str) -> None:
-    """The condition of each alert holds when what it is for happened, and not otherwise."""
+    """The condition of each alert holds when what it is for happened, with its number."""
     moment = moments[name]
-    holding = {alert for alert, series in moment.alerts.items() if series}
-    assert holding == due_alerts(last_page(moment))
+    holding = {alert: sorted(series.values()) for alert, series in moment.alerts.items() if series}
+    due = due_alerts(last_page(moment), moment.ready_seconds)
+    assert set(holding) == set(due)
+    for alert, values in holding.items():
+        assert values == pytest.approx(sorted(due[alert]), rel=INCREASE_SHARE), alert
+
+
+@every_moment
+def test_every_alert_names_its_server(
+    life: Life, refused: Life, moments: Mapping[str, Moment], name: str
+) -> None:
+    """So that whoever is called knows where to look."""
+    address = (refused if name in refused.moments else life).address
+    for series in moments[name].alerts.values():
+        for labels in series:
+            assert dict(labels).items() >= {"job": "holdfast", "instance": address}.items()
+
+
+@every_moment
+def test_every_record_is_what_the_server_said(moments: Mapping[str, Moment], name: str) -> None:
+    """The rule comes to what the pages lead to, and that is what was recorded."""
+    moment = moments[name]
+    for record in ASKED.records:
+        computed, recorded = moment.records[f"={record}"], moment.records[record]
+        assert set(recorded) == set(computed), record
+        wanted = [sorted(RECORDS[record](seen)) for seen in looks(moment) if record in RECORDS]
+        for found in (computed, recorded) if wanted else ():
+            for value, low, high in zip(sorted(found.values()), *wanted, strict=True):
+                assert is_close(value, low, high, INCREASE_SHARE, 1e-9), record
+
+
+def test_a_server_that_is_gone_is_seen(life: Life) -> None:
+    """It has a band of its own, is not ready, and is due for those who are on duty."""
+    assert list(life.gone_panels["lifecycle/States/A"].values()) == [0]
+    assert list(life.gone_panels["lifecycle/Ready/A"].values()) == [0]
+    due = {alert for alert, series in life.gone_alerts.items() if series}
+    assert due == {"HoldfastTargetAbsent", "HoldfastNotReady"}
+    assert set(map(frozenset, life.servers_listed.values())) == {frozenset({life.address})}
+
+
+def test_what_happened_is_marked(life: Life) -> None:
+    """Each annotation marks something: the locks of two generations, a growth, a restart."""
+    assert set(life.marks) == {"Engine restart", "Lock", "Growth"}
+    assert min(life.marks.values()) >= 1, life.marks
+
+
+def test_three_alerts_of_real_servers_reach_a_webhook(
+    life: Life, refused: Life, duty: Webhook
+) -> None:
+    """What happened there went through Prometheus and Alertmanager to whoever is on duty."""
+    arrived = duty.alerts()
+    assert set(arrived) >= TRAVELLED
+    for alert in TRAVELLED:
+        address = life.address if alert == "HoldfastWorkspaceGrew" else refused.address
+        assert arrived[alert]["labels"]["instance"] == address
+        assert address in arrived[alert]["annotations"]["description"]
+        assert arrived[alert]["annotations"]["runbook_url"].endswith(f"{alert.lower()}.md")
 
 
 def test_every_metric_that_is_asked_for_exists(life: Life, refused: Life) -> None:

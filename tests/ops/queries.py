@@ -68,7 +68,7 @@ def filled(expression: str, values: Mapping[str, str], interval: str = "1m") -> 
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
-        return interval if name in _INTERVALS else values.get(name, ".*")
+        return values.get(name, interval if name in _INTERVALS else ".*")
 
     return _VARIABLE.sub(value, expression)
 
