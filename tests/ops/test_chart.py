@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
         "gpu": {"count": 2, "runtimeClassName": "nvidia"},
         "extraArgs": ["--max-model-len", "32768"],
         "extraEnv": [{"name": "NCCL_DEBUG", "value": "INFO"}],
-        "keys": {"apiKey": "secret", "adminApiKey": "admin", "huggingFaceToken": "hf_x"},
+        "keys": {"apiKey": "sk-clients", "adminApiKey": "sk-admin", "huggingFaceToken": "hf_x"},
         "image": {"repository": "registry.example/holdfast", "pullSecrets": [{"name": "pull"}]},
         "podLabels": {"team": "a"},
         "podAnnotations": {"note": "b"},
@@ -67,7 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "claims of the user": {
         "model": "Qwen/Qwen3-8B",
         "networkPolicy": {"enabled": True},
-        "keys": {"existingSecret": "mine"},
+        "keys": {"existingSecret": "mine", "existingKeys": ["api-key", "hugging-face-token"]},
         "volumes": {
             name: {"existingClaim": f"my-{name}"} for name in ("state", "models", "kernels")
         },
@@ -86,6 +88,16 @@ REFUSED: dict[str, dict[str, Any]] = {
     "volumes.accessMode=ReadWriteMany": {"model": "m", "replicas": 2},
     "several replicas share": {"model": "m", "autoscaling": {"enabled": True}},
     "metricsAuth=api-key needs a key": {"model": "m", "keys": {"metricsAuth": "api-key"}},
+    "with api-key in keys.existingKeys": {
+        "model": "m",
+        "keys": {
+            "metricsAuth": "api-key",
+            "existingSecret": "mine",
+            "existingKeys": ["hugging-face-token"],
+        },
+    },
+    "keys.adminApiKey is keys.apiKey": {"model": "m", "keys": {"apiKey": "a", "adminApiKey": "a"}},
+    "/keys/existingKeys": {"model": "m", "keys": {"existingSecret": "mine", "existingKeys": []}},
     "/keys/metricsAuth": {"model": "m", "keys": {"metricsAuth": "basic"}},
     "additional properties 'modle' not allowed": {"modle": "m"},
     "/replicas": {"model": "m", "replicas": "two"},
@@ -324,7 +336,7 @@ def test_every_port_by_name_exists(answer: Answer, case: str) -> None:
 
 @every_case
 def test_every_volume_and_secret_is_there_or_named_by_the_user(answer: Answer, case: str) -> None:
-    """Claims are made or given, mounts name a volume, and a key of a Secret may be missing."""
+    """Claims are made or given, mounts name a volume, and no pod starts without a key it needs."""
     spec, only = pod(answer, case), container(answer, case)
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert {mount["name"] for mount in only["volumeMounts"]} == set(volumes)
@@ -337,27 +349,55 @@ def test_every_volume_and_secret_is_there_or_named_by_the_user(answer: Answer, c
     given = {"my-state", "my-models", "my-kernels"} if case == "claims of the user" else set()
     assert claims == made | given
     references = [one["valueFrom"]["secretKeyRef"] for one in only["env"] if "valueFrom" in one]
-    assert all(reference["optional"] for reference in references)
+    references += [volume["secret"] for volume in volumes.values() if "secret" in volume]
+    assert not any(reference.get("optional") for reference in references)
 
 
-def test_keys_are_in_a_secret(answer: Answer) -> None:
-    """Keys that are given in the values stand in a Secret, which the container reads."""
+@pytest.mark.parametrize(
+    ("case", "name", "keys"),
+    [
+        ("one model", "", set()),
+        ("two GPUs", "demo-holdfast", {"api-key", "admin-api-key", "hugging-face-token"}),
+        ("claims of the user", "mine", {"api-key", "hugging-face-token"}),
+        ("closed metrics", "demo-holdfast", {"api-key"}),
+    ],
+)
+def test_the_container_reads_every_key_of_its_secret(
+    answer: Answer, case: str, name: str, keys: set[str]
+) -> None:
+    """API keys as files, which are read again when they change, and the token as a variable."""
+    files, variables = read_keys(answer, case)
+    assert {secret for secret, _ in files | variables} == ({name} if name else set())
+    assert {key for _, key in files | variables} == keys
+    assert {key for _, key in variables} == keys & {"hugging-face-token"}
+
+
+def read_keys(answer: Answer, case: str) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """Secret and key of each file that a flag names, and of each variable."""
+    spec, only = pod(answer, case), container(answer, case)
+    paths = {mount["name"]: mount["mountPath"] for mount in only["volumeMounts"]}
+    given = {flag(answer, case, name) for name in ("--api-key-file", "--admin-api-key-file")}
+    files = {
+        (volume["secret"]["secretName"], item["key"])
+        for volume in spec["volumes"]
+        for item in volume.get("secret", {}).get("items", [])
+        if f"{paths[volume['name']]}/{item['path']}" in given
+    }
+    references = [one["valueFrom"]["secretKeyRef"] for one in only["env"] if "valueFrom" in one]
+    return files, {(reference["name"], reference["key"]) for reference in references}
+
+
+def test_keys_are_in_a_secret_alone(answer: Answer) -> None:
+    """Keys that are given in the values stand in a Secret, and nowhere else."""
     (secret,) = of_kind(answer, "two GPUs", "Secret")
-    assert secret["stringData"] == {
-        "api-key": "secret",
-        "admin-api-key": "admin",
+    assert {name: base64.b64decode(text).decode() for name, text in secret["data"].items()} == {
+        "api-key": "sk-clients",
+        "admin-api-key": "sk-admin",
         "hugging-face-token": "hf_x",
     }
-    names = {
-        one["valueFrom"]["secretKeyRef"]["name"]
-        for one in container(answer, "two GPUs")["env"]
-        if "valueFrom" in one
-    }
-    assert names == {secret["metadata"]["name"]}
+    others = [one for one in documents(answer, "two GPUs") if one["kind"] != "Secret"]
+    assert not re.search("sk-clients|sk-admin|hf_x", json.dumps(others))
     assert of_kind(answer, "claims of the user", "Secret") == []
-    assert "secret" not in json.dumps(of_kind(answer, "two GPUs", "Deployment")).replace(
-        "secretKeyRef", ""
-    )
 
 
 def test_the_monitor_scrapes_our_metrics(answer: Answer) -> None:

@@ -22,6 +22,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- .Values.keys.existingSecret | default (include "holdfast.name" .) -}}
 {{- end -}}
 
+{{- define "holdfast.keys" -}}
+{{- $keys := .Values.keys -}}
+{{- if $keys.existingSecret -}}
+{{- toYaml $keys.existingKeys -}}
+{{- else -}}
+{{- with $keys.apiKey }}
+- api-key
+{{- end }}
+{{- with $keys.adminApiKey }}
+- admin-api-key
+{{- end }}
+{{- with $keys.huggingFaceToken }}
+- hugging-face-token
+{{- end }}
+{{- end -}}
+{{- end -}}
+
 {{- define "holdfast.claim" -}}
 {{- $volume := index .root.Values.volumes .volume -}}
 {{- $volume.existingClaim | default (printf "%s-%s" (include "holdfast.name" .root) .volume) -}}
@@ -35,8 +52,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- fail "demo=true serves its own model: leave model empty" -}}
 {{- end -}}
 {{- $keys := .Values.keys -}}
-{{- if and (eq $keys.metricsAuth "api-key") (not $keys.apiKey) (not $keys.existingSecret) -}}
-{{- fail "keys.metricsAuth=api-key needs a key: set keys.apiKey or keys.existingSecret" -}}
+{{- if and (eq $keys.metricsAuth "api-key") (not (has "api-key" (include "holdfast.keys" . | fromYamlArray))) -}}
+{{- fail "keys.metricsAuth=api-key needs a key: set keys.apiKey, or keys.existingSecret with api-key in keys.existingKeys" -}}
+{{- end -}}
+{{- if and $keys.apiKey (eq $keys.apiKey $keys.adminApiKey) -}}
+{{- fail "keys.adminApiKey is keys.apiKey, and would open /admin to every client: choose another" -}}
 {{- end -}}
 {{- $most := .Values.replicas -}}
 {{- if .Values.autoscaling.enabled -}}{{- $most = .Values.autoscaling.maxReplicas -}}{{- end -}}
