@@ -34,6 +34,7 @@ BUILT_IN = frozenset({"apps/v1", "autoscaling/v2", "networking.k8s.io/v1", "poli
 Documents = list[dict[str, Any]]
 Answer = dict[str, Any]
 
+MODEL = {"cpu": "4", "memory": "16Gi"}
 MONITORED = {
     "podMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
     "prometheusRule": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
@@ -79,6 +80,13 @@ CASES: dict[str, dict[str, Any]] = {
         "keys": {"apiKey": "secret", "metricsAuth": "api-key"},
         **MONITORED,
     },
+    "no limits": {"model": "m", "resources": {"requests": None, "limits": None}},
+    "no memory limit": {
+        "model": "m",
+        "resources": {"limits": {"memory": None}},
+        "gpu": {"count": 2, "resource": "amd.com/gpu"},
+    },
+    "no GPU": {"model": "m", "gpu": {"count": 0}},
     "drain of 0 s": {"model": "m", "stop": {"drainSeconds": 0, "preStopSeconds": 1}},
     "drain of 600 s": {"model": "m", "stop": {"drainSeconds": 600}, "start": {"seconds": 7205}},
 }
@@ -100,6 +108,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "/keys/existingKeys": {"model": "m", "keys": {"existingSecret": "mine", "existingKeys": []}},
     "/keys/metricsAuth": {"model": "m", "keys": {"metricsAuth": "basic"}},
     "additional properties 'modle' not allowed": {"modle": "m"},
+    "nvidia.com/gpu is set by gpu.count": {
+        "model": "m",
+        "resources": {"limits": {"nvidia.com/gpu": 4}},
+    },
     "/replicas": {"model": "m", "replicas": "two"},
     "/stop/engineSeconds": {"model": "m", "stop": {"engineSeconds": 5}},
     "/volumes/models/size": {"model": "m", "volumes": {"models": {"size": "big"}}},
@@ -273,7 +285,8 @@ def test_the_command_is_accepted(answer: Answer, case: str) -> None:
     ours = {entry["name"] for entry in only["env"] if entry["name"].startswith("HOLDFAST_")}
     assert ours <= {one.variable for one in flags()}
     layout = read_layout(only["args"])
-    gpus = only["resources"]["limits"].get("nvidia.com/gpu", 1)
+    limits = only["resources"]["limits"]
+    gpus = next((count for name, count in limits.items() if name.endswith("/gpu")), 1)
     assert layout.tensor_parallel_size == gpus
 
 
@@ -385,6 +398,23 @@ def read_keys(answer: Answer, case: str) -> tuple[set[tuple[str, str]], set[tupl
     }
     references = [one["valueFrom"]["secretKeyRef"] for one in only["env"] if "valueFrom" in one]
     return files, {(reference["name"], reference["key"]) for reference in references}
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("one model", {"limits": {"memory": "64Gi", "nvidia.com/gpu": 1}, "requests": MODEL}),
+        ("no limits", {"limits": {"nvidia.com/gpu": 1}, "requests": {}}),
+        ("no memory limit", {"limits": {"amd.com/gpu": 2}, "requests": MODEL}),
+        ("no GPU", {"limits": {"memory": "64Gi"}, "requests": MODEL}),
+        ("demo", {"limits": {"memory": "8Gi"}, "requests": {"cpu": "1", "memory": "4Gi"}}),
+    ],
+)
+def test_resources_are_those_of_the_values_and_the_gpus(
+    answer: Answer, case: str, expected: dict[str, Any]
+) -> None:
+    """What is null in the values is left out, GPUs come on top, and the demo asks for little."""
+    assert container(answer, case)["resources"] == expected
 
 
 def test_keys_are_in_a_secret_alone(answer: Answer) -> None:

@@ -44,6 +44,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- $volume.existingClaim | default (printf "%s-%s" (include "holdfast.name" .root) .volume) -}}
 {{- end -}}
 
+{{- define "holdfast.gpus" -}}
+{{- ternary 0 .Values.gpu.count .Values.demo -}}
+{{- end -}}
+
+{{- define "holdfast.resources" -}}
+{{- $resources := ternary .Values.demoResources .Values.resources .Values.demo | default dict -}}
+{{- $limits := $resources.limits | default dict | deepCopy -}}
+{{- with include "holdfast.gpus" . | int -}}
+{{- $_ := set $limits $.Values.gpu.resource . -}}
+{{- end -}}
+{{- toYaml (dict "requests" ($resources.requests | default dict) "limits" $limits) -}}
+{{- end -}}
+
 {{- define "holdfast.check" -}}
 {{- if and (not .Values.demo) (not .Values.model) -}}
 {{- fail "model is empty: name what to serve, or set demo=true" -}}
@@ -57,6 +70,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end -}}
 {{- if and $keys.apiKey (eq $keys.apiKey $keys.adminApiKey) -}}
 {{- fail "keys.adminApiKey is keys.apiKey, and would open /admin to every client: choose another" -}}
+{{- end -}}
+{{- if hasKey (.Values.resources.limits | default dict) .Values.gpu.resource -}}
+{{- fail (printf "resources.limits: %s is set by gpu.count" .Values.gpu.resource) -}}
 {{- end -}}
 {{- $most := .Values.replicas -}}
 {{- if .Values.autoscaling.enabled -}}{{- $most = .Values.autoscaling.maxReplicas -}}{{- end -}}
