@@ -35,6 +35,7 @@ Documents = list[dict[str, Any]]
 Answer = dict[str, Any]
 
 MODEL = {"cpu": "4", "memory": "16Gi"}
+ONE_BY_ONE = {"maxSurge": 0, "maxUnavailable": 1}
 MONITORED = {
     "podMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
     "prometheusRule": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
@@ -53,6 +54,11 @@ CASES: dict[str, dict[str, Any]] = {
             "from": [{"podSelector": {"matchLabels": {"app": "gateway"}}}],
         },
     },
+    "two replicas": {
+        "model": "m",
+        "replicas": 2,
+        "volumes": {"accessMode": "ReadWriteMany"},
+    },
     "two GPUs": {
         "model": "/models/mine",
         "gpu": {"count": 2, "runtimeClassName": "nvidia"},
@@ -60,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
         "extraEnv": [{"name": "NCCL_DEBUG", "value": "INFO"}],
         "keys": {"apiKey": "sk-clients", "adminApiKey": "sk-admin", "huggingFaceToken": "hf_x"},
         "image": {"repository": "registry.example/holdfast", "pullSecrets": [{"name": "pull"}]},
-        "podLabels": {"team": "a"},
+        "podLabels": {"team": "a", "app.kubernetes.io/name": "mine"},
         "podAnnotations": {"note": "b"},
         "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
@@ -242,6 +248,31 @@ def test_termination_adds_up(answer: Answer, case: str) -> None:
     assert needed_seconds <= spec["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.parametrize(
+    ("case", "strategy"),
+    [
+        ("one model", {"type": "Recreate"}),
+        ("two replicas", {"type": "RollingUpdate", "rollingUpdate": ONE_BY_ONE}),
+        ("scaled", {"type": "RollingUpdate", "rollingUpdate": ONE_BY_ONE}),
+    ],
+)
+def test_an_update_needs_no_second_set_of_gpus(
+    answer: Answer, case: str, strategy: dict[str, Any]
+) -> None:
+    """Each pod is stopped before the next starts, and of several the others go on serving."""
+    (deployment,) = of_kind(answer, case, "Deployment")
+    assert deployment["spec"]["strategy"] == strategy
+
+
+@every_case
+def test_a_new_version_of_the_chart_restarts_nothing(answer: Answer, case: str) -> None:
+    """The pods have the labels that they are selected by, those of the values, and no other."""
+    (deployment,) = of_kind(answer, case, "Deployment")
+    selected = deployment["spec"]["selector"]["matchLabels"]
+    given = CASES[case].get("podLabels", {})
+    assert deployment["spec"]["template"]["metadata"]["labels"] == {**given, **selected}
+
+
 def test_the_drain_is_by_default_that_of_the_server() -> None:
     """The chart changes nothing that was not asked for."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -272,7 +303,8 @@ def test_the_start_gets_its_time(answer: Answer, case: str) -> None:
     seconds = CASES[case].get("start", {}).get("seconds", 3600)
     assert 0 <= probe["periodSeconds"] * probe["failureThreshold"] - seconds < 10
     (deployment,) = of_kind(answer, case, "Deployment")
-    assert deployment["spec"]["progressDeadlineSeconds"] > seconds
+    grace_seconds = pod(answer, case)["terminationGracePeriodSeconds"]
+    assert deployment["spec"]["progressDeadlineSeconds"] > grace_seconds + seconds
 
 
 @every_case

@@ -8,7 +8,7 @@
 
 {{- define "holdfast.selector" -}}
 app.kubernetes.io/name: holdfast
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "holdfast.labels" -}}
@@ -57,6 +57,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- toYaml (dict "requests" ($resources.requests | default dict) "limits" $limits) -}}
 {{- end -}}
 
+{{- define "holdfast.podLabels" -}}
+{{- toYaml (merge (include "holdfast.selector" . | fromYaml) .Values.podLabels) -}}
+{{- end -}}
+
+{{- define "holdfast.mostReplicas" -}}
+{{- ternary .Values.autoscaling.maxReplicas .Values.replicas .Values.autoscaling.enabled -}}
+{{- end -}}
+
 {{- define "holdfast.check" -}}
 {{- if and (not .Values.demo) (not .Values.model) -}}
 {{- fail "model is empty: name what to serve, or set demo=true" -}}
@@ -74,9 +82,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- if hasKey (.Values.resources.limits | default dict) .Values.gpu.resource -}}
 {{- fail (printf "resources.limits: %s is set by gpu.count" .Values.gpu.resource) -}}
 {{- end -}}
-{{- $most := .Values.replicas -}}
-{{- if .Values.autoscaling.enabled -}}{{- $most = .Values.autoscaling.maxReplicas -}}{{- end -}}
-{{- if and (gt (int $most) 1) (ne .Values.volumes.accessMode "ReadWriteMany") -}}
+{{- if and (gt (include "holdfast.mostReplicas" . | int) 1) (ne .Values.volumes.accessMode "ReadWriteMany") -}}
 {{- fail "several replicas share the volumes: set volumes.accessMode=ReadWriteMany" -}}
 {{- end -}}
 {{- end -}}
