@@ -41,6 +41,23 @@ MONITORED = {
     "prometheusRule": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
     "dashboards": {"enabled": True, "annotations": {"grafana_folder": "vLLM"}},
 }
+
+
+def mounted(path: str) -> dict[str, Any]:
+    """The values for an own volume at a path."""
+    return {
+        "extraVolumes": [{"name": "mine", "hostPath": {"path": "/data"}}],
+        "extraVolumeMounts": [{"name": "mine", "mountPath": path}],
+    }
+
+
+def examples() -> dict[str, dict[str, Any]]:
+    """Every example of values in the docs, by the model that it serves."""
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    found = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    return {f"docs: {one['model']}": one for one in found if "model" in one}
+
+
 CASES: dict[str, dict[str, Any]] = {
     "one model": {"model": "Qwen/Qwen3-8B"},
     "demo": {"demo": True, "podDisruptionBudget": {"enabled": False}},
@@ -61,6 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "two GPUs": {
         "model": "/models/mine",
+        **mounted("/models/"),
         "gpu": {"count": 2, "runtimeClassName": "nvidia"},
         "extraArgs": ["--max-model-len", "32768"],
         "extraEnv": [{"name": "NCCL_DEBUG", "value": "INFO"}],
@@ -95,6 +113,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no GPU": {"model": "m", "gpu": {"count": 0}},
     "drain of 0 s": {"model": "m", "stop": {"drainSeconds": 0, "preStopSeconds": 1}},
     "drain of 600 s": {"model": "m", "stop": {"drainSeconds": 600}, "start": {"seconds": 7205}},
+    **examples(),
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "model is empty": {},
@@ -112,6 +131,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "keys.adminApiKey is keys.apiKey": {"model": "m", "keys": {"apiKey": "a", "adminApiKey": "a"}},
     "/keys/existingKeys": {"model": "m", "keys": {"existingSecret": "mine", "existingKeys": []}},
+    "nothing is mounted at /models/mine": {"model": "/models/mine", **mounted("/models/m")},
+    "/extraVolumeMounts/0": {"model": "m", "extraVolumeMounts": [{"name": "models"}]},
+    "/extraEnv/0": {"model": "m", "extraEnv": [{"value": "1"}]},
+    "/extraEnv/0/value": {"model": "m", "extraEnv": [{"name": "A", "value": 1}]},
     "/keys/metricsAuth": {"model": "m", "keys": {"metricsAuth": "basic"}},
     "additional properties 'modle' not allowed": {"modle": "m"},
     "nvidia.com/gpu is set by gpu.count": {
@@ -385,14 +408,16 @@ def test_every_volume_and_secret_is_there_or_named_by_the_user(answer: Answer, c
     spec, only = pod(answer, case), container(answer, case)
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert {mount["name"] for mount in only["volumeMounts"]} == set(volumes)
+    given = CASES[case].get("extraVolumes", [])
+    assert all(one in spec["volumes"] for one in given)
     claims = {
         volume["persistentVolumeClaim"]["claimName"]
         for volume in volumes.values()
-        if "persistentVolumeClaim" in volume
+        if "persistentVolumeClaim" in volume and volume not in given
     }
     made = {one["metadata"]["name"] for one in of_kind(answer, case, "PersistentVolumeClaim")}
-    given = {"my-state", "my-models", "my-kernels"} if case == "claims of the user" else set()
-    assert claims == made | given
+    named = {"my-state", "my-models", "my-kernels"} if case == "claims of the user" else set()
+    assert claims == made | named
     references = [one["valueFrom"]["secretKeyRef"] for one in only["env"] if "valueFrom" in one]
     references += [volume["secret"] for volume in volumes.values() if "secret" in volume]
     assert not any(reference.get("optional") for reference in references)
@@ -447,6 +472,21 @@ def test_resources_are_those_of_the_values_and_the_gpus(
 ) -> None:
     """What is null in the values is left out, GPUs come on top, and the demo asks for little."""
     assert container(answer, case)["resources"] == expected
+
+
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        ("one model", {"state", "kernels", "models"}),
+        ("two GPUs", {"state", "kernels"}),
+        ("demo", {"state"}),
+        ("claims of the user", set()),
+    ],
+)
+def test_no_claim_is_made_for_what_is_not_kept(answer: Answer, case: str, names: set[str]) -> None:
+    """A model in a directory is not downloaded, and of the demo only what it learned is kept."""
+    made = {one["metadata"]["name"] for one in of_kind(answer, case, "PersistentVolumeClaim")}
+    assert made == {f"demo-holdfast-{name}" for name in names}
 
 
 def test_keys_are_in_a_secret_alone(answer: Answer) -> None:
@@ -522,7 +562,7 @@ def test_scaling_goes_by_requests_that_wait(answer: Answer) -> None:
     (metric,) = scaler["spec"]["metrics"]
     name = metric["pods"]["metric"]["name"]
     page = (ROOT / "docs" / "deploying.md").read_text()
-    (rule,) = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["rules"]
+    (rule,) = yaml.safe_load(page.partition("```yaml\nrules:")[2].partition("```")[0])
     assert rule["name"] == {"as": name}
     (series,) = metric_names(rule["seriesQuery"])
     assert series.removeprefix("holdfast_") in BY_NAME

@@ -39,6 +39,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end -}}
 {{- end -}}
 
+{{- define "holdfast.claims" -}}
+- state
+{{- if or (not .Values.demo) .Values.volumes.kernels.existingClaim }}
+- kernels
+{{- end }}
+{{- if or (not (or .Values.demo (hasPrefix "/" .Values.model))) .Values.volumes.models.existingClaim }}
+- models
+{{- end }}
+{{- end -}}
+
 {{- define "holdfast.claim" -}}
 {{- $volume := index .root.Values.volumes .volume -}}
 {{- $volume.existingClaim | default (printf "%s-%s" (include "holdfast.name" .root) .volume) -}}
@@ -65,7 +75,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- ternary .Values.autoscaling.maxReplicas .Values.replicas .Values.autoscaling.enabled -}}
 {{- end -}}
 
+{{- define "holdfast.checkModel" -}}
+{{- $isMounted := false -}}
+{{- range prepend .Values.extraVolumeMounts (dict "mountPath" "/home/holdfast/.cache") -}}
+{{- $directory := printf "%s/" (trimSuffix "/" .mountPath) -}}
+{{- if hasPrefix $directory (printf "%s/" $.Values.model) -}}{{- $isMounted = true -}}{{- end -}}
+{{- end -}}
+{{- if and (hasPrefix "/" .Values.model) (not $isMounted) -}}
+{{- fail (printf "model: nothing is mounted at %s: add extraVolumes and extraVolumeMounts" .Values.model) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "holdfast.check" -}}
+{{- include "holdfast.checkModel" . -}}
 {{- if and (not .Values.demo) (not .Values.model) -}}
 {{- fail "model is empty: name what to serve, or set demo=true" -}}
 {{- end -}}
