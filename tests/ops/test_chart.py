@@ -111,6 +111,18 @@ CASES: dict[str, dict[str, Any]] = {
         "gpu": {"count": 2, "resource": "amd.com/gpu"},
     },
     "no GPU": {"model": "m", "gpu": {"count": 0}},
+    "TLS": {"model": "m", "tls": {"existingSecret": "certificate"}, **MONITORED},
+    "verified TLS": {
+        "model": "m",
+        "tls": {"existingSecret": "certificate"},
+        "podMonitor": {
+            "enabled": True,
+            "tlsConfig": {
+                "serverName": "demo-holdfast.inference.svc",
+                "ca": {"secret": {"name": "certificate", "key": "ca.crt"}},
+            },
+        },
+    },
     "drain of 0 s": {"model": "m", "stop": {"drainSeconds": 0, "preStopSeconds": 1}},
     "drain of 600 s": {"model": "m", "stop": {"drainSeconds": 600}, "start": {"seconds": 7205}},
     **examples(),
@@ -222,7 +234,7 @@ def test_every_custom_kind_is_valid(answer: Answer) -> None:
     """The same for monitors and rules, by the definitions of the Prometheus operator."""
     if not crds.SCHEMAS.exists():
         pytest.skip("no shared/data/schemas beside this checkout")
-    cases = ("monitored", "closed metrics")
+    cases = ("monitored", "closed metrics", "TLS", "verified TLS")
     custom = [one for case in cases for kind in crds.NAMES for one in of_kind(answer, case, kind)]
     assert {one["kind"] for one in custom} == set(crds.NAMES)
     assert [problem for one in custom for problem in crds.problems(one)] == []
@@ -474,6 +486,38 @@ def test_resources_are_those_of_the_values_and_the_gpus(
     assert container(answer, case)["resources"] == expected
 
 
+def test_everybody_speaks_tls_once_the_server_does(answer: Answer) -> None:
+    """Server, probes and PodMonitor; the certificate is the mounted one, as it is renewed."""
+    spec, only = pod(answer, "TLS"), container(answer, "TLS")
+    settings = cli.parse_serve(only["args"][1:], {}, needs_model=False).listen
+    assert (settings.is_tls, settings.is_tls_refreshed) == (True, True)
+    (volume,) = (one for one in spec["volumes"] if one["name"] == "tls")
+    assert volume["secret"]["secretName"] == "certificate"
+    (mount,) = (one for one in only["volumeMounts"] if one["name"] == "tls")
+    assert settings.ssl_certfile == f"{mount['mountPath']}/tls.crt"
+    assert settings.ssl_keyfile == f"{mount['mountPath']}/tls.key"
+    assert (schemes(answer, "TLS"), schemes(answer, "one model")) == ("HTTPS", "HTTP")
+    (monitor,) = of_kind(answer, "TLS", "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
+    assert "--insecure https://" in answer["cases"]["TLS"]["notes"]
+
+
+def schemes(answer: Answer, case: str) -> str:
+    """The one scheme that all probes use."""
+    only = container(answer, case)
+    probes = ("startup", "readiness", "liveness")
+    (scheme,) = {only[f"{name}Probe"]["httpGet"]["scheme"] for name in probes}
+    return str(scheme)
+
+
+def test_a_certificate_is_verified_as_the_values_say(answer: Answer) -> None:
+    """What they give takes the place of no verification."""
+    (monitor,) = of_kind(answer, "verified TLS", "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["tlsConfig"] == CASES["verified TLS"]["podMonitor"]["tlsConfig"]
+
+
 @pytest.mark.parametrize(
     ("case", "names"),
     [
@@ -507,6 +551,7 @@ def test_the_monitor_scrapes_our_metrics(answer: Answer) -> None:
     (monitor,) = of_kind(answer, "monitored", "PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["path"] == metrics_route(lambda _: (b"", "")).path
+    assert endpoint.get("scheme", "http") == "http"
     assert {"targetLabel": "job", "replacement": "holdfast"} in endpoint["relabelings"]
     assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
 
