@@ -71,6 +71,12 @@ CASES: dict[str, dict[str, Any]] = {
             "from": [{"podSelector": {"matchLabels": {"app": "gateway"}}}],
         },
     },
+    "scaled, fast start": {
+        "model": "m",
+        "autoscaling": {"enabled": True},
+        "start": {"seconds": 300},
+        "volumes": {"accessMode": "ReadWriteMany"},
+    },
     "two replicas": {
         "model": "m",
         "replicas": 2,
@@ -132,6 +138,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "serves its own model": {"demo": True, "model": "m"},
     "volumes.accessMode=ReadWriteMany": {"model": "m", "replicas": 2},
     "several replicas share": {"model": "m", "autoscaling": {"enabled": True}},
+    "minReplicas is above": {
+        "model": "m",
+        "autoscaling": {"enabled": True, "minReplicas": 8, "maxReplicas": 2},
+        "volumes": {"accessMode": "ReadWriteMany"},
+    },
+    "/autoscaling/scaleDownSeconds": {"model": "m", "autoscaling": {"scaleDownSeconds": 7200}},
     "metricsAuth=api-key needs a key": {"model": "m", "keys": {"metricsAuth": "api-key"}},
     "with api-key in keys.existingKeys": {
         "model": "m",
@@ -615,6 +627,16 @@ def test_scaling_goes_by_requests_that_wait(answer: Answer) -> None:
     query = query.replace("<<.LabelMatchers>>", 'pod="p"').replace("<<.GroupBy>>", "pod")
     first, added = metric_names(query)
     assert (first, added in vllm_names()) == (series, True)
+
+
+@pytest.mark.parametrize(("case", "seconds"), [("scaled", 1800), ("scaled, fast start", 300)])
+def test_no_replica_is_added_before_the_last_one_could_help(
+    answer: Answer, case: str, seconds: int
+) -> None:
+    """One for each time of a start, within the half hour that Kubernetes allows."""
+    (scaler,) = of_kind(answer, case, "HorizontalPodAutoscaler")
+    (policy,) = scaler["spec"]["behavior"]["scaleUp"]["policies"]
+    assert policy == {"type": "Pods", "value": 1, "periodSeconds": seconds}
 
 
 @every_case

@@ -104,6 +104,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- if hasKey (.Values.resources.limits | default dict) .Values.gpu.resource -}}
 {{- fail (printf "resources.limits: %s is set by gpu.count" .Values.gpu.resource) -}}
 {{- end -}}
+{{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
+{{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas" -}}
+{{- end -}}
 {{- if and (gt (include "holdfast.mostReplicas" . | int) 1) (ne .Values.volumes.accessMode "ReadWriteMany") -}}
 {{- fail "several replicas share the volumes: set volumes.accessMode=ReadWriteMany" -}}
 {{- end -}}
