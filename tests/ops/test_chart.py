@@ -77,6 +77,11 @@ CASES: dict[str, dict[str, Any]] = {
         "start": {"seconds": 300},
         "volumes": {"accessMode": "ReadWriteMany"},
     },
+    "data parallel": {
+        "model": "m",
+        "gpu": {"count": 4, "tensorParallelSize": 2},
+        "extraArgs": ["--data-parallel-size=2"],
+    },
     "two replicas": {
         "model": "m",
         "replicas": 2,
@@ -171,6 +176,32 @@ REFUSED: dict[str, dict[str, Any]] = {
     "/service/port": {"model": "m", "service": {"port": 0}},
     "/podMonitor/interval": {"model": "m", "podMonitor": {"interval": "15 seconds"}},
 }
+MANAGED = {
+    "--drain-timeout=600": "stop.drainSeconds",
+    "--drain_timeout": "stop.drainSeconds",
+    "--port": "service.port",
+    "--host": "networkPolicy",
+    "--uds=/tmp/x": "service.port",
+    "--metrics-auth=api-key": "keys.metricsAuth",
+    "--tensor-parallel-size": "gpu.tensorParallelSize",
+    "-tp=2": "gpu.tensorParallelSize",
+    "--ssl-certfile=/x": "tls.existingSecret",
+    "--ssl-cert-reqs=2": "networkPolicy",
+    "--api-key": "keys.apiKey",
+    "--demo": "demo",
+    "VLLM_API_KEY": "keys.apiKey",
+    "HOLDFAST_ADMIN_API_KEY": "keys.adminApiKey",
+    "HOLDFAST_METRICS_AUTH": "keys.metricsAuth",
+    "HOLDFAST_LOG_FORMAT": "--log-format",
+}
+
+
+def overriding(name: str) -> dict[str, Any]:
+    """Values that set a flag or a variable past the chart."""
+    if name.startswith("-"):
+        return {"model": "m", "extraArgs": ["--max-model-len", "8", name]}
+    return {"model": "m", "extraEnv": [{"name": name, "value": "x"}]}
+
 
 pytestmark = pytest.mark.tools
 every_case = pytest.mark.parametrize("case", CASES)
@@ -179,7 +210,8 @@ every_case = pytest.mark.parametrize("case", CASES)
 @pytest.fixture(scope="module")
 def answer() -> Answer:
     """Every case, rendered in one process."""
-    request = {"chart": str(CHART), "cases": {**CASES, **REFUSED}}
+    overriding_cases = {name: overriding(name) for name in MANAGED}
+    request = {"chart": str(CHART), "cases": {**CASES, **REFUSED, **overriding_cases}}
     done = subprocess.run(
         [tool("ops-python"), str(Path(__file__).parent / "render_chart.py")],
         input=json.dumps(request),
@@ -258,6 +290,14 @@ def test_every_custom_kind_is_valid(answer: Answer) -> None:
 def test_wrong_values_are_refused(answer: Answer, reason: str) -> None:
     """By the schema of the values or by the chart, with the reason."""
     assert reason in answer["cases"][reason]["error"].replace("'/", "/")
+
+
+@pytest.mark.parametrize("name", MANAGED)
+def test_what_the_chart_sets_is_not_set_past_it(answer: Answer, name: str) -> None:
+    """Else probes, Service and grace period would not know; the message has the value to use."""
+    error = answer["cases"][name]["error"]
+    assert "is set by the chart: use " in error
+    assert MANAGED[name] in error
 
 
 def test_every_value_is_in_the_schema() -> None:
@@ -366,7 +406,7 @@ def test_the_command_is_accepted(answer: Answer, case: str) -> None:
     layout = read_layout(only["args"])
     limits = only["resources"]["limits"]
     gpus = next((count for name, count in limits.items() if name.endswith("/gpu")), 1)
-    assert layout.tensor_parallel_size == gpus
+    assert layout.tensor_parallel_size * layout.data_parallel_size == gpus
 
 
 @every_case

@@ -86,7 +86,49 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end -}}
 {{- end -}}
 
+{{- /* What the chart sets itself, and what to set in its place. */ -}}
+{{- define "holdfast.managed" -}}
+--admin-api-key: keys.adminApiKey or keys.existingSecret
+--admin-api-key-file: keys.adminApiKey or keys.existingSecret
+--api-key: keys.apiKey or keys.existingSecret
+--api-key-file: keys.apiKey or keys.existingSecret
+--demo: demo
+--drain-timeout: stop.drainSeconds
+--enable-ssl-refresh: tls.existingSecret
+--host: networkPolicy, to say who may connect
+--metrics-auth: keys.metricsAuth
+--model: model
+--port: service.port
+--ssl-ca-certs: networkPolicy, since probes show no certificate
+--ssl-cert-reqs: networkPolicy, since probes show no certificate
+--ssl-certfile: tls.existingSecret
+--ssl-keyfile: tls.existingSecret
+--tensor-parallel-size: gpu.count or gpu.tensorParallelSize
+-tp: gpu.count or gpu.tensorParallelSize
+--uds: service.port
+VLLM_API_KEY: keys.apiKey or keys.existingSecret
+HOLDFAST_LOG_FORMAT: --log-format in extraArgs
+{{- end -}}
+
+{{- define "holdfast.checkExtra" -}}
+{{- $managed := include "holdfast.managed" . | fromYaml -}}
+{{- range .Values.extraArgs -}}
+{{- $flag := splitList "=" . | first | replace "_" "-" -}}
+{{- with index $managed $flag -}}
+{{- fail (printf "extraArgs: %s is set by the chart: use %s" $flag .) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraEnv -}}
+{{- $name := .name -}}
+{{- $flag := .name | trimPrefix "HOLDFAST_" | lower | replace "_" "-" | printf "--%s" -}}
+{{- with index $managed .name | default (ternary (index $managed $flag) "" (hasPrefix "HOLDFAST_" .name)) -}}
+{{- fail (printf "extraEnv: %s is set by the chart: use %s" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "holdfast.check" -}}
+{{- include "holdfast.checkExtra" . -}}
 {{- include "holdfast.checkModel" . -}}
 {{- if and (not .Values.demo) (not .Values.model) -}}
 {{- fail "model is empty: name what to serve, or set demo=true" -}}
