@@ -384,6 +384,19 @@ def test_the_probes_ask_the_running_server(answer: Answer, case: str) -> None:
 
 
 @every_case
+def test_the_probes_are_those_of_the_guide(answer: Answer, case: str) -> None:
+    """Who writes a manifest by hand gets what the chart gives, but for port, scheme and start."""
+    page = (ROOT / "docs" / "operating.md").read_text()
+    (text,) = re.findall(r"```yaml\n(startupProbe:.*?)```", page, re.DOTALL)
+    only = container(answer, case)
+    for name, probe in yaml.safe_load(text).items():
+        asked = {key: number for key, number in only[name].items() if key != "httpGet"}
+        if name == "startupProbe" and "start" in CASES[case]:
+            probe["failureThreshold"] = asked["failureThreshold"]
+        assert asked == {key: number for key, number in probe.items() if key != "httpGet"}
+
+
+@every_case
 def test_the_start_gets_its_time(answer: Answer, case: str) -> None:
     """The startup probe gives what the values ask for, and at most one period more."""
     probe = container(answer, case)["startupProbe"]
