@@ -27,7 +27,16 @@ LAYERS = (
     {"workspace", "telemetry", "engine", "demo"},
     {"lifecycle"},
     {"api"},
-    {"app", "certificates", "connections", "doctor", "exposure", "listener", "signals"},
+    {
+        "app",
+        "certificates",
+        "connections",
+        "doctor",
+        "exposure",
+        "health_check",
+        "listener",
+        "signals",
+    },
     {"cli"},
     {"__main__"},
 )

@@ -99,7 +99,7 @@ def parse_serve(
 
 
 def _command(arguments: list[str]) -> tuple[str, list[str]]:
-    if arguments[:1] in (["serve"], ["plan"], ["doctor"]):
+    if arguments[:1] in (["serve"], ["plan"], ["doctor"], ["health"]):
         return arguments[0], arguments[1:]
     parser = _Parser(prog="holdfast", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
@@ -107,6 +107,7 @@ def _command(arguments: list[str]) -> tuple[str, list[str]]:
     commands.add_parser("serve", help="serve a model (see `holdfast serve --help`)")
     commands.add_parser("plan", help="print what would be reserved, and why; starts no engine")
     commands.add_parser("doctor", help="check this machine and the flags; name each hazard")
+    commands.add_parser("health", help="exit with 0 if the server of this container is ready")
     commands.add_parser("version", help="print our version, vLLM's and torch's")
     return str(parser.parse_args(arguments).command), []
 
@@ -352,6 +353,12 @@ def _print_findings(arguments: list[str]) -> int:
     )
 
 
+def _print_health(arguments: list[str]) -> int:
+    from holdfast.health_check import print_health  # noqa: PLC0415 - not needed to serve
+
+    return print_health(arguments, lambda given: parse_serve(given, {}, needs_model=False))
+
+
 def _print_versions(_arguments: list[str]) -> int:
     from holdfast.versions import installed_version, vllm_version  # noqa: PLC0415 - 20 ms
 
@@ -361,7 +368,12 @@ def _print_versions(_arguments: list[str]) -> int:
     return ExitCode.STOPPED
 
 
-_OTHER_COMMANDS = {"plan": _print_plan, "doctor": _print_findings, "version": _print_versions}
+_OTHER_COMMANDS = {
+    "plan": _print_plan,
+    "doctor": _print_findings,
+    "health": _print_health,
+    "version": _print_versions,
+}
 
 
 def _print_traceback() -> None:

@@ -98,7 +98,7 @@ def test_the_server_keeps_what_it_learns_and_compiles(name: str) -> None:
 
 
 def test_the_health_check_is_that_of_the_image() -> None:
-    """It asks `/readyz` with the words of the Dockerfile, and gives the start as long."""
+    """It is the command of the Dockerfile, and gives the start as long as that and the chart."""
     service = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]["holdfast"]
     check = service["healthcheck"]
     dockerfile = (ROOT / "Dockerfile").read_text()
@@ -110,7 +110,9 @@ def test_the_health_check_is_that_of_the_image() -> None:
             f"--{name.replace('_', '-')}={check[name]}"
             for name in ("interval", "timeout", "retries", "start_period")
         }
-    assert "/readyz" in check["test"][-1]
+    assert check["test"] == ["CMD", "holdfast", "health"]
+    values = yaml.safe_load((ROOT / "deploy/helm/holdfast/values.yaml").read_text())
+    assert check["start_period"] == f"{values['start']['seconds'] // 60}m"
 
 
 def test_prometheus_and_alertmanager_find_each_other() -> None:

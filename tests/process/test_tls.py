@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -172,6 +173,17 @@ def test_a_renewed_certificate_is_shown(
     assert client.sees() == "third"
     authority.issue(tmp_path / "tls", "fourth", for_server=True)
     _until_shown(client, "fourth")
+
+
+def test_the_health_check_asks_by_tls(server: Server) -> None:
+    """Whoever signed the certificate: it names the public host, and the check asks this one."""
+    port = server.url.rpartition(":")[2]
+    check = [sys.executable, "-m", "holdfast", "health", f"--port={port}", "--ssl-certfile=any"]
+    wait_until(
+        lambda: subprocess.run(check, timeout=60, check=False).returncode == 0,
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: server.log,
+    )
 
 
 @pytest.fixture

@@ -1,0 +1,73 @@
+"""Is the server of this container ready? Asked where it listens, and past every proxy.
+
+A container is checked every few seconds, so nothing is imported here that is slow to import.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from holdfast.settings import ListenSettings, Settings
+
+DEADLINE_SECONDS = 4
+"""Below the 5 s after which Docker kills a check, so that it can say what it waited for."""
+_REQUEST = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_READY = b"HTTP/1.1 200 "
+_FIRST_PROCESS = Path("/proc/1/cmdline")
+
+
+def print_health(
+    arguments: Sequence[str], read_settings: Callable[[Sequence[str]], Settings]
+) -> int:
+    """Print what `/readyz` answers, and return 0 if the server is ready, else 1.
+
+    `arguments` are flags of `holdfast serve`; without any they are those that the first process of
+    this container was started with.
+    """
+    signal.signal(signal.SIGALRM, _expire)
+    signal.alarm(DEADLINE_SECONDS)
+    try:
+        settings = read_settings(arguments or serve_arguments(_FIRST_PROCESS.read_bytes()))
+        with _connected(settings.listen) as connection:
+            connection.sendall(_REQUEST)
+            answer = connection.makefile("rb").readline()
+    except OSError as error:  # ssl.SSLError is one
+        print(f"/readyz: {error}")  # noqa: T201 - what was asked for
+        return 1
+    print(f"/readyz: {answer.decode('latin-1').strip() or 'no answer'}")  # noqa: T201 - as above
+    return 0 if answer.startswith(_READY) else 1
+
+
+def serve_arguments(command_line: bytes) -> list[str]:
+    """What comes after `serve` on a command line as the kernel shows it, if that is there.
+
+    Keys that were given there are masked by the server, and are no part of its address.
+    """
+    words = command_line.decode("utf-8", errors="surrogateescape").removesuffix("\0").split("\0")
+    return words[words.index("serve") + 1 :] if "serve" in words else []
+
+
+def _connected(settings: ListenSettings) -> socket.socket:
+    if settings.uds:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(settings.uds)
+    else:
+        own = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, not bound
+        host = own.get(settings.host, settings.host)
+        connection = socket.create_connection((host, settings.port))
+    if not settings.is_tls:
+        return connection
+    # Not verified: the certificate names the public host, and the peer is in this container.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(connection)
+
+
+def _expire(*_: object) -> NoReturn:
+    raise TimeoutError(f"no answer within {DEADLINE_SECONDS} s")

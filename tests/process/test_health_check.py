@@ -1,0 +1,101 @@
+"""`holdfast health` as Docker runs it: a process of its own, beside a server or none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stand_in
+from holdfast.cli import parse_serve
+from holdfast.health_check import serve_arguments
+from servers import reserved_port, running, wait_until
+
+COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
+UNPROBED = ("model", "--probe=off", "--learned-dir=none")
+PROXY = dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy"), "http://127.0.0.1:9")
+
+
+def health(*arguments: str) -> tuple[int, str]:
+    """The exit code and the output, where every proxy of the environment is dead."""
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "health", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **PROXY},
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_ready_server_is_healthy(tmp_path: Path) -> None:
+    """It is asked at its own port, and past the proxy that the environment names."""
+    with running(tmp_path, *UNPROBED, command=COMMAND) as server:
+        server.until_ready()
+        port = server.url.rpartition(":")[2]
+        assert health("--port", port) == (0, "/readyz: HTTP/1.1 200 OK\n")
+
+
+def test_a_server_that_starts_is_not(tmp_path: Path) -> None:
+    """It listens and answers 503."""
+    environment = {"STAND_IN": "never-starts"}
+    with running(tmp_path, *UNPROBED, command=COMMAND, environment=environment) as server:
+        port = server.url.rpartition(":")[2]
+        code, output = health(f"--port={port}", "--host=0.0.0.0")
+        assert (code, "503" in output) == (1, True)
+
+
+def test_a_server_on_a_unix_socket_is_asked_there(tmp_path: Path) -> None:
+    """As it listens nowhere else."""
+    path = tmp_path / "s"
+    with running(tmp_path, *UNPROBED, f"--uds={path}", command=COMMAND) as server:
+        wait_until(
+            lambda: health(f"--uds={path}")[0] == 0,
+            deadline_seconds=60,
+            what=lambda: server.log,
+        )
+
+
+def test_nobody_there_is_not_healthy() -> None:
+    """With the reason in one line, and no traceback."""
+    with reserved_port() as port:
+        assert health(f"--port={port}") == (1, "/readyz: [Errno 111] Connection refused\n")
+
+
+def test_a_server_that_says_nothing_is_given_up() -> None:
+    """Before Docker kills the check, so that the reason is in what `docker inspect` shows."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        code, output = health(f"--port={sock.getsockname()[1]}")
+    assert (code, output) == (1, "/readyz: no answer within 4 s\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "port"),
+    [
+        (["python3", "/usr/bin/holdfast", "serve", "--demo", "--port", "9000"], 9000),
+        (["/sbin/docker-init", "--", "holdfast", "serve", "m", "--port=9000"], 9000),
+        (["holdfast", "serve", "m", "--api-key", "***", "--admin-api-key=***"], 8000),
+        (["holdfast", "serve", "m", "--served-model-name", ""], 8000),
+        (["/bin/bash"], 8000),
+    ],
+)
+def test_the_address_is_that_of_the_first_process(words: list[str], port: int) -> None:
+    """As the kernel shows its command line, with keys masked; the usual one if it is no server."""
+    given = serve_arguments(b"".join(word.encode() + b"\0" for word in words))
+    assert parse_serve(given, {}, needs_model=False).listen.port == port
+
+
+def test_it_imports_nothing_heavy() -> None:
+    """What runs every few seconds beside the engine takes little from it."""
+    command = [sys.executable, "-X", "importtime", "-m", "holdfast", "health", "--uds=none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "holdfast.health_check" in imported
+    heavy = {"vllm", "torch", "asyncio", "httpx", "fastapi", "uvicorn", "yaml", "urllib.request"}
+    assert {name.partition(".")[0] for name in imported} & heavy == set()
