@@ -8,6 +8,7 @@ case its documents and errors.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -50,6 +51,22 @@ def wrong(document: dict[str, Any]) -> str:
     return ""
 
 
+def dependency(path: str, values: dict[str, Any]) -> dict[str, Any]:
+    """One case of the chart as the only dependency of another chart, which has a value for all."""
+    with tempfile.TemporaryDirectory() as directory:
+        parent = Path(directory)
+        shutil.copytree(path, parent / "charts" / "holdfast")
+        condition = {"name": "holdfast", "version": "0.x.x", "condition": "holdfast.enabled"}
+        description = {"apiVersion": "v2", "name": "parent", "version": "0.1.0"}
+        (parent / "Chart.yaml").write_text(
+            yaml.safe_dump({**description, "dependencies": [condition]})
+        )
+        (parent / "templates").mkdir()
+        chart = Chart.load(directory)
+    given = {"enabled": True, **values}
+    return rendered(chart, {"global": {"registry": "registry.example"}, "holdfast": given})
+
+
 def packaged(chart: Chart) -> list[str]:
     """The files that a package of the chart has beside its templates, once it is unpacked again."""
     with tempfile.TemporaryDirectory() as directory:
@@ -65,6 +82,7 @@ def main() -> None:
     json.dump(
         {
             "packaged": packaged(chart),
+            "dependency": dependency(request["chart"], first),
             "lint": lint(request["chart"], first, strict=True),
             "cases": {name: rendered(chart, values) for name, values in request["cases"].items()},
         },

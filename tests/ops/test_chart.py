@@ -286,6 +286,13 @@ def test_every_custom_kind_is_valid(answer: Answer) -> None:
     assert len(crds.problems(custom[0])) == 1
 
 
+def test_it_may_be_a_dependency(answer: Answer) -> None:
+    """Of a chart with global values, and with a condition; what is rendered is the same."""
+    found = answer["dependency"]
+    assert found["error"] == ""
+    assert found["documents"] == documents(answer, next(iter(CASES)))
+
+
 @pytest.mark.parametrize("reason", REFUSED)
 def test_wrong_values_are_refused(answer: Answer, reason: str) -> None:
     """By the schema of the values or by the chart, with the reason."""
@@ -303,6 +310,8 @@ def test_what_the_chart_sets_is_not_set_past_it(answer: Answer, name: str) -> No
 def test_every_value_is_in_the_schema() -> None:
     """What can be set has a type, and what is not a value cannot be set."""
     schema = json.loads((CHART / "values.schema.json").read_text())
+    of_helm = {name: schema["properties"].pop(name) for name in ("global", "enabled")}
+    assert {part["type"] for part in of_helm.values()} == {"object", "boolean"}
 
     def compare(part: dict[str, Any], values: dict[str, Any], path: str) -> Iterator[str]:
         properties = part.get("properties")
