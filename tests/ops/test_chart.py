@@ -61,7 +61,20 @@ def examples() -> dict[str, dict[str, Any]]:
 CASES: dict[str, dict[str, Any]] = {
     "one model": {"model": "Qwen/Qwen3-8B"},
     "demo": {"demo": True, "podDisruptionBudget": {"enabled": False}},
-    "monitored": {"model": "Qwen/Qwen3-8B", **MONITORED},
+    "monitored": {"model": "Qwen/Qwen3-8B", **MONITORED, "start": {"seconds": 1800}},
+    "own alerts": {
+        "model": "m",
+        "start": {"seconds": 7200},
+        "prometheusRule": {
+            "enabled": True,
+            "runbookBaseUrl": "https://wiki.example/runbooks/",
+            "overrides": {"HoldfastStalled": {"for": "5m", "labels": {"severity": "ticket"}}},
+        },
+    },
+    "own patience": {
+        "model": "m",
+        "prometheusRule": {"enabled": True, "overrides": {"HoldfastNotReady": {"for": "45m"}}},
+    },
     "scaled": {
         "model": "Qwen/Qwen3-8B",
         "autoscaling": {"enabled": True},
@@ -160,6 +173,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "keys.adminApiKey is keys.apiKey": {"model": "m", "keys": {"apiKey": "a", "adminApiKey": "a"}},
     "/keys/existingKeys": {"model": "m", "keys": {"existingSecret": "mine", "existingKeys": []}},
+    "there is no alert HoldfastSlow": {
+        "model": "m",
+        "prometheusRule": {"enabled": True, "overrides": {"HoldfastSlow": {"for": "1m"}}},
+    },
+    "/prometheusRule/runbookBaseUrl": {"model": "m", "prometheusRule": {"runbookBaseUrl": "wiki"}},
     "nothing is mounted at /models/mine": {"model": "/models/mine", **mounted("/models/m")},
     "/extraVolumeMounts/0": {"model": "m", "extraVolumeMounts": [{"name": "models"}]},
     "/extraEnv/0": {"model": "m", "extraEnv": [{"value": "1"}]},
@@ -278,7 +296,7 @@ def test_every_custom_kind_is_valid(answer: Answer) -> None:
     """The same for monitors and rules, by the definitions of the Prometheus operator."""
     if not crds.SCHEMAS.exists():
         pytest.skip("no shared/data/schemas beside this checkout")
-    cases = ("monitored", "closed metrics", "TLS", "verified TLS")
+    cases = ("monitored", "closed metrics", "TLS", "verified TLS", "own alerts")
     custom = [one for case in cases for kind in crds.NAMES for one in of_kind(answer, case, kind)]
     assert {one["kind"] for one in custom} == set(crds.NAMES)
     assert [problem for one in custom for problem in crds.problems(one)] == []
@@ -657,6 +675,46 @@ def test_the_rules_are_those_of_the_tree(answer: Answer) -> None:
         rule = rules[f"demo-holdfast-{path.stem}"]
         assert rule["spec"] == contents[path]
         assert rule["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+
+
+def alerts(answer: Answer, case: str) -> dict[str, dict[str, Any]]:
+    """Every alert of a case, by name."""
+    return {
+        rule["alert"]: rule
+        for one in of_kind(answer, case, "PrometheusRule")
+        for group in one["spec"]["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+
+
+def test_an_alert_links_to_a_runbook_that_can_be_read(answer: Answer) -> None:
+    """At the address of the values; each page is one of the tree."""
+    pages = {path.name for path in (ROOT / "deploy" / "runbooks").glob("*.md")}
+    for alert in alerts(answer, "own alerts").values():
+        base, _, page = alert["annotations"]["runbook_url"].rpartition("/")
+        assert base == "https://wiki.example/runbooks"
+        assert page in pages
+
+
+def test_an_alert_is_what_the_values_make_of_it(answer: Answer) -> None:
+    """What they name is merged into the rule, and all else stays."""
+    found, shipped = alerts(answer, "own alerts"), alerts(answer, "monitored")
+    stalled = found.pop("HoldfastStalled")
+    assert (stalled["for"], stalled["labels"]) == ("5m", {"severity": "ticket"})
+    assert stalled["expr"] == shipped["HoldfastStalled"]["expr"]
+    assert found["HoldfastRequestsLost"]["expr"] == shipped["HoldfastRequestsLost"]["expr"]
+
+
+@pytest.mark.parametrize(
+    ("case", "patience"), [("monitored", "30m"), ("own alerts", "7200s"), ("own patience", "45m")]
+)
+def test_a_start_that_may_be_long_is_no_alert(answer: Answer, case: str, patience: str) -> None:
+    """Whoever is not READY has the time of a start, unless the values say otherwise."""
+    rule = alerts(answer, case)["HoldfastNotReady"]
+    assert rule["for"] == patience
+    said = "30 minutes" if patience == "30m" else patience
+    assert rule["annotations"]["summary"] == f"A server has not been READY for {said}."
 
 
 def test_the_dashboards_are_those_of_the_tree(answer: Answer) -> None:

@@ -71,6 +71,31 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- toYaml (merge (include "holdfast.selector" . | fromYaml) .Values.podLabels) -}}
 {{- end -}}
 
+{{- /* The rules of a file, as the values have them. */ -}}
+{{- define "holdfast.rules" -}}
+{{- $settings := .root.Values.prometheusRule -}}
+{{- $startSeconds := int .root.Values.start.seconds -}}
+{{- range $group := .rules.groups -}}
+{{- range $rule := $group.rules -}}
+{{- $isOfStarts := eq ($rule.alert | default "") "HoldfastNotReady" -}}
+{{- if and $isOfStarts (gt $startSeconds 1800) -}}
+{{- $_ := set $rule "for" (printf "%ds" $startSeconds) -}}
+{{- end -}}
+{{- if and $rule.alert $settings.runbookBaseUrl -}}
+{{- $page := base $rule.annotations.runbook_url -}}
+{{- $_ := set $rule.annotations "runbook_url" (printf "%s/%s" (trimSuffix "/" $settings.runbookBaseUrl) $page) -}}
+{{- end -}}
+{{- $_ := mergeOverwrite $rule (index $settings.overrides ($rule.alert | default "") | default dict) -}}
+{{- if and $isOfStarts (ne $rule.for "30m") -}}
+{{- range $name, $text := $rule.annotations -}}
+{{- $_ := set $rule.annotations $name (replace "30 minutes" $rule.for $text) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml .rules -}}
+{{- end -}}
+
 {{- define "holdfast.mostReplicas" -}}
 {{- ternary .Values.autoscaling.maxReplicas .Values.replicas .Values.autoscaling.enabled -}}
 {{- end -}}
