@@ -1,4 +1,4 @@
-"""Strict JSON schemas of custom resources, from the definitions that stand beside this checkout."""
+"""Strict JSON schemas of custom resources, from the definitions of the Prometheus operator."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-ROOT = Path(__file__).parent.parent.parent
-SCHEMAS = ROOT.parent / "shared" / "data" / "schemas"
+SCHEMAS = Path(__file__).parent / "schemas"
 NAMES = {"PodMonitor": "podmonitor.crd.yaml", "PrometheusRule": "prometheusrule.crd.yaml"}
 
 

@@ -19,6 +19,9 @@ import yaml
 from helm_python.chart import Chart, lint
 from helm_python.errors import HelmError
 
+VERSIONS = ("1.30", kubernetes_validate.latest_version())
+"""Of Kubernetes: the oldest that the chart takes, and the newest."""
+
 
 def rendered(chart: Chart, values: dict[str, Any]) -> dict[str, Any]:
     """The documents of one case, or why there are none, and what is wrong with them."""
@@ -35,19 +38,23 @@ def rendered(chart: Chart, values: dict[str, Any]) -> dict[str, Any]:
         if document
     ]
     notes = "".join(text for path, text in files.items() if path.endswith("NOTES.txt"))
-    problems = [problem for document in documents if (problem := wrong(document))]
-    return {"error": "", "documents": documents, "problems": problems, "notes": notes}
+    problems = [wrong(document, version) for document in documents for version in VERSIONS]
+    return {
+        "error": "",
+        "documents": documents,
+        "problems": [*filter(None, problems)],
+        "notes": notes,
+    }
 
 
-def wrong(document: dict[str, Any]) -> str:
+def wrong(document: dict[str, Any], version: str) -> str:
     """What a built-in kind has wrong, unknown fields included; empty for a custom kind."""
-    version = kubernetes_validate.latest_version()
     try:
         kubernetes_validate.validate(document, version, strict=True)
     except kubernetes_validate.SchemaNotFoundError:
         return ""
     except kubernetes_validate.ValidationError as error:
-        return f"{document['kind']}: {error.message}"
+        return f"{document['kind']} of {version}: {error.message}"
     return ""
 
 
@@ -81,6 +88,7 @@ def main() -> None:
     first = next(iter(request["cases"].values()))
     json.dump(
         {
+            "versions": VERSIONS,
             "packaged": packaged(chart),
             "dependency": dependency(request["chart"], first),
             "lint": lint(request["chart"], first, strict=True),
