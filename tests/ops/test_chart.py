@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
+import itertools
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +37,8 @@ BUILT_IN = frozenset({"apps/v1", "autoscaling/v2", "networking.k8s.io/v1", "poli
 Documents = list[dict[str, Any]]
 Answer = dict[str, Any]
 
+IMAGE = {"repository": "registry.example/holdfast"}
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 MODEL = {"cpu": "4", "memory": "16Gi"}
 ONE_BY_ONE = {"maxSurge": 0, "maxUnavailable": 1}
 MONITORED = {
@@ -56,6 +61,26 @@ def examples() -> dict[str, dict[str, Any]]:
     page = (ROOT / "docs" / "deploying.md").read_text()
     found = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
     return {f"docs: {one['model']}": one for one in found if "model" in one}
+
+
+def commands() -> dict[str, dict[str, Any]]:
+    """The values of every `helm install` in the docs, by the command."""
+    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/deploying.md")]
+    text = "\n".join(pages).replace("\\\n", " ")
+    return {line: given(line) for line in re.findall(r"^\$ (helm install .*)$", text, re.MULTILINE)}
+
+
+def given(command: str) -> dict[str, Any]:
+    """The values that the words after `--set` make."""
+    words = shlex.split(command)
+    values: dict[str, Any] = {}
+    for flag, pair in itertools.pairwise(words):
+        if flag == "--set":
+            path, _, value = pair.partition("=")
+            *parents, name = path.split(".")
+            place = functools.reduce(lambda part, key: part.setdefault(key, {}), parents, values)
+            place[name] = yaml.safe_load(value)
+    return values
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -147,6 +172,7 @@ CASES: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "digest": {"model": "m", "image": {**IMAGE, "tag": "cuda", "digest": DIGEST}},
     "drain of 0 s": {"model": "m", "stop": {"drainSeconds": 0, "preStopSeconds": 1}},
     "drain of 600 s": {"model": "m", "stop": {"drainSeconds": 600}, "start": {"seconds": 7205}},
     **examples(),
@@ -156,6 +182,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "serves its own model": {"demo": True, "model": "m"},
     "volumes.accessMode=ReadWriteMany": {"model": "m", "replicas": 2},
     "several replicas share": {"model": "m", "autoscaling": {"enabled": True}},
+    "image.repository is empty": {"model": "m", "image": {"tag": "0.1.0"}},
+    "/image/digest": {"model": "m", "image": {**IMAGE, "digest": "abc"}},
+    "/networkPolicy/monitoringNamespace": {
+        "model": "m",
+        "networkPolicy": {"monitoringNamespace": ""},
+    },
     "minReplicas is above": {
         "model": "m",
         "autoscaling": {"enabled": True, "minReplicas": 8, "maxReplicas": 2},
@@ -229,7 +261,9 @@ every_case = pytest.mark.parametrize("case", CASES)
 def answer() -> Answer:
     """Every case, rendered in one process."""
     overriding_cases = {name: overriding(name) for name in MANAGED}
-    request = {"chart": str(CHART), "cases": {**CASES, **REFUSED, **overriding_cases}}
+    cases = {**CASES, **REFUSED, **overriding_cases}
+    cases = {name: {"image": IMAGE, **values} for name, values in cases.items()} | commands()
+    request = {"chart": str(CHART), "cases": cases}
     done = subprocess.run(
         [tool("ops-python"), str(Path(__file__).parent / "render_chart.py")],
         input=json.dumps(request),
@@ -286,7 +320,7 @@ def test_a_package_has_the_rules_and_dashboards(answer: Answer) -> None:
 
 @every_case
 def test_every_built_in_kind_is_valid(answer: Answer, case: str) -> None:
-    """No unknown field and no wrong type, by the schemas of the newest Kubernetes."""
+    """No unknown field and no wrong type, by the schemas of the oldest and newest Kubernetes."""
     assert answer["cases"][case]["problems"] == []
     kinds = {one["apiVersion"] for one in documents(answer, case)}
     assert kinds <= BUILT_IN | {"monitoring.coreos.com/v1"}
@@ -294,8 +328,6 @@ def test_every_built_in_kind_is_valid(answer: Answer, case: str) -> None:
 
 def test_every_custom_kind_is_valid(answer: Answer) -> None:
     """The same for monitors and rules, by the definitions of the Prometheus operator."""
-    if not crds.SCHEMAS.exists():
-        pytest.skip("no shared/data/schemas beside this checkout")
     cases = ("monitored", "closed metrics", "TLS", "verified TLS", "own alerts")
     custom = [one for case in cases for kind in crds.NAMES for one in of_kind(answer, case, kind)]
     assert {one["kind"] for one in custom} == set(crds.NAMES)
@@ -325,6 +357,24 @@ def test_what_the_chart_sets_is_not_set_past_it(answer: Answer, name: str) -> No
     assert MANAGED[name] in error
 
 
+@pytest.mark.parametrize("command", commands())
+def test_every_command_in_the_docs_installs(answer: Answer, command: str) -> None:
+    """What a reader copies is rendered, with an image that is pulled from where it was pushed."""
+    assert container(answer, command)["image"].startswith("registry.example/holdfast:")
+
+
+@pytest.mark.parametrize(
+    ("case", "image"),
+    [
+        ("one model", f"registry.example/holdfast:{__version__}"),
+        ("digest", f"registry.example/holdfast:cuda@{DIGEST}"),
+    ],
+)
+def test_the_image_is_the_one_that_was_named(answer: Answer, case: str, image: str) -> None:
+    """By its tag, that of the version if there is none, and by its digest if there is one."""
+    assert container(answer, case)["image"] == image
+
+
 def test_every_value_is_in_the_schema() -> None:
     """What can be set has a type, and what is not a value cannot be set."""
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -342,6 +392,12 @@ def test_every_value_is_in_the_schema() -> None:
                 yield from compare(properties[name], values[name], f"{path}.{name}")
 
     assert list(compare(schema, yaml.safe_load((CHART / "values.yaml").read_text()), "")) == []
+
+
+def test_the_oldest_kubernetes_is_one_that_is_checked(answer: Answer) -> None:
+    """What the chart asks for is what its manifests are held against."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={answer['versions'][0]}.0-0"
 
 
 def test_the_version_is_ours() -> None:

@@ -18,6 +18,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end -}}
 
+{{- define "holdfast.image" -}}
+{{- $image := .Values.image -}}
+{{- $repository := required "image.repository is empty: build an image from the Dockerfile, push it, and name it" $image.repository -}}
+{{- printf "%s:%s" $repository ($image.tag | default .Chart.AppVersion) -}}
+{{- with $image.digest }}@{{ . }}{{ end -}}
+{{- end -}}
+
 {{- define "holdfast.secret" -}}
 {{- .Values.keys.existingSecret | default (include "holdfast.name" .) -}}
 {{- end -}}
