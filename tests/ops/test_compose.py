@@ -69,6 +69,42 @@ def test_a_model_has_to_be_named_for_the_gpus() -> None:
     assert "MODEL=Qwen/Qwen3-8B" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "opened"),
+    [
+        ({}, ("127.0.0.1", "127.0.0.1")),
+        ({"BIND": "192.0.2.1"}, ("192.0.2.1", "127.0.0.1")),
+        ({"GRAFANA_BIND": "192.0.2.1"}, ("127.0.0.1", "192.0.2.1")),
+    ],
+)
+def test_what_is_opened_is_opened_by_name(given: dict[str, str], opened: tuple[str, str]) -> None:
+    """Who opens the server does not open Grafana with it, and by default neither is open."""
+    services = json.loads(compose("demo", **given).stdout)["services"]
+    assert opened == tuple(
+        services[name]["ports"][0]["host_ip"] for name in ("holdfast", "grafana")
+    )
+
+
+def test_every_variable_is_explained() -> None:
+    """In the table of the docs, with its default."""
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    text = "".join((COMPOSE / name).read_text() for name in FILES["GPU"])
+    used = re.findall(r"\$\{(\w+):[-?]([^}]*)\}", text)
+    assert {name for name, _ in used} > {"MODEL", "BIND"}
+    for name, default in used:
+        (row,) = re.findall(rf"^\|.*`{name}`.*\|(.*)\|.*\|$", page, re.MULTILINE)
+        shown = "none" if not default or name == "MODEL" else default
+        assert row.strip().strip("`") == shown
+
+
+@pytest.mark.parametrize(("given", "size"), [({}, 1), ({"TENSOR_PARALLEL_SIZE": "4"}, 4)])
+def test_a_model_is_split_over_the_gpus_that_are_named(given: dict[str, str], size: int) -> None:
+    """One, if nothing is said: vLLM takes no more of itself."""
+    done = compose("GPU", MODEL="Qwen/Qwen3-8B", **given)
+    command = json.loads(done.stdout)["services"]["holdfast"]["command"]
+    assert read_layout(command[1:]).tensor_parallel_size == size
+
+
 @every_set
 def test_the_doctor_is_content(name: str, tmp_path: Path) -> None:
     """No hazard that `holdfast doctor --manifest` knows is in what Compose would start."""
