@@ -3,6 +3,8 @@
 #   docker build --target cuda --tag holdfast:cuda .   NVIDIA GPUs, on vLLM's own image
 #   docker build --target cpu --tag holdfast:cpu .     no GPU: the demo model, tests, small models
 #
+# --build-arg REVISION="$(git rev-parse HEAD)" and SOURCE, the address of your repository, go into labels.
+#
 # Both run as uid 10001 with a read-only root file system, if these are writable:
 # /tmp, /dev/shm, and below /home/holdfast: .local/state/holdfast, .cache and .cache/huggingface.
 ARG CPU_BASE=docker.io/library/python:3.11-slim-bookworm
@@ -61,11 +63,16 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=60m --retries=3 \
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["holdfast"]
 CMD ["serve", "--demo"]
+ARG CPU_BASE
+ARG SOURCE=""
+ARG REVISION=""
 LABEL org.opencontainers.image.title="Holdfast" \
       org.opencontainers.image.description="An OpenAI-compatible server around vLLM whose green light is true." \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.base.name="docker.io/library/python:3.11-slim-bookworm"
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${CPU_BASE}"
 
 FROM ${CUDA_BASE} AS cuda
 USER 0
@@ -73,7 +80,8 @@ ENV PYTHONUNBUFFERED=1 \
     HOME=/home/holdfast \
     USER=holdfast \
     TRITON_CACHE_DIR=/home/holdfast/.cache/triton \
-    TORCHINDUCTOR_CACHE_DIR=/home/holdfast/.cache/torchinductor
+    TORCHINDUCTOR_CACHE_DIR=/home/holdfast/.cache/torchinductor \
+    CUDA_CACHE_PATH=/home/holdfast/.cache/nvidia
 RUN useradd --uid 10001 --user-group --create-home --home-dir "${HOME}" holdfast \
     && install --directory --owner holdfast --group holdfast \
         "${HOME}/.cache" "${HOME}/.cache/huggingface" \
@@ -81,14 +89,17 @@ RUN useradd --uid 10001 --user-group --create-home --home-dir "${HOME}" holdfast
 # What vLLM's image does not have to have, in our pinned versions; the rest is vLLM's own.
 # Its Python is the one of the system, which pip may refuse to touch unless told.
 COPY requirements/cpu.txt /tmp/requirements/
-RUN grep -E '^(platformdirs|rich|markdown-it-py|mdurl|pygments)==' /tmp/requirements/cpu.txt \
+RUN grep -E '^(platformdirs|rich|markdown-it-py|mdurl|pygments|cryptography|cffi|pycparser)==' /tmp/requirements/cpu.txt \
         > /tmp/requirements/ours.txt \
     && PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps \
         --requirement /tmp/requirements/ours.txt \
     && rm -r /tmp/requirements
 COPY --from=wheel /wheels /wheels
+# What others of the base lack is not ours to mend, but what we ask for has to be there.
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl \
-    && python3 -c "import holdfast.app"
+    && python3 -c "import holdfast.app" \
+    && { python3 -m pip check > /tmp/complaints || ! grep '^holdfast ' /tmp/complaints; } \
+    && rm /tmp/complaints
 USER 10001:10001
 WORKDIR /home/holdfast
 EXPOSE 8000
@@ -97,8 +108,13 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=60m --retries=3 \
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["holdfast"]
 CMD ["serve", "--help"]
+ARG CUDA_BASE
+ARG SOURCE=""
+ARG REVISION=""
 LABEL org.opencontainers.image.title="Holdfast" \
       org.opencontainers.image.description="An OpenAI-compatible server around vLLM whose green light is true." \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.base.name="docker.io/vllm/vllm-openai:v0.32.0"
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${CUDA_BASE}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from holdfast import __version__, cli
 from holdfast.doctor.manifest_checks import STATE_DIRECTORY
@@ -86,11 +89,34 @@ def test_the_wheel_is_built_from_what_the_context_has() -> None:
 
 
 def test_the_pins_for_vllms_image_are_ours() -> None:
-    """What is added to it beside our wheel is pinned, and covers what rich needs."""
-    (names,) = re.findall(r"grep -E '\^\(([a-z|-]+)\)=='", stage("cuda"))
+    """What is added to it beside our wheel is pinned, and so is what that needs."""
+    (found,) = re.findall(r"grep -E '\^\(([a-z|-]+)\)=='", stage("cuda"))
+    names = set(found.split("|"))
     pins = (ROOT / "requirements" / "cpu.txt").read_text()
-    assert set(names.split("|")) == {"platformdirs", "rich", "markdown-it-py", "mdurl", "pygments"}
-    assert all(re.search(rf"^{name}==", pins, re.MULTILINE) for name in names.split("|"))
+    assert all(re.search(rf"^{name}==", pins, re.MULTILINE) for name in names)
+    assert names >= {"cryptography", "platformdirs", "rich"}
+    needed = {need for name in names for need in needs(name)}
+    assert needed <= names
+
+
+def needs(name: str) -> set[str]:
+    """What a distribution needs here, but for its extras."""
+    wanted = [Requirement(text) for text in requires(name) or ()]
+    return {
+        one.name.lower()
+        for one in wanted
+        if one.marker is None or one.marker.evaluate({"extra": ""})
+    }
+
+
+def test_the_cuda_image_is_not_made_without_what_we_ask_for(tmp_path: Path) -> None:
+    """The build fails where pip finds that something of ours is missing or too old."""
+    (run,) = re.findall(r"^RUN .*/wheels/\*\.whl.*$", stage("cuda"), re.MULTILINE)
+    (check,) = re.findall(r"&& (\{ python3 -m pip check .*?; \})", run)
+    check = check.replace("/tmp/", f"{tmp_path}/")  # noqa: S108 - of the image
+    for complaint, code in (("vllm 0.32.0 requires x", 0), ("holdfast 0.1.0 requires x", 1)):
+        stub = f"python3() {{ echo '{complaint}, which is not installed.'; return 1; }}; "
+        assert subprocess.run(["sh", "-c", stub + check], check=False).returncode == code
 
 
 @every_target
@@ -108,7 +134,10 @@ def test_the_labels_say_what_it_is(target: str) -> None:
     labels = dict(re.findall(r'org\.opencontainers\.image\.([\w.]+)="([^"]*)"', stage(target)))
     assert labels["version"] == __version__
     assert labels["licenses"] == "Apache-2.0"
-    assert f"_BASE={labels['base.name']}\n" in DOCKERFILE
+    assert labels["base.name"] == f"${{{target.upper()}_BASE}}"
+    declared = re.findall(r"^ARG (\w+)", stage(target), re.MULTILINE)
+    used = [text[2:-1] for text in labels.values() if text.startswith("$")]
+    assert sorted(used) == sorted(declared)
 
 
 def test_both_targets_end_alike() -> None:
