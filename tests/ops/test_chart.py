@@ -173,6 +173,13 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "digest": {"model": "m", "image": {**IMAGE, "tag": "cuda", "digest": DIGEST}},
+    "IPv6": {"model": "m", "listenAddress": "::"},
+    "OpenShift": {
+        "model": "m",
+        "serviceAccountName": "inference",
+        "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+        "initContainers": [{"name": "fetch", "image": "registry.example/fetch"}],
+    },
     "drain of 0 s": {"model": "m", "stop": {"drainSeconds": 0, "preStopSeconds": 1}},
     "drain of 600 s": {"model": "m", "stop": {"drainSeconds": 600}, "start": {"seconds": 7205}},
     **examples(),
@@ -230,7 +237,7 @@ MANAGED = {
     "--drain-timeout=600": "stop.drainSeconds",
     "--drain_timeout": "stop.drainSeconds",
     "--port": "service.port",
-    "--host": "networkPolicy",
+    "--host": "listenAddress",
     "--uds=/tmp/x": "service.port",
     "--metrics-auth=api-key": "keys.metricsAuth",
     "--tensor-parallel-size": "gpu.tensorParallelSize",
@@ -532,6 +539,25 @@ def test_the_container_may_do_little(answer: Answer, case: str) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_the_cluster_may_choose_the_user(answer: Answer) -> None:
+    """What is null in the values is left to it; the rest of the context stays."""
+    spec = pod(answer, "OpenShift")
+    assert set(spec["securityContext"]) == {
+        "runAsNonRoot",
+        "fsGroupChangePolicy",
+        "seccompProfile",
+    }
+    assert spec["serviceAccountName"] == "inference"
+    assert spec["initContainers"] == CASES["OpenShift"]["initContainers"]
+
+
+@pytest.mark.parametrize(("case", "host"), [("one model", ""), ("IPv6", "::")])
+def test_the_server_listens_where_its_pod_is(answer: Answer, case: str, host: str) -> None:
+    """On IPv4, if nothing is said."""
+    settings = cli.parse_serve(container(answer, case)["args"][1:], {}, needs_model=False)
+    assert settings.listen.host == host
 
 
 @every_case

@@ -127,7 +127,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 --demo: demo
 --drain-timeout: stop.drainSeconds
 --enable-ssl-refresh: tls.existingSecret
---host: networkPolicy, to say who may connect
+--host: listenAddress
 --metrics-auth: keys.metricsAuth
 --model: model
 --port: service.port
