@@ -1,8 +1,8 @@
 """Renders a chart with real Helm, and checks what Kubernetes itself knows; run by test_chart.py.
 
 It runs in the environment of `make ops-tools`, which has Helm as a library (244 MB), so it imports
-nothing of ours. Standard input: {"chart": path, "cases": {name: values}}. Standard output: for each
-case its documents and errors.
+nothing of ours. Standard input: {"chart": path, "cases": {name: values}, "releases": [name]}.
+Standard output: for each case its documents and errors, and those of the first for each release.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ VERSIONS = ("1.30", kubernetes_validate.latest_version())
 """Of Kubernetes: the oldest that the chart takes, and the newest."""
 
 
-def rendered(chart: Chart, values: dict[str, Any]) -> dict[str, Any]:
+def rendered(chart: Chart, values: dict[str, Any], name: str = "demo") -> dict[str, Any]:
     """The documents of one case, or why there are none, and what is wrong with them."""
     try:
         chart.validate_schema(values)
-        files = chart.render(values, name="demo", namespace="inference")
+        files = chart.render(values, name=name, namespace="inference")
     except HelmError as error:
         return {"error": str(error), "documents": [], "problems": [], "notes": ""}
     documents = [
@@ -89,6 +89,7 @@ def main() -> None:
     json.dump(
         {
             "versions": VERSIONS,
+            "releases": {name: rendered(chart, first, name) for name in request["releases"]},
             "packaged": packaged(chart),
             "dependency": dependency(request["chart"], first),
             "lint": lint(request["chart"], first, strict=True),

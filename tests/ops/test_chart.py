@@ -39,6 +39,7 @@ Answer = dict[str, Any]
 
 IMAGE = {"repository": "registry.example/holdfast"}
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+RELEASES = ("123", "true", "my.release", "holdfast.v1", f"{'a' * 49}.bcd")
 MODEL = {"cpu": "4", "memory": "16Gi"}
 ONE_BY_ONE = {"maxSurge": 0, "maxUnavailable": 1}
 MONITORED = {
@@ -270,7 +271,7 @@ def answer() -> Answer:
     overriding_cases = {name: overriding(name) for name in MANAGED}
     cases = {**CASES, **REFUSED, **overriding_cases}
     cases = {name: {"image": IMAGE, **values} for name, values in cases.items()} | commands()
-    request = {"chart": str(CHART), "cases": cases}
+    request = {"chart": str(CHART), "cases": cases, "releases": RELEASES}
     done = subprocess.run(
         [tool("ops-python"), str(Path(__file__).parent / "render_chart.py")],
         input=json.dumps(request),
@@ -331,6 +332,16 @@ def test_every_built_in_kind_is_valid(answer: Answer, case: str) -> None:
     assert answer["cases"][case]["problems"] == []
     kinds = {one["apiVersion"] for one in documents(answer, case)}
     assert kinds <= BUILT_IN | {"monitoring.coreos.com/v1"}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_name_of_a_release_will_do(answer: Answer, release: str) -> None:
+    """What YAML reads as something else, what a Service may not be called, and what is long."""
+    found = answer["releases"][release]
+    assert (found["error"], found["problems"]) == ("", [])
+    for one in found["documents"]:
+        assert re.fullmatch("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", one["metadata"]["name"])
+        assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == release
 
 
 def test_every_custom_kind_is_valid(answer: Answer) -> None:

@@ -1,9 +1,7 @@
 {{- define "holdfast.name" -}}
-{{- if contains "holdfast" .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-holdfast" .Release.Name | trunc 50 | trimSuffix "-" -}}
-{{- end -}}
+{{- /* A release may have dots in its name, a Service may not. */ -}}
+{{- $release := replace "." "-" .Release.Name -}}
+{{- ternary $release (printf "%s-holdfast" $release) (contains "holdfast" $release) | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "holdfast.selector" -}}
