@@ -211,6 +211,11 @@ REFUSED: dict[str, dict[str, Any]] = {
             "existingKeys": ["hugging-face-token"],
         },
     },
+    "takes the place of the keys": {
+        "model": "m",
+        "keys": {"existingSecret": "mine", "apiKey": "a"},
+    },
+    "/model": {"model": "--demo"},
     "keys.adminApiKey is keys.apiKey": {"model": "m", "keys": {"apiKey": "a", "adminApiKey": "a"}},
     "/keys/existingKeys": {"model": "m", "keys": {"existingSecret": "mine", "existingKeys": []}},
     "there is no alert HoldfastSlow": {
@@ -469,7 +474,7 @@ def test_the_drain_is_by_default_that_of_the_server() -> None:
 
 
 @every_case
-def test_the_probes_ask_the_running_server(answer: Answer, case: str) -> None:
+def test_each_probe_asks_its_own_route(answer: Answer, case: str) -> None:
     """Each probe asks the route whose answers mean what Kubernetes does with them."""
     only = container(answer, case)
     routes = health_routes(a_status, queue=lambda: (0, 0))

@@ -170,6 +170,9 @@ HOLDFAST_LOG_FORMAT: --log-format in extraArgs
 {{- if and (eq $keys.metricsAuth "api-key") (not (has "api-key" (include "holdfast.keys" . | fromYamlArray))) -}}
 {{- fail "keys.metricsAuth=api-key needs a key: set keys.apiKey, or keys.existingSecret with api-key in keys.existingKeys" -}}
 {{- end -}}
+{{- if and $keys.existingSecret (or $keys.apiKey $keys.adminApiKey $keys.huggingFaceToken) -}}
+{{- fail "keys.existingSecret takes the place of the keys in the values: leave those empty" -}}
+{{- end -}}
 {{- if and $keys.apiKey (eq $keys.apiKey $keys.adminApiKey) -}}
 {{- fail "keys.adminApiKey is keys.apiKey, and would open /admin to every client: choose another" -}}
 {{- end -}}
