@@ -1,4 +1,4 @@
-"""Renders a chart with real Helm, and checks what Kubernetes itself knows; run by test_chart.py.
+"""Renders a chart with real Helm, and checks what Kubernetes itself knows; run by charts.py.
 
 It runs in the environment of `make ops-tools`, which has Helm as a library (244 MB), so it imports
 nothing of ours. Standard input: {"chart": path, "cases": {name: values}, "releases": [name]}.
