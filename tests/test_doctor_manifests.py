@@ -288,6 +288,16 @@ def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str) -> Non
         read_deployments(path, {})
 
 
+def test_a_key_in_a_broken_file_is_not_shown(tmp_path: Path) -> None:
+    """The line is named by its number, for a key may stand there."""
+    path = tmp_path / "file.yaml"
+    path.write_text("services:\n  server:\n    environment: {VLLM_API_KEY: @sk-secret}\n")
+    with pytest.raises(UsageError) as refused:
+        read_deployments(path, {})
+    assert "see line 3" in refused.value.cause
+    assert "sk-secret" not in refused.value.line
+
+
 def test_the_command_reads_the_drain_of_the_container(tmp_path: Path) -> None:
     """Its own flags and variables count, not those of this machine."""
     longer = service(command=["serve", "m", "--drain-timeout", "120"])

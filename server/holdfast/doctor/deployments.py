@@ -122,8 +122,11 @@ def _documents(path: Path, environment: Mapping[str, str]) -> list[dict[str, Any
             f"--manifest: {path}: {error.strerror}.", remedy="name a readable YAML file."
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # Not its message, which quotes the file: a key may stand there.
+        mark = getattr(error, "problem_mark", None)
         raise UsageError(
-            f"--manifest: {path} is not YAML: {error}", remedy="name a readable YAML file."
+            f"--manifest: {path} is not YAML{f', see line {mark.line + 1}' if mark else ''}.",
+            remedy="name a readable YAML file.",
         ) from None
     return [document for document in documents if isinstance(document, dict)]
 
