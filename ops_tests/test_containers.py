@@ -176,7 +176,9 @@ def test_the_doctor_is_content_with_the_image(containers: Engine, cpu_image: str
     report = containers.run(
         "podman",
         *("run", "--rm", "--read-only", "--tmpfs", SCRATCH, "--ulimit", "host"),
-        *("--volume", "/home/holdfast/.local/state/holdfast", cpu_image, "doctor", "--json"),
+        *("--shm-size", "1g", "--env", "VLLM_API_KEY=secret"),
+        *("--volume", "/home/holdfast/.local/state/holdfast"),
+        *(cpu_image, "doctor", "--demo", "--json"),
     )
     found = {one["name"]: one["severity"] for one in json.loads(report)["findings"]}
     assert found["state-directory"] == "ok"
@@ -187,15 +189,16 @@ def test_the_doctor_is_content_with_the_image(containers: Engine, cpu_image: str
 def test_the_doctor_sees_that_state_is_lost_in_a_container(
     containers: Engine, cpu_image: str
 ) -> None:
-    """Without a volume it says so, and with Docker's /dev/shm it warns of two ranks."""
-    report = containers.run(
+    """Without a volume it says so, and Docker's /dev/shm does not hold the queue of a rank."""
+    done = containers.call(
         "podman",
-        *("run", "--rm", "--ulimit", "host", "--env", "VLLM_CPU_OMP_THREADS_BIND=0|1"),
-        *(cpu_image, "doctor", "--json", "--tensor-parallel-size=2"),
+        *("run", "--rm", "--ulimit", "host", "--shm-size", "64m"),
+        *(cpu_image, "doctor", "--json", "--demo"),
     )
-    found = {one["name"]: one["severity"] for one in json.loads(report)["findings"]}
+    found = {one["name"]: one["severity"] for one in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 2
     assert found["state-directory"] == "warning"
-    assert found["shared-memory"] == "warning"
+    assert found["shared-memory"] == "failure"
 
 
 def test_the_cuda_target_builds(containers: Engine, cpu_image: str) -> None:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.doctor import checks
-from holdfast.doctor.checks import check_environment, check_machine, running_build
+from holdfast.doctor import checks, gpu_checks
+from holdfast.doctor.checks import check_environment, check_machine
 from holdfast.doctor.findings import Finding, Severity, as_lines, has_failed
+from holdfast.doctor.gpu_checks import running_build
+from holdfast.doctor.host_memory import HostMemory, read_host_memory
 from holdfast.doctor.layout import DEFAULT_MEMORY_UTILIZATION, Layout, read_layout
 from holdfast.doctor.machine import Directory, Machine, read_machine
+from holdfast.doctor.shared_memory import DEFAULT_CALL_CHUNK_MIB, least_shared_bytes
 from holdfast.engine.gpus import Gpu, GpuFacts, find_gpus
+from holdfast.errors import UsageError
 from machines import ARCHITECTURES, CPU, CUDA, GB10, GIB, H100, RTX_PRO, SPARK, doctor, findings
 
 MIB = 1024**2
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,expandable_segments:True"}
 TWO = Layout(tensor_parallel_size=2)
+SMALL = ("--kv-cache-memory-bytes", "1G")
+"""So that it does not matter what else runs on the machine of the test."""
 
 
 def found(machine: Machine, layout: Layout = Layout()) -> dict[str, Finding]:  # noqa: B008 - frozen
@@ -78,20 +86,91 @@ def test_both_names_of_the_allocator_variable_count(variable: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "layout", "severity"),
+    ("machine", "free_bytes", "layout", "severity"),
     [
-        (64 * MIB, TWO, "warning"),
-        (64 * MIB, Layout(pipeline_parallel_size=2), "warning"),
-        (0, TWO, "failure"),
-        (64 * MIB, Layout(), "ok"),
-        (64 * MIB, Layout(2, nodes=2), "ok"),
-        (GIB, TWO, "ok"),
+        (CUDA, 64 * MIB, TWO, "failure"),
+        (CUDA, 64 * MIB, Layout(pipeline_parallel_size=2), "failure"),
+        (CUDA, 64 * MIB, Layout(executor="mp"), "failure"),
+        (CUDA, 240 * MIB, TWO, "failure"),
+        (CUDA, 241 * MIB, TWO, "warning"),
+        (CUDA, GIB, TWO, "ok"),
+        (CUDA, 64 * MIB, Layout(), "ok"),
+        (CUDA, 64 * MIB, Layout(2, nodes=2), "warning"),
+        (CUDA, 64 * MIB, Layout(2, executor="ray"), "warning"),
+        (CPU, 64 * MIB, Layout(), "failure"),
+        (CPU, 64 * MIB, Layout(executor="uni"), "failure"),
+        (CPU, 241 * MIB, Layout(), "ok"),
     ],
 )
-def test_shared_memory(free_bytes: int, layout: Layout, severity: str) -> None:
-    """Docker's 64 MiB are too small for more than one rank on a node."""
-    machine = replace(CUDA, shared_memory_free_bytes=free_bytes)
+def test_shared_memory(machine: Machine, free_bytes: int, layout: Layout, severity: str) -> None:
+    """A worker's queue has to fit; on the CPU one rank has a worker process too."""
+    machine = replace(machine, shared_memory_free_bytes=free_bytes)
     assert found(machine, layout)["shared-memory"].severity == severity
+
+
+def test_the_queue_of_a_worker_is_as_large_as_that_of_vllm() -> None:
+    """What has to be free is what vLLM asks for, and the larger of its two queues counts."""
+    from vllm import envs
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    chunks = inspect.signature(MessageQueue.__init__).parameters
+    count, chunk_bytes = chunks["max_chunks"].default, chunks["max_chunk_bytes"].default
+    assert least_shared_bytes({}) == count * (chunk_bytes + 2)
+    assert envs.VLLM_MQ_MAX_CHUNK_BYTES_MB == DEFAULT_CALL_CHUNK_MIB
+    larger = least_shared_bytes({"VLLM_MQ_MAX_CHUNK_BYTES_MB": "32"})
+    assert larger == count * (32 * MIB + 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "severity"),
+    [
+        ({}, Layout(), "failure"),
+        ({}, Layout(gpu_memory_utilization=0.5), "ok"),
+        ({"numa_nodes": 2}, Layout(), "failure"),
+        (
+            {"numa_nodes": 2, "environment": {"VLLM_CPU_OMP_THREADS_BIND": "8-15"}},
+            Layout(),
+            "warning",
+        ),
+    ],
+)
+def test_host_memory_that_something_else_holds(
+    changes: dict[str, Any], layout: Layout, severity: str
+) -> None:
+    """On the CPU vLLM refuses to start with less available than its share."""
+    machine = replace(CPU, memory=HostMemory(24 * GIB, 16 * GIB), **changes)
+    assert found(machine, layout)["host-memory"].severity == severity
+
+
+def test_host_memory_does_not_matter_where_the_kv_cache_has_a_size() -> None:
+    """vLLM looks at it only to find that size."""
+    full = replace(CPU, memory=HostMemory(24 * GIB, GIB))
+    assert "host-memory" not in found(full, read_layout(["m", "--kv-cache-memory-bytes", "1G"]))
+    assert "host-memory" not in found(full, read_layout(["--demo"]))
+    by_variable = replace(full, environment={"VLLM_CPU_KVCACHE_SPACE": "4"})
+    assert "host-memory" not in found(by_variable)
+    assert "host-memory" not in found(replace(CUDA, memory=HostMemory(24 * GIB, GIB)))
+
+
+def test_host_memory_is_read_as_vllm_reads_it() -> None:
+    """Of one node, with what the kernel would free."""
+    from vllm.utils.cpu_resource_utils import get_memory_node_info
+
+    memory, theirs = read_host_memory(), get_memory_node_info()
+    assert memory.total_bytes == theirs.total_memory
+    assert memory.available_bytes == pytest.approx(theirs.available_memory, rel=0.2)
+
+
+@pytest.mark.parametrize("limit", ["4294967296", "max"])
+def test_host_memory_ends_at_the_limit_of_the_container(tmp_path: Path, limit: str) -> None:
+    """What the container uses already is not available either."""
+    cgroup = tmp_path / "sys" / "fs" / "cgroup"
+    cgroup.mkdir(parents=True)
+    (cgroup / "memory.max").write_text(limit)
+    (cgroup / "memory.current").write_text(str(3 * GIB))
+    memory = read_host_memory(tmp_path)
+    assert (memory.total_bytes == 4 * GIB) is (limit != "max")
+    assert memory.available_bytes <= GIB or limit == "max"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +323,7 @@ def test_variables_under_which_serve_ends_at_once(
     ("machine", "layout", "severity"),
     [
         (CPU, Layout(), "failure"),
-        (CPU, Layout(captures_graphs=False), "warning"),
+        (CPU, Layout(captures_graphs=False, compiles=False), "warning"),
         (CUDA, Layout(), "warning"),
     ],
 )
@@ -287,14 +366,81 @@ def test_routes_for_developers_are_a_warning() -> None:
         (["model", "-tp", "2", "--pipeline-parallel-size=3"], Layout(2, 3)),
         (["model", "--tensor-parallel-size", "8", "--nnodes", "2"], Layout(8, nodes=2)),
         (["--disable-custom-all-reduce", "m"], Layout(has_custom_all_reduce=False)),
-        (["m", "--enforce-eager"], Layout(captures_graphs=False)),
+        (["m", "--enforce-eager"], Layout(captures_graphs=False, compiles=False)),
+        (["m", "-cc.cudagraph_mode=NONE"], Layout(captures_graphs=False)),
+        (["m", "-cc", '{"cudagraph_mode": "NONE"}'], Layout(captures_graphs=False)),
+        (["m", "-pcp", "2"], Layout(prefill_context_parallel_size=2)),
+        (["m", "-dp", "4", "-dpl", "2"], Layout(data_parallel_size=4, local_data_parallel_size=2)),
+        (["m", "--distributed-executor-backend=ray"], Layout(executor="ray")),
+        (["m", "--enable-sleep-mode"], Layout(may_sleep=True, has_cumem_allocator=True)),
+        (["m", "--kv-transfer-config", '{"kv_connector": "N"}'], Layout(has_kv_connector=True)),
         (["m", "--gpu-memory-utilization", "0.5"], Layout(gpu_memory_utilization=0.5)),
-        (["m", "-tp", "many"], Layout()),
     ],
 )
 def test_the_layout_is_read_from_the_flags_of_vllm(arguments: list[str], layout: Layout) -> None:
-    """Long, short and joined flags count; what only vLLM's parser can refuse is left to it."""
+    """Long, short and joined flags count, and JSON of vLLM's."""
     assert read_layout(arguments) == layout
+
+
+def test_a_layout_that_cannot_be_read_is_refused() -> None:
+    """The flag is named, for vLLM would refuse it too."""
+    with pytest.raises(UsageError, match="tensor-parallel-size"):
+        read_layout(["m", "-tp", "many"])
+
+
+def test_replicas_on_other_nodes_are_not_counted() -> None:
+    """vLLM says how many of them are on this one."""
+    assert read_layout(["m", "-tp", "2", "-dp", "4", "-dpl", "1"]).local_ranks == 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "severity"),
+    [(Layout(), "warning"), (TWO, "failure"), (Layout(2, executor="ray"), "warning")],
+)
+def test_only_gpus_in_use_fail(layout: Layout, severity: str) -> None:
+    """The first ones are taken; what is wrong with others is a warning."""
+    old = replace(H100, architecture=(7, 0), free_bytes=GIB)
+    machine = replace(CUDA, graphics=GpuFacts((H100, old), ARCHITECTURES))
+    assert found(machine, layout)["gpu-architecture"].severity == severity
+    assert found(machine, layout)["gpu-memory"].severity == severity
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "severity"),
+    [
+        (EXPANDABLE, [], "failure"),
+        (EXPANDABLE, ["--enable-sleep-mode"], "ok"),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, [], "ok"),
+    ],
+)
+def test_expandable_segments_with_a_connector(
+    environment: dict[str, str], flags: list[str], severity: str
+) -> None:
+    """vLLM refuses them for a KV cache that is moved, also on one GPU."""
+    given = ["m", "--kv-transfer-config", '{"kv_connector": "NixlConnector"}', *flags]
+    machine = replace(CUDA, environment=environment)
+    assert found(machine, read_layout(given))["expandable-segments"].severity == severity
+
+
+def test_the_new_name_of_the_allocator_variable_wins() -> None:
+    """What the old one asks for is not read then."""
+    environment = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:512", **EXPANDABLE}
+    machine = replace(CUDA, environment=environment)
+    assert found(machine, TWO)["expandable-segments"].severity is Severity.OK
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"VLLM_WORKER_MULTIPROC_METHOD": "forkserver"},
+        {"VLLM_CPU_KVCACHE_SPACE": "4GiB"},
+        {"VLLM_MQ_MAX_CHUNK_BYTES_MB": "x"},
+    ],
+)
+def test_variables_that_vllm_refuses(environment: dict[str, str]) -> None:
+    """A start would end at the first look at them."""
+    seen = {one.name: one for one in check_environment(environment, is_demo=False)}
+    assert seen["variables"].severity is Severity.FAILURE
 
 
 def test_the_lines_for_people_have_every_finding_and_remedy() -> None:
@@ -311,7 +457,7 @@ def test_this_machine_is_read(tmp_path: Path) -> None:
     """What the checks look at is there, and the directory is found on its mount."""
     machine = read_machine({"A": "b"}, tmp_path / "not" / "yet")
     assert machine.environment == {"A": "b"}
-    assert machine.memory_available_bytes > 0
+    assert machine.memory.available_bytes > 0
     assert machine.shared_memory_free_bytes > 0
     directory = machine.state_directory
     assert directory is not None
@@ -359,7 +505,7 @@ def test_the_command_is_content_with_this_machine() -> None:
 
 def test_the_command_ends_with_2_for_a_failure() -> None:
     """A plug-in list without ours is refused by `serve`, so the doctor's exit code says so."""
-    done = doctor("--json", environment={"VLLM_PLUGINS": "other"})
+    done = doctor("--json", *SMALL, environment={"VLLM_PLUGINS": "other"})
     assert done.returncode == 2
     (failed,) = (one for one in findings(done) if one["severity"] == "failure")
     assert failed["name"] == "plugins"
@@ -368,7 +514,7 @@ def test_the_command_ends_with_2_for_a_failure() -> None:
 
 def test_flags_that_serve_refuses_are_findings() -> None:
     """Each wrong thing is named, and the machine is looked at all the same."""
-    done = doctor("./no-such-model", "--drain-timeout", "soon", "--json")
+    done = doctor("./no-such-model", "--drain-timeout", "soon", "--json", *SMALL)
     assert done.returncode == 2
     names = {one["name"] for one in findings(done) if one["severity"] == "failure"}
     assert names == {"command-line", "model"}
@@ -384,5 +530,6 @@ def test_a_wrong_flag_of_the_doctor_is_bad_usage() -> None:
 
 def test_every_check_is_run() -> None:
     """No check is written and left out of the list."""
-    written = {name for name in vars(checks) if name.startswith("_check_")}
-    assert {check.__name__ for check in checks.CHECKS} == written
+    for module, others in ((checks, {"_check_variables", "check_gpus"}), (gpu_checks, set())):
+        written = {name for name in vars(module) if name.startswith("_check_")} | others
+        assert {check.__name__ for check in module.CHECKS} | others == written

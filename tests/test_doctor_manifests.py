@@ -174,11 +174,12 @@ def test_stop_time_outs(
 @pytest.mark.parametrize(
     ("document", "severity"),
     [
-        (service(ipc=None, command=["serve", "m", "-tp", "2"]), "warning"),
+        (service(ipc=None, command=["serve", "m", "-tp", "2"]), "failure"),
+        (service(ipc=None, image="holdfast:cpu", command=["serve", "--demo"]), "failure"),
         (service(ipc=None, shm_size="16gb", command=["serve", "m", "-tp", "2"]), "ok"),
         (service(ipc=None, shm_size="512m", command=["serve", "m", "-tp", "2"]), "warning"),
         (service(ipc=None), "ok"),
-        (deployment(args=["serve", "m", "-tp", "2"], volumeMounts=[]), "warning"),
+        (deployment(args=["serve", "m", "-tp", "2"], volumeMounts=[]), "failure"),
         (deployment(args=["serve", "m", "-tp", "2"], volumeMounts=[], hostIPC=True), "ok"),
         (deployment(args=["serve", "m", "-tp", "2"]), "ok"),
     ],

