@@ -321,6 +321,15 @@ def test_the_command_refuses_what_the_container_would_refuse(tmp_path: Path) -> 
     ]
 
 
+def test_this_machine_is_left_out_unless_it_is_asked_about(tmp_path: Path) -> None:
+    """A manifest alone is not about the machine where it is checked."""
+    path = str(written(tmp_path, service()))
+    (source,) = {one["source"] for one in findings(doctor("--json", "--manifest", path))}
+    assert source == "manifest.yaml: server"
+    both = findings(doctor("--json", "--demo", "--manifest", path))
+    assert "this machine" in {one["source"] for one in both}
+
+
 def test_a_model_of_the_container_need_not_be_here(tmp_path: Path) -> None:
     """A path in a container is not a path of this machine."""
     document = service(command=["serve", "/models/mine"])

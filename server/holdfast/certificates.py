@@ -77,6 +77,13 @@ def own_identity(directory: Path) -> Path:
     return path
 
 
+def end_of_certificate(path: Path) -> datetime:
+    """When the first certificate in the file, which is that of the server, ends."""
+    from cryptography import x509  # noqa: PLC0415 - only for the doctor
+
+    return x509.load_pem_x509_certificates(path.read_bytes())[0].not_valid_after_utc
+
+
 def admit(context: ssl.SSLContext | None, identity: Path | None) -> None:
     """Let who shows `identity` through the next handshakes, beside those who were let before."""
     if context is not None and identity is not None:

@@ -96,6 +96,15 @@ async def serving(
         await asyncio.wait({task}, timeout=STOP_DEADLINE_SECONDS)
 
 
+def check_tls(settings: ListenSettings) -> None:
+    """Read the files of TLS as a start does.
+
+    Raises:
+        UsageError: one is missing or wrong.
+    """
+    _config(_cut_quietly, settings, LimitSettings(), HttpConnection)
+
+
 def address(sock: socket.socket, settings: ListenSettings) -> str:
     """Where clients on this machine reach the server; with `--port 0` the only place that says."""
     if settings.uds:

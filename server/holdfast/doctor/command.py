@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
 from holdfast.doctor import checks, manifest_checks
 from holdfast.doctor.deployments import Deployment, read_deployments
 from holdfast.doctor.findings import Finding, as_json, as_lines, failure, has_failed
+from holdfast.doctor.front_checks import check_front
 from holdfast.doctor.layout import Layout, read_layout
 from holdfast.doctor.machine import read_machine
-from holdfast.engine.refusals import refuse_model
+from holdfast.engine.refusals import REFUSED_VARIABLES, refuse_model
 from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.settings import Settings
 from holdfast.workspace.learned import default_directory
@@ -22,7 +24,8 @@ ReadSettings = Callable[[Sequence[str], Mapping[str, str]], Settings]
 """Reads a command line of `serve`, which may name no model here."""
 _EPILOG = """\
 All flags of `holdfast serve` work too, and MODEL may be left out. No engine is started. The exit
-code is 2 when something would fail for sure, 0 otherwise.
+code is 2 when something would fail for sure, 0 otherwise. With --manifest alone this machine is
+left out.
 """
 
 
@@ -79,28 +82,45 @@ def print_findings(
     """
     flags, others = take_doctor_flags(arguments)
     deployments = [one for path in flags.manifests for one in read_deployments(path, environment)]
-    settings, refusals = _settings(others, environment, read_settings)
+    is_machine_asked_about = bool(others) or not deployments
     findings = [
-        *refusals,
-        *_model_findings(others, settings),
-        *_machine_findings(settings, environment, _expanded(others, expand)),
+        *(
+            _own_findings(others, environment, expand, read_settings)
+            if is_machine_asked_about
+            else ()
+        ),
         *(
             finding
             for deployment in deployments
-            for finding in _deployment_findings(deployment, settings, read_settings)
+            for finding in _deployment_findings(deployment, read_settings)
         ),
     ]
     print(as_json(findings) if flags.is_json else "\n".join(as_lines(findings)))  # noqa: T201 - what was asked for
     return ExitCode.USAGE if has_failed(findings) else ExitCode.STOPPED
 
 
+def _own_findings(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    expand: Callable[[Sequence[str]], list[str]],
+    read_settings: ReadSettings,
+) -> Iterator[Finding]:
+    settings, refusals = _settings(arguments, environment, read_settings)
+    yield from refusals
+    yield from _model_findings(arguments, settings)
+    if not refusals:
+        yield from check_front(settings, datetime.now(UTC))
+    yield from _machine_findings(settings, environment, _expanded(arguments, expand))
+
+
 def _settings(
     arguments: Sequence[str], environment: Mapping[str, str], read_settings: ReadSettings
 ) -> tuple[Settings, list[Finding]]:
     """The settings, or the defaults and why those that were given are refused."""
-    ours = {name: value for name, value in environment.items() if name.startswith("HOLDFAST_")}
+    # Those that are refused have findings of their own.
+    others = {name: environment[name] for name in environment if name not in REFUSED_VARIABLES}
     try:
-        return read_settings(arguments, ours), []
+        return read_settings(arguments, others), []
     except HoldfastError as error:
         return Settings(), [failure("command-line", error.cause, error.remedy)]
 
@@ -140,11 +160,9 @@ def _layout(arguments: Sequence[str]) -> tuple[Layout, list[Finding]]:
         return Layout(), [failure("command-line", error.cause, error.remedy)]
 
 
-def _deployment_findings(
-    deployment: Deployment, given: Settings, read_settings: ReadSettings
-) -> Iterator[Finding]:
-    settings = given
-    if deployment.is_ours and deployment.arguments:
+def _deployment_findings(deployment: Deployment, read_settings: ReadSettings) -> Iterator[Finding]:
+    settings = Settings()
+    if deployment.is_ours:
         settings, refusals = _settings(deployment.arguments, deployment.environment, read_settings)
         for finding in refusals:
             yield replace(finding, source=deployment.source)

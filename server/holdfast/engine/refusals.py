@@ -19,6 +19,8 @@ UNSUPPORTED = (
     "--data-parallel-multi-port-external-lb",
 )
 """Flags of `vllm serve` for layouts in which no front end sees the whole engine."""
+REFUSED_VARIABLES = ("VLLM_PLUGINS", "VLLM_ENABLE_STARTUP_PLAN")
+"""Those that `refuse_environment` looks at."""
 _OFF = {"", "0"}
 
 

@@ -1,0 +1,78 @@
+"""Would the front end listen? Tried with the functions of a start, and let go at once."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from holdfast.api.auth import Keys
+from holdfast.certificates import end_of_certificate
+from holdfast.doctor.findings import Finding, failure, ok, warning
+from holdfast.errors import AddressInUseError, UsageError
+from holdfast.listener import address, bound, check_tls
+from holdfast.settings import ListenSettings, Settings
+
+RENEWED_BEFORE_END = timedelta(days=30)
+_EVERYWHERE = {"", "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
+
+
+def check_front(settings: Settings, now: datetime) -> Iterator[Finding]:
+    """Every finding about keys, certificate and address."""
+    yield from _check_keys(settings)
+    if settings.listen.is_tls:
+        yield from _check_tls(settings.listen, now)
+    yield _check_address(settings.listen)
+
+
+def _check_keys(settings: Settings) -> Iterator[Finding]:
+    listen = settings.listen
+    try:
+        keys = Keys.read(listen.api_keys, settings.keys)
+    except UsageError as error:
+        yield failure("keys", error.cause, error.remedy)
+        return
+    is_open = keys.api.is_empty and not listen.ssl_cert_reqs
+    readable = [path for path in _key_files(settings) if path.stat().st_mode & stat.S_IROTH]
+    if is_open and not listen.uds and listen.host in _EVERYWHERE:
+        yield warning(
+            "keys",
+            "no API key, and every address of this machine is listened on.",
+            "add --api-key-file, or --host 127.0.0.1 behind a proxy that asks for keys.",
+        )
+    for path in readable:
+        yield warning("keys", f"every user can read {path}.", f"chmod o-r {path}")
+    if not is_open and not readable:
+        yield ok("keys", "clients are asked for a certificate or an API key")
+
+
+def _key_files(settings: Settings) -> list[Path]:
+    given = (settings.keys.api_key_file, settings.keys.admin_api_key_file)
+    return [path for path in given if path is not None]
+
+
+def _check_tls(listen: ListenSettings, now: datetime) -> Iterator[Finding]:
+    try:
+        check_tls(listen)
+    except UsageError as error:
+        yield failure("tls", error.cause, error.remedy)
+        return
+    end = end_of_certificate(Path(str(listen.ssl_certfile)))
+    seen = f"the certificate ends on {end:%Y-%m-%d}"
+    if end <= now:
+        yield failure("tls", f"{seen}: no client accepts it.", "renew it.")
+    elif end - now < RENEWED_BEFORE_END and not listen.is_tls_refreshed:
+        yield warning("tls", f"{seen}, and a renewed one is not read.", "add --enable-ssl-refresh.")
+    else:
+        yield ok("tls", seen)
+
+
+def _check_address(listen: ListenSettings) -> Finding:
+    try:
+        with bound(listen) as sock:
+            return ok("address", f"{address(sock, listen)} is free")
+    except AddressInUseError as error:  # perhaps by the server that is asked about
+        return warning("address", error.cause, error.remedy)
+    except UsageError as error:
+        return failure("address", error.cause, error.remedy)

@@ -1,0 +1,130 @@
+"""`holdfast doctor`: keys, certificate and address, tried as a start does."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.doctor.findings import Finding, Severity
+from holdfast.doctor.front_checks import check_front
+from holdfast.settings import KeySettings, ListenSettings, Settings
+from machines import doctor, findings
+from test_listener import certificate
+
+LOCAL = Settings(listen=ListenSettings(host="127.0.0.1", port=0))
+NOW = datetime.now(UTC)
+
+
+def found(settings: Settings, now: datetime = NOW) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check_front(settings, now)}
+
+
+def listening(**changes: Any) -> Settings:
+    return replace(LOCAL, listen=replace(LOCAL.listen, **changes))
+
+
+def test_a_sound_front_end_has_no_finding(tmp_path: Path) -> None:
+    """With a key of its own, a certificate that is renewed, and a port that is free."""
+    cert, key = certificate(tmp_path)
+    settings = listening(
+        api_keys=("secret",), ssl_certfile=cert, ssl_keyfile=key, is_tls_refreshed=True
+    )
+    seen = found(settings)
+    assert set(seen) == {"keys", "tls", "address"}
+    assert {finding.severity for finding in seen.values()} == {Severity.OK}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        KeySettings(api_key_file=Path("/nope")),
+        KeySettings(admin_api_key_file=Path("/nope")),
+        KeySettings(admin_api_key="secret"),
+    ],
+)
+def test_keys_that_serve_refuses(keys: KeySettings) -> None:
+    """A file that is not there, and a key of admins that clients have."""
+    settings = replace(listening(api_keys=("secret",)), keys=keys)
+    assert found(settings)["keys"].severity is Severity.FAILURE
+
+
+def test_metrics_without_a_key_to_ask_for() -> None:
+    """Such flags contradict each other."""
+    settings = replace(LOCAL, keys=KeySettings(metrics_auth="api-key"))
+    assert found(settings)["keys"].severity is Severity.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({"host": ""}, "warning"),
+        ({"host": "::"}, "warning"),
+        ({"host": "", "api_keys": ("secret",)}, "ok"),
+        ({"host": "", "ssl_cert_reqs": 2}, "ok"),
+    ],
+)
+def test_an_open_server(changes: dict[str, Any], severity: str) -> None:
+    """Without a key it is open to whoever reaches an address of the machine."""
+    assert found(listening(**changes))["keys"].severity == severity
+
+
+def test_a_file_of_keys_that_every_user_can_read(tmp_path: Path) -> None:
+    """They are as good as public on that machine."""
+    path = tmp_path / "keys"
+    path.write_text("secret\n")
+    settings = replace(LOCAL, keys=KeySettings(api_key_file=path))
+    path.chmod(0o640)
+    assert found(settings)["keys"].severity is Severity.OK
+    path.chmod(0o644)
+    assert found(settings)["keys"].severity is Severity.WARNING
+
+
+def test_files_of_tls_that_cannot_be_used(tmp_path: Path) -> None:
+    """One that is missing, and a key of another certificate."""
+    cert, _ = certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    _, other_key = certificate(tmp_path / "other")
+    for given in ({"ssl_certfile": "/nope.pem"}, {"ssl_certfile": cert, "ssl_keyfile": other_key}):
+        assert found(listening(**given))["tls"].severity is Severity.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("days", "is_refreshed", "severity"),
+    [(0, False, "warning"), (0, True, "ok"), (-31, False, "ok"), (2, True, "failure")],
+)
+def test_certificates_end(tmp_path: Path, days: int, is_refreshed: bool, severity: str) -> None:
+    """Thirty days before, a renewal is to be expected; afterwards nobody connects."""
+    cert, key = certificate(tmp_path)
+    settings = listening(ssl_certfile=cert, ssl_keyfile=key, is_tls_refreshed=is_refreshed)
+    assert found(settings, NOW + timedelta(days=days))["tls"].severity == severity
+
+
+@pytest.mark.parametrize("changes", [{"host": "192.0.2.1"}, {"uds": "/nope/s.sock"}])
+def test_addresses_that_are_not_of_this_machine(changes: dict[str, Any]) -> None:
+    """Nobody could listen there."""
+    assert found(listening(**changes))["address"].severity is Severity.FAILURE
+
+
+def test_an_address_in_use_may_be_that_of_the_server() -> None:
+    """So it is a warning."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = listening(port=taken.getsockname()[1])
+        assert found(settings)["address"].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [({"VLLM_API_KEY": "a b"}, "VLLM_API_KEY"), ({"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "x"}, "VLLM_")],
+)
+def test_variables_that_serve_refuses(environment: dict[str, str], name: str) -> None:
+    """The command reads vLLM's variables too, and repeats no key."""
+    done = doctor("--demo", "--json", environment=environment)
+    (failed,) = (one for one in findings(done) if one["severity"] == "failure")
+    assert failed["name"] == "command-line"
+    assert name in failed["seen"]
+    assert "a b" not in done.stdout
