@@ -39,15 +39,16 @@ CPU = replace(CUDA, is_cpu_build=True, graphics=GpuFacts())
 
 
 def doctor(
-    *arguments: str, environment: Mapping[str, str] | None = None
+    *arguments: str, environment: Mapping[str, str] | None = None, given: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """One run of `holdfast doctor` on the machine of the test."""
+    """One run of `holdfast doctor` on the machine of the test; `given` is its standard input."""
     return subprocess.run(
         [sys.executable, "-m", "holdfast", "doctor", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
+        input=given,
         env={**os.environ, **(environment or {})},
     )
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from holdfast.doctor.deployments import Deployment, read_deployments
+from holdfast.cli import parse_serve
+from holdfast.doctor.deployments import SHARED_MEMORY, STATE_DIRECTORY, Deployment
 from holdfast.doctor.findings import Finding, Severity
 from holdfast.doctor.layout import read_layout
-from holdfast.doctor.manifest_checks import STATE_DIRECTORY, check_deployment
+from holdfast.doctor.manifest_checks import check_deployment
+from holdfast.doctor.manifests import MOST_FILE_BYTES, read_deployments
+from holdfast.doctor.pods import quantity
+from holdfast.doctor.words import UNSEEN
 from holdfast.errors import UsageError
 from machines import doctor, findings
 
@@ -25,15 +30,16 @@ SERVICE = {
 }
 """A service of Compose with nothing wrong."""
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path in a manifest
+LONG_START = {"periodSeconds": 10, "failureThreshold": 180, "timeoutSeconds": 5}
 
 CONTAINER: dict[str, Any] = {
     "name": "server",
     "image": "registry.example/holdfast:0.1.0",
     "args": ["serve", "Qwen/Qwen3-8B"],
     "lifecycle": {"preStop": {"sleep": {"seconds": 15}}},
-    "startupProbe": {"httpGet": {"path": "/startupz", "port": 8000}},
-    "livenessProbe": {"httpGet": {"path": "/livez", "port": 8000}},
+    "startupProbe": {"httpGet": {"path": "/startupz", "port": 8000}, **LONG_START},
+    "readinessProbe": {"httpGet": {"path": "/readyz", "port": 8000}, "timeoutSeconds": 5},
+    "livenessProbe": {"httpGet": {"path": "/livez", "port": 8000}, "timeoutSeconds": 5},
     "volumeMounts": [
         {"name": "shm", "mountPath": SHARED_MEMORY},
         {"name": "state", "mountPath": "/home/holdfast/.local/state/holdfast"},
@@ -47,6 +53,7 @@ POD: dict[str, Any] = {
     ],
 }
 """A container and the rest of its pod, with nothing wrong."""
+ONE = {"containers": [CONTAINER]}
 
 
 def written(tmp_path: Path, *documents: Any) -> Path:
@@ -73,7 +80,7 @@ def deployment(**changes: Any) -> dict[str, Any]:
 
 
 def only(tmp_path: Path, document: dict[str, Any]) -> Deployment:
-    (found,) = read_deployments(written(tmp_path, document), {})
+    (found,) = read_deployments([written(tmp_path, document)], {})
     return found
 
 
@@ -81,13 +88,19 @@ def checked(
     tmp_path: Path, document: dict[str, Any], drain_seconds: float = 45
 ) -> dict[str, Finding]:
     found = only(tmp_path, document)
-    layout = read_layout(found.arguments)
+    given = {"HOLDFAST_DRAIN_TIMEOUT": str(drain_seconds), **found.settings_environment}
+    variables = {name: value for name, value in given.items() if name.startswith("HOLDFAST")}
+    settings = parse_serve(found.arguments, variables, needs_model=False)
     return {
         finding.name: finding
-        for finding in check_deployment(
-            found, layout, drain_seconds=drain_seconds, state_directory=STATE_DIRECTORY
-        )
+        for finding in check_deployment(found, read_layout(found.arguments), settings)
     }
+
+
+def text_of(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    return path
 
 
 @pytest.mark.parametrize("document", [service(), deployment()], ids=["compose", "kubernetes"])
@@ -118,36 +131,6 @@ def test_a_stock_image_exits_with_0(tmp_path: Path) -> None:
     """The finding says why `on-failure` does nothing there."""
     finding = checked(tmp_path, service(image="vllm/vllm-openai:v0.32.0", restart="on-failure:5"))
     assert "exits with 0" in finding["restart-policy"].seen
-
-
-@pytest.mark.parametrize(
-    ("changes", "severity"),
-    [
-        ({}, "ok"),
-        ({"livenessProbe": {"tcpSocket": {"port": 8000}}}, "ok"),
-        ({"livenessProbe": {"httpGet": {"path": "/health", "port": 8000}}}, "warning"),
-        (
-            {
-                "livenessProbe": {"httpGet": {"path": "/health", "port": 8000}},
-                "startupProbe": None,
-            },
-            "failure",
-        ),
-        (
-            {
-                "livenessProbe": {
-                    "httpGet": {"path": "/health", "port": 8000},
-                    "initialDelaySeconds": 1800,
-                },
-                "startupProbe": None,
-            },
-            "warning",
-        ),
-    ],
-)
-def test_liveness_probes(tmp_path: Path, changes: dict[str, Any], severity: str) -> None:
-    """On `/health` they kill what would recover, and without a startup probe what starts."""
-    assert checked(tmp_path, deployment(**changes))["liveness-probe"].severity == severity
 
 
 @pytest.mark.parametrize(
@@ -196,7 +179,7 @@ def test_shared_memory(tmp_path: Path, document: dict[str, Any], severity: str) 
         (service(volumes=["/home/holdfast/.local/state/holdfast"]), "warning"),
         (service(volumes=["home:/home/holdfast:rw"]), "ok"),
         (service(volumes=[{"type": "volume", "source": "s", "target": "/home"}]), "ok"),
-        (service(volumes=[{"type": "tmpfs", "target": str(STATE_DIRECTORY)}]), "warning"),
+        (service(volumes=[{"type": "tmpfs", "target": STATE_DIRECTORY}]), "warning"),
         (deployment(volumes=[{"name": "state", "emptyDir": {}}]), "warning"),
         (deployment(volumeMounts=[]), "warning"),
     ],
@@ -212,6 +195,9 @@ def test_state_directories(tmp_path: Path, document: dict[str, Any], severity: s
         (["sh", "-c", "holdfast serve --demo"], True),
         (["/bin/bash", "-c", "sleep 1; exec holdfast serve --demo"], False),
         (["sh", "-c", "exec holdfast serve --demo"], False),
+        (["bash", "-lc", "holdfast serve --demo"], True),
+        (["bash", "-ec", "# start\nset -e\nexec holdfast serve \\\n  --demo"], False),
+        (["sh", "-c", 'exec "$@"', "--", "holdfast", "serve", "--demo"], False),
         ("holdfast serve --demo", False),
     ],
 )
@@ -247,13 +233,20 @@ def test_expandable_segments_of_a_container(tmp_path: Path) -> None:
         ("${IMAGE:-holdfast:cpu}", "holdfast:cpu"),
         ("${IMAGE-holdfast:cpu}", "holdfast:cpu"),
         ("${TAG:-x}/holdfast", "given/holdfast"),
-        ("holdfast:${NEEDED:?}", "holdfast:${NEEDED:?}"),
+        ("holdfast:${NEEDED:?a ${NESTED:-x}}", f"holdfast:{UNSEEN}"),
+        ("holdfast:$TAG", "holdfast:given"),
+        ("holdfast:$$TAG", "holdfast:$TAG"),
+        ("holdfast${EMPTY:+:other}", "holdfast"),
+        ("holdfast${TAG:+:other}", "holdfast:other"),
+        ("holdfast:${EMPTY:-${TAG}}", "holdfast:given"),
+        ("holdfast${EMPTY-:x}", "holdfast"),
+        ("holdfast${NEEDED:-}", "holdfast"),
     ],
 )
 def test_variables_of_compose_are_filled_in(tmp_path: Path, text: str, image: str) -> None:
-    """As Compose does it, but what is missing is left as it is."""
+    """As Compose does it, but what is missing here is not known."""
     path = written(tmp_path, service(image=text))
-    (found,) = read_deployments(path, {"TAG": "given"})
+    (found,) = read_deployments([path], {"TAG": "given", "EMPTY": ""})
     assert found.image == image
 
 
@@ -262,11 +255,269 @@ def test_other_containers_are_left_out(tmp_path: Path) -> None:
     other = {"image": "prom/prometheus:v3.5.0"}
     both = {"services": {"server": SERVICE, "prometheus": other}}
     items = {"kind": "List", "items": [deployment(), {"kind": "ConfigMap", "data": {}}]}
-    found = read_deployments(written(tmp_path, both, items, None), {})
+    found = read_deployments([written(tmp_path, both, items, None)], {})
     assert [one.source for one in found] == [
         "manifest.yaml: server",
         "manifest.yaml: holdfast/server",
     ]
+
+
+def test_a_container_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
+    """The others are looked at all the same, and what is not ours may be as it likes."""
+    services = {
+        "soon": {**SERVICE, "stop_grace_period": "soon"},
+        "lots": {**SERVICE, "shm_size": "lots", "ipc": None},
+        "server": SERVICE,
+        "database": {"image": "postgres", "shm_size": "lots", "command": "it's"},
+    }
+    document = {"services": services}
+    done = doctor("--json", "--manifest", str(written(tmp_path, document)))
+    unread = {one["source"] for one in findings(done) if one["name"] == "manifest"}
+    assert unread == {"manifest.yaml: soon", "manifest.yaml: lots"}
+    assert "manifest.yaml: server" in {one["source"] for one in findings(done)}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"kind": "CronJob", "spec": {"jobTemplate": {"spec": {"template": {"spec": ONE}}}}},
+        {"kind": "PodList", "items": [{"metadata": {"labels": {}}, "spec": ONE}]},
+        {"kind": "LeaderWorkerSet", "spec": {"leaderWorkerTemplate": {"leaderTemplate": ONE}}},
+        {"kind": "InferenceService", "spec": {"predictor": ONE}},
+    ],
+)
+def test_a_pod_is_found_wherever_it_is(tmp_path: Path, document: dict[str, Any]) -> None:
+    """Whatever kind of resource holds it."""
+    document = {**document, "metadata": {"name": "it"}}
+    assert only(tmp_path, document).source == "manifest.yaml: it/server"
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"image": "vllm/vllm-router:1", "command": ["--port", "80"]},
+        {"image": "curl", "command": ["vllm", "bench", "serve"]},
+        {"image": "holdfast:cpu", "command": ["doctor"]},
+    ],
+)
+def test_what_is_no_server_is_left_out(tmp_path: Path, server: dict[str, Any]) -> None:
+    """Although its image or its words are named alike."""
+    document = {"services": {"other": server, "server": SERVICE}}
+    assert only(tmp_path, document).source == "manifest.yaml: server"
+
+
+def test_a_name_that_is_served_makes_no_holdfast(tmp_path: Path) -> None:
+    """The word of the program counts alone, and the flags of the image's own are read."""
+    words = ["--model", "m", "--served-model-name", "holdfast", "-tp", "2"]
+    found = only(tmp_path, service(image="vllm/vllm-openai:v0.32.0", command=words))
+    assert found.is_stock
+    assert read_layout(found.arguments).tensor_parallel_size == 2
+
+
+def test_files_that_would_not_end_are_refused(tmp_path: Path) -> None:
+    """A few lines of aliases can stand for more than there is memory."""
+    lines = [
+        "a0: &a0 [x]",
+        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)),
+    ]
+    with pytest.raises(UsageError, match="is not YAML"):
+        read_deployments([text_of(tmp_path, "\n".join(lines))], {})
+    with pytest.raises(UsageError, match="is not YAML"):
+        read_deployments([text_of(tmp_path, "x" * (MOST_FILE_BYTES + 1))], {})
+
+
+def test_the_manifest_may_come_from_standard_input() -> None:
+    """As `docker compose config` and `helm template` print it."""
+    done = doctor("--json", "--manifest", "-", given=yaml.safe_dump(service()))
+    assert done.returncode == 0
+    assert {one["source"] for one in findings(done)} == {"-: server"}
+
+
+def test_files_of_compose_are_put_over_each_other(tmp_path: Path) -> None:
+    """Mappings are merged, volumes added to, and the command is replaced."""
+    above = {
+        "command": ["serve", "other"],
+        "environment": ["B=2"],
+        "volumes": ["models:/models"],
+        "image": None,
+    }
+    del above["image"]
+    paths = [tmp_path / "compose.yaml", tmp_path / "gpu.yaml"]
+    paths[0].write_text(yaml.safe_dump(service(environment={"A": "1"})))
+    paths[1].write_text(yaml.safe_dump({"services": {"server": above}}))
+    (found,) = read_deployments(paths, {})
+    assert found.source == "compose.yaml: server"
+    assert found.arguments == ("other",)
+    assert found.environment == {"A": "1", "B": "2"}
+    assert set(found.mounts) == {STATE_DIRECTORY, "/models"}
+
+
+def test_variables_of_files_beside_the_compose_file(tmp_path: Path) -> None:
+    """`.env` fills in, `env_file` is given to the container; the environment wins."""
+    (tmp_path / ".env").write_text("TAG=file\nUSER_TAG=file\n")
+    (tmp_path / "x.env").write_text("# a comment\nexport VLLM_PLUGINS='other'\n")
+    document = service(image="holdfast:$TAG-$USER_TAG", env_file="x.env")
+    (found,) = read_deployments([written(tmp_path, document)], {"USER_TAG": "given"})
+    assert found.image == "holdfast:file-given"
+    assert found.environment == {"VLLM_PLUGINS": "other"}
+    assert found.is_environment_whole
+    assert not only(tmp_path, service(env_file=["nope.env"])).is_environment_whole
+
+
+def test_a_variable_without_a_value_is_handed_on(tmp_path: Path) -> None:
+    """It is known only where it is set."""
+    document = service(environment={"VLLM_PLUGINS": None})
+    assert not only(tmp_path, document).is_environment_whole
+    (found,) = read_deployments([written(tmp_path, document)], {"VLLM_PLUGINS": "x"})
+    assert found.environment == {"VLLM_PLUGINS": "x"}
+
+
+def test_a_service_that_extends_another(tmp_path: Path) -> None:
+    """It has what the other has; one that is not found may have anything."""
+    base = {"image": "holdfast:cuda", "environment": {"VLLM_PLUGINS": "x"}}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({"services": {"base": base}}))
+    extends = {"file": "base.yaml", "service": "base"}
+    assert only(tmp_path, service(extends=extends)).environment == {"VLLM_PLUGINS": "x"}
+    extends = {"file": "nope.yaml", "service": "base"}
+    assert not only(tmp_path, service(extends=extends)).is_environment_whole
+
+
+def test_what_comes_from_elsewhere_is_not_called_unset(tmp_path: Path) -> None:
+    """A secret or another file may set it."""
+    env = [{"name": "VLLM_PLUGINS", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
+    assert "not seen from here" in checked(tmp_path, deployment(env=env))["plugins"].seen
+    assert "is not set" in checked(tmp_path, deployment())["plugins"].seen
+
+
+def test_references_of_kubernetes_are_expanded(tmp_path: Path) -> None:
+    """From the variables of the container; `$$(NAME)` is none."""
+    env = [{"name": "DRAIN", "value": "120"}, {"name": "ALSO", "value": "$(DRAIN)"}]
+    args = ["serve", "m", "--drain-timeout=$(ALSO)", "--api-key=$$(DRAIN)", "$(NOPE)"]
+    found = only(tmp_path, deployment(env=env, args=args))
+    assert found.arguments[1:] == ("--drain-timeout=120", "--api-key=$(DRAIN)", "$(NOPE)")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "serve m --drain-timeout ${DRAIN} --port $PORT",
+        ["serve", "m", "--drain-timeout=${DRAIN:?}"],
+        "sh -c 'exec holdfast serve m --drain-timeout $${DRAIN:-45} > /tmp/log'",
+        ["sh", "-c", "exec holdfast serve m --drain-timeout `cat x` 2>&1"],
+    ],
+)
+def test_a_value_that_is_not_known_is_no_failure(tmp_path: Path, command: Any) -> None:
+    """Whoever starts the container may give the right one."""
+    path = written(tmp_path, service(command=command, entrypoint=[]))
+    assert doctor("--manifest", str(path)).returncode == 0
+
+
+def test_a_file_of_flags_is_not_looked_for_here(tmp_path: Path) -> None:
+    """It is in the container."""
+    path = written(tmp_path, service(command="serve --config /etc/holdfast.yaml"))
+    done = doctor("--json", "--manifest", str(path))
+    assert done.returncode == 0
+    assert "manifest" in {one["name"] for one in findings(done)}
+
+
+def test_underscores_in_flags_of_a_container(tmp_path: Path) -> None:
+    """They are dashes, as for `serve`."""
+    path = written(tmp_path, service(command="serve m --drain_timeout=120"))
+    done = doctor("--json", "--manifest", str(path))
+    assert [one["name"] for one in findings(done) if one["severity"] == "failure"] == [
+        "stop-time-out"
+    ]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        deployment(resources={"limits": {"nvidia.com/gpu": 1}}, args=["serve", "m", "-tp", "2"]),
+        service(
+            command="serve m -tp 2",
+            deploy={
+                "resources": {"reservations": {"devices": [{"count": 1, "capabilities": ["gpu"]}]}}
+            },
+        ),
+    ],
+)
+def test_more_ranks_than_gpus_of_the_container(tmp_path: Path, document: dict[str, Any]) -> None:
+    """vLLM would find too few."""
+    assert checked(tmp_path, document)["gpu"].severity is Severity.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("limit", "size_bytes"),
+    [
+        ("64m", Decimal("0.064")),
+        ("1Pi", 1024**5),
+        ("1e9", 10**9),
+        (5, 5),
+        ("1.5Gi", 3 * 512**3 * 4),
+    ],
+)
+def test_quantities_of_kubernetes(limit: object, size_bytes: float) -> None:
+    """A small m is a thousandth, and there are exponents."""
+    assert quantity(limit) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({"environment": {"XDG_STATE_HOME": "/data"}, "volumes": ["x:/data/"]}, "ok"),
+        ({"environment": {"HOME": "/data"}, "volumes": ["x:/data"]}, "ok"),
+        ({"command": "serve m --learned-dir ~/kept", "volumes": ["x:/home/holdfast/kept"]}, "ok"),
+        ({"environment": {"HOLDFAST_LEARNED_DIR": "~"}, "volumes": ["x:/home/holdfast"]}, "ok"),
+        ({"volumes": [f"x:{STATE_DIRECTORY}:ro"]}, "warning"),
+        ({"tmpfs": STATE_DIRECTORY}, "warning"),
+    ],
+)
+def test_the_home_of_the_container(tmp_path: Path, changes: dict[str, Any], severity: str) -> None:
+    """What is learned is kept there, and has to be written there."""
+    assert checked(tmp_path, service(**changes))["state-directory"].severity == severity
+
+
+@pytest.mark.parametrize("kind", ["secret", "configMap", "ephemeral", "projected"])
+def test_volumes_that_do_not_keep(tmp_path: Path, kind: str) -> None:
+    """They are made anew for each pod, or cannot be written."""
+    document = deployment(volumes=[{"name": "state", kind: {}}])
+    assert checked(tmp_path, document)["state-directory"].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "pre_stop",
+    [{"sleep": {"seconds": 60}}, {"exec": {"command": ["/bin/sh", "-c", "sleep 60"]}}],
+)
+def test_what_passes_before_the_stop(tmp_path: Path, pre_stop: dict[str, Any]) -> None:
+    """However the container sleeps."""
+    found = only(tmp_path, deployment(lifecycle={"preStop": pre_stop}))
+    assert found.pre_stop_seconds == 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"restart": False}, "no"),
+        ({"restart": None, "deploy": {"restart_policy": {"condition": "none"}}}, "no"),
+        (
+            {
+                "restart": None,
+                "deploy": {"restart_policy": {"condition": "on-failure", "max_attempts": 5}},
+            },
+            "on-failure:5",
+        ),
+    ],
+)
+def test_restart_policies_are_read(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
+    """YAML reads `no` as false, and a policy of `deploy` counts without the other."""
+    assert only(tmp_path, service(**changes)).restart == word
+
+
+def test_a_stock_server_that_outlives_its_engine(tmp_path: Path) -> None:
+    """Nothing restarts it then, whatever the policy."""
+    environment = {"VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    document = service(image="vllm/vllm-openai", command="m", environment=environment)
+    assert checked(tmp_path, document)["restart-policy"].severity is Severity.WARNING
 
 
 @pytest.mark.parametrize(
@@ -276,9 +527,6 @@ def test_other_containers_are_left_out(tmp_path: Path) -> None:
         "services: {server: 3}",
         "services: {prometheus: {image: prom/prometheus}}",
         "just text",
-        "services: {server: {image: holdfast, stop_grace_period: soon}}",
-        "services: {server: {image: holdfast, shm_size: lots}}",
-        "kind: Deployment\nmetadata: {}\nspec: {template: {spec: {containers: [{image: vllm}]}}}",
     ],
 )
 def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
@@ -286,7 +534,7 @@ def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, text: str) -> Non
     path = tmp_path / "file.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=r"file\.yaml"):
-        read_deployments(path, {})
+        read_deployments([path], {})
 
 
 def test_a_key_in_a_broken_file_is_not_shown(tmp_path: Path) -> None:
@@ -294,7 +542,7 @@ def test_a_key_in_a_broken_file_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_text("services:\n  server:\n    environment: {VLLM_API_KEY: @sk-secret}\n")
     with pytest.raises(UsageError) as refused:
-        read_deployments(path, {})
+        read_deployments([path], {})
     assert "see line 3" in refused.value.cause
     assert "sk-secret" not in refused.value.line
 

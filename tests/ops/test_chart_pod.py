@@ -14,9 +14,10 @@ import yaml
 from holdfast import cli
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
-from holdfast.doctor.deployments import read_deployments
+from holdfast.cli import parse_serve
 from holdfast.doctor.layout import read_layout
-from holdfast.doctor.manifest_checks import ENGINE_STOP_SECONDS, STATE_DIRECTORY, check_deployment
+from holdfast.doctor.manifest_checks import ENGINE_STOP_SECONDS, check_deployment
+from holdfast.doctor.manifests import read_deployments
 from holdfast.lifecycle.states import HOPELESS, SERVING, State
 from holdfast.settings import flags
 from ops.charts import (
@@ -142,13 +143,9 @@ def test_the_doctor_is_content(answer: Answer, case: str, tmp_path: Path) -> Non
     """No hazard that `holdfast doctor --manifest` knows is in what the chart renders."""
     path = tmp_path / "rendered.yaml"
     path.write_text(yaml.safe_dump_all(documents(answer, case)))
-    (deployment,) = read_deployments(path, {})
-    findings = check_deployment(
-        deployment,
-        read_layout(deployment.arguments),
-        drain_seconds=float(flag(answer, case, "--drain-timeout")),
-        state_directory=STATE_DIRECTORY,
-    )
+    (deployment,) = read_deployments([path], {})
+    settings = parse_serve(deployment.arguments, {}, needs_model=False)
+    findings = check_deployment(deployment, read_layout(deployment.arguments), settings)
     assert [one for one in findings if one.severity != "ok"] == []
 
 

@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from holdfast import cli
-from holdfast.doctor.deployments import read_deployments
+from holdfast.doctor.deployments import STATE_DIRECTORY
 from holdfast.doctor.layout import read_layout
-from holdfast.doctor.manifest_checks import STATE_DIRECTORY, check_deployment
+from holdfast.doctor.manifest_checks import check_deployment
+from holdfast.doctor.manifests import read_deployments
 from ops.prometheus import tool
 from ops.queries import ROOT, dashboards
 
@@ -106,18 +107,22 @@ def test_a_model_is_split_over_the_gpus_that_are_named(given: dict[str, str], si
 
 
 @every_set
+def test_the_doctor_puts_the_files_over_each_other(name: str) -> None:
+    """What it reads from them is what it reads from what Compose makes of them."""
+    (of_files,) = read_deployments([COMPOSE / file for file in FILES[name]], {"MODEL": "m"})
+    settings = cli.parse_serve(of_files.arguments, {}, needs_model=False)
+    findings = check_deployment(of_files, read_layout(of_files.arguments), settings)
+    assert [one for one in findings if one.severity != "ok"] == []
+
+
+@every_set
 def test_the_doctor_is_content(name: str, tmp_path: Path) -> None:
     """No hazard that `holdfast doctor --manifest` knows is in what Compose would start."""
     path = tmp_path / "compose.yaml"
     path.write_text(yaml.safe_dump(config(name)))
-    (deployment,) = read_deployments(path, {})
+    (deployment,) = read_deployments([path], {})
     settings = cli.parse_serve(deployment.arguments, {}, needs_model=False)
-    findings = check_deployment(
-        deployment,
-        read_layout(deployment.arguments),
-        drain_seconds=settings.supervision.drain_timeout_seconds,
-        state_directory=STATE_DIRECTORY,
-    )
+    findings = check_deployment(deployment, read_layout(deployment.arguments), settings)
     assert [one for one in findings if one.severity != "ok"] == []
 
 
@@ -127,7 +132,7 @@ def test_the_server_keeps_what_it_learns_and_compiles(name: str) -> None:
     service = config(name)["services"]["holdfast"]
     assert service["read_only"] is True
     assert mounts(service) == {
-        str(STATE_DIRECTORY): "state",
+        STATE_DIRECTORY: "state",
         "/home/holdfast/.cache": "kernels",
         "/home/holdfast/.cache/huggingface": "models",
     }

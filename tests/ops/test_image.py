@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from holdfast import __version__, cli
-from holdfast.doctor.manifest_checks import STATE_DIRECTORY
+from holdfast.doctor.deployments import STATE_DIRECTORY
 from ops.prometheus import tool
 from ops.queries import ROOT
 
@@ -125,7 +125,7 @@ def test_volumes_find_a_directory_of_the_user(target: str) -> None:
     assert "HOME=/home/holdfast" in instruction(target, "ENV")
     made = re.findall(r'"\$\{HOME\}(/[^"]*)"', stage(target))
     places = {f"/home/holdfast{path}" for path in made}
-    assert {str(STATE_DIRECTORY), "/home/holdfast/.cache/huggingface"} <= places
+    assert {STATE_DIRECTORY, "/home/holdfast/.cache/huggingface"} <= places
 
 
 @every_target

@@ -14,9 +14,11 @@ from holdfast.doctor.layout import Layout
 from holdfast.doctor.machine import Machine
 from holdfast.doctor.shared_memory import shared_memory
 from holdfast.doctor.sizes import gib
-from holdfast.engine.refusals import refuse_environment
+from holdfast.engine.refusals import REFUSED_VARIABLES, refuse_environment
 from holdfast.errors import HoldfastError
 
+_REFUSALS: tuple[HazardName, ...] = ("plugins", "startup-plan")
+"""In the order of the refused variables."""
 _MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
 _CONTAINER_ROOTS = {"overlay", "aufs", "btrfs", "zfs"}
 _OFF = {"", "0"}
@@ -32,10 +34,16 @@ def check_machine(machine: Machine, layout: Layout) -> Iterator[Finding]:
         yield from check(machine, layout)
 
 
-def check_environment(environment: Mapping[str, str], *, is_demo: bool) -> Iterator[Finding]:
-    """What is wrong with the variables, of this machine or of a manifest."""
-    yield _refusal(environment, "VLLM_PLUGINS", "plugins", is_demo=is_demo)
-    yield _refusal(environment, "VLLM_ENABLE_STARTUP_PLAN", "startup-plan", is_demo=is_demo)
+def check_environment(
+    environment: Mapping[str, str], *, is_demo: bool, is_whole: bool = True
+) -> Iterator[Finding]:
+    """What is wrong with the variables, of this machine or of a manifest.
+
+    Unless they are the whole environment, what is not among them may still be set.
+    """
+    absent = "is not set" if is_whole else "is not seen from here"
+    for variable, name in zip(REFUSED_VARIABLES, _REFUSALS, strict=True):
+        yield _refusal(environment, variable, name, is_demo=is_demo, absent=absent)
     yield from _check_variables(environment)
     if environment.get("VLLM_SERVER_DEV_MODE", "0") not in _OFF:
         yield warning(
@@ -47,14 +55,19 @@ def check_environment(environment: Mapping[str, str], *, is_demo: bool) -> Itera
 
 
 def _refusal(
-    environment: Mapping[str, str], variable: str, name: HazardName, *, is_demo: bool
+    environment: Mapping[str, str],
+    variable: str,
+    name: HazardName,
+    *,
+    is_demo: bool,
+    absent: str,
 ) -> Finding:
     given = {variable: environment[variable]} if variable in environment else {}
     try:
         refuse_environment(given, is_demo=is_demo)
     except HoldfastError as error:
         return failure(name, error.cause, error.remedy)
-    return ok(name, f"{variable}={given[variable]}" if given else f"{variable} is not set")
+    return ok(name, f"{variable}={given[variable]}" if given else f"{variable} {absent}")
 
 
 def _check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from holdfast.doctor import checks, manifest_checks
-from holdfast.doctor.deployments import Deployment, read_deployments
+from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import Finding, as_json, as_lines, failure, has_failed
 from holdfast.doctor.front_checks import check_front
 from holdfast.doctor.layout import Layout, read_layout
 from holdfast.doctor.machine import read_machine
+from holdfast.doctor.manifests import read_deployments
+from holdfast.doctor.words import seen_arguments
 from holdfast.engine.refusals import REFUSED_VARIABLES, refuse_model
 from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.settings import Settings
@@ -60,7 +62,8 @@ def take_doctor_flags(arguments: Sequence[str]) -> tuple[DoctorFlags, list[str]]
         default=[],
         type=Path,
         metavar="FILE",
-        help="check a Compose file or Kubernetes manifests too; may be repeated",
+        help="check a Compose file or Kubernetes manifests too, `-` for standard input; may be "
+        "repeated: Compose files are put over each other",
     )
     namespace, others = parser.parse_known_args(arguments)
     return DoctorFlags(namespace.json, tuple(namespace.manifest)), others
@@ -81,7 +84,7 @@ def print_findings(
         UsageError: a flag of the doctor is wrong, or a manifest cannot be read.
     """
     flags, others = take_doctor_flags(arguments)
-    deployments = [one for path in flags.manifests for one in read_deployments(path, environment)]
+    deployments = read_deployments(flags.manifests, environment) if flags.manifests else []
     is_machine_asked_about = bool(others) or not deployments
     findings = [
         *(
@@ -92,7 +95,7 @@ def print_findings(
         *(
             finding
             for deployment in deployments
-            for finding in _deployment_findings(deployment, read_settings)
+            for finding in _deployment_findings(deployment, expand, read_settings)
         ),
     ]
     print(as_json(findings) if flags.is_json else "\n".join(as_lines(findings)))  # noqa: T201 - what was asked for
@@ -147,7 +150,8 @@ def _machine_findings(
 ) -> Iterator[Finding]:
     layout, refusals = _layout(arguments)
     yield from refusals
-    machine = read_machine(environment, _learned_directory(settings, default_directory()))
+    given = settings.workspace.learned_directory
+    machine = read_machine(environment, default_directory() if given == "default" else given)
     yield from checks.check_environment(environment, is_demo=settings.is_demo)
     yield from checks.check_machine(machine, layout)
 
@@ -160,20 +164,27 @@ def _layout(arguments: Sequence[str]) -> tuple[Layout, list[Finding]]:
         return Layout(), [failure("command-line", error.cause, error.remedy)]
 
 
-def _deployment_findings(deployment: Deployment, read_settings: ReadSettings) -> Iterator[Finding]:
-    settings = Settings()
-    if deployment.is_ours:
-        settings, refusals = _settings(deployment.arguments, deployment.environment, read_settings)
-        for finding in refusals:
+def _deployment_findings(
+    deployment: Deployment,
+    expand: Callable[[Sequence[str]], list[str]],
+    read_settings: ReadSettings,
+) -> Iterator[Finding]:
+    arguments = expand(_without_config(seen_arguments(deployment.arguments)))
+    settings, refusals = _settings(arguments, deployment.settings_environment, read_settings)
+    layout, other_refusals = _layout(arguments)
+    if deployment.is_ours and not deployment.problem:
+        for finding in (*refusals, *other_refusals):
             yield replace(finding, source=deployment.source)
-    yield from manifest_checks.check_deployment(
-        deployment,
-        read_layout(deployment.arguments),
-        drain_seconds=settings.supervision.drain_timeout_seconds,
-        state_directory=_learned_directory(settings, manifest_checks.STATE_DIRECTORY),
-    )
+    yield from manifest_checks.check_deployment(deployment, layout, settings)
 
 
-def _learned_directory(settings: Settings, default: Path) -> Path | None:
-    given = settings.workspace.learned_directory
-    return default if given == "default" else given
+def _without_config(arguments: Sequence[str]) -> list[str]:
+    """The arguments without the file that is in the container and not here."""
+    kept: list[str] = []
+    is_value = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if name != "--config" and not is_value:
+            kept.append(argument)
+        is_value = name == "--config" and not equals
+    return kept

@@ -31,13 +31,17 @@ HazardName = Literal[
     "build-tools",
     "cpu-binding",
     "state-directory",
+    "manifest",
     "restart-policy",
+    "startup-probe",
+    "readiness-probe",
     "liveness-probe",
+    "health-check",
     "stop-time-out",
     "entry-point",
 ]
 HAZARDS: tuple[HazardName, ...] = get_args(HazardName)
-"""In the order of the documentation; the last four are found in manifests only."""
+"""In the order of the documentation; the last eight are found in manifests only."""
 
 
 class Severity(StrEnum):

@@ -4,47 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path, PurePath
 
 from holdfast.doctor.checks import check_environment
 from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
 from holdfast.doctor.gpu_checks import expandable_segments
 from holdfast.doctor.layout import Layout
+from holdfast.doctor.probe_checks import check_probes
 from holdfast.doctor.shared_memory import shared_memory
+from holdfast.settings import Settings
 
 ENGINE_STOP_SECONDS = 30.0
 """What stopping the engine takes after the drain, at most."""
-SHORTEST_START_SECONDS = 60.0
-"""No engine with a real model was seen to start faster."""
-LIVENESS = "/livez"
-STATE_DIRECTORY = Path("/home/holdfast/.local/state/holdfast")
-"""Of our images."""
-_SHELLS = {"sh", "bash", "dash"}
+KEEPS_ALIVE = "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"
 
 
 def check_deployment(
-    deployment: Deployment,
-    layout: Layout,
-    *,
-    drain_seconds: float,
-    state_directory: PurePath | None,
+    deployment: Deployment, layout: Layout, settings: Settings
 ) -> Iterator[Finding]:
-    """Every finding about one container, with its own flags in `layout` and `drain_seconds`."""
-    findings = [
-        *_check_restart(deployment),
-        *_check_liveness(deployment),
-        *_check_stop(deployment, drain_seconds),
-        *_check_shell(deployment),
-        *_check_shared_memory(deployment, layout),
-        *_check_state(deployment, state_directory),
-    ]
-    if deployment.is_ours:
-        is_demo = "--demo" in deployment.arguments
-        findings += check_environment(deployment.environment, is_demo=is_demo)
-    findings.append(expandable_segments(deployment.environment, layout, is_sure=False))
-    for finding in findings:
+    """Every finding about one container, with its own flags in `layout` and `settings`."""
+    for finding in _findings(deployment, layout, settings):
         yield replace(finding, source=deployment.source)
+
+
+def _findings(deployment: Deployment, layout: Layout, settings: Settings) -> Iterator[Finding]:
+    if deployment.problem:
+        yield failure(
+            "manifest",
+            f"{deployment.problem}.",
+            "check it with `docker compose config` or `kubectl apply --dry-run=server`.",
+        )
+        return
+    yield from _check_config_file(deployment)
+    yield from _check_restart(deployment)
+    yield from check_probes(deployment, settings)
+    yield from _check_stop(deployment, settings.supervision.drain_timeout_seconds)
+    yield from _check_shell(deployment)
+    yield from _check_gpus(deployment, layout)
+    yield from _check_shared_memory(deployment, layout)
+    yield from _check_state(deployment, settings)
+    if deployment.is_ours:
+        yield from check_environment(
+            deployment.environment,
+            is_demo="--demo" in deployment.arguments,
+            is_whole=deployment.is_environment_whole,
+        )
+    yield expandable_segments(deployment.environment, layout, is_sure=False)
+
+
+def _check_config_file(deployment: Deployment) -> Iterator[Finding]:
+    if any(word.partition("=")[0] == "--config" for word in deployment.arguments):
+        yield warning(
+            "manifest",
+            "the flags in the file of --config are not seen from here.",
+            "run `holdfast doctor --config FILE` in the container.",
+        )
 
 
 def _check_restart(deployment: Deployment) -> Iterator[Finding]:
@@ -69,27 +83,12 @@ def _check_restart(deployment: Deployment) -> Iterator[Finding]:
         )
     else:
         yield ok(name, restart or "that of the workload")
-
-
-def _check_liveness(deployment: Deployment) -> Iterator[Finding]:
-    name: HazardName = "liveness-probe"
-    probe = deployment.liveness
-    if probe is None:
-        return
-    if not probe.path or probe.path == LIVENESS:
-        yield ok(name, probe.path or "no HTTP request")
-        return
-    seen = f"liveness asks {probe.path}, which is 503 while an engine starts, recovers or drains"
-    remedy = f"ask {LIVENESS}, and give the start a startupProbe on /startupz."
-    if deployment.startup is None and probe.budget_seconds < SHORTEST_START_SECONDS:
-        yield failure(
+    if deployment.is_stock and deployment.environment.get(KEEPS_ALIVE, "0") not in {"", "0"}:
+        yield warning(
             name,
-            f"{seen}; without a startupProbe the container is killed after "
-            f"{probe.budget_seconds:g} s, before it was ever ready.",
-            remedy,
+            f"{KEEPS_ALIVE}: the server stays up when its engine is dead: nothing restarts it.",
+            "unset it, or run it with Holdfast.",
         )
-    else:
-        yield warning(name, f"{seen}: what would have recovered is killed.", remedy)
 
 
 def _check_stop(deployment: Deployment, drain_seconds: float) -> Iterator[Finding]:
@@ -113,17 +112,21 @@ def _check_stop(deployment: Deployment, drain_seconds: float) -> Iterator[Findin
 
 
 def _check_shell(deployment: Deployment) -> Iterator[Finding]:
-    words = deployment.command
-    if not words or PurePath(words[0]).name not in _SHELLS:
-        return
-    script = words[-1].strip()
-    if script.startswith("exec ") or "; exec " in script or "&& exec " in script:
-        return
-    yield warning(
-        "entry-point",
-        f"{words[0]} stands before the server and does not pass SIGTERM on: nothing drains.",
-        "give the command as a list of words, or put `exec` before it.",
-    )
+    if shell := deployment.program.shell:
+        yield warning(
+            "entry-point",
+            f"{shell} stands before the server and does not pass SIGTERM on: nothing drains.",
+            "give the command as a list of words, or put `exec` before it.",
+        )
+
+
+def _check_gpus(deployment: Deployment, layout: Layout) -> Iterator[Finding]:
+    if deployment.gpus is not None and deployment.gpus < layout.local_ranks and not layout.has_ray:
+        yield failure(
+            "gpu",
+            f"{layout.local_ranks} needed, {deployment.gpus} given to the container.",
+            "give it more, or lower --tensor-parallel-size.",
+        )
 
 
 def _check_shared_memory(deployment: Deployment, layout: Layout) -> Iterator[Finding]:
@@ -144,11 +147,13 @@ def _check_shared_memory(deployment: Deployment, layout: Layout) -> Iterator[Fin
     )
 
 
-def _check_state(deployment: Deployment, path: PurePath | None) -> Iterator[Finding]:
+def _check_state(deployment: Deployment, settings: Settings) -> Iterator[Finding]:
     if deployment.is_stock:
         return
     name: HazardName = "state-directory"
     lost = "what was learned is forgotten with the container"
+    given = settings.workspace.learned_directory
+    path = deployment.default_state_directory if given == "default" else given
     if path is None:
         yield warning(name, f"--learned-dir none: {lost}.", "name a directory on a volume.")
         return
@@ -156,6 +161,10 @@ def _check_state(deployment: Deployment, path: PurePath | None) -> Iterator[Find
     if not above:
         yield warning(name, f"no volume at {path}: {lost}.", f"mount a volume at {path}.")
     elif not deployment.mounts[max(above, key=len)]:
-        yield warning(name, f"{path} is on scratch space: {lost}.", "use a claim or named volume.")
+        yield warning(
+            name,
+            f"{path} is on scratch space, or cannot be written: {lost}.",
+            "use a claim or named volume, without `ro`.",
+        )
     else:
         yield ok(name, f"{path} is on a volume")

@@ -1,0 +1,163 @@
+"""Containers of Kubernetes, wherever a manifest has the specification of a pod."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from holdfast.doctor.deployments import DEFAULT_SHARED_BYTES, SHARED_MEMORY, Deployment, problem_of
+from holdfast.doctor.probes import pod_probes
+from holdfast.doctor.words import UNSEEN
+
+POD_STOP_SECONDS = 30.0
+GPU_RESOURCE = "nvidia.com/gpu"
+_LOST_VOLUMES = {
+    "emptyDir",
+    "secret",
+    "configMap",
+    "downwardAPI",
+    "projected",
+    "ephemeral",
+    "image",
+}
+_SUFFIXES = {
+    "m": Decimal("0.001"),
+    "": Decimal(1),
+    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)},
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
+}
+_REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z][-._A-Za-z0-9]*)\)")
+
+
+def pod_deployments(file_name: str, document: Mapping[str, Any]) -> Iterator[Deployment]:
+    """Every container of the document, whatever kind holds its pod."""
+    for name, pod in _pods(document, str(document.get("kind", ""))):
+        for container in pod["containers"]:
+            if isinstance(container, dict):
+                source = f"{file_name}: {name}/{container.get('name', 'container')}"
+                yield _of_container(source, pod, container)
+
+
+def _pods(node: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(node, list):
+        for item in node:
+            yield from _pods(item, name)
+    elif isinstance(node, dict):
+        metadata = node.get("metadata")
+        own_name = metadata.get("name") if isinstance(metadata, dict) else None
+        if isinstance(node.get("containers"), list):
+            yield str(own_name or name), node
+        for value in node.values():
+            yield from _pods(value, str(own_name or name))
+
+
+def _of_container(source: str, pod: dict[str, Any], container: dict[str, Any]) -> Deployment:
+    image = str(container.get("image", ""))
+    words = (*_words(container.get("command")), *_words(container.get("args")))
+    named = Deployment(source, is_pod=True, image=image, command=words)
+    if not (named.is_ours or named.is_stock):
+        return named
+    try:
+        return _read(source, pod, container, words)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return Deployment(
+            source, is_pod=True, image=image, command=words, problem=problem_of(error)
+        )
+
+
+def _read(
+    source: str, pod: dict[str, Any], container: dict[str, Any], words: tuple[str, ...]
+) -> Deployment:
+    entries = container.get("env") or []
+    environment = _environment(entries)
+    is_whole = not container.get("envFrom") and all("valueFrom" not in entry for entry in entries)
+    volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
+    mounts = [
+        (_directory(mount["mountPath"]), volumes.get(mount["name"], {}), mount)
+        for mount in container.get("volumeMounts") or []
+    ]
+    grace_seconds = pod.get("terminationGracePeriodSeconds")
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return Deployment(
+        source=source,
+        is_pod=True,
+        image=str(container.get("image", "")),
+        command=tuple(_expanded(word, environment, container) for word in words),
+        environment={name: value for name, value in environment.items() if UNSEEN not in value},
+        is_environment_whole=is_whole,
+        restart=str(pod.get("restartPolicy", "")),
+        stop_seconds=POD_STOP_SECONDS if grace_seconds is None else float(grace_seconds),
+        pre_stop_seconds=_pre_stop_seconds(container),
+        shared_bytes=_shared_bytes(pod, {path: volume for path, volume, _ in mounts}),
+        mounts={path: _is_kept(volume, mount) for path, volume, mount in mounts},
+        gpus=int(quantity(limits[GPU_RESOURCE])) if GPU_RESOURCE in limits else None,
+        probes=pod_probes(container),
+    )
+
+
+def _environment(entries: list[dict[str, Any]]) -> dict[str, str]:
+    """Values as they are written, which may refer to those before them."""
+    known: dict[str, str] = {}
+    for entry in entries:
+        value = UNSEEN if "valueFrom" in entry else str(entry.get("value") or "")
+        known[str(entry["name"])] = _REFERENCE.sub(
+            lambda found: known.get(found[1], found[0]) if found[1] else "$", value
+        )
+    return known
+
+
+def _expanded(word: str, environment: Mapping[str, str], container: Mapping[str, Any]) -> str:
+    def value(found: re.Match[str]) -> str:
+        if not found[1]:
+            return "$"
+        return environment.get(found[1], UNSEEN if container.get("envFrom") else found[0])
+
+    return _REFERENCE.sub(value, word)
+
+
+def _pre_stop_seconds(container: Mapping[str, Any]) -> float:
+    pre_stop = (container.get("lifecycle") or {}).get("preStop") or {}
+    words = " ".join(map(str, (pre_stop.get("exec") or {}).get("command") or ()))
+    slept = re.search(r"\bsleep\s+(\d+(?:\.\d+)?)", words)
+    return float((pre_stop.get("sleep") or {}).get("seconds") or (slept[1] if slept else 0))
+
+
+def _shared_bytes(pod: Mapping[str, Any], volumes: Mapping[str, dict[str, Any]]) -> int | None:
+    if pod.get("hostIPC"):
+        return None
+    if SHARED_MEMORY not in volumes:
+        return DEFAULT_SHARED_BYTES
+    limit = (volumes[SHARED_MEMORY].get("emptyDir") or {}).get("sizeLimit")
+    return None if limit is None else int(quantity(limit))
+
+
+def _is_kept(volume: Mapping[str, Any], mount: Mapping[str, Any]) -> bool:
+    claim = volume.get("persistentVolumeClaim") or {}
+    is_read_only = mount.get("readOnly") or claim.get("readOnly")
+    return not is_read_only and _LOST_VOLUMES.isdisjoint(volume)
+
+
+def _directory(path: object) -> str:
+    return str(path).rstrip("/") or "/"
+
+
+def quantity(given: object) -> Decimal:
+    """A quantity of Kubernetes, whose `m` is a thousandth; ValueError for anything else.
+
+    See https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/.
+    """
+    match = re.fullmatch(
+        r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]{1,3})?)(m|[kMGTPE]|[KMGTPE]i)?", str(given)
+    )
+    if match is None:
+        raise ValueError(f"{given!r} is no quantity")
+    try:
+        return Decimal(match[1]) * _SUFFIXES[match[2] or ""]
+    except InvalidOperation:
+        raise ValueError(f"{given!r} is no quantity") from None
+
+
+def _words(given: Any) -> tuple[str, ...]:
+    return tuple(map(str, given)) if isinstance(given, list) else ()

@@ -1,0 +1,197 @@
+"""Does each probe of a container ask for what it means to learn? Pure functions of records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from holdfast.api.auth import METRICS_PATH, OPEN_PATHS
+from holdfast.doctor.deployments import Deployment, Probe, ProbeRole
+from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
+from holdfast.settings import Settings
+
+SHORTEST_START_SECONDS = 60.0
+"""No engine with a real model was seen to start faster."""
+USUAL_START_SECONDS = 600.0
+"""Large models take longer to load and to prove."""
+LEAST_TIMEOUT_SECONDS = 5.0
+"""A busy server answers late, and is well: see https://github.com/ray-project/ray/issues/54070."""
+LIVENESS = "/livez"
+OURS_ALONE = frozenset({"/livez", "/readyz", "/startupz", "/statusz"})
+STARTED_PATHS = frozenset({"/readyz", "/health", "/ping", "/startupz"})
+"""503 until the first READY."""
+READY_PATHS = frozenset({"/readyz", "/health", "/ping"})
+IMAGE_PORT = 8000
+"""What the health check of our images asks for, over HTTP."""
+_NAMES: dict[ProbeRole, HazardName] = {
+    "startup": "startup-probe",
+    "readiness": "readiness-probe",
+    "liveness": "liveness-probe",
+    "health": "health-check",
+}
+
+Judge = Callable[[Deployment, Probe, str], Finding | None]
+
+
+def check_probes(deployment: Deployment, settings: Settings) -> Iterator[Finding]:
+    """The worst of each probe, and whether the image's own health check can succeed."""
+    for role, probe in deployment.probes.items():
+        yield _of_probe(deployment, role, probe, settings)
+    listen = settings.listen
+    is_elsewhere = listen.port != IMAGE_PORT or listen.is_tls or listen.uds
+    if (
+        deployment.is_ours
+        and not deployment.is_pod
+        and not deployment.has_own_health_check
+        and is_elsewhere
+    ):
+        yield warning(
+            "health-check",
+            f"that of the image asks over HTTP on port {IMAGE_PORT}: it never succeeds.",
+            "give the service a `healthcheck:` of its own.",
+        )
+
+
+def _of_probe(deployment: Deployment, role: ProbeRole, probe: Probe, settings: Settings) -> Finding:
+    name = _NAMES[role]
+    if not probe.path:
+        return ok(name, "no HTTP request")
+    path = own_path(probe.path, settings.listen.root_path)
+    return (
+        _unreachable(deployment, role, probe, settings)
+        or _refused(deployment, role, path, settings)
+        or _JUDGES[role](deployment, probe, path)
+        or _too_quick(deployment, name, probe)
+        or ok(name, path)
+    )
+
+
+def own_path(asked: str, root_path: str) -> str:
+    """The path of the route: without query, prefix and slash at the end."""
+    path = asked.partition("?")[0]
+    prefix = root_path.rstrip("/")
+    if prefix and path.startswith(f"{prefix}/"):
+        path = path.removeprefix(prefix)
+    return path.rstrip("/") or "/"
+
+
+def _unreachable(
+    deployment: Deployment, role: ProbeRole, probe: Probe, settings: Settings
+) -> Finding | None:
+    listen, name = settings.listen, _NAMES[role]
+    if not deployment.is_ours:
+        return None
+    served = "https" if listen.is_tls else "http"
+    if listen.uds:
+        return _sure(role)(
+            name, f"asks a port, but the server is at {listen.uds}.", "leave out --uds."
+        )
+    if not probe.port:
+        return _sure(role)(
+            name, "asks a port by a name that the container does not have.", "name it in `ports`."
+        )
+    if probe.port != str(listen.port):
+        return warning(
+            name, f"asks port {probe.port}, the server is on {listen.port}.", "ask its own port."
+        )
+    if probe.scheme != served:
+        return _sure(role)(
+            name,
+            f"asks over {probe.scheme}, the server speaks {served}.",
+            f"scheme: {served.upper()}",
+        )
+    return None
+
+
+def _sure(role: ProbeRole) -> Callable[[HazardName, str, str], Finding]:
+    """Nothing ends a container whose health check fails."""
+    return warning if role == "health" else failure
+
+
+def _refused(
+    deployment: Deployment, role: ProbeRole, path: str, settings: Settings
+) -> Finding | None:
+    name = _NAMES[role]
+    if deployment.is_stock and path in OURS_ALONE:
+        return _sure(role)(
+            name,
+            f"{path} is no route of vLLM's own server: it answers 404.",
+            "ask /health, or run it with Holdfast.",
+        )
+    is_open = path in OPEN_PATHS or (path == METRICS_PATH and settings.keys.metrics_auth == "none")
+    has_keys = settings.listen.api_keys or settings.keys.api_key_file
+    if deployment.is_ours and has_keys and not is_open:
+        return _sure(role)(name, f"{path} needs an API key: it answers 401.", f"ask {_best(role)}.")
+    return None
+
+
+def _best(role: ProbeRole) -> str:
+    return {"startup": "/startupz", "liveness": LIVENESS}.get(role, "/readyz")
+
+
+def _judge_liveness(deployment: Deployment, probe: Probe, path: str) -> Finding | None:
+    name: HazardName = "liveness-probe"
+    if path == LIVENESS:
+        return None
+    remedy = f"ask {LIVENESS}, and give the start a startupProbe on /startupz."
+    if path not in STARTED_PATHS:
+        return warning(name, f"liveness asks {path}, which does not tell it.", remedy)
+    seen = f"liveness asks {path}, which is 503 while an engine starts, recovers or drains"
+    startup = deployment.probes.get("startup")
+    # One that succeeds at once does not hold the other back.
+    is_held_back = startup is not None and own_path(startup.path, "") != LIVENESS
+    if not is_held_back and probe.budget_seconds < SHORTEST_START_SECONDS:
+        return failure(
+            name,
+            f"{seen}; without a startupProbe on /startupz the container is killed after "
+            f"{probe.budget_seconds:g} s, before it was ever ready.",
+            remedy,
+        )
+    return warning(name, f"{seen}: what would have recovered is killed.", remedy)
+
+
+def _judge_readiness(deployment: Deployment, _probe: Probe, path: str) -> Finding | None:
+    if path in READY_PATHS or deployment.is_stock:
+        return None
+    return warning(
+        "readiness-probe", f"{path} does not say whether requests are let in.", "ask /readyz."
+    )
+
+
+def _judge_startup(deployment: Deployment, probe: Probe, path: str) -> Finding | None:
+    name: HazardName = "startup-probe"
+    if deployment.is_ours and path not in STARTED_PATHS:
+        return warning(
+            name,
+            f"{path} is answered before the start is over: it protects nothing.",
+            "ask /startupz.",
+        )
+    if "--demo" in deployment.arguments or probe.budget_seconds >= USUAL_START_SECONDS:
+        return None
+    is_hopeless = probe.budget_seconds < SHORTEST_START_SECONDS
+    return (failure if is_hopeless else warning)(
+        name,
+        f"the container is killed after {probe.budget_seconds:g} s of start.",
+        "failureThreshold: 180 with periodSeconds: 10",
+    )
+
+
+def _judge_health(_deployment: Deployment, _probe: Probe, _path: str) -> Finding | None:
+    return None
+
+
+_JUDGES: dict[ProbeRole, Judge] = {
+    "startup": _judge_startup,
+    "readiness": _judge_readiness,
+    "liveness": _judge_liveness,
+    "health": _judge_health,
+}
+
+
+def _too_quick(deployment: Deployment, name: HazardName, probe: Probe) -> Finding | None:
+    if not deployment.is_pod or probe.timeout_seconds >= LEAST_TIMEOUT_SECONDS:
+        return None
+    return warning(
+        name,
+        f"an answer that takes {probe.timeout_seconds:g} s counts as none.",
+        f"timeoutSeconds: {LEAST_TIMEOUT_SECONDS:g}",
+    )

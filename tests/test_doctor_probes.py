@@ -1,0 +1,189 @@
+"""`holdfast doctor --manifest`: what the probes of a container ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.doctor.deployments import Deployment, Probe, ProbeRole
+from holdfast.doctor.findings import Finding
+from holdfast.doctor.probe_checks import check_probes, own_path
+from holdfast.doctor.probes import compose_probe, pod_probes
+from holdfast.settings import KeySettings, ListenSettings, Settings
+
+OURS = Deployment("m: c", is_pod=True, image="holdfast:cuda", command=("serve", "m"))
+STOCK = Deployment("m: c", is_pod=True, image="vllm/vllm-openai:v0.32.0", command=("m",))
+TLS = Settings(listen=ListenSettings(ssl_certfile="cert.pem"))
+WITH_KEY = Settings(listen=ListenSettings(api_keys=("secret",)))
+
+
+def probe(path: str, **changes: Any) -> Probe:
+    return Probe(
+        **{"path": path, "port": "8000", "timeout_seconds": 5.0, "attempts": 180, **changes}
+    )
+
+
+def found(
+    role: ProbeRole,
+    asked: Probe,
+    deployment: Deployment = OURS,
+    settings: Settings = Settings(),  # noqa: B008 - frozen
+) -> Finding:
+    probes = {**deployment.probes, role: asked}
+    (finding, *_) = reversed(list(check_probes(replace(deployment, probes=probes), settings)))
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("role", "path", "severity"),
+    [
+        ("liveness", "/livez", "ok"),
+        ("liveness", "/livez/?verbose=1", "ok"),
+        ("liveness", "", "ok"),
+        ("liveness", "/health", "warning"),
+        ("liveness", "/startupz", "warning"),
+        ("liveness", "/metrics", "warning"),
+        ("readiness", "/readyz", "ok"),
+        ("readiness", "/health", "ok"),
+        ("readiness", "/livez", "warning"),
+        ("readiness", "/v1/models", "warning"),
+        ("startup", "/startupz", "ok"),
+        ("startup", "/livez", "warning"),
+        ("health", "/readyz", "ok"),
+    ],
+)
+def test_what_a_probe_asks(role: ProbeRole, path: str, severity: str) -> None:
+    """Each has a route that tells what it means to learn."""
+    assert found(role, probe(path)).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("asked", "startup", "severity"),
+    [
+        (probe("/health", attempts=3), {}, "failure"),
+        (probe("/health", attempts=3), {"startup": probe("/livez")}, "failure"),
+        (probe("/health", attempts=3), {"startup": probe("/startupz")}, "warning"),
+        (probe("/health", attempts=3, delay_seconds=1800.0), {}, "warning"),
+    ],
+)
+def test_liveness_on_health(asked: Probe, startup: dict[ProbeRole, Probe], severity: str) -> None:
+    """It kills what would recover, and without a startup probe that waits what starts."""
+    deployment = replace(OURS, probes=startup)
+    assert found("liveness", asked, deployment).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "severity"),
+    [
+        ({}, TLS, "failure"),
+        ({"scheme": "https"}, TLS, "ok"),
+        ({"scheme": "https"}, Settings(), "failure"),
+        ({"port": "9000"}, Settings(), "warning"),
+        ({"port": ""}, Settings(), "failure"),
+        ({}, Settings(listen=ListenSettings(uds="/s")), "failure"),
+        ({"timeout_seconds": 1.0}, Settings(), "warning"),
+    ],
+)
+def test_where_a_probe_asks(changes: dict[str, Any], settings: Settings, severity: str) -> None:
+    """It has to reach the server, and to wait for it."""
+    assert found("liveness", probe("/livez", **changes), settings=settings).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "severity"),
+    [
+        ("/statusz", WITH_KEY, "failure"),
+        ("/livez", WITH_KEY, "ok"),
+        ("/metrics", WITH_KEY, "warning"),
+    ],
+)
+def test_probes_have_no_key(path: str, settings: Settings, severity: str) -> None:
+    """A route that asks for one answers them with 401."""
+    assert found("liveness", probe(path), settings=settings).severity == severity
+
+
+def test_metrics_may_ask_for_a_key() -> None:
+    """Then no probe gets them."""
+    settings = Settings(
+        listen=ListenSettings(api_keys=("secret",)), keys=KeySettings(metrics_auth="api-key")
+    )
+    assert found("liveness", probe("/metrics"), settings=settings).severity == "failure"
+
+
+@pytest.mark.parametrize(
+    ("role", "path", "severity"),
+    [
+        ("liveness", "/livez", "failure"),
+        ("readiness", "/readyz", "failure"),
+        ("readiness", "/v1/models", "ok"),
+        ("liveness", "/health", "warning"),
+    ],
+)
+def test_routes_that_vllm_does_not_have(role: ProbeRole, path: str, severity: str) -> None:
+    """Its own server answers them with 404."""
+    assert found(role, probe(path), STOCK).severity == severity
+
+
+@pytest.mark.parametrize(("attempts", "severity"), [(3, "failure"), (30, "warning"), (180, "ok")])
+def test_how_long_a_start_may_take(attempts: int, severity: str) -> None:
+    """A large model takes its time."""
+    assert found("startup", probe("/startupz", attempts=attempts)).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("asked", "root_path", "path"),
+    [
+        ("/livez", "", "/livez"),
+        ("/api/livez/", "/api", "/livez"),
+        ("/apis/livez", "/api", "/apis/livez"),
+        ("/?x=/", "", "/"),
+    ],
+)
+def test_the_route_of_a_path(asked: str, root_path: str, path: str) -> None:
+    """Without query, slash at the end, and the prefix of a proxy."""
+    assert own_path(asked, root_path) == path
+
+
+def test_the_health_check_of_the_image() -> None:
+    """It asks over HTTP on port 8000, and a service that is elsewhere needs one of its own."""
+    service = Deployment("m: s", is_pod=False, image="holdfast:cpu")
+    assert list(check_probes(service, Settings())) == []
+    (finding,) = check_probes(service, TLS)
+    assert finding.name == "health-check"
+    assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"httpGet": {"path": "/livez", "port": "http"}}, ("/livez", "8080", "http")),
+        ({"httpGet": {"port": 1, "scheme": "HTTPS"}}, ("/", "1", "https")),
+        ({"httpGet": {"path": "/livez", "port": "nope"}}, ("/livez", "", "http")),
+        (
+            {"exec": {"command": ["curl", "-f", "http://127.0.0.1:8000/health"]}},
+            ("/health", "8000", "http"),
+        ),
+        (
+            {"exec": {"command": ["sh", "-c", "wget -q 'https://localhost/livez'"]}},
+            ("/livez", "443", "https"),
+        ),
+        ({"exec": {"command": ["true"]}}, ("", "", "http")),
+        ({"tcpSocket": {"port": 8000}}, ("", "", "http")),
+    ],
+)
+def test_probes_of_kubernetes(given: dict[str, Any], expected: tuple[str, str, str]) -> None:
+    """A URL in a command is asked too, and a port may have a name."""
+    container = {"livenessProbe": given, "ports": [{"name": "http", "containerPort": 8080}]}
+    read = pod_probes(container)["liveness"]
+    assert (read.path, read.port, read.scheme) == expected
+    assert (read.timeout_seconds, read.budget_seconds) == (1, 30)
+
+
+def test_health_checks_of_compose() -> None:
+    """As a list or a line; one that is switched off asks for nothing."""
+    read = compose_probe({"test": "curl -f http://localhost:8000/readyz || exit 1"})
+    assert read is not None
+    assert read.path == "/readyz"
+    assert compose_probe({"disable": True}) is None
