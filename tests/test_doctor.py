@@ -263,20 +263,38 @@ def test_the_version_of_vllm(version: str, severity: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("filesystem", "is_container", "severity"),
+    ("mount_point", "filesystem", "is_container", "severity"),
     [
-        ("ext4", True, "ok"),
-        ("nfs4", True, "ok"),
-        ("overlay", True, "warning"),
-        ("overlay", False, "ok"),
-        ("tmpfs", False, "warning"),
+        ("/state", "ext4", True, "ok"),
+        ("/state", "btrfs", True, "ok"),
+        ("/", "btrfs", True, "warning"),
+        ("/", "overlay", True, "warning"),
+        ("/", "overlay", False, "ok"),
+        ("/state", "tmpfs", False, "warning"),
     ],
 )
-def test_a_state_directory_that_is_lost(filesystem: str, is_container: bool, severity: str) -> None:
+def test_a_state_directory_that_is_lost(
+    mount_point: str, filesystem: str, is_container: bool, severity: str
+) -> None:
     """It has to be on a volume in a container, and on a disk everywhere."""
-    directory = Directory("/state", "/", filesystem, is_writable=True)
+    directory = Directory("/state", mount_point, filesystem, is_writable=True)
     machine = replace(CUDA, is_container=is_container, state_directory=directory)
     assert found(machine)["state-directory"].severity == severity
+
+
+def test_a_plugin_that_vllm_does_not_find() -> None:
+    """Without its entry point no rank loads it."""
+    assert found(replace(CUDA, has_plugin=False))["plugins"].severity is Severity.FAILURE
+    assert read_machine({}, None).has_plugin
+
+
+def test_builds_for_cuda_beside_the_one_for_cpus() -> None:
+    """They break the import of transformers; beside the build for CUDA they belong."""
+    packages = ("torchvision 0.28.0",)
+    finding = found(replace(CPU, cuda_packages=packages))["vllm"]
+    assert finding.severity is Severity.WARNING
+    assert finding.remedy == "pip uninstall torchvision"
+    assert found(replace(CUDA, cuda_packages=packages))["vllm"].severity is Severity.OK
 
 
 def test_a_state_directory_that_cannot_be_written_is_a_warning() -> None:

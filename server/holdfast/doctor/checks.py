@@ -20,7 +20,6 @@ from holdfast.errors import HoldfastError
 _REFUSALS: tuple[HazardName, ...] = ("plugins", "startup-plan")
 """In the order of the refused variables."""
 _MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
-_CONTAINER_ROOTS = {"overlay", "aufs", "btrfs", "zfs"}
 _OFF = {"", "0"}
 _WHOLE_NUMBERS = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_MQ_MAX_CHUNK_BYTES_MB")
 _WORKER_METHODS = ("fork", "spawn")
@@ -107,6 +106,23 @@ def _check_shared_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
     )
 
 
+def _check_packages(machine: Machine, _layout: Layout) -> Iterator[Finding]:
+    if not machine.has_plugin:
+        yield failure(
+            "plugins",
+            "holdfast is not among the installed vllm.general_plugins: no rank would report its "
+            "workspaces.",
+            "install Holdfast with pip; PYTHONPATH alone is not enough.",
+        )
+    if machine.is_cpu_build and machine.cuda_packages:
+        yield warning(
+            "vllm",
+            f"{', '.join(machine.cuda_packages)}: builds for CUDA, with which transformers cannot "
+            "be imported beside vLLM's build for CPUs.",
+            f"pip uninstall {' '.join(one.split()[0] for one in machine.cuda_packages)}",
+        )
+
+
 def _check_host_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
     is_sized = layout.has_kv_cache_size or machine.environment.get("VLLM_CPU_KVCACHE_SPACE")
     if not machine.is_cpu_build or is_sized:
@@ -144,7 +160,7 @@ def _check_state_directory(machine: Machine, _layout: Layout) -> Iterator[Findin
             "let uid 10001, or the user that serves, write to it.",
         )
     elif directory.filesystem in _MEMORY_FILESYSTEMS or (
-        machine.is_container and directory.filesystem in _CONTAINER_ROOTS
+        machine.is_container and directory.mount_point == "/"
     ):
         yield warning(
             name, f"{seen}: {lost} with it.", f"mount a volume at {directory.path} (`-v`)."
@@ -185,6 +201,7 @@ def _check_cpu_binding(machine: Machine, layout: Layout) -> Iterator[Finding]:
 
 CHECKS: tuple[Check, ...] = (
     _check_vllm,
+    _check_packages,
     check_gpus,
     _check_host_memory,
     _check_shared_memory,

@@ -7,6 +7,7 @@ import shutil
 import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from holdfast.doctor.host_memory import NO_MEMORY, HostMemory, read_host_memory
 from holdfast.engine.gpus import NO_GPUS, GpuFacts, find_gpus
 from holdfast.versions import installed_version
 
+_BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the mount itself, nothing is written there
 
@@ -45,6 +47,10 @@ class Machine:
     missing_build_tools: tuple[str, ...] = ()
     """Of those that torch and Triton compile kernels with while a model loads."""
     is_container: bool = False
+    has_plugin: bool = True
+    """Whether vLLM finds ours among its plug-ins."""
+    cuda_packages: tuple[str, ...] = ()
+    """Of those beside torch, the builds for CUDA."""
     state_directory: Directory | None = None
     """None if nothing is to be kept."""
 
@@ -64,8 +70,17 @@ def read_machine(environment: Mapping[str, str], state_directory: Path | None) -
         missing_build_tools=tuple(_missing_build_tools(environment)),
         is_container="KUBERNETES_SERVICE_HOST" in environment
         or any(Path(mark).exists() for mark in _CONTAINER_MARKS),
+        has_plugin="holdfast" in entry_points(group="vllm.general_plugins").names,
+        cuda_packages=tuple(_cuda_packages()),
         state_directory=_directory(state_directory) if state_directory is not None else None,
     )
+
+
+def _cuda_packages() -> Iterator[str]:
+    for name in _BESIDE_TORCH:
+        version = installed_version(name)
+        if version != "not installed" and "+cpu" not in version:
+            yield f"{name} {version}"
 
 
 def _missing_build_tools(environment: Mapping[str, str]) -> Iterator[str]:
