@@ -367,7 +367,7 @@ def test_variables_of_files_beside_the_compose_file(tmp_path: Path) -> None:
 def test_a_variable_without_a_value_is_handed_on(tmp_path: Path) -> None:
     """It is known only where it is set."""
     document = service(environment={"VLLM_PLUGINS": None})
-    assert not only(tmp_path, document).is_environment_whole
+    assert only(tmp_path, document).unseen_variables == {"VLLM_PLUGINS"}
     (found,) = read_deployments([written(tmp_path, document)], {"VLLM_PLUGINS": "x"})
     assert found.environment == {"VLLM_PLUGINS": "x"}
 
@@ -410,6 +410,27 @@ def test_a_value_that_is_not_known_is_no_failure(tmp_path: Path, command: Any) -
     """Whoever starts the container may give the right one."""
     path = written(tmp_path, service(command=command, entrypoint=[]))
     assert doctor("--manifest", str(path)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({}, "failure"),
+        ({"command": "serve ${MODEL:?}"}, "failure"),
+        ({"environment": ["HF_TOKEN"]}, "failure"),
+        ({"command": "serve m --drain-timeout ${DRAIN}"}, "warning"),
+        ({"command": "serve m --config=x.yaml"}, "warning"),
+        ({"environment": ["HOLDFAST_DRAIN_TIMEOUT"]}, "warning"),
+        ({"env_file": "nope.env"}, "warning"),
+    ],
+)
+def test_what_is_not_seen_may_be_right(
+    tmp_path: Path, changes: dict[str, Any], severity: str
+) -> None:
+    """A default that may not be in use is no reason for a failure."""
+    path = written(tmp_path, service(stop_grace_period="10s", **changes))
+    found = {one["name"]: one for one in findings(doctor("--json", "--manifest", str(path)))}
+    assert found["stop-time-out"]["severity"] == severity
 
 
 def test_a_file_of_flags_is_not_looked_for_here(tmp_path: Path) -> None:

@@ -170,6 +170,8 @@ def test_the_health_check_of_the_image() -> None:
             ("/livez", "443", "https"),
         ),
         ({"exec": {"command": ["true"]}}, ("", "", "http")),
+        ({"exec": {"command": ["curl", "http://other:8000/health"]}}, ("", "", "http")),
+        ({"httpGet": {"path": "/health", "port": 1, "host": "other"}}, ("", "", "http")),
         ({"tcpSocket": {"port": 8000}}, ("", "", "http")),
     ],
 )

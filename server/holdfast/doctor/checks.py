@@ -6,7 +6,7 @@ Where a check cannot be sure, it warns: a failure means that `holdfast serve` as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
 from holdfast.doctor.gpu_checks import check_gpus
@@ -34,14 +34,14 @@ def check_machine(machine: Machine, layout: Layout) -> Iterator[Finding]:
 
 
 def check_environment(
-    environment: Mapping[str, str], *, is_demo: bool, is_whole: bool = True
+    environment: Mapping[str, str], *, is_demo: bool, unseen: Container[str] = ()
 ) -> Iterator[Finding]:
     """What is wrong with the variables, of this machine or of a manifest.
 
-    Unless they are the whole environment, what is not among them may still be set.
+    Those that are `unseen` may be set all the same.
     """
-    absent = "is not set" if is_whole else "is not seen from here"
     for variable, name in zip(REFUSED_VARIABLES, _REFUSALS, strict=True):
+        absent = "is not seen from here" if variable in unseen else "is not set"
         yield _refusal(environment, variable, name, is_demo=is_demo, absent=absent)
     yield from _check_variables(environment)
     if environment.get("VLLM_SERVER_DEV_MODE", "0") not in _OFF:

@@ -136,7 +136,7 @@ def _read(
 ) -> Deployment:
     is_shared = str(service.get("ipc", "")).startswith(("host", "service:", "container:"))
     volumes = [*map(_mount, service.get("volumes") or []), *_scratch(service)]
-    health_check = service.get("healthcheck") or {}
+    health_check: Mapping[str, Any] = service.get("healthcheck") or {}
     probe = compose_probe(health_check)
     variables, is_whole = environment
     return Deployment(
@@ -145,14 +145,15 @@ def _read(
         image=str(service.get("image", "")),
         command=command,
         environment={name: value for name, value in variables.items() if UNSEEN not in value},
-        is_environment_whole=is_whole and UNSEEN not in "".join(variables.values()),
+        unseen_variables=frozenset(name for name in variables if UNSEEN in variables[name]),
+        is_environment_whole=is_whole,
         restart=_restart(service),
         stop_seconds=_duration(service.get("stop_grace_period"), COMPOSE_STOP_SECONDS),
         shared_bytes=None if is_shared else _shared_bytes(service),
         mounts={target.rstrip("/") or "/": is_kept for target, is_kept in volumes if target},
         gpus=_gpus(service),
         probes={"health": probe} if probe else {},
-        has_own_health_check=bool(health_check),
+        has_own_health_check=bool(health_check.get("test") or health_check.get("disable")),
     )
 
 

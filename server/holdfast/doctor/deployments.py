@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
-from holdfast.doctor.words import Program, read_program
+from holdfast.doctor.words import Program, read_program, seen_arguments
 from holdfast.workspace.plan import MIB
 
 DEFAULT_SHARED_BYTES = 64 * MIB
@@ -57,6 +57,8 @@ class Deployment:
     """Entry point and arguments, as far as the manifest gives them."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The variables whose value is written there."""
+    unseen_variables: frozenset[str] = frozenset()
+    """Those whose value comes from elsewhere."""
     is_environment_whole: bool = True
     """Whether there are no others."""
     restart: str = ""
@@ -109,6 +111,24 @@ class Deployment:
         if not self.program.name and words[:1] == ("serve",):
             words = words[1:]
         return tuple(re.sub(r"(^|=)~(?=/|$)", rf"\g<1>{self._home}", word) for word in words)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all flags and variables that a check reads are written in the manifest."""
+        arguments = self.arguments
+        flags = [one.partition("=")[0] for one in arguments if one.startswith("-")]
+        seen = [one.partition("=")[0] for one in seen_arguments(arguments) if one.startswith("-")]
+        has_others = any(name.startswith("HOLDFAST_") for name in self.unseen_variables)
+        return (
+            flags == seen
+            and "--config" not in flags
+            and self.is_environment_whole
+            and not has_others
+        )
+
+    def may_have(self, variable: str) -> bool:
+        """Whether the variable may be set where it is not seen."""
+        return variable in self.unseen_variables or not self.is_environment_whole
 
     @property
     def settings_environment(self) -> Mapping[str, str]:

@@ -7,15 +7,18 @@ from dataclasses import replace
 
 from holdfast.doctor.checks import check_environment
 from holdfast.doctor.deployments import Deployment
-from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
+from holdfast.doctor.findings import Finding, HazardName, Severity, failure, ok, warning
 from holdfast.doctor.gpu_checks import expandable_segments
 from holdfast.doctor.layout import Layout
 from holdfast.doctor.probe_checks import check_probes
 from holdfast.doctor.shared_memory import shared_memory
+from holdfast.engine.refusals import REFUSED_VARIABLES
 from holdfast.settings import Settings
 
 ENGINE_STOP_SECONDS = 30.0
 """What stopping the engine takes after the drain, at most."""
+_SURE_NAMES: set[HazardName] = {"manifest", "plugins", "startup-plan", "variables"}
+"""A failure of these stays one, whatever the flags are that cannot be seen."""
 KEEPS_ALIVE = "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"
 
 
@@ -24,7 +27,10 @@ def check_deployment(
 ) -> Iterator[Finding]:
     """Every finding about one container, with its own flags in `layout` and `settings`."""
     for finding in _findings(deployment, layout, settings):
-        yield replace(finding, source=deployment.source)
+        severity = finding.severity
+        if not deployment.is_settled and finding.name not in _SURE_NAMES:
+            severity = min(severity, Severity.WARNING, key=[*Severity].index)
+        yield replace(finding, severity=severity, source=deployment.source)
 
 
 def _findings(deployment: Deployment, layout: Layout, settings: Settings) -> Iterator[Finding]:
@@ -47,7 +53,7 @@ def _findings(deployment: Deployment, layout: Layout, settings: Settings) -> Ite
         yield from check_environment(
             deployment.environment,
             is_demo="--demo" in deployment.arguments,
-            is_whole=deployment.is_environment_whole,
+            unseen=[name for name in REFUSED_VARIABLES if deployment.may_have(name)],
         )
     yield expandable_segments(deployment.environment, layout, is_sure=False)
 

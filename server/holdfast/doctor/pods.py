@@ -70,9 +70,7 @@ def _of_container(source: str, pod: dict[str, Any], container: dict[str, Any]) -
 def _read(
     source: str, pod: dict[str, Any], container: dict[str, Any], words: tuple[str, ...]
 ) -> Deployment:
-    entries = container.get("env") or []
-    environment = _environment(entries)
-    is_whole = not container.get("envFrom") and all("valueFrom" not in entry for entry in entries)
+    environment = _environment(container.get("env") or [])
     volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
     mounts = [
         (_directory(mount["mountPath"]), volumes.get(mount["name"], {}), mount)
@@ -86,7 +84,8 @@ def _read(
         image=str(container.get("image", "")),
         command=tuple(_expanded(word, environment, container) for word in words),
         environment={name: value for name, value in environment.items() if UNSEEN not in value},
-        is_environment_whole=is_whole,
+        unseen_variables=frozenset(name for name in environment if UNSEEN in environment[name]),
+        is_environment_whole=not container.get("envFrom"),
         restart=str(pod.get("restartPolicy", "")),
         stop_seconds=POD_STOP_SECONDS if grace_seconds is None else float(grace_seconds),
         pre_stop_seconds=_pre_stop_seconds(container),

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from holdfast.doctor.deployments import Probe, ProbeRole
 
 _URL = re.compile(r"https?://[^\s'\"\\]+")
+_HERE = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}  # noqa: S104 - compared, not bound
+"""What another host answers is not known."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _ROLES: tuple[ProbeRole, ...] = ("startup", "readiness", "liveness")
 
@@ -43,7 +45,7 @@ def _pod_probe(given: Mapping[str, Any], ports: Mapping[str, str]) -> Probe:
             port=_port(asked.get("port"), ports),
             scheme=str(asked.get("scheme") or "http").lower(),
         )
-        if asked
+        if asked and not asked.get("host")
         else _of_words((given.get("exec") or {}).get("command") or ()) or Probe()
     )
     return Probe(
@@ -64,9 +66,9 @@ def _port(given: object, ports: Mapping[str, str]) -> str:
 
 def _of_words(words: Any) -> Probe | None:
     found = _URL.search(" ".join(map(str, words)))
-    if found is None:
+    url = urlsplit(found[0].rstrip(";)'\",") if found else "")
+    if url.hostname not in _HERE:
         return None
-    url = urlsplit(found[0].rstrip(";)'\","))
     return Probe(
         path=f"{url.path or '/'}{'?' if url.query else ''}{url.query}",
         port=str(url.port or _DEFAULT_PORTS[url.scheme]),
