@@ -599,6 +599,20 @@ def test_this_machine_is_left_out_unless_it_is_asked_about(tmp_path: Path) -> No
     assert "this machine" in {one["source"] for one in both}
 
 
+@pytest.mark.parametrize(
+    ("environment", "is_refused"),
+    [([], True), (["VLLM_API_KEY=secret"], False), (["VLLM_API_KEY"], False)],
+)
+def test_keys_that_the_container_would_refuse(
+    tmp_path: Path, environment: list[str], is_refused: bool
+) -> None:
+    """Metrics cannot ask for a key that there is not; one from elsewhere may be there."""
+    document = service(command="serve m --metrics-auth=api-key", environment=environment)
+    done = doctor("--json", "--manifest", str(written(tmp_path, document)))
+    failed = {one["name"] for one in findings(done) if one["severity"] == "failure"}
+    assert failed == ({"keys"} if is_refused else set())
+
+
 def test_a_model_of_the_container_need_not_be_here(tmp_path: Path) -> None:
     """A path in a container is not a path of this machine."""
     document = service(command=["serve", "/models/mine"])

@@ -12,7 +12,7 @@ from typing import NoReturn
 from holdfast.doctor import checks, manifest_checks
 from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import Finding, as_json, as_lines, failure, has_failed
-from holdfast.doctor.front_checks import check_front
+from holdfast.doctor.front_checks import check_front, key_files, refused_keys
 from holdfast.doctor.layout import Layout, read_layout
 from holdfast.doctor.machine import read_machine
 from holdfast.doctor.manifests import read_deployments
@@ -85,19 +85,11 @@ def print_findings(
     """
     flags, others = take_doctor_flags(arguments)
     deployments = read_deployments(flags.manifests, environment) if flags.manifests else []
-    is_machine_asked_about = bool(others) or not deployments
-    findings = [
-        *(
-            _own_findings(others, environment, expand, read_settings)
-            if is_machine_asked_about
-            else ()
-        ),
-        *(
-            finding
-            for deployment in deployments
-            for finding in _deployment_findings(deployment, expand, read_settings)
-        ),
-    ]
+    findings: list[Finding] = []
+    if others or not deployments:
+        findings += _own_findings(others, environment, expand, read_settings)
+    for deployment in deployments:
+        findings += _deployment_findings(deployment, expand, read_settings)
     print(as_json(findings) if flags.is_json else "\n".join(as_lines(findings)))  # noqa: T201 - what was asked for
     return ExitCode.USAGE if has_failed(findings) else ExitCode.STOPPED
 
@@ -173,9 +165,17 @@ def _deployment_findings(
     settings, refusals = _settings(arguments, deployment.settings_environment, read_settings)
     layout, other_refusals = _layout(arguments)
     if deployment.is_ours and not deployment.problem:
-        for finding in (*refusals, *other_refusals):
+        refusals += [*other_refusals, *_key_findings(deployment, settings)]
+        for finding in refusals:
             yield replace(finding, source=deployment.source)
     yield from manifest_checks.check_deployment(deployment, layout, settings)
+
+
+def _key_findings(deployment: Deployment, settings: Settings) -> Iterator[Finding]:
+    """What is wrong with keys that are all written in the manifest."""
+    is_written = deployment.is_settled and not deployment.may_have("VLLM_API_KEY")
+    if is_written and not key_files(settings) and (refusal := refused_keys(settings)):
+        yield refusal
 
 
 def _without_config(arguments: Sequence[str]) -> list[str]:

@@ -28,13 +28,12 @@ def check_front(settings: Settings, now: datetime) -> Iterator[Finding]:
 
 def _check_keys(settings: Settings) -> Iterator[Finding]:
     listen = settings.listen
-    try:
-        keys = Keys.read(listen.api_keys, settings.keys)
-    except UsageError as error:
-        yield failure("keys", error.cause, error.remedy)
+    if refusal := refused_keys(settings):
+        yield refusal
         return
-    is_open = keys.api.is_empty and not listen.ssl_cert_reqs
-    readable = [path for path in _key_files(settings) if path.stat().st_mode & stat.S_IROTH]
+    has_key = bool(listen.api_keys or settings.keys.api_key_file)
+    is_open = not has_key and not listen.ssl_cert_reqs
+    readable = [path for path in key_files(settings) if path.stat().st_mode & stat.S_IROTH]
     if is_open and not listen.uds and listen.host in _EVERYWHERE:
         yield warning(
             "keys",
@@ -47,7 +46,17 @@ def _check_keys(settings: Settings) -> Iterator[Finding]:
         yield ok("keys", "clients are asked for a certificate or an API key")
 
 
-def _key_files(settings: Settings) -> list[Path]:
+def refused_keys(settings: Settings) -> Finding | None:
+    """Why a start would not take the keys; None if it would."""
+    try:
+        Keys.read(settings.listen.api_keys, settings.keys)
+    except UsageError as error:
+        return failure("keys", error.cause, error.remedy)
+    return None
+
+
+def key_files(settings: Settings) -> list[Path]:
+    """The files of keys that are named."""
     given = (settings.keys.api_key_file, settings.keys.admin_api_key_file)
     return [path for path in given if path is not None]
 
