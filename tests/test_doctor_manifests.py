@@ -269,11 +269,13 @@ def test_a_container_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
         "lots": {**SERVICE, "shm_size": "lots", "ipc": None},
         "server": SERVICE,
         "database": {"image": "postgres", "shm_size": "lots", "command": "it's"},
+        "child": {"extends": "odd", "environment": 5},
+        "odd": {"image": "holdfast", "environment": 7},
     }
     document = {"services": services}
     done = doctor("--json", "--manifest", str(written(tmp_path, document)))
     unread = {one["source"] for one in findings(done) if one["name"] == "manifest"}
-    assert unread == {"manifest.yaml: soon", "manifest.yaml: lots"}
+    assert unread == {f"manifest.yaml: {name}" for name in ("soon", "lots", "child", "odd")}
     assert "manifest.yaml: server" in {one["source"] for one in findings(done)}
 
 

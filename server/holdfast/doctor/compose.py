@@ -67,8 +67,8 @@ def _variables(path: Path) -> dict[str, str]:
 
 
 def _merged(below: Any, above: Any, key: str = "") -> Any:
-    if key == "environment":
-        below, above = _pairs(below or {}), _pairs(above or {})
+    if key == "environment" and isinstance(below, dict | list) and isinstance(above, dict | list):
+        below, above = _pairs(below), _pairs(above)
     if isinstance(below, dict) and isinstance(above, dict):
         both = {name: _merged(below[name], above[name], name) for name in below if name in above}
         return {**below, **above, **both}

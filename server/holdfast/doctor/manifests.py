@@ -13,7 +13,7 @@ from holdfast.doctor.pods import pod_deployments
 from holdfast.errors import UsageError
 
 STANDARD_INPUT = Path("-")
-MOST_FILE_BYTES = 16 * 1024 * 1024
+MOST_FILE_BYTES = 4 * 1024 * 1024
 MOST_NODES = 1_000_000
 """More are made by a few lines of aliases that name aliases."""
 
@@ -60,7 +60,7 @@ def _documents(path: Path) -> list[dict[str, Any]]:
         mark = getattr(error, "problem_mark", None)
         raise UsageError(
             f"--manifest: {path} is not YAML{f', see line {mark.line + 1}' if mark else ''}.",
-            remedy="name a readable YAML file of less than 16 MiB.",
+            remedy="name a readable YAML file of less than 4 MiB.",
         ) from None
     return [document for document in documents if isinstance(document, dict)]
 
