@@ -100,6 +100,8 @@ def test_both_names_of_the_allocator_variable_count(variable: str) -> None:
         (CPU, 64 * MIB, Layout(), "failure"),
         (CPU, 64 * MIB, Layout(executor="uni"), "failure"),
         (CPU, 241 * MIB, Layout(), "ok"),
+        (CPU, 241 * MIB, TWO, "warning"),
+        (CUDA, 64 * MIB, Layout(data_parallel_size=2, local_data_parallel_size=0), "ok"),
     ],
 )
 def test_shared_memory(machine: Machine, free_bytes: int, layout: Layout, severity: str) -> None:

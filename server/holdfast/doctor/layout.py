@@ -63,6 +63,8 @@ class Layout:
         The build for CPUs has one also for a single rank
         (https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/platforms/cpu.py).
         """
+        if not self.local_ranks:
+            return False
         if self.executor in {"", "uni"}:
             return is_cpu_build or (not self.executor and self.ranks > 1)
         return self.executor == "mp"

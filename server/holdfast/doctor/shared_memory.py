@@ -26,7 +26,7 @@ def shared_memory(
     is_cpu_build: bool,
     remedy: str,
 ) -> Finding:
-    """Whether a start fits, and what NCCL may want beside it."""
+    """Whether the queues of a start fit, and what ranks exchange beside them."""
     name: HazardName = "shared-memory"
     seen = f"{free_bytes / MIB:.0f} MiB in /dev/shm"
     needed_bytes = least_shared_bytes(environment)
@@ -36,12 +36,12 @@ def shared_memory(
             f"{seen}, but vLLM refuses to make a queue of {needed_bytes / MIB:.0f} MiB there.",
             remedy,
         )
-    if is_cpu_build or layout.local_ranks == 1 or free_bytes >= AMPLE_SHARED_BYTES:
+    if layout.local_ranks <= 1 or free_bytes >= AMPLE_SHARED_BYTES:
         return ok(name, seen)
     return warning(
         name,
-        f"{seen} for {layout.local_ranks} ranks: NCCL may not start, and what does not fit later "
-        "ends a rank with a bus error.",
+        f"{seen} for {layout.local_ranks} ranks: what they exchange beside vLLM's queues (NCCL's "
+        "segments) may not fit, and ends a rank with a bus error.",
         remedy,
     )
 
