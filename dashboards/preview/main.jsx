@@ -21,20 +21,30 @@ standardFieldConfigEditorRegistry.setInit(() => OPTIONS.map((id) => ({
 
 const nameOf = (legend, labels) => legend.replace(/{{\s*(\w+)\s*}}/g, (_, key) => labels[key] ?? '');
 
+// Every step of the page, with null where Prometheus has nothing: lines end there.
+function pointsOf(target, series) {
+  const known = series.values.map(([time, value]) => [Math.round((time - from) / step), value === 'NaN' ? null : Number(value)]);
+  if (target.instant) {
+    return known;
+  }
+  const values = new Map(known);
+  return Array.from({ length: Math.floor((to - from) / step) + 1 }, (_, at) => [at, values.get(at) ?? null]);
+}
+
 function framesOf(panel) {
-  const frames = panel.targets.flatMap((target) => answers[panel.id][target.refId].map((series) => toDataFrame({
-    refId: target.refId,
-    fields: [
-      {
-        // The interval tells a graph where points are missing.
-        name: 'Time', type: FieldType.time, config: { interval: step * 1000 }, values: series.values.map(([time]) => time * 1000),
-      },
-      {
-        name: 'Value', type: FieldType.number, values: series.values.map(([, value]) => (value === 'NaN' ? null : Number(value))),
-        config: { displayNameFromDS: nameOf(target.legendFormat, series.metric) },
-      },
-    ],
-  })));
+  const frames = panel.targets.flatMap((target) => answers[panel.id][target.refId].map((series) => {
+    const points = pointsOf(target, series);
+    return toDataFrame({
+      refId: target.refId,
+      fields: [
+        { name: 'Time', type: FieldType.time, values: points.map(([at]) => (from + at * step) * 1000) },
+        {
+          name: 'Value', type: FieldType.number, values: points.map(([, value]) => value),
+          config: { displayNameFromDS: nameOf(target.legendFormat, series.metric) },
+        },
+      ],
+    });
+  }));
   const color = { mode: FieldColorModeId.PaletteClassic, ...panel.fieldConfig.defaults.color };
   const shown = applyFieldOverrides({
     data: frames, theme, timeZone: 'utc', replaceVariables: (text) => text,
@@ -52,7 +62,7 @@ const Nothing = ({ height }) => <div style={{ textAlign: 'center', paddingTop: h
 function lastOf(frame) {
   const field = frame.fields[1];
   field.display ??= getDisplayProcessor({ field, theme });
-  const shown = field.display(field.values[field.values.length - 1]);
+  const shown = field.display(field.values.findLast((value) => value !== null));
   return { field, shown, name: getFieldDisplayName(field, frame) };
 }
 
@@ -84,6 +94,9 @@ function Bars({ frames, width, height }) {
 function runsOf({ fields: [{ values: times }, { values }] }) {
   const runs = [];
   for (let at = 0; at < times.length; at += 1) {
+    if (values[at] === null) {
+      continue;
+    }
     const begin = times[at] / 1000;
     const last = runs[runs.length - 1];
     if (last && last[2] === values[at] && begin - last[1] < 0.1) {
