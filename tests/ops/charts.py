@@ -100,7 +100,7 @@ CASES: dict[str, dict[str, Any]] = {
     "scaled, fast start": {
         "model": "m",
         "autoscaling": {"enabled": True},
-        "start": {"seconds": 300},
+        "start": {"seconds": 600},
         "volumes": {"accessMode": "ReadWriteMany"},
     },
     "data parallel": {

@@ -132,7 +132,7 @@ def test_scaling_goes_by_requests_that_wait(answer: Answer) -> None:
     assert (first, added in vllm_names()) == (series, True)
 
 
-@pytest.mark.parametrize(("case", "seconds"), [("scaled", 1800), ("scaled, fast start", 300)])
+@pytest.mark.parametrize(("case", "seconds"), [("scaled", 1800), ("scaled, fast start", 600)])
 def test_no_replica_is_added_before_the_last_one_could_help(
     answer: Answer, case: str, seconds: int
 ) -> None:

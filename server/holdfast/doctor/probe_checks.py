@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from ssl import CERT_REQUIRED
 
 from holdfast.api.auth import METRICS_PATH, OPEN_PATHS
 from holdfast.doctor.deployments import Deployment, Probe, ProbeRole
@@ -20,8 +21,6 @@ OURS_ALONE = frozenset({"/livez", "/readyz", "/startupz", "/statusz"})
 STARTED_PATHS = frozenset({"/readyz", "/health", "/ping", "/startupz"})
 """503 until the first READY."""
 READY_PATHS = frozenset({"/readyz", "/health", "/ping"})
-IMAGE_PORT = 8000
-"""What the health check of our images asks for, over HTTP."""
 _NAMES: dict[ProbeRole, HazardName] = {
     "startup": "startup-probe",
     "readiness": "readiness-probe",
@@ -36,17 +35,12 @@ def check_probes(deployment: Deployment, settings: Settings) -> Iterator[Finding
     """The worst of each probe, and whether the image's own health check can succeed."""
     for role, probe in deployment.probes.items():
         yield _of_probe(deployment, role, probe, settings)
-    listen = settings.listen
-    is_elsewhere = listen.port != IMAGE_PORT or listen.is_tls or listen.uds
-    if (
-        deployment.is_ours
-        and not deployment.is_pod
-        and not deployment.has_own_health_check
-        and is_elsewhere
-    ):
+    is_image_asked = not (deployment.is_pod or deployment.has_own_health_check)
+    if deployment.is_ours and is_image_asked and settings.listen.ssl_cert_reqs == CERT_REQUIRED:
         yield warning(
             "health-check",
-            f"that of the image asks over HTTP on port {IMAGE_PORT}: it never succeeds.",
+            "that of the image has no certificate to show, which --ssl-cert-reqs wants: it never "
+            "succeeds.",
             "give the service a `healthcheck:` of its own.",
         )
 
