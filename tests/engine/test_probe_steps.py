@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import probe_lab
+from dying_probe import die_in_the_last_of
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from servers import SMALL, Server, running
@@ -84,11 +84,7 @@ def _no_longer_request_is_taken(server: Server, proven_tokens: int) -> None:
 
 
 def _forbid(source: Path, target: Path, *, tokens: int) -> None:
-    """Copy the journal of a start, with an attempt in it that never ended."""
-    (journal,) = source.glob("state/holdfast/probe-*.json")
-    record = json.loads(journal.read_text())
-    record["unfinished_context_tokens"] = [tokens]
-    copied = target / journal.relative_to(source)
-    copied.parent.mkdir(parents=True)
-    shutil.copy(journal, copied)
-    copied.write_text(json.dumps(record))
+    """Leave an attempt that never ended, at the model of which `source` has learned."""
+    (learned,) = source.glob("state/holdfast/workspace-*.json")
+    fingerprint = learned.stem.removeprefix("workspace-")
+    die_in_the_last_of(target / "state" / "holdfast", fingerprint, tokens)
