@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from holdfast.doctor.deployments import (
     SHARED_MEMORY,
     Deployment,
     problem_of,
+    read_served,
+    seen_and_unseen,
 )
 from holdfast.doctor.interpolation import filled_in, read_variables
 from holdfast.doctor.probes import compose_probe
@@ -115,37 +118,29 @@ def _of_service(
     source: str, service: dict[str, Any], directory: Path, known: Mapping[str, str]
 ) -> Deployment:
     image = str(service.get("image", ""))
-    command: tuple[str, ...] = ()
     try:
         command = (*_words(service.get("entrypoint")), *_words(service.get("command")))
-        named = Deployment(source, is_pod=False, image=image, command=command)
-        if not (named.is_ours or named.is_stock):
-            return named
-        return _read(source, service, command, _environment(service, directory, known))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return Deployment(
-            source, is_pod=False, image=image, command=command, problem=problem_of(error)
-        )
+    except (TypeError, ValueError) as error:
+        return Deployment(source, is_pod=False, image=image, problem=problem_of(error))
+    named = Deployment(source, is_pod=False, image=image, command=command)
+    return read_served(
+        named, lambda: _read(named, service, _environment(service, directory, known))
+    )
 
 
 def _read(
-    source: str,
-    service: dict[str, Any],
-    command: tuple[str, ...],
-    environment: tuple[dict[str, str], bool],
+    named: Deployment, service: dict[str, Any], environment: tuple[dict[str, str], bool]
 ) -> Deployment:
     is_shared = str(service.get("ipc", "")).startswith(("host", "service:", "container:"))
     volumes = [*map(_mount, service.get("volumes") or []), *_scratch(service)]
     health_check: Mapping[str, Any] = service.get("healthcheck") or {}
     probe = compose_probe(health_check)
     variables, is_whole = environment
-    return Deployment(
-        source=source,
-        is_pod=False,
-        image=str(service.get("image", "")),
-        command=command,
-        environment={name: value for name, value in variables.items() if UNSEEN not in value},
-        unseen_variables=frozenset(name for name in variables if UNSEEN in variables[name]),
+    seen, unseen = seen_and_unseen(variables)
+    return replace(
+        named,
+        environment=seen,
+        unseen_variables=unseen,
         is_environment_whole=is_whole,
         restart=_restart(service),
         stop_seconds=_duration(service.get("stop_grace_period"), COMPOSE_STOP_SECONDS),

@@ -7,12 +7,12 @@ a default of the cluster adds later is not seen.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Literal
 
-from holdfast.doctor.words import Program, read_program, seen_arguments
+from holdfast.doctor.words import UNSEEN, Program, read_program, seen_arguments
 from holdfast.workspace.plan import MIB
 
 DEFAULT_SHARED_BYTES = 64 * MIB
@@ -153,6 +153,22 @@ class Deployment:
         return PurePosixPath(self.image.partition("@")[0]).name.partition(":")[0]
 
 
+def read_served(named: Deployment, read: Callable[[], Deployment]) -> Deployment:
+    """The whole record of a container that serves, or its problem; any other stays as it is."""
+    if not (named.is_ours or named.is_stock):
+        return named
+    try:
+        return read()
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return replace(named, problem=problem_of(error))
+
+
 def problem_of(error: Exception) -> str:
     """Why a container cannot be read, for its record."""
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def seen_and_unseen(variables: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str]]:
+    """The variables whose value is known, and the names of the others."""
+    seen = {name: value for name, value in variables.items() if UNSEEN not in value}
+    return seen, frozenset(variables) - frozenset(seen)

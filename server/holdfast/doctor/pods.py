@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from holdfast.doctor.deployments import DEFAULT_SHARED_BYTES, SHARED_MEMORY, Deployment, problem_of
+from holdfast.doctor.deployments import (
+    DEFAULT_SHARED_BYTES,
+    SHARED_MEMORY,
+    Deployment,
+    read_served,
+    seen_and_unseen,
+)
 from holdfast.doctor.probes import pod_probes
 from holdfast.doctor.words import UNSEEN
 
@@ -57,20 +64,12 @@ def _of_container(source: str, pod: dict[str, Any], container: dict[str, Any]) -
     image = str(container.get("image", ""))
     words = (*_words(container.get("command")), *_words(container.get("args")))
     named = Deployment(source, is_pod=True, image=image, command=words)
-    if not (named.is_ours or named.is_stock):
-        return named
-    try:
-        return _read(source, pod, container, words)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return Deployment(
-            source, is_pod=True, image=image, command=words, problem=problem_of(error)
-        )
+    return read_served(named, lambda: _read(named, pod, container))
 
 
-def _read(
-    source: str, pod: dict[str, Any], container: dict[str, Any], words: tuple[str, ...]
-) -> Deployment:
+def _read(named: Deployment, pod: dict[str, Any], container: dict[str, Any]) -> Deployment:
     environment = _environment(container.get("env") or [])
+    seen, unseen = seen_and_unseen(environment)
     volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
     mounts = [
         (_directory(mount["mountPath"]), volumes.get(mount["name"], {}), mount)
@@ -78,13 +77,11 @@ def _read(
     ]
     grace_seconds = pod.get("terminationGracePeriodSeconds")
     limits = (container.get("resources") or {}).get("limits") or {}
-    return Deployment(
-        source=source,
-        is_pod=True,
-        image=str(container.get("image", "")),
-        command=tuple(_expanded(word, environment, container) for word in words),
-        environment={name: value for name, value in environment.items() if UNSEEN not in value},
-        unseen_variables=frozenset(name for name in environment if UNSEEN in environment[name]),
+    return replace(
+        named,
+        command=tuple(_expanded(word, environment, container) for word in named.command),
+        environment=seen,
+        unseen_variables=unseen,
         is_environment_whole=not container.get("envFrom"),
         restart=str(pod.get("restartPolicy", "")),
         stop_seconds=POD_STOP_SECONDS if grace_seconds is None else float(grace_seconds),
