@@ -41,7 +41,7 @@ def written_while_alive(path: Path, text: str) -> Iterator[None]:
     Raises:
         OSError: it could not be written.
     """
-    with _put(path, text):
+    with _put(path, text, is_locked=True):
         try:
             yield
         finally:
@@ -64,16 +64,17 @@ def is_writer_alive(path: Path) -> bool:
     return False
 
 
-def _put(path: Path, text: str) -> IO[str]:
-    """The file, open, locked, and on disk in its place."""
+def _put(path: Path, text: str, *, is_locked: bool = False) -> IO[str]:
+    """The file, open, and on disk in its place."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     file = os.fdopen(descriptor, "w", encoding="utf-8")
     try:
-        # Before it is in its place: nobody is to find it without the lock.
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+        if is_locked:
+            # Before it is in its place: nobody is to find it without the lock.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
