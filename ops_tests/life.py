@@ -179,21 +179,23 @@ class Script:
             what=lambda: "the target still answers",
         )
         at = now()
-        self.life.gone_panels = self._panels(at, math.ceil(at - self._began_seconds))
+        lived_seconds = math.ceil(at - self._began_seconds)
+        self.life.gone_panels = self._panels(at, lived_seconds)
         self.life.gone_alerts = self._alerts(at)
         self.life.servers_listed = {
-            "with all of its life": self._servers(at, math.ceil(at - self._began_seconds)),
+            "with all of its life": self._servers(at, lived_seconds),
             "at its end": self._servers(at, 2),
         }
         self.life.marks = self._marks(at)
 
-    def _panels(self, at: float, window: int, **chosen: str) -> dict[str, Series]:
-        values = {**SLOS, **chosen}
+    def _shown(self, expression: str, at: float, window: int, **chosen: str) -> Series:
+        """What a query of a panel comes to where these variables are not all there is."""
+        query = queries.filled(expression, {**SLOS, **chosen}, f"{window}s")
+        return self.prometheus.query(query, at)
+
+    def _panels(self, at: float, window: int) -> dict[str, Series]:
         return {
-            str(target): self.prometheus.query(
-                queries.filled(target.expression, values, f"{window}s"), at
-            )
-            for target in queries.targets()
+            str(target): self._shown(target.expression, at, window) for target in queries.targets()
         }
 
     def _alerts(self, at: float) -> dict[str, Series]:
@@ -209,14 +211,12 @@ class Script:
 
     def _unfollowed(self, at: float, window: int) -> list[str]:
         """The queries that show something of nobody, for each variable that they name."""
-        found = []
-        for target in queries.targets():
-            for name in queries.variables(target.expression) - set(SLOS):
-                values = {**SLOS, name: "nobody"}
-                query = queries.filled(target.expression, values, f"{window}s")
-                if self.prometheus.query(query, at):
-                    found.append(f"{target} with ${name}")
-        return found
+        return [
+            f"{target} with ${name}"
+            for target in queries.targets()
+            for name in queries.variables(target.expression) - set(SLOS)
+            if self._shown(target.expression, at, window, **{name: "nobody"})
+        ]
 
     def _servers(self, at: float, seconds: int) -> set[str]:
         """What the variable of the servers lists where the page shows the last `seconds`."""
@@ -227,8 +227,7 @@ class Script:
             if variable["name"] == "instance"
         }
         (inner,) = re.findall(r"^query_result\((.*)\)$", query)
-        found = self.prometheus.query(queries.filled(inner, {}, f"{seconds}s"), at)
-        return {dict(labels)["instance"] for labels in found}
+        return {dict(labels)["instance"] for labels in self._shown(inner, at, seconds)}
 
     def _marks(self, at: float) -> dict[str, int]:
         """How often each annotation began to hold, seen as Grafana asks: a step at a time."""

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-import yaml
 
 from ops import queries
-from ops.prometheus import DEADLINE_SECONDS, RULES, Webhook, alertmanager, webhook
+from ops.prometheus import DEADLINE_SECONDS, Webhook, alertmanager, rules, webhook
 from ops_tests.expected import PANELS, RECORDS, due_alerts
 from ops_tests.life import (
     GROWN_BYTES,
@@ -43,8 +42,7 @@ ONLY_ON_A_GPU = {"holdfast_lamport_workspace_bytes"}
 
 def expressions(file: str, kind: str) -> dict[str, str]:
     """The expressions of the rules of a file by the name of their alert or record."""
-    groups = yaml.safe_load((RULES / file).read_text())["groups"]
-    return {rule[kind]: rule["expr"] for group in groups for rule in group["rules"]}
+    return {name: rule["expr"] for name, rule in rules(file, kind).items()}
 
 
 ALERTS = expressions("alerts.yml", "alert")

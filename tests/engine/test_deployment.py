@@ -7,6 +7,7 @@ import re
 import pytest
 import yaml
 
+from ops.prometheus import rules
 from ops.queries import ROOT, metric_names
 from servers import Server
 
@@ -25,13 +26,10 @@ def probed_paths() -> list[str]:
 
 def asked_names() -> set[str]:
     """Every metric that a rule names, and that no rule makes."""
-    files = [*(ROOT / "deploy" / "prometheus").glob("*.yml")]
-    groups = [
-        group for path in files for group in yaml.safe_load(path.read_text()).get("groups", [])
-    ]
-    rules = [rule for group in groups for rule in group["rules"]]
-    made = {rule["record"] for rule in rules if "record" in rule}
-    return {name for rule in rules for name in metric_names(rule["expr"])} - made - OF_PROMETHEUS
+    records = rules("recording-rules.yml", "record")
+    both = [*rules("alerts.yml", "alert").values(), *records.values()]
+    asked = {name for rule in both for name in metric_names(rule["expr"])}
+    return asked - set(records) - OF_PROMETHEUS
 
 
 def scaling_names() -> set[str]:

@@ -30,6 +30,12 @@ Series = dict[frozenset[tuple[str, str]], float]
 """The value of each series of an answer, by its labels, without the name."""
 
 
+def rules(name: str, kind: str) -> dict[str, dict[str, Any]]:
+    """The rules of a file of ours by the name of their alert or record."""
+    groups = yaml.safe_load((RULES / name).read_text())["groups"]
+    return {rule[kind]: rule for group in groups for rule in group["rules"]}
+
+
 def tool(name: str) -> str:
     """The path of a tool; the test is skipped where it is not there."""
     path = TOOLS / name

@@ -22,6 +22,7 @@ from ops.prometheus import (
     page,
     prometheus,
     promtool,
+    rules,
     tool,
     webhook,
 )
@@ -31,12 +32,6 @@ from statuses import a_status
 RUNBOOKS = queries.ROOT / "deploy" / "runbooks"
 SECTIONS = ["Symptom", "Cause", "Check", "Remedy"]
 UNIT_TESTS = sorted((RULES / "tests").glob("*_test.yml"))
-
-
-def rules(name: str, kind: str) -> dict[str, dict[str, Any]]:
-    """The rules of a file by the name of their alert or record."""
-    groups = yaml.safe_load((RULES / name).read_text())["groups"]
-    return {rule[kind]: rule for group in groups for rule in group["rules"]}
 
 
 ALERTS = rules("alerts.yml", "alert")

@@ -10,16 +10,12 @@ import yaml
 
 from ops import queries
 from ops.healthy_hour import Line, back_test, healthy_hour
-from ops.prometheus import RULES, promtool
+from ops.prometheus import RULES, promtool, rules
 
 pytestmark = pytest.mark.tools
 
 PATH = RULES / "alerts.yml"
-RULES_OF = {
-    rule["alert"]: rule
-    for group in yaml.safe_load(PATH.read_text())["groups"]
-    for rule in group["rules"]
-}
+RULES_OF = rules("alerts.yml", "alert")
 
 
 def outcome(series: list[Line], directory: Path) -> tuple[int, str]:
