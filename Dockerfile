@@ -14,7 +14,9 @@ FROM ${CPU_BASE} AS wheel
 WORKDIR /source
 COPY requirements/cpu.txt requirements/
 RUN python3 -m venv /build \
-    && /build/bin/pip install --no-cache-dir --no-deps "$(grep '^setuptools==' requirements/cpu.txt)"
+    && grep '^setuptools==' requirements/cpu.txt > /build/requirements.txt \
+    && /build/bin/pip install --no-cache-dir --no-deps --require-hashes \
+        --requirement /build/requirements.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY server server
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
@@ -26,10 +28,11 @@ WORKDIR /source
 RUN python3 -m venv /opt/holdfast
 COPY requirements/cpu.txt requirements/
 # The list is complete, and has to be taken without dependencies: it says why.
-RUN /opt/holdfast/bin/pip install --no-cache-dir --no-deps --no-compile \
-        --extra-index-url "${TORCH_INDEX}" "$(grep '^torch==' requirements/cpu.txt)" \
+RUN grep '^torch==' requirements/cpu.txt > requirements/torch.txt \
     && /opt/holdfast/bin/pip install --no-cache-dir --no-deps --no-compile \
-        --only-binary :all: --requirement requirements/cpu.txt \
+        --extra-index-url "${TORCH_INDEX}" --requirement requirements/torch.txt \
+    && /opt/holdfast/bin/pip install --no-cache-dir --no-deps --no-compile \
+        --only-binary :all: --require-hashes --requirement requirements/cpu.txt \
     && { /opt/holdfast/bin/python -m compileall -qq -j 0 /opt/holdfast/lib || true; }
 
 FROM ${CPU_BASE} AS cpu
@@ -92,7 +95,7 @@ COPY requirements/cpu.txt /tmp/requirements/
 RUN grep -E '^(platformdirs|rich|markdown-it-py|mdurl|pygments|cryptography|cffi|pycparser)==' /tmp/requirements/cpu.txt \
         > /tmp/requirements/ours.txt \
     && PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps \
-        --requirement /tmp/requirements/ours.txt \
+        --require-hashes --requirement /tmp/requirements/ours.txt \
     && rm -r /tmp/requirements
 COPY --from=wheel /wheels /wheels
 # What others of the base lack is not ours to mend, but what we ask for has to be there.

@@ -41,6 +41,7 @@ _READY_PATHS = dict.fromkeys(_COMMANDS, "/readyz")
 _VLLM_COMMAND, _VLLM_READY_PATH = ("-m", "vllm.entrypoints.cli.main"), "/health"
 _NAMES = frozenset({"instance_id"})
 """What of vLLM's configuration names one start."""
+_ADMIN_KEY = "the-key-of-the-benchmarks"
 _PLAIN_PLUGINS = "holdfast_demo"
 """The plugins of `vllm serve`: what knows the demo model, and nothing else of ours."""
 
@@ -122,7 +123,12 @@ class Server:
     def resolved_config(self) -> dict[str, str]:
         """vLLM's configuration as this server has resolved it, one value for each dotted name."""
         with self.client() as client:
-            info = client.get("/server_info", params={"config_format": "json"}, timeout=120)
+            info = client.get(
+                "/server_info",
+                params={"config_format": "json"},
+                headers={"authorization": f"Bearer {_ADMIN_KEY}"},
+                timeout=120,
+            )
         if info.is_error:
             self.give_up(f"{self.side} does not tell its configuration: {info.status_code}")
         config = info.json()["vllm_config"]
@@ -179,6 +185,7 @@ class Bench:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "HOLDFAST_LEARNED_DIR": str(self.directory / "learned"),
             "VLLM_SERVER_DEV_MODE": "1",  # for the route that tells the resolved configuration
+            "HOLDFAST_ADMIN_API_KEY": _ADMIN_KEY,  # which it needs with us
         }
         if side == "vllm serve":
             return {"VLLM_PLUGINS": _PLAIN_PLUGINS, **common}

@@ -192,6 +192,7 @@ WATCHED: Mapping[str, str] = {
     "HoldfastRequestsLost": "holdfast_requests_lost_total",
     "HoldfastReplaySurge": "holdfast_requests_replayed_total",
     "HoldfastQueueSaturated": "vllm:num_requests_waiting",
+    "HoldfastKeyFileBroken": "holdfast_key_file_broken",
 }
 """What must be on the page of a READY server, or the alert fires."""
 

@@ -17,6 +17,7 @@ SIZES = {
     "large_body": 1024,
     "chunked_body": 1024,
     "deep_json": 100_000,
+    "closing_json": 31,
 }
 MOST_SLOWER = 2.0
 MOST_LARGER = 1.2

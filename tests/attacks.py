@@ -201,12 +201,27 @@ def deep_json(port: int, count: int) -> Iterator[None]:
         yield
 
 
+def closing_json(port: int, count: int) -> Iterator[None]:
+    """JSON of so many MiB of closing brackets, with openers at its end, one after the other."""
+    head = POST + b"Content-Length: %d\r\n\r\n" % (count * MIB)
+    while True:
+        with contextlib.suppress(OSError), _connected(port) as wire:
+            wire.sendall(head)
+            for _ in range(count - 1):
+                wire.sendall(b"]" * MIB)
+                yield
+            wire.sendall(b"]" * (MIB - 200) + b"[" * 200)
+            wire.recv(MIB)
+        yield
+
+
 ATTACKS: dict[str, Callable[[int, int], Iterator[None]]] = {
     "slow_headers": slow_headers,
     "idle": idle,
     "large_body": large_body,
     "chunked_body": chunked_body,
     "deep_json": deep_json,
+    "closing_json": closing_json,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,10 @@ DEADLINE_SECONDS = 10.0
 
 class EngineGoneError(Exception):
     """What a scripted engine raises when it dies."""
+
+
+class UnsentError(EngineGoneError):
+    """What a scripted engine raises when it dies before it was given the call."""
 
 
 class LiftedError(Exception):
@@ -41,6 +46,9 @@ class PlainDialect:
         del llm
         return isinstance(error, EngineGoneError)
 
+    def is_unsent(self, error: Exception) -> bool:
+        return isinstance(error, UnsentError)
+
     def is_abort(self, output: Output) -> bool:
         return output.is_abort
 
@@ -51,7 +59,8 @@ class PlainDialect:
         return not arguments.get("is_consumed", False)
 
     def identity(self, arguments: Mapping[str, Any]) -> str:
-        return str(arguments["prompt"])
+        prompt = str(arguments["prompt"]).partition("#")[0]  # what follows is incidental
+        return hashlib.sha256(prompt.encode()).hexdigest()
 
     def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         del method
@@ -77,7 +86,7 @@ class ScriptedLLM:
     """Makes a token whenever it is told to; dies of its poison, or when it is told to."""
 
     poison: str = ""
-    """The prompt that kills it at its first token."""
+    """The prompts that kill it at their first token."""
     answers: int = 1
     """Tokens of an answer."""
     received: list[str] = field(default_factory=list)
@@ -121,7 +130,7 @@ class ScriptedLLM:
             for token in range(1, self.answers + 1):
                 await asyncio.sleep(0)
                 await self._go.wait()
-                if prompt == self.poison:
+                if self.poison and prompt.partition("#")[0] in self.poison.split():
                     self.die()
                 if self.is_dead:
                     raise EngineGoneError

@@ -16,6 +16,7 @@ hypothesis.settings.load_profile("untimed")
 
 _SHARED_ENGINE = {
     "test_deployment.py": "demo",
+    "test_grammars.py": "demo",
     "test_memory_report.py": "demo",
     "test_metrics_page.py": "demo",
     "test_openai.py": "demo",

@@ -33,6 +33,7 @@ from holdfast.records import (
     Rejection,
     SleepLevel,
     SleepTag,
+    Suspect,
 )
 from holdfast.workspace.plan import GrowthPolicy
 from holdfast.workspace.stats import RECENT_STEPS
@@ -113,6 +114,9 @@ class Calm:
     def blocked_since_seconds(self) -> dict[int, float]:
         return {}
 
+    def deferring(self) -> frozenset[int]:
+        return frozenset()
+
     def is_compiling(self) -> bool:
         return False
 
@@ -124,6 +128,9 @@ class Calm:
 
     def last_words(self) -> str:
         return ""
+
+    def suspects(self) -> tuple[Suspect, ...] | None:
+        return None
 
 
 class FakeClock:
@@ -196,6 +203,8 @@ class Faults:
     """Ranks that note no step."""
     grows_at_step: int | None = None
     forgetting_fails: bool = False
+    is_deaf: bool = False
+    """Whether audio is answered without a step of the engine."""
 
 
 class _Lane:
@@ -460,8 +469,18 @@ def openai_app(engine: FakeEngine) -> Starlette:
         data = [{"index": i, key: [engine.faults.embedding] * 4} for i, _ in enumerate(requests)]
         return _json({"data": data})
 
+    async def transcription(request: Request) -> Response:
+        async with request.form() as form:
+            engine.received.append((request.url.path, dict(form), 0))
+        status = engine.faults.refuses(request.url.path, {})
+        if status != 200:
+            return JSONResponse({"error": {"message": "refused by a test"}}, status)
+        requests = [] if engine.faults.is_deaf else [engine.submit([5], 8, None)]
+        return await _whole(engine, requests, lambda: _json({"text": "\n"}))
+
     return Starlette(
         routes=[
+            Route("/v1/audio/transcriptions", transcription, methods=["POST"]),
             route("/v1/completions", completion),
             route("/v1/chat/completions", completion),
             route("/v1/embeddings", vectors),

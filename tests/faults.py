@@ -14,6 +14,7 @@ import psutil
 
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
+from holdfast.files import is_writer_alive
 from servers import SMALL, Server, descendants
 
 MIB = 1024 * 1024
@@ -138,9 +139,20 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
 
 
 def left_in_shared_memory() -> set[Path]:
-    """What lies there of engines that have ended; one that runs has mapped something of its own."""
+    """What lies there of engines that have ended; one that runs has mapped something of its own.
+
+    A server that runs has locked the file that says so.
+    """
     mapped = "".join(_maps(process) for process in psutil.process_iter())
-    return {path for path in SHARED_MEMORY.iterdir() if _mark(path) not in mapped}
+    unmapped = {path for path in SHARED_MEMORY.iterdir() if _mark(path) not in mapped}
+    return {path for path in unmapped if not _is_locked(path)}
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        return path.suffix == ".owner" and is_writer_alive(path)
+    except (OSError, ValueError):
+        return False
 
 
 def _mark(path: Path) -> str:

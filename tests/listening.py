@@ -106,13 +106,18 @@ class Listening:
 
 @asynccontextmanager
 async def listening(
-    app: ASGIApp, limits: LimitSettings, refusals: Refusals | None = None
+    app: ASGIApp,
+    limits: LimitSettings,
+    refusals: Refusals | None = None,
+    settings: ListenSettings = LOCAL,
 ) -> AsyncIterator[Listening]:
     """While entered, `app` is served behind our own connections."""
     refusals = refusals or Refusals()
-    with listener.bound(LOCAL) as sock:
-        port = _port(sock)
-        async with listener.serving(app, sock, LOCAL, limits=limits, refusals=refusals) as server:
+    with listener.bound(settings) as sock:
+        port = 0 if settings.uds else _port(sock)
+        async with listener.serving(
+            app, sock, settings, limits=limits, refusals=refusals
+        ) as server:
             yield Listening(port, refusals, server)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import openai
@@ -37,7 +38,10 @@ class Answer:
     finish_reasons: frozenset[str] = frozenset()
     error: str = ""
     is_begun: bool = False
-    """Whether a stream had sent something before it broke."""
+    """Whether a stream had sent something before it broke; `texts` is what it had sent."""
+    started_seconds: float = field(default=0.0, compare=False)
+    """Of `time.monotonic()`, when it was asked for the first time."""
+    ended_seconds: float = field(default=0.0, compare=False)
 
     @property
     def is_stream(self) -> bool:
@@ -58,15 +62,24 @@ def questions(seed: int, *, count: int, longest_tokens: int) -> list[Question]:
     ]
 
 
-def client_of(server: Server) -> openai.OpenAI:
-    """The official client, which retries nothing."""
+def client_of(server: Server, *, retries: int = 0) -> openai.OpenAI:
+    """The official client, which retries what it is told to, so many times."""
     return openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_SECONDS
+        base_url=f"{server.url}/v1",
+        api_key=server.api_key or "none",
+        max_retries=retries,
+        timeout=REQUEST_SECONDS,
     )
 
 
 def ask(client: openai.OpenAI, model: str, question: Question) -> Answer:
     """The answer as the official client sees it; its errors are in it, not raised."""
+    started = time.monotonic()
+    answer = _ask(client, model, question)
+    return replace(answer, started_seconds=started, ended_seconds=time.monotonic())
+
+
+def _ask(client: openai.OpenAI, model: str, question: Question) -> Answer:
     if question.kind == "response":
         return _response(client, model, question)
     if question.kind.endswith("chat"):
@@ -127,7 +140,8 @@ def _streamed(create: Any, parameters: Mapping[str, Any], question: Question) ->
                     reasons.add(choice.finish_reason)
     except (openai.APIError, openai.APIConnectionError) as error:
         told = f"{type(error).__name__}: {error}"
-        return Answer(question, error=told, is_begun=bool("".join(parts)))
+        text = "".join(parts)
+        return Answer(question, (text,), error=told, is_begun=bool(text))
     return Answer(question, ("".join(parts),), frozenset(reasons))
 
 
@@ -158,8 +172,13 @@ class Load:
 
     @property
     def wrong(self) -> list[Answer]:
-        """Whole answers that differ from those of an undisturbed run."""
-        return [a for a in self.answers if not a.error and a != self.expected[a.question]]
+        """Answers that differ from those of an undisturbed run; of broken ones what was sent."""
+        whole = [a for a in self.answers if not a.error and a != self.expected[a.question]]
+        return whole + [a for a in self.broken if not self._is_beginning(a)]
+
+    def _is_beginning(self, answer: Answer) -> bool:
+        (told,), (expected,) = answer.texts, self.expected[answer.question].texts
+        return expected.startswith(told)
 
     def summary(self) -> str:
         """How many of each, for people."""
@@ -175,6 +194,7 @@ def loaded(
     clients: int,
     seed: int,
     is_once: bool = False,
+    retries: int = 0,
 ) -> Iterator[Load]:
     """While entered, so many clients ask without a pause, or once; when left, all have answers."""
     load = Load(expected)
@@ -183,7 +203,7 @@ def loaded(
 
     def ask_on(number: int) -> None:
         chosen = random.Random(seed * 1000 + number)
-        with client_of(server) as client:
+        with client_of(server, retries=retries) as client:
             while not stopping.is_set():
                 load.answers.append(ask(client, model, chosen.choice(list(expected))))
                 if is_once:

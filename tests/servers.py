@@ -64,6 +64,12 @@ class Server:
         # One for all requests: a client loads the certificates of the world when it is made.
         self._client = httpx.Client(timeout=60, trust_env=False)
         self._log_path = log_path
+        self.api_key = ""
+
+    def use_key(self, api_key: str) -> None:
+        """Say this key from now on."""
+        self.api_key = api_key
+        self._client.headers["Authorization"] = f"Bearer {api_key}"
 
     @property
     def log(self) -> str:

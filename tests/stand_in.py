@@ -136,8 +136,10 @@ def configure(
     directory: Path,
     _state: Callable[[], State],
     _native_variables: NativeVariables,
+    learned_directory: Path | None = None,
 ) -> StandInConfigured:
     """Stands in for `holdfast.engine.configure.configure`."""
+    del learned_directory
     return StandInConfigured(directory)
 
 

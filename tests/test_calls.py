@@ -1,86 +1,19 @@
-"""Calls outlive their engine: in their old order, never twice visible, the guilty one set apart."""
+"""Calls outlive their engine: in their old order, and never twice visible."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from callers import DEADLINE_SECONDS, LiftedError, Output, PlainDialect, ScriptedLLM
-from holdfast.engine.calls import Calls
+from call_bench import RAISED, TRIAL_SECONDS, Bench, lifted, on_the_bench
+from callers import Output, ScriptedLLM, UnsentError
 from holdfast.engine.tracked import REQUEST, Tracked
-from holdfast.errors import NotReadyError, QuarantinedError, RequestLostError
-from holdfast.records import Death, Suspect
+from holdfast.errors import NotReadyError, RequestLostError
 
-RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", is_accusing=True)
-KILLED = Death("core_exit", "EngineCore was killed")
 ENDED = NotReadyError("The server has ended.", retry_after_seconds=5)
-
-
-@dataclass
-class Bench:
-    """Calls, the engine they are at, and what their callers have got."""
-
-    calls: Calls = field(default_factory=lambda: Calls(PlainDialect()))
-    llm: ScriptedLLM = field(default_factory=ScriptedLLM)
-    generation: int = 0
-
-    def start(self, llm: ScriptedLLM | None = None, *, is_open: bool = True) -> ScriptedLLM:
-        """The next generation."""
-        self.llm = llm or ScriptedLLM()
-        self.generation += 1
-        self.calls.started(self.llm, self.generation)
-        if is_open:
-            self.calls.opened()
-        return self.llm
-
-    def bury(self, death: Death = KILLED) -> None:
-        """What the supervisor does with a dead engine."""
-        self.llm.die()
-        self.calls.ended()
-        self.calls.accuse(death)
-
-    def call(
-        self, prompt: str, *, tracked: Tracked | None = None, **options: Any
-    ) -> asyncio.Task[list[Output]]:
-        """A caller in a task of its own."""
-
-        async def collect() -> list[Output]:
-            REQUEST.set(tracked or Tracked())
-            arguments = {"prompt": prompt, "request_id": prompt, **options}
-            return [output async for output in self.calls.run("generate", arguments)]
-
-        return asyncio.create_task(collect())
-
-    async def until_held(self, count: int) -> None:
-        """Return when so many calls wait."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while self.calls.held != count:  # noqa: ASYNC110 - the loop is all there is
-                await asyncio.sleep(0)
-
-
-def on_the_bench(scene: Callable[[Bench], Awaitable[None]]) -> Bench:
-    """Play a scene within a deadline."""
-
-    async def play() -> Bench:
-        bench = Bench()
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            await scene(bench)
-        return bench
-
-    return asyncio.run(play())
-
-
-@contextmanager
-def lifted(kind: type[Exception]) -> Iterator[None]:
-    """The block ends with one of our errors, as vLLM's layer sees it."""
-    with pytest.raises(LiftedError) as caught:
-        yield
-    assert isinstance(caught.value.error, kind)
 
 
 def test_calls_go_to_the_next_generation_in_their_old_order() -> None:
@@ -97,6 +30,38 @@ def test_calls_go_to_the_next_generation_in_their_old_order() -> None:
         assert [await call for call in waiting] == [[Output(1, finished=True)]] * 4
         assert second.received == ["a", "b", "c", "d"]
         assert bench.calls.replayed == 2
+
+    on_the_bench(scene)
+
+
+class WaitingLLM(ScriptedLLM):
+    """In which nobody has had a turn yet when it dies."""
+
+    async def generate(self, prompt: str, **_: Any) -> AsyncIterator[Output]:
+        """Nothing."""
+        self.received.append(prompt)
+        await self.died.wait()
+        if self.is_dead:
+            raise UnsentError
+        yield Output(0)
+
+
+def test_a_call_that_waited_for_its_turn_is_not_accused() -> None:
+    """The engine never had it: it goes to the next one with all others, and is tried by nobody."""
+
+    async def scene(bench: Bench) -> None:
+        bench.start(WaitingLLM())
+        waiting = [bench.call("a"), bench.call("b")]
+        await bench.llm.until_received(2)
+        bench.llm.die()
+        bench.calls.ended()
+        await bench.until_held(2)
+        bench.calls.accuse(RAISED)
+        second = bench.start(is_open=False)
+        assert await bench.calls.try_suspects(TRIAL_SECONDS)
+        assert second.received == []
+        bench.calls.opened()
+        await asyncio.gather(*waiting)
 
     on_the_bench(scene)
 
@@ -224,117 +189,6 @@ def test_no_engine_will_come() -> None:
             await bench.call("b")
         assert tracked.may_be_retried is True
         assert bench.calls.lost["engine_lost"] == 2
-
-    on_the_bench(scene)
-
-
-async def _killed_by(bench: Bench, death: Death, prompts: list[str]) -> list[asyncio.Task[Any]]:
-    bench.start().hold()
-    calls = [bench.call(prompt) for prompt in prompts]
-    await bench.llm.until_received(len(prompts))
-    bench.bury(death)
-    await bench.until_held(len(prompts))
-    return calls
-
-
-def test_suspects_are_tried_one_at_a_time() -> None:
-    """Those in prefill first, and before anybody else is let in."""
-
-    async def scene(bench: Bench) -> None:
-        suspects = (
-            Suspect("a", 1, is_prefill=False),
-            Suspect("b", 1, is_prefill=True),
-            Suspect("c", 1, is_prefill=False),
-        )
-        death = Death("worker_exception", "", is_accusing=True, suspects=suspects)
-        calls = await _killed_by(bench, death, ["a", "b", "c", "d"])
-        llm = bench.start(ScriptedLLM(answers=3), is_open=False)
-        await bench.calls.try_suspects()
-        assert llm.received == ["b", "a", "c"]
-        assert llm.most_running == 1
-        bench.calls.opened()
-        await asyncio.gather(*calls)
-
-    on_the_bench(scene)
-
-
-def test_who_kills_an_engine_alone_is_quarantined() -> None:
-    """Its neighbours are served, and its like is refused at the door."""
-
-    async def scene(bench: Bench) -> None:
-        tracked = Tracked()
-        good, bad, fine = await _killed_by(bench, RAISED, ["good", "bad", "fine"])
-        bench.start(ScriptedLLM(poison="bad"), is_open=False)
-        assert not await bench.calls.try_suspects()
-        assert bench.llm.is_dead
-        bench.bury(RAISED)
-        with lifted(QuarantinedError):
-            await bad
-        bench.start(is_open=False)
-        await bench.calls.try_suspects()
-        bench.calls.opened()
-        await asyncio.gather(good, fine)
-        with lifted(QuarantinedError):
-            await bench.call("bad", tracked=tracked)
-        assert tracked.may_be_retried is False
-        assert "bad" not in bench.llm.received
-        assert bench.calls.lost["quarantined"] == 2
-
-    on_the_bench(scene)
-
-
-@pytest.mark.parametrize("death", [KILLED, Death("terminated", "SIGTERM")])
-def test_signals_from_outside_accuse_nobody(death: Death) -> None:
-    """Neither at the first death nor during a trial."""
-
-    async def scene(bench: Bench) -> None:
-        calls = await _killed_by(bench, RAISED, ["a"])
-        llm = bench.start(is_open=False)
-        llm.hold()
-        trial = asyncio.create_task(bench.calls.try_suspects())
-        await llm.until_received(1)
-        bench.bury(death)
-        await trial
-        bench.start(is_open=False)
-        await bench.calls.try_suspects()
-        bench.calls.opened()
-        await asyncio.gather(*calls)
-        assert set(bench.calls.lost.values()) == {0}
-
-    on_the_bench(scene)
-
-
-def test_a_suspect_is_innocent_once_it_is_past_the_point() -> None:
-    """It is not run to its end in the trial, however long its answer is."""
-
-    async def scene(bench: Bench) -> None:
-        suspects = (Suspect("a", 3, is_prefill=True),)
-        death = Death("stall", "", is_accusing=True, suspects=suspects)
-        calls = await _killed_by(bench, death, ["a"])
-        bench.start(ScriptedLLM(answers=1000), is_open=False)
-        await bench.calls.try_suspects()
-        assert not bench.llm.running
-        bench.calls.fail(ENDED, "drained")
-        await asyncio.wait(calls)
-
-    on_the_bench(scene)
-
-
-def test_a_suspect_whose_client_leaves_ends_its_trial() -> None:
-    """The next one is tried."""
-
-    async def scene(bench: Bench) -> None:
-        first, second = await _killed_by(bench, RAISED, ["a", "b"])
-        bench.start(is_open=False).hold()
-        trial = asyncio.create_task(bench.calls.try_suspects())
-        await bench.llm.until_received(1)
-        first.cancel()
-        await bench.llm.until_received(2)
-        assert bench.llm.running == ["b"]
-        bench.llm.release()
-        await trial
-        bench.calls.opened()
-        await second
 
     on_the_bench(scene)
 

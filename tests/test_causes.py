@@ -42,7 +42,7 @@ def _fail(directory: Path, level: str) -> str:
 def test_cause_is_kept_and_traceback_not_printed(tmp_path: Path) -> None:
     """The log line stands alone; cause and traceback are in the directory."""
     printed = _fail(tmp_path, "INFO")
-    assert "EngineCore failed to start." in printed
+    assert "EngineCore failed to start. (ValueError: the disk is round)" in printed
     assert "Traceback" not in printed
     assert root_cause(tmp_path) == "ValueError: the disk is round"
     assert "Traceback (most recent call last)" in tracebacks(tmp_path)

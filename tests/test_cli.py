@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast import __version__
 from holdfast.cli import parse_serve
+from holdfast.engine import variables
 from holdfast.errors import HoldfastError, PluginMissingError, UsageError
 from holdfast.settings import Settings
 
@@ -392,3 +394,27 @@ def test_vllms_keep_alive_is_the_default_of_ours() -> None:
     assert parse_serve(["--demo"], environment).listen.keep_alive_seconds == 75
     with pytest.raises(UsageError, match="VLLM_HTTP_TIMEOUT_KEEP_ALIVE"):
         parse_serve(["--demo"], {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "long"})
+
+
+@pytest.mark.parametrize("mistyped", ["--drain-timout=5", "--probe_timeuot", "--api-keyfile=x"])
+def test_a_mistyped_flag_of_ours_is_told_at_once(mistyped: str) -> None:
+    """Without vLLM's parser, which takes seconds to import."""
+    line = refused("model", mistyped)
+    assert mistyped.partition("=")[0].replace("_", "-") in line
+    assert "did you mean --" in line
+
+
+def test_vllms_empty_variables_are_not_set(tmp_path: Path) -> None:
+    """As Compose hands on what is not set; of the plugins empty means none."""
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "", "VLLM_PLUGINS": "", "OTHER": "", "VLLM_X": "1"}
+    variables.forget_empty(environment)
+    assert environment == {"VLLM_PLUGINS": "", "OTHER": "", "VLLM_X": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "serve", str(tmp_path / "none")],
+        env={**os.environ, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "", "VLLM_PORT": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "there is no model" in done.stderr) == (2, True)

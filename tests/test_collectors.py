@@ -75,6 +75,7 @@ class Server:
             calls=lambda: self.calls,
             restarts_left=lambda: self.restarts_left,
             loop_lag_seconds=lambda: self.lag_seconds,
+            broken_key_files=lambda: {"api": True, "admin": False},
             version="0.1.0",
             vllm_version="0.32.0",
         )
@@ -123,6 +124,7 @@ def test_a_fresh_status_shows_nothing_that_is_not_known() -> None:
             "engine_deaths_total",
             "engine_restarts_left",
             "event_loop_lag_seconds",
+            "key_file_broken",
             "probe_runs_total",
             "requests_in_flight",
             "requests_held",
@@ -398,3 +400,10 @@ def test_multi_process_mode_reads_the_directory(
     assert vllm_registry() is not vllm_registry()
     page, _ = render([vllm_registry()])
     assert page == b""
+
+
+def test_a_broken_file_of_keys_is_shown_by_its_ring() -> None:
+    """A zero for the other: it is known to be whole."""
+    server = Server(a_status())
+    assert server.value("key_file_broken", ring="api") == 1
+    assert server.value("key_file_broken", ring="admin") == 0

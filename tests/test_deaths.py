@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -24,7 +23,7 @@ from holdfast.engine.oom_kills import oom_kills
 from holdfast.records import Death, RankStats, Rejection, Suspect
 from holdfast.workspace.causes import Cause, note_termination
 from holdfast.workspace.stats import StatsWriter
-from holdfast.workspace.suspects import read_suspects, scheduled_requests, write_suspects
+from scarcity import no_more_files
 from statuses import a_rank
 
 CORE, WORKER, PEER = 11, 22, 33
@@ -110,16 +109,39 @@ def test_an_rpc_that_failed_before_is_not_why_a_core_was_killed() -> None:
     [
         (Evidence(NAMES, ranks=(rank(error="ValueError: x"),)), True),
         (Evidence(NAMES, ranks=(rank(error=REFUSAL, refused=True),)), True),
+        (Evidence(NAMES, endings=(Ending(CORE, -11),)), True),
+        (Evidence(NAMES, endings=(Ending(WORKER, -6),), ranks=(rank(),)), True),
+        (Evidence(NAMES, endings=(Ending(WORKER, -7),)), True),
+        (Evidence(NAMES, endings=(Ending(WORKER, -8),)), True),
+        (Evidence(NAMES, endings=(Ending(CORE, 1), Ending(WORKER, -4))), True),
+        (Evidence(NAMES, endings=(Ending(WORKER, -6), Ending(CORE, None))), False),
+        (Evidence(NAMES, endings=(Ending(WORKER, -6), Ending(CORE, -9))), False),
         (Evidence(NAMES, endings=(Ending(CORE, -9),)), False),
+        (Evidence(NAMES, endings=(Ending(CORE, 1),)), False),
         (Evidence(NAMES, endings=(Ending(CORE, -9),), had_oom_kill=True), False),
         (Evidence(NAMES, was_terminated=True), False),
     ],
 )
-def test_only_exceptions_accuse(evidence: Evidence, is_accusing: bool) -> None:
-    """Suspects are named for what a request can have caused, not for signals from outside."""
-    death = classified(replace(evidence, suspects=SUSPECTS))
+def test_what_a_process_does_to_itself_accuses(evidence: Evidence, is_accusing: bool) -> None:
+    """An exception, and a signal that nobody sends from outside; the suspects are named."""
+    death = classified(replace(evidence, suspects={0: SUSPECTS}))
     assert death.is_accusing is is_accusing
-    assert death.suspects == (SUSPECTS if is_accusing else None)
+    if is_accusing:
+        assert death.suspects == SUSPECTS
+
+
+def test_only_the_engine_that_died_has_suspects() -> None:
+    """Of two engines the other one runs requests too."""
+    others = (Suspect("other", 1, is_prefill=True),)
+    ranks = (rank(0, WORKER, "ValueError: x"),)
+    death = classified(Evidence(NAMES, ranks=ranks, suspects={0: SUSPECTS, 1: others}))
+    assert death.suspects == SUSPECTS
+
+
+def test_an_engine_that_ran_nothing_has_no_suspects_by_name() -> None:
+    """What its core did between two steps may be for any request that it has."""
+    death = classified(Evidence(NAMES, ranks=(rank(error="ValueError: x"),)))
+    assert death.suspects is None
 
 
 def start_sleeper() -> subprocess.Popen[bytes]:
@@ -151,6 +173,46 @@ def test_the_end_of_a_process_is_seen(tmp_path: Path) -> None:
         death = asyncio.run(watched_death(tmp_path, process, lambda _: process.kill()))
     assert death.cause == "core_exit"
     assert death.reason == f"EngineCore (process {process.pid}) was ended by SIGKILL"
+
+
+def test_an_engine_that_cannot_be_looked_at_is_not_dead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files are short for a while; its end is seen all the same."""
+    looks = 0
+
+    def has_errored() -> bool:
+        nonlocal looks
+        looks += 1
+        with Path("/dev/null").open():
+            return False
+
+    async def scene(process: subprocess.Popen[bytes]) -> Death:
+        core = {process.pid: Core("EngineCore", lambda: None)}
+        known = [psutil.Process(process.pid)]
+        watch = DeathWatch(tmp_path, known, core, has_errored=has_errored)
+        waiting = asyncio.create_task(watch.death())
+        await asyncio.sleep(0)
+        with no_more_files():
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while looks < 4 and not waiting.done():  # noqa: ASYNC110 - it tells nobody
+                    await asyncio.sleep(0.01)
+        process.kill()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            return await waiting
+
+    with start_sleeper() as process:
+        death = asyncio.run(scene(process))
+    assert death.cause == "core_exit"
+    assert sum("cannot be looked at" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_death_whose_causes_cannot_be_read_is_still_a_death(tmp_path: Path) -> None:
+    """It has the name that its process gave it."""
+    (tmp_path / "1.cause").mkdir()
+    with start_sleeper() as process:
+        death = asyncio.run(watched_death(tmp_path, process, lambda _: process.kill()))
+    assert death.cause == "core_exit"
 
 
 def test_an_error_of_vllm_is_explained_by_the_end_that_follows(tmp_path: Path) -> None:
@@ -255,39 +317,6 @@ def test_a_process_without_a_handler_is_left_as_it_is(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     note_termination(tmp_path)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def scheduler_output() -> SimpleNamespace:
-    """As vLLM's: a new request, one amid its prompt, one that decodes, one with drafts."""
-    return SimpleNamespace(
-        scheduled_new_reqs=[SimpleNamespace(req_id="new", num_computed_tokens=16)],
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=["chunk", "decode", "drafts"],
-            num_computed_tokens=[64, 100, 200],
-            num_output_tokens=[0, 5, 6],
-        ),
-        num_scheduled_tokens={"new": 1, "chunk": 64, "decode": 1, "drafts": 4},
-        scheduled_spec_decode_tokens={"drafts": [1, 2, 3]},
-    )
-
-
-def test_the_requests_of_a_step_are_read_from_what_the_scheduler_said() -> None:
-    """How far each gets in this step, and whether its prompt is computed."""
-    assert set(scheduled_requests(scheduler_output())) == {
-        Suspect("new", 17, is_prefill=True),
-        Suspect("chunk", 128, is_prefill=True),
-        Suspect("decode", 101, is_prefill=False),
-        Suspect("drafts", 204, is_prefill=False),
-    }
-
-
-def test_the_first_rank_names_the_suspects(tmp_path: Path) -> None:
-    """A second rank that fails changes nothing, and leaves nothing behind."""
-    assert read_suspects(tmp_path) is None
-    write_suspects(tmp_path, SUSPECTS)
-    write_suspects(tmp_path, ())
-    assert read_suspects(tmp_path) == SUSPECTS
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def write(path: Path, text: str) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from certificates_of_tests import certificate
 from holdfast.doctor.findings import Finding, Severity
 from holdfast.doctor.front_checks import check_front
+from holdfast.doctor.media import check_media
 from holdfast.settings import KeySettings, ListenSettings, Settings
 from machines import doctor, findings
-from test_listener import certificate
 
 LOCAL = Settings(listen=ListenSettings(host="127.0.0.1", port=0))
 NOW = datetime.now(UTC)
@@ -64,6 +65,7 @@ def test_metrics_without_a_key_to_ask_for() -> None:
     [
         ({"host": ""}, "warning"),
         ({"host": "::"}, "warning"),
+        ({"host": "192.0.2.7"}, "warning"),
         ({"host": "", "api_keys": ("secret",)}, "ok"),
         ({"host": "", "ssl_cert_reqs": 2}, "ok"),
     ],
@@ -128,3 +130,28 @@ def test_variables_that_serve_refuses(environment: dict[str, str], name: str) ->
     assert failed["name"] == "command-line"
     assert name in failed["seen"]
     assert "a b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "severities"),
+    [
+        (["{images}"], {}, {Severity.WARNING}),
+        (["{images}", "--allowed-media-domains", "example.org"], {}, {Severity.OK}),
+        (["{text}"], {}, set()),
+        (["nowhere/to-be-found"], {}, set()),
+        ([], {"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "1"}, {Severity.WARNING}),
+        ([], {"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"}, set()),
+        ([], {"VLLM_MEDIA_CONNECTOR": "mine"}, {Severity.WARNING}),
+    ],
+)
+def test_what_clients_may_have_fetched_is_named(
+    tmp_path: Path, arguments: list[str], environment: dict[str, str], severities: set[Severity]
+) -> None:
+    """Where the model takes media, or something else than our guard fetches them."""
+    for name, config in (("images", '{"vision_config": {}}'), ("text", "{}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+    named = {name: str(tmp_path / name) for name in ("images", "text")}
+    found = list(check_media([one.format(**named) for one in arguments], environment))
+    assert {finding.severity for finding in found} == severities
+    assert all(finding.remedy for finding in found if finding.severity is Severity.WARNING)

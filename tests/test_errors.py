@@ -52,6 +52,12 @@ def test_cause_and_remedy_are_one_line() -> None:
     assert len(error.line.splitlines()) == 1
 
 
+@pytest.mark.parametrize("cause", ["it broke", "it broke."])
+def test_the_cause_is_a_sentence_before_the_remedy(cause: str) -> None:
+    """Also what another library says, which knows no full stop."""
+    assert HoldfastError(cause, remedy="mend it.").line == "it broke. Remedy: mend it."
+
+
 def test_without_a_remedy_the_cause_stands_alone() -> None:
     """Nothing is promised that is not there."""
     assert HoldfastError("it broke").line == "it broke"

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast.telemetry.exposition import MOST_FORMATS, Pages, render
+from holdfast.telemetry.exposition import CONTENT_TYPES, LONGEST_ACCEPT, Pages, render
 from holdfast.telemetry.readings import collectors, reading
 
 FORMATS = (
@@ -192,12 +192,22 @@ def test_a_version_that_is_none_gets_plain_text() -> None:
     assert render((registry,), accept=accept) == render((registry,))
 
 
-def test_clients_that_make_up_formats_fill_no_memory() -> None:
-    """Beyond some formats a page is rendered and forgotten."""
+def test_a_format_that_a_client_makes_up_takes_no_place() -> None:
+    """It is answered as the format that is nearest, and Prometheus pays no more than before."""
     registry = Families(a_gauge(("x", 1.0)))
     pages = Pages(lambda: (registry,))
-    for minor in range(MOST_FORMATS + 3):
-        page, content_type = pages.render(f"application/openmetrics-text;version=1.{minor}.0")
-        assert page == render((registry,), accept="application/openmetrics-text")[0]
-        assert f"version=1.{minor}.0;" in content_type
-    assert len(pages._formats) == MOST_FORMATS
+    for minor in range(20):
+        made_up = f"application/openmetrics-text;version=1.{minor}.7"
+        accept = "application/openmetrics-text"
+        assert pages.render(made_up) == render((registry,), accept=accept)
+    assert_same(pages, registry)
+    assert {render((registry,), accept=accept)[1] for accept in FORMATS} <= set(pages._formats)
+    assert set(pages._formats) <= CONTENT_TYPES
+
+
+def test_an_endless_accept_header_is_not_looked_through() -> None:
+    """It gets plain text."""
+    registry = Families(a_gauge(("x", 1.0)))
+    pages = Pages(lambda: (registry,))
+    accept = "application/openmetrics-text;version=1.0.0," + "," * LONGEST_ACCEPT
+    assert pages.render(accept) == render((registry,))

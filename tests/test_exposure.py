@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from holdfast import exposure
 from holdfast.exposure import masked
+from holdfast.settings import ListenSettings, Settings
 
 KEYS = ["hush-flag-1", "hush-flag=2", "hush-admin", "hush-variable"]
 ARGUMENTS = ["--demo", "--api-key", "hush-flag-1", "hush-flag=2", "--admin-api-key=hush-admin"]
@@ -85,3 +87,23 @@ def test_a_process_without_keys_is_left_as_it_is() -> None:
 def test_a_key_is_masked_as_a_whole_word(argument: str, shown: str) -> None:
     """Alone, or after the first equals sign; what only contains it stays."""
     assert masked([argument], KEYS) == [shown]
+
+
+@pytest.mark.parametrize(
+    ("listen", "is_open"),
+    [
+        ({"host": ""}, True),
+        ({"host": "192.0.2.7"}, True),
+        ({"host": "server.example"}, True),
+        ({"host": "127.0.0.2"}, False),
+        ({"host": "::1"}, False),
+        ({"host": "localhost"}, False),
+        ({"host": "", "uds": "/run/server.sock"}, False),
+        ({"host": "", "api_keys": ("key",)}, False),
+        ({"host": "", "ssl_cert_reqs": 2}, False),
+    ],
+)
+def test_who_gets_in_without_a_key(listen: dict[str, Any], *, is_open: bool) -> None:
+    """Nobody where a key or a certificate is asked for, or only this machine reaches the server."""
+    door = exposure.open_door(Settings(listen=ListenSettings(**listen)))
+    assert (door is not None) is is_open

@@ -35,6 +35,10 @@ if __name__ == "__main__":
             os.kill(forkserver.server_pid(), signal.SIGKILL)
             psutil.Process(forkserver.server_pid()).wait(30)
             forkserver.ensure_running()
+        if sys.argv[2] == "stopped":
+            os.kill(forkserver.server_pid(), signal.SIGSTOP)
+        if sys.argv[2] in {"stopped", "stuck"}:
+            forkserver.FORK_DEADLINE_SECONDS = 0.5
         with environment.changed({"SAID": "now", "TMPDIR": sys.argv[1]}):
             ask()
         assert len(processes.children()) <= 1
@@ -81,6 +85,51 @@ def test_a_child_is_spawned_where_no_server_answers(tmp_path: Path) -> None:
     assert said[0] == f"now None {tmp_path}"
     assert said[1].startswith("0 ")
     assert "spawning one" in log
+
+
+@pytest.mark.parametrize(("case", "preloaded"), [("stopped", ()), ("stuck", ("endless_import",))])
+def test_a_server_that_does_not_answer_is_ended(
+    tmp_path: Path, case: str, preloaded: tuple[str, ...]
+) -> None:
+    """A start does not wait for one that is stopped, or that hangs in an import."""
+    (tmp_path / "endless_import.py").write_text("import time\ntime.sleep(600)\n")
+    said, log = asked(tmp_path, case, *preloaded, path=tmp_path)
+    assert said == [f"now None {tmp_path}", "0 False"]
+    assert "spawning one" in log
+
+
+STOPPED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from holdfast.engine import forkserver, processes
+from holdfast.engine.starts import until_stuck
+
+async def main():
+    pid = forkserver.server_pid()
+    os.kill(pid, signal.SIGSTOP)
+    reason = await until_stuck(forkserver.server, 0.0)
+    forkserver.end_if_stopped()
+    os.waitpid(pid, 0)
+    forkserver.ensure_running()
+    print(f"process {pid} was stopped" in reason, forkserver.server_pid() != pid)
+
+if __name__ == "__main__":
+    forkserver.PRELOADED = ()
+    with processes.owned(Path(sys.argv[1]), {}):
+        asyncio.run(main())
+"""
+
+
+def test_a_start_sees_a_server_that_is_stopped(tmp_path: Path) -> None:
+    """It is named as what the start waits for, ended, and replaced at the next start."""
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 @pytest.mark.parametrize("case", ["running", "killed"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,38 @@ def test_a_scheduler_that_runs_nothing_is_blocked() -> None:
     assert _first_stall(pulse) == 5 + BLOCKED_SECONDS
 
 
+def test_an_engine_that_defers_all_it_has_does_not_stall() -> None:
+    """A grammar that compiles for longer than the time-out holds nobody else up."""
+    assert _first_stall(replace(BUSY, deferring=frozenset({0}))) is None
+
+
+def test_time_counts_from_when_not_all_is_deferred_any_more() -> None:
+    """A request that hangs is found beside a deferred one, and so is a scheduler gone silent."""
+    rules = Rules(TIMEOUT_SECONDS)
+    found = [
+        second
+        for second in range(1000)
+        if rules.verdict(
+            replace(
+                BUSY, now_seconds=float(second), deferring=frozenset({0} if second < 300 else ())
+            ),
+            0.0,
+        )
+    ]
+    assert found[0] == 299 + TIMEOUT_SECONDS
+
+
+def test_an_engine_of_several_stalls_though_another_defers() -> None:
+    """What one defers says nothing of the other."""
+    pulse = replace(
+        BUSY,
+        last_step_seconds={0: 0.0, 1: 0.0},
+        running={0: 1, 1: 1},
+        deferring=frozenset({1}),
+    )
+    assert _first_stall(pulse) == TIMEOUT_SECONDS
+
+
 def test_a_paused_engine_does_not_stall() -> None:
     """It was told to."""
     assert _first_stall(replace(BUSY, is_paused=True)) is None
@@ -224,3 +257,33 @@ def test_no_canary_is_sent_before_the_engine_is_proven(minutes: int) -> None:
         assert engine.canaries == 0
 
     asyncio.run(scene())
+
+
+class Unseen(Patient):
+    """Cannot be looked at."""
+
+    looks = 0
+
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        del with_steps
+        self.looks += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_an_engine_that_cannot_be_looked_at_is_not_stalled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is looked at again, and one line says so."""
+    monkeypatch.setattr("holdfast.lifecycle.heartbeat.LOOK_SECONDS", 0.001)
+    engine = Unseen(hangs=False)
+
+    async def scene() -> None:
+        waiting = asyncio.create_task(_beat(engine, FakeClock()).until_stalled())
+        async with asyncio.timeout(10):
+            while engine.looks < 5:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+        assert not waiting.done()
+        waiting.cancel()
+
+    asyncio.run(scene())
+    assert sum("cannot be looked at" in record.getMessage() for record in caplog.records) == 1

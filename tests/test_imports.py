@@ -20,6 +20,7 @@ LAYERS = (
         "settings",
         "records",
         "versions",
+        "early_signals",
         "files",
         "lifecycle.states",
         "workspace.plan",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import files
+from holdfast.files import read_record
 from holdfast.workspace import learned
 from holdfast.workspace.plan import MIB
 
@@ -213,14 +215,13 @@ def test_a_good_record_is_not_set_aside_for_a_bad_one(
 ) -> None:
     """A process that read a bad file does not take away the good one that replaced it since."""
     file_in(tmp_path).write_text("bad")
-    parse = learned._parsed
 
-    def overtaken(content: bytes, fingerprint: str) -> object:
-        monkeypatch.setattr(learned, "_parsed", parse)
+    def overtaken(path: Path) -> object:
+        monkeypatch.setattr(learned, "read_record", read_record)
         learned.write(tmp_path, FINGERPRINT, GOOD)
-        return parse(content, fingerprint)
+        raise ValueError(f"{path} was bad a moment ago")
 
-    monkeypatch.setattr(learned, "_parsed", overtaken)
+    monkeypatch.setattr(learned, "read_record", overtaken)
     assert learned.read(tmp_path, FINGERPRINT) == GOOD
     assert learned.read(tmp_path, FINGERPRINT) == GOOD
 
@@ -229,7 +230,7 @@ def test_a_lock_that_is_held_delays_but_does_not_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that hangs while it writes costs the others a bounded wait, then they write."""
-    monkeypatch.setattr(learned, "LOCK_SECONDS", 0.2)
-    with learned._writing(tmp_path):
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
+    with files.alone_in(tmp_path):
         learned.write(tmp_path, FINGERPRINT, GOOD)
     assert learned.read(tmp_path, FINGERPRINT) == GOOD

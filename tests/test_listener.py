@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
+from certificates_of_tests import certificate
 from holdfast import listener
 from holdfast.errors import AddressInUseError, UsageError
 from holdfast.settings import LimitSettings, ListenSettings
@@ -68,32 +65,6 @@ def asked(settings: ListenSettings) -> tuple[int, str]:
 
     answer: tuple[int, str] = served(settings, ask)
     return answer
-
-
-def certificate(directory: Path, *, holds_key: bool = False) -> tuple[str, str]:
-    """The paths of a self-signed certificate for another host, and of its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "models.example")])
-    now = datetime.now(UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    public = signed.public_bytes(serialization.Encoding.PEM)
-    (directory / "key.pem").write_bytes(secret)
-    (directory / "cert.pem").write_bytes(secret + public if holds_key else public)
-    return str(directory / "cert.pem"), str(directory / "key.pem")
 
 
 def test_our_client_reaches_a_tcp_port() -> None:

@@ -72,7 +72,10 @@ class Bed:
         return httpx.AsyncClient(base_url=self.url)
 
     async def probe(self, steps: Sequence[StepName] | None = None) -> ProbeReport:
-        prober = Prober(
+        return await self.prober().run(steps)
+
+    def prober(self) -> Prober:
+        return Prober(
             self.settings,
             self.engine,
             self.client,
@@ -83,7 +86,6 @@ class Bed:
             patience=IMPATIENT,
             random=Random(7),
         )
-        return await prober.run(steps)
 
 
 @asynccontextmanager
@@ -513,7 +515,7 @@ def test_pooling_requests_reach_any_engine() -> None:
     ("changes", "step"),
     [
         ({"is_encoder_decoder": True}, "first_token"),
-        ({"tasks": frozenset({"transcription"})}, "first_token"),
+        ({"tasks": frozenset({"realtime"})}, "first_token"),
         ({"has_prefix_caching": False}, "prefix_continuation"),
         ({"max_num_seqs": 1}, "mixed"),
     ],
@@ -531,6 +533,46 @@ def test_nothing_proven_is_limited() -> None:
     report, _ = probe(facts=replace(FACTS, is_encoder_decoder=True))
     assert report.limited
     assert report.proven_tokens == 0
+
+
+WHISPER = replace(FACTS, is_encoder_decoder=True, tasks=frozenset({"generate", "transcription"}))
+
+
+@pytest.mark.parametrize(
+    "facts", [WHISPER, replace(FACTS, tasks=frozenset({"transcription"}))], ids=["whisper", "other"]
+)
+def test_model_that_takes_audio_alone_transcribes_silence(facts: EngineFacts) -> None:
+    """The one request that it can be asked is sent; what takes tokens is skipped."""
+    report, the_bed = probe(facts=facts)
+    outcomes = {step.name: step.outcome for step in report.steps}
+    assert report.passed, report
+    assert report.limited
+    assert outcomes == {**dict.fromkeys(PROBE_STEPS, "skipped"), "first_token": "passed"}
+    assert [path for path, _, _ in the_bed.engine.received] == ["/v1/audio/transcriptions"]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(is_deaf=True), Faults(refuses=lambda _path, _body: 400)],
+    ids=["no step of the engine", "refused"],
+)
+def test_silence_that_is_not_transcribed_fails(faults: Faults) -> None:
+    """An answer that no engine has made proves nothing, and a refusal less."""
+    report, _ = probe(faults, facts=WHISPER)
+    assert failed_step(report).name == "first_token"
+
+
+@pytest.mark.parametrize("facts", [WHISPER, replace(WHISPER, tasks=frozenset({"generate"}))])
+def test_after_a_death_an_engine_is_proven_by_what_applies(facts: EngineFacts) -> None:
+    """One step where one applies; where none does, the engine is let in as the first was."""
+
+    async def run() -> ProbeReport:
+        async with bed(facts=facts) as the_bed:
+            return await the_bed.prober().run_again()
+
+    report = run_in_loop(run())
+    assert report.passed, report
+    assert [step.name for step in report.steps] == ["first_token"]
 
 
 def test_without_tokenizer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,21 +92,33 @@ def test_the_shared_memory_of_ranks_that_met_is_removed(generation: Path) -> Non
         theirs.unlink()
 
 
-def test_what_a_process_maps_is_found() -> None:
-    """Files of /dev/shm that still have a name."""
+@pytest.mark.parametrize(
+    ("name", "is_ours"),
+    [
+        ("nccl-{}", True),
+        ("torch_1_{}", True),
+        ("vllm_dist_{}", True),
+        ("hfabcdefg{}", True),
+        ("psm_{}", False),
+        ("cache-of-a-neighbour-{}", False),
+    ],
+)
+def test_of_what_a_process_maps_only_its_own_is_found(name: str, *, is_ours: bool) -> None:
+    """A neighbour's segment that vLLM has merely attached to keeps its name."""
     program = (
         "import mmap, sys, time\n"
         "file = open(sys.argv[1], 'w+b'); file.truncate(4096); m = mmap.mmap(file.fileno(), 4096)\n"
         "print('mapped', flush=True); time.sleep(600)"
     )
-    path = SHARED_MEMORY / f"test-{os.getpid()}-{uuid4().hex}"
+    path = SHARED_MEMORY / name.format(uuid4().hex)
     with subprocess.Popen(
         [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
     ) as process:
         try:
             assert process.stdout
             process.stdout.readline()
-            assert remains.shared_memory([psutil.Process(process.pid)]) == {path}
+            found = remains.shared_memory([psutil.Process(process.pid)])
+            assert found == ({path} if is_ours else set())
         finally:
             process.kill()
             path.unlink()

@@ -26,7 +26,7 @@ def waits(scrapes: Scrapes) -> bool:
     """Whether it waits, for a scrape that then comes."""
 
     async def scene() -> bool:
-        waiting = asyncio.create_task(scrapes.until_next())
+        waiting = asyncio.create_task(scrapes.until_next(unless=asyncio.Event().wait))
         for _ in range(3):
             await asyncio.sleep(0)
         was_waiting = not waiting.done()
@@ -66,6 +66,23 @@ def test_who_does_not_come_is_given_up() -> None:
         scrapes.count()
         scrapes.count()
         async with asyncio.timeout(LONGEST_WAIT_SECONDS / 2):
-            await scrapes.until_next()
+            await scrapes.until_next(unless=asyncio.Event().wait)
 
     asyncio.run(scene())
+
+
+def test_a_scrape_is_not_awaited_by_who_is_asked_to_stop() -> None:
+    """The first signal ends the wait, whoever made a scrape seem due; so does an earlier one."""
+
+    async def scene(*, is_asked_before: bool) -> None:
+        scrapes, stop = scraped(60, 32, 3), asyncio.Event()
+        if is_asked_before:
+            stop.set()
+        waiting = asyncio.create_task(scrapes.until_next(unless=stop.wait))
+        await asyncio.sleep(0)
+        stop.set()
+        async with asyncio.timeout(LONGEST_WAIT_SECONDS / 2):
+            await waiting
+
+    asyncio.run(scene(is_asked_before=False))
+    asyncio.run(scene(is_asked_before=True))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from callers import PlainDialect, ScriptedLLM
+from callers import LiftedError, Output, PlainDialect, ScriptedLLM
 from fakes import FACTS, Calm
 from holdfast.engine.calls import Calls
 from holdfast.errors import (
@@ -26,6 +26,7 @@ from holdfast.errors import (
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.proof import MOST_PASSES
+from holdfast.lifecycle.restarts import BROWNOUT_SECONDS
 from holdfast.lifecycle.standing import Standing
 from holdfast.lifecycle.states import TRANSITIONS, State
 from holdfast.lifecycle.supervisor import Supervisor
@@ -438,8 +439,31 @@ def test_a_failed_start_is_told_as_it_is(
     life = lived(world)
     assert type(life.error) is error
     assert life.states == ["STARTING", "FAILED"]
-    assert life.supervisor.reason == life.error.cause
+    assert life.supervisor.reason == error.outline
+    assert life.supervisor.status().detail in life.error.cause
     assert world.events == []
+
+
+@pytest.mark.parametrize("restarts", [1, 0])
+def test_what_an_engine_said_is_not_the_reason_that_anyone_reads(
+    tmp_path: Path, restarts: int
+) -> None:
+    """The reason is the cause in our words; the exception, with paths and pids, is beside it."""
+    said = "Worker_TP0 pid 4242:\n  File '/opt/models/secret.py'"
+    seen: list[tuple[str, str]] = []
+    world = World(tmp_path)
+
+    async def kill(life: Life) -> None:
+        await life.until(State.READY)
+        world.engines[0].die(Death("worker_exception", said))
+        await life.until(State.RECOVERING if restarts else State.FAILED)
+        seen.append((life.supervisor.reason, life.supervisor.status().detail))
+        life.supervisor.request_stop()
+
+    lived(world, kill, supervision=SupervisionSettings(max_engine_restarts=restarts))
+    ((reason, detail),) = seen
+    assert reason in {"the engine died: worker_exception", EngineLostError.outline}
+    assert said in detail
 
 
 def test_a_failed_probe_names_step_and_cause(tmp_path: Path) -> None:
@@ -681,6 +705,37 @@ def test_a_budget_is_spent_in_the_end(tmp_path: Path) -> None:
     life = lived(world, act, supervision=SupervisionSettings(max_engine_restarts=1))
     assert isinstance(life.error, EngineLostError)
     assert len(world.specs) == 2
+
+
+def test_requests_alone_do_not_end_the_server(tmp_path: Path) -> None:
+    """Beyond the budget it recovers after minutes, says so, and still ends when it is asked to."""
+    world = World(tmp_path)
+    seen: list[float] = []
+
+    async def act(life: Life) -> None:
+        for number in range(2):
+            await life.until(State.READY)
+            world.engines[-1].llm.hold()
+            killer = asyncio.create_task(_ask(world.calls, f"killer {number}"))
+            await world.engines[-1].llm.until_received(1)
+            world.engines[-1].die(RAISED)
+            with pytest.raises(LiftedError):
+                await killer
+            await life.until(State.RECOVERING)
+        while "next start is in 60 s" not in life.supervisor.reason:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        seen.append(life.supervisor.eta_seconds or 0.0)
+        life.supervisor.request_stop()
+
+    life = lived(world, act, supervision=SupervisionSettings(max_engine_restarts=1))
+    assert life.error is None
+    assert State.FAILED not in life.states
+    assert seen[0] > BROWNOUT_SECONDS - DEADLINE_SECONDS
+
+
+async def _ask(calls: Calls, prompt: str) -> list[Output]:
+    arguments = {"prompt": prompt, "request_id": prompt}
+    return [output async for output in calls.run("generate", arguments)]
 
 
 def test_an_engine_on_several_nodes_is_not_started_again(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ def committed_files() -> Iterator[Path]:
     patterns = [pattern.rstrip("/") for pattern in [".git", *ignored]]
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if not any(fnmatch(name, p) for p in patterns)]
-        yield from (Path(folder, name) for name in names if not name.endswith(".pyc"))
+        # In a work tree of git's, .git is a file.
+        yield from (Path(folder, n) for n in names if not n.endswith((".pyc", ".git")))
 
 
 def matches(pattern: re.Pattern[str]) -> list[str]:
@@ -44,7 +45,9 @@ def matches(pattern: re.Pattern[str]) -> list[str]:
 def requirements(name: str) -> list[Requirement]:
     """The pins of one requirement file."""
     lines = (ROOT / "requirements" / name).read_text().splitlines()
-    return [Requirement(line) for line in lines if not line.startswith("#")]
+    return [
+        Requirement(line.partition(" --hash=")[0]) for line in lines if not line.startswith("#")
+    ]
 
 
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY_HOST, UNFINISHED])
@@ -97,7 +100,31 @@ def test_every_requirement_is_one_exact_version(name: str) -> None:
     """Each line pins one package with `==`, and none twice."""
     pins = requirements(name)
     assert [str(pin) for pin in pins if not re.fullmatch(r"==[^*,]+", str(pin.specifier))] == []
-    assert len({normalised(pin.name) for pin in pins}) == len(pins)
+    assert len({(normalised(pin.name), str(pin.marker)) for pin in pins}) == len(pins)
+
+
+@pytest.mark.parametrize("name", ["cpu.txt", "dev.txt", "ops.txt"])
+def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
+    """pip takes no other file; but for builds of torch of an index that only other machines ask."""
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    bare = [
+        line
+        for line in lines
+        if not line.startswith("#") and not re.search(r"( --hash=sha256:[0-9a-f]{64})+$", line)
+    ]
+    assert bare == (
+        ['torch==2.13.0+cpu ; platform_machine != "x86_64"'] if name == "cpu.txt" else []
+    )
+
+
+def test_what_is_installed_has_to_have_its_hash() -> None:
+    """Whoever installs the lists tells pip to refuse what has none."""
+    for path in ("Dockerfile", "scripts/setup", "scripts/ops-tools"):
+        text = (ROOT / path).read_text().replace("\\\n", " ")
+        lists = r"(-r|--requirement)[ =]\S*(cpu|ops|ours)\.txt|\]/#/--requirement="
+        asked = [line for line in text.splitlines() if re.search(lists, line)]
+        assert asked
+        assert [line for line in asked if "--require-hashes" not in line] == []
 
 
 def test_the_pins_satisfy_the_package() -> None:

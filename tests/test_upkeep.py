@@ -101,6 +101,23 @@ def test_a_sleeping_engine_rests_until_all_of_it_is_awake() -> None:
     assert llm.asked == [("sleep", 1, "abort"), ("wake", ["weights"]), ("wake", ["kv_cache"])]
 
 
+@pytest.mark.parametrize("is_awake", [True, False])
+def test_a_wake_up_by_vllms_route_says_whether_all_is_awake(*, is_awake: bool) -> None:
+    """The route tells its client what the engine said, and an engine that rests stays paused."""
+
+    class Sleeper:
+        async def wake_up(self, _tags: list[str] | None) -> bool:
+            return is_awake
+
+        async def is_sleeping(self) -> bool:
+            return not is_awake
+
+    proxy = EngineProxy()
+    proxy._current = Sleeper()
+    assert run(proxy.wake_up(None)) is is_awake
+    assert proxy.calls.is_paused is not is_awake
+
+
 def test_weights_of_level_two_are_read_again() -> None:
     """vLLM leaves them empty, and would answer nonsense."""
     llm = ScriptedLLM()

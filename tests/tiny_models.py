@@ -13,6 +13,7 @@ from typing import Any
 from holdfast.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCABULARY_SIZE, write_tokenizer
 
 MAX_MODEL_TOKENS = 2048
+BYTE_TOKENS = 256
 _SEED = 7
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY_SIZE,
@@ -64,7 +65,65 @@ def make_embedding(directory: Path) -> Path:
     return _make_once(directory, make)
 
 
-def _make_once(directory: Path, make: Callable[[], Any]) -> Path:
+def make_whisper(directory: Path) -> Path:
+    """A Whisper with two layers each way, which answers a chat with no prompt of bare tokens."""
+
+    def make() -> Any:
+        from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+        first, last = BYTE_TOKENS, BYTE_TOKENS + 1
+        configuration = WhisperConfig(
+            vocab_size=VOCABULARY_SIZE + 200,
+            d_model=128,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=128,
+            decoder_ffn_dim=128,
+            bos_token_id=last,
+            eos_token_id=last,
+            pad_token_id=last,
+            decoder_start_token_id=first,
+            suppress_tokens=None,
+            begin_suppress_tokens=None,
+            dtype="float32",
+        )
+        return WhisperForConditionalGeneration(configuration)
+
+    return _make_once(directory, make, _write_whisper_processor)
+
+
+def _write_whisper_processor(directory: Path, max_model_tokens: int) -> None:
+    """What turns audio and text into numbers, with the words that steer a Whisper."""
+    import json
+
+    from tokenizers import Tokenizer
+    from transformers import WhisperFeatureExtractor
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    write_tokenizer(directory, max_model_tokens)
+    words = ["startoftranscript", "endoftext", *LANGUAGES, "translate", "transcribe"]
+    words += ["startoflm", "startofprev", "nospeech", "notimestamps"]
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"] = []
+    path.write_text(json.dumps(content))
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens([f"<|{word}|>" for word in words])
+    tokenizer.save(str(path))
+    end = "<|endoftext|>"
+    names = {"tokenizer_class": "WhisperTokenizer", "bos_token": end, "eos_token": end}
+    text = json.dumps({**names, "unk_token": end, "pad_token": end})
+    (directory / "tokenizer_config.json").write_text(text)
+    WhisperFeatureExtractor().save_pretrained(directory)
+
+
+def _make_once(
+    directory: Path,
+    make: Callable[[], Any],
+    write_processor: Callable[[Path, int], None] = write_tokenizer,
+) -> Path:
     import torch
 
     if directory.exists():
@@ -74,6 +133,6 @@ def _make_once(directory: Path, make: Callable[[], Any]) -> Path:
         torch.manual_seed(_SEED)
         made = Path(staging) / "model"
         make().save_pretrained(made)
-        write_tokenizer(made, MAX_MODEL_TOKENS)
+        write_processor(made, MAX_MODEL_TOKENS)
         made.rename(directory)
     return directory

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvicorn
@@ -30,14 +30,16 @@ from holdfast.api.auth import KeyCheck, Keys
 from holdfast.api.front import EngineApp, FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
+from holdfast.api.http_counts import HttpCounts
 from holdfast.api.limits import Limits
-from holdfast.api.line import places
 from holdfast.api.metrics import metrics_route
 from holdfast.api.request_log import RequestLog
-from holdfast.engine import processes
+from holdfast.engine import processes, variables
 from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.native import NativeVariables
+from holdfast.engine.places import Places
+from holdfast.engine.runtime_directory import runtime_directory
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
@@ -45,7 +47,7 @@ from holdfast.lifecycle.probe import ProbeJournal, Prober
 from holdfast.lifecycle.proof import MOST_PASSES
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
-from holdfast.records import ProbeReport, RankStats
+from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ListenSettings, Settings, WorkspaceSettings
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
 from holdfast.telemetry.exposition import Pages, vllm_registry
@@ -61,6 +63,8 @@ from holdfast.workspace import learned
 
 if TYPE_CHECKING:
     from holdfast.engine.configure import ConfiguredEngine
+
+logger = logging.getLogger(__name__)
 
 IDLE_POLL_SECONDS = 0.1
 ORDER_MARGIN_SECONDS = 900.0
@@ -80,24 +84,29 @@ def serve(settings: Settings) -> ExitCode:
         _learned_directory(settings.workspace), settings.placeless_arguments
     )
     keys = Keys.read(settings.listen.api_keys, settings.keys)
+    if short := keys.short_names():
+        logger.warning("%s: fewer than 16 characters, which can be guessed", ", ".join(short))
+    if door := exposure.open_door(settings):
+        logger.warning("%s Anyone who reaches it may use it. Remedy: %s", *door)
     # Before anything is started, which would take them over.
     exposure.hide_keys(settings)
     with (
+        signals.remembered() as has_come,
         listener.bound(settings.listen) as sock,
-        tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True) as directory,
+        runtime_directory() as directory,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
-        processes.owned(Path(directory), native_variables.known),
+        processes.owned(directory, native_variables.known),
     ):
-        end_now = partial(signals.end_now, Path(directory), settings.listen.uds)
+        end_now = partial(signals.end_now, directory, settings.listen.uds)
         application = _Application(
             settings,
             keys,
             sock,
-            Path(directory),
+            directory,
             native_variables=native_variables,
             end_now=end_now,
         )
-        runner.run(application.run())
+        runner.run(application.run(has_come))
     return ExitCode.STOPPED
 
 
@@ -127,6 +136,7 @@ class _Application:
         self._outages = Outages()
         self._refusals = Refusals()
         self._scrapes = Scrapes()
+        self._http_counts = HttpCounts(root_path=settings.listen.root_path)
         self._loop_lag = LoopLag()
         self._supervisor = Supervisor(
             settings.probe,
@@ -137,13 +147,16 @@ class _Application:
             outages=self._outages,
             progress=self._progress,
         )
+        self._facts_of_places: EngineFacts | None = None
+        self._known_places = Places()
         self._admission = Admission(
             self._supervisor,
             probe_token=self._probe_token,
             refusals=self._refusals,
             hold_timeout_seconds=settings.supervision.hold_timeout_seconds,
             overload=settings.overload,
-            places=lambda: places(self._supervisor.facts),
+            places=self._places,
+            count_keys=lambda: self._keys.api.count,
         )
         self._engine_app = EngineApp()
         self._identity = (
@@ -155,9 +168,11 @@ class _Application:
         self._vllm: ConfiguredEngine | None = None
         self._mounted = AsyncExitStack()
 
-    async def run(self) -> None:
-        """Listen, then start, prove and serve until asked to stop."""
-        with self._progress, signals.heeded(self._supervisor.request_stop, self._end_now):
+    async def run(self, is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
+        """Listen, then start, prove and serve until asked to stop, which may have come before."""
+        stop = self._supervisor.request_stop
+        asked = signals.heeded(stop, self._end_now, has_come=is_asked_to_stop)
+        with self._progress, asked:
             async with (
                 listener.serving(
                     self._layers(),
@@ -165,10 +180,14 @@ class _Application:
                     self._listen(),
                     limits=self._settings.limits,
                     refusals=self._refusals,
+                    counted=self._http_counts.refused,
                 ) as self._server,
-                certificates.refreshed(self._server.config.ssl, self._settings.listen),
+                certificates.refreshed(
+                    self._server.config.ssl, self._settings.listen, self._identity
+                ),
                 self._mounted,
                 self._loop_lag.measured(),
+                processes.resource_tracker_kept(),
             ):
                 certificates.admit(self._server.config.ssl, self._identity)
                 quieten_access_log(
@@ -178,11 +197,11 @@ class _Application:
                 await self._supervise()
 
     async def _supervise(self) -> None:
-        """Run until the end; one that is a failure is told to who scrapes before nobody listens."""
+        """Run until the end; a failure is shown to one more scrape, unless somebody ends that."""
         try:
             await self._supervisor.run()
         except HoldfastError:
-            await self._scrapes.until_next()
+            await self._scrapes.until_next(unless=self._supervisor.until_asked_to_stop)
             raise
 
     # What the supervisor asks for
@@ -192,13 +211,15 @@ class _Application:
         # Not in the loop's own executor, for which its end would wait: an import has no way out.
         loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._vllm = await asyncio.get_running_loop().run_in_executor(loader, self._configure)
+        self._vllm.launcher.count_keys = lambda: self._keys.api.count
         return self._vllm.launcher
 
     async def mount(self) -> None:
         """Build vLLM's application once; its objects follow the engine through the proxy."""
         if self._vllm is not None and not self._engine_app.is_attached:
-            app = await self._mounted.enter_async_context(self._vllm.openai_app(self._server))
+            app: Any = await self._mounted.enter_async_context(self._vllm.openai_app(self._server))
             openapi.publish(app, self._openapi)
+            self._http_counts.know(app.routes)
             self._engine_app.attach(app)
 
     def prober(self, engine: Engine) -> Prober:
@@ -241,9 +262,18 @@ class _Application:
     # What they are made of
 
     def _configure(self) -> ConfiguredEngine:
-        from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
-
-        return configure(self._settings, self._directory, self._state, self._native_variables)
+        try:
+            from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
+        except ValueError:
+            variables.check(os.environ)  # of which vLLM reads some while it is imported
+            raise
+        return configure(
+            self._settings,
+            self._directory,
+            self._state,
+            self._native_variables,
+            learned_directory=self._learned_directory,
+        )
 
     def _openapi(self, document: openapi.Document) -> openapi.Document:
         listen = self._settings.listen
@@ -258,6 +288,10 @@ class _Application:
     def _calls(self) -> Calls | None:
         return self._vllm.launcher.calls if self._vllm else None
 
+    def _suspended_seconds(self, key: str) -> float:
+        calls = self._calls()
+        return calls.suspended_seconds(key) if calls else 0.0
+
     def _calls_at_work(self) -> int:
         calls = self._calls()
         return calls.in_engine + calls.held if calls else 0
@@ -268,6 +302,13 @@ class _Application:
     def _client(self) -> httpx.AsyncClient:
         headers = {PROBE_HEADER: self._probe_token}
         return listener.own_client(self._sock, self._settings.listen, headers, self._identity)
+
+    def _places(self) -> Places:
+        """Those of the engine that is there; asked with each request."""
+        facts = self._supervisor.facts
+        if self._facts_of_places is not facts:
+            self._facts_of_places, self._known_places = facts, Places.of(facts)
+        return self._known_places
 
     def _queue(self) -> tuple[int, int]:
         return self._vllm.launcher.queues.totals() if self._vllm else (0, 0)
@@ -282,7 +323,12 @@ class _Application:
         """What a request passes, written from the inside out."""
         root_path = self._settings.listen.root_path
         is_probe = self._admission.is_probe
-        gate = Gate(self._engine_app, self._admission, root_path=root_path)
+        gate = Gate(
+            self._engine_app,
+            self._admission,
+            suspended_seconds=self._suspended_seconds,
+            root_path=root_path,
+        )
         limits = Limits(gate, self._settings.limits, self._refusals, is_probe=is_probe)
         door = FrontDoor(self._routes(), limits, root_path=root_path)
         check = KeyCheck(door, self._keys, self._refusals, is_probe=is_probe, root_path=root_path)
@@ -291,6 +337,7 @@ class _Application:
             quiet_paths=listener.ALWAYS_ANSWERED,
             silent_paths=self._settings.listen.unlogged_paths,
             is_on=self._settings.listen.has_access_log and self._settings.logs.requests == "line",
+            counted=self._http_counts.count,
         )
 
     def _routes(self) -> list[BaseRoute]:
@@ -303,13 +350,19 @@ class _Application:
             calls=self._calls,
             restarts_left=lambda: self._supervisor.restarts_left,
             loop_lag_seconds=self._loop_lag.lag_seconds,
+            broken_key_files=self._keys.broken_files,
             version=__version__,
             vllm_version=vllm_version(),
         )
-        registry = registry_of(collector)
+        registry = registry_of(collector, self._http_counts.requests)
+        self._http_counts.know(self._admin.routes)
         pages = Pages(lambda: (registry, vllm_registry()))
         return [
-            *health_routes(self._supervisor.status, queue=self._queue),
+            *health_routes(
+                self._supervisor.status,
+                queue=self._queue,
+                broken_key_files=self._keys.broken_files,
+            ),
             metrics_route(pages.render, answered=self._scrapes.count),
             admin_route(self._admin),
         ]

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from holdfast.settings import ListenSettings
@@ -25,9 +26,12 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @asynccontextmanager
 async def refreshed(
-    context: ssl.SSLContext | None, settings: ListenSettings
+    context: ssl.SSLContext | None, settings: ListenSettings, identity: Path | None = None
 ) -> AsyncIterator[None]:
     """While entered, files that are replaced are what the next handshake shows, if asked for.
+
+    A new context takes the place of the last one, since one that has authorities for clients keeps
+    them. Connections that are there stay as they are; `identity` is let in as before.
 
     The files are looked at and not watched: a watch follows a file, which a renewal replaces, or a
     link to it, as Kubernetes does. Files that do not fit together are left out with an error.
@@ -35,7 +39,11 @@ async def refreshed(
     if context is None or not settings.is_tls_refreshed:
         yield
         return
-    task = asyncio.create_task(_follow(context, settings), name="certificates")
+    if settings.ssl_cert_reqs:
+        # Who resumes a session is not asked for a certificate again.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
+    task = asyncio.create_task(_follow(context, settings, identity), name="certificates")
     try:
         yield
     finally:
@@ -90,7 +98,7 @@ def admit(context: ssl.SSLContext | None, identity: Path | None) -> None:
         context.load_verify_locations(identity)
 
 
-async def _follow(context: ssl.SSLContext, settings: ListenSettings) -> None:
+async def _follow(context: ssl.SSLContext, settings: ListenSettings, identity: Path | None) -> None:
     loaded = _stamp(settings)
     while True:
         await asyncio.sleep(POLL_SECONDS)
@@ -99,13 +107,21 @@ async def _follow(context: ssl.SSLContext, settings: ListenSettings) -> None:
             continue
         loaded = found
         try:
-            # Into another one first: half of a pair would leave the context without any.
-            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
-            _load(context, settings)
+            fresh = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            _load(fresh, settings)
+            admit(fresh, identity)
         except OSError as error:  # ssl.SSLError is one
             logger.error("the renewed certificate is not used, the last one is: %s", error)  # noqa: TRY400 - the line says it all
         else:
+            # The listener's own context cannot be replaced; each handshake asks it for another.
+            context.sni_callback = partial(_hand_over, fresh)
             logger.info("the certificate in %s was renewed", settings.ssl_certfile)
+
+
+def _hand_over(
+    fresh: ssl.SSLContext, handshake: ssl.SSLObject, _name: str | None, _asked: ssl.SSLContext
+) -> None:
+    handshake.context = fresh
 
 
 def _stamp(settings: ListenSettings) -> Stamp | None:

@@ -11,12 +11,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast import __version__
-from holdfast.engine import plan_flags, refusals
+from holdfast.early_signals import end_until_serving
+from holdfast.engine import plan_flags, refusals, variables
 from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.settings import ListenSettings, Settings, add_flags, flags, read_groups, values
 
@@ -31,9 +33,13 @@ start, 4 probe failed, 5 engine lost, 6 address in use.
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process; the last line on standard error names a failure."""
-    code = _run(sys.argv[1:] if arguments is None else list(arguments))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["serve"]:
+        end_until_serving()
+    code = _run(given)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # the terminal may have been closed
+            stream.flush()
     if "holdfast.app" in sys.modules:
         # Everything we hold is released by now. Python's own end would add pages of complaints of
         # native libraries below our last line, and wait for threads of vLLM, or for its import.
@@ -43,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     is_debugging = False
+    variables.forget_empty(os.environ)
     try:
         command, rest = _command(arguments)
         if command != "serve":
@@ -63,11 +70,11 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the outermost edge: a clear line, whatever happened
         if is_debugging:
             _print_traceback()
-        return _fail(
-            f"unexpected {type(error).__name__}: {error}"
-            " Remedy: run again with --log-level debug and report the traceback.",
-            ExitCode.UNEXPECTED,
+        unexpected = HoldfastError(
+            f"unexpected {type(error).__name__}: {error}",
+            remedy="run again with --log-level debug and report the traceback.",
         )
+        return _fail(unexpected.line, ExitCode.UNEXPECTED)
 
 
 def parse_serve(
@@ -85,6 +92,7 @@ def parse_serve(
     """
     given = _with_two_token_config(arguments)
     namespace, others = _serve_parser().parse_known_args(_with_file(given))
+    refusals.refuse_mistyped(others)
     refusals.refuse_environment(environment, is_demo=namespace.demo)
     refusals.refuse_unsupported(namespace)
     if needs_model:
@@ -224,7 +232,7 @@ def _take_h11_limits(namespace: argparse.Namespace) -> None:
 def _keep_alive_seconds(environment: Mapping[str, str]) -> float:
     text = environment.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
     try:
-        return ListenSettings().keep_alive_seconds if text is None else values.seconds(text)
+        return values.seconds(text) if text else ListenSettings().keep_alive_seconds
     except ValueError as error:
         raise UsageError(
             f"VLLM_HTTP_TIMEOUT_KEEP_ALIVE: {error}, not {text!r}.",
@@ -383,5 +391,6 @@ def _print_traceback() -> None:
 
 
 def _fail(line: str, code: ExitCode) -> ExitCode:
-    print(f"holdfast: error: {' '.join(line.split())}", file=sys.stderr, flush=True)  # noqa: T201 - the last line on standard error
+    with suppress(OSError):  # the terminal may have been closed
+        print(f"holdfast: error: {' '.join(line.split())}", file=sys.stderr, flush=True)  # noqa: T201 - the last line on standard error
     return code

@@ -13,9 +13,11 @@
   x EngineSilentError          HTTP 504 the engine did not answer an operator in time
   x NotReadyError              HTTP 503 the gate is closed
   x OverloadedError            HTTP 429 as many requests wait as may
+    + KeySuspendedError        HTTP 429 requests of the key have ended several engines
   x RefusedError               HTTP 4xx, 503, 504: the request or its connection is over a limit
   x RequestLostError           HTTP 500 the engine died with the answer half given
-    + QuarantinedError         HTTP 500 the request has ended an engine alone
+    + SuspectedError           HTTP 500 the request may have ended the engine
+    + QuarantinedError         HTTP 422 requests like it have ended engines
 
 Each class carries the exit code of the process that ends with it, and the HTTP status and OpenAI
 error type of the request that meets it. `remedy` tells the operator what to change.
@@ -47,6 +49,8 @@ class HoldfastError(Exception):
     exit_code: ClassVar[ExitCode] = ExitCode.UNEXPECTED
     http_status: int = 500
     openai_type: str = "server_error"
+    outline: ClassVar[str] = "something unexpected happened"
+    """What anyone may be told of an end by it: the cause may quote the engine, and name paths."""
 
     def __init__(self, cause: str, *, remedy: str = "") -> None:
         super().__init__(cause)
@@ -57,13 +61,17 @@ class HoldfastError(Exception):
     def line(self) -> str:
         """Cause and remedy on one line, as the last line on standard error."""
         cause = " ".join(self.cause.split())
-        return f"{cause} Remedy: {self.remedy}" if self.remedy else cause
+        if not self.remedy:
+            return cause
+        end = "" if cause.endswith((".", "!", "?")) else "."
+        return f"{cause}{end} Remedy: {self.remedy}"
 
 
 class UsageError(HoldfastError):
     """A flag, a variable or a file from outside is wrong; starting again as it is will not help."""
 
     exit_code = ExitCode.USAGE
+    outline = "a flag, a variable or a file is wrong"
     http_status = 400
     openai_type = "invalid_request_error"
 
@@ -72,6 +80,7 @@ class EngineStartError(HoldfastError):
     """The engine's processes ended, or did not answer, before the engine could serve."""
 
     exit_code = ExitCode.ENGINE_START
+    outline = "the engine could not start"
 
 
 class PluginMissingError(EngineStartError):
@@ -82,12 +91,14 @@ class ProbeFailedError(HoldfastError):
     """A worst-case request was not answered as it must be: the server is not ready."""
 
     exit_code = ExitCode.PROBE_FAILED
+    outline = "the probe failed"
 
 
 class EngineLostError(HoldfastError):
     """The engine died after it was ready, and it is not started again."""
 
     exit_code = ExitCode.ENGINE_LOST
+    outline = "the engine was lost, and is not started again"
     http_status = 503
     openai_type = "service_unavailable"
 
@@ -145,6 +156,14 @@ class OverloadedError(HoldfastError):
         self.retry_after_seconds = min(120, max(1, retry_after_seconds))
 
 
+class KeySuspendedError(OverloadedError):
+    """Requests of the key have ended several engines; `retry_after_seconds` is all of the wait."""
+
+    def __init__(self, cause: str, *, retry_after_seconds: int) -> None:
+        super().__init__(cause, retry_after_seconds=retry_after_seconds)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class RefusedError(HoldfastError):
     """A request, or its connection, is over a limit. `reason` is the one that it is counted by."""
 
@@ -169,5 +188,12 @@ class RequestLostError(HoldfastError):
     http_status = 500
 
 
+class SuspectedError(RequestLostError):
+    """The request was in the engine when it died, and may have caused it; it is not made again."""
+
+
 class QuarantinedError(RequestLostError):
-    """The request ended an engine while it was the only one in it; it is not tried again."""
+    """Engines died of this request, or of one that asks the same; it does not reach another."""
+
+    http_status = 422
+    openai_type = "invalid_request_error"

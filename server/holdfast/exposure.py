@@ -1,8 +1,9 @@
-"""What can others read of this process, and what do its children inherit? No key."""
+"""Who gets in without a key, what can others read of this process, and what do children inherit?"""
 
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ from holdfast.settings import Settings, flags
 
 logger = logging.getLogger(__name__)
 
+EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 MASK = "***"
 _SELF = Path("/proc/self")
 _ARG_START = 45
@@ -21,6 +23,25 @@ https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html."""
 
 Word = tuple[int, bytes]
 """Address and content of a word that the process was started with."""
+
+
+def open_door(settings: Settings) -> tuple[str, str] | None:
+    """Why anyone on the network may use the server, and the remedy; None if nobody may."""
+    listen = settings.listen
+    if not settings.is_open or listen.uds or _is_of_this_machine(listen.host):
+        return None
+    where = "every address of this machine" if listen.host in EVERYWHERE else listen.host
+    return (
+        f"no API key, and {where} is listened on.",
+        "add --api-key-file, or --host 127.0.0.1 behind a proxy that asks for keys.",
+    )
+
+
+def _is_of_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or every address
+        return host == "localhost"
 
 
 def hide_keys(settings: Settings) -> None:

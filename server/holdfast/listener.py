@@ -17,11 +17,20 @@ from typing import Any
 import httpx
 import uvicorn
 
-from holdfast.connections.book import Book, ConnectionLimits
-from holdfast.connections.open_files import most_connections
+from holdfast.connections.acceptor import Acceptor
+from holdfast.connections.book import (
+    SPARE_CONNECTIONS,
+    TOLD_CONNECTIONS,
+    Book,
+    ConnectionLimits,
+    Counted,
+)
+from holdfast.connections.open_files import most_connections, most_over
 from holdfast.connections.protocol import HttpConnection
+from holdfast.connections.seats import Seat
 from holdfast.errors import AddressInUseError, UsageError
 from holdfast.settings import LimitSettings, ListenSettings
+from holdfast.telemetry.logs import keep_out_queries
 from holdfast.telemetry.refusals import Refusals
 
 logger = logging.getLogger(__name__)
@@ -29,6 +38,8 @@ logger = logging.getLogger(__name__)
 START_DEADLINE_SECONDS = 30.0
 STOP_DEADLINE_SECONDS = 3.0
 """For the last bytes of answers; what could be waited for was drained before."""
+MOST_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Of a WebSocket, where `--max-body-size` allows as much."""
 ALWAYS_ANSWERED = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping", "/metrics"})
 """What orchestrators and scrapes ask for, also when all connections are in use."""
 
@@ -64,23 +75,26 @@ def bound(settings: ListenSettings) -> Iterator[socket.socket]:
 
 
 @asynccontextmanager
-async def serving(
+async def serving(  # noqa: PLR0913 - where, what, and who is told of what is refused
     app: Callable[..., Any],
     sock: socket.socket,
     settings: ListenSettings,
     *,
     limits: LimitSettings,
     refusals: Refusals,
+    counted: Counted = lambda _method, _url, _status: None,
 ) -> AsyncIterator[uvicorn.Server]:
     """While entered, `app` answers on `sock`. Signals are not uvicorn's: they are the supervisor's.
 
-    What a connection may ask is bounded by `limits`, and what is refused for it is counted.
+    What a connection may ask is bounded by `limits`, and what is refused for it is counted:
+    a request that was whole enough to have a route is also told to `counted`.
 
     Raises:
         UsageError: a TLS file is missing or wrong, or so many connections cannot be open.
     """
-    book = Book(_connection_limits(limits), refusals, ALWAYS_ANSWERED)
-    server = _Server(_config(app, settings, limits, partial(HttpConnection, book=book)))
+    keep_out_queries()
+    book = Book(_connection_limits(limits), refusals, ALWAYS_ANSWERED, counted=counted)
+    server = _Server(_config(app, settings, limits, partial(HttpConnection, book=book)), book)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
     try:
         await _until_started(server, task)
@@ -139,16 +153,43 @@ def own_client(
 
 
 class _Server(uvicorn.Server):
-    """Leaves SIGTERM and SIGINT to the supervisor, which drains first."""
+    """Leaves SIGTERM and SIGINT to the supervisor, which drains first, and has a door of ours."""
+
+    def __init__(self, config: uvicorn.Config, book: Book) -> None:
+        super().__init__(config)
+        self._book = book
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept on these sockets. What uvicorn does for a socket, but for the accepting."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise RuntimeError("the application did not start")
+        config = self.config
+        self.servers: list[Any] = [
+            Acceptor(sock, self._book, self._protocol, config.ssl, config.backlog)
+            for sock in sockets or ()
+        ]
+        self.started = True
+
+    def _protocol(self, seat: Seat) -> asyncio.Protocol:
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            seat=seat,
+        )
+
 
 def _connection_limits(limits: LimitSettings) -> ConnectionLimits:
     return ConnectionLimits(
         max_connections=most_connections(limits.max_connections),
+        spare_connections=most_over(SPARE_CONNECTIONS),
+        told_connections=most_over(TOLD_CONNECTIONS),
         max_url_bytes=limits.max_url_bytes,
         max_headers=limits.max_headers,
         max_header_bytes=limits.max_header_bytes,
@@ -174,6 +215,9 @@ def _config(
         ssl_ca_certs=settings.ssl_ca_certs,
         ssl_cert_reqs=settings.ssl_cert_reqs,
         ssl_ciphers=settings.ssl_ciphers,
+        ws_max_size=min(MOST_MESSAGE_BYTES, limits.max_body_bytes),
+        # A few kilobytes would become many megabytes, and a read holds several of them.
+        ws_per_message_deflate=False,
     )
     try:
         config.load()

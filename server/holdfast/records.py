@@ -50,13 +50,16 @@ DeathCause = Literal[
 SleepLevel = Literal[1, 2]
 SleepTag = Literal["weights", "kv_cache"]
 CacheKind = Literal["prefix", "mm", "encoder"]
-LossReason = Literal["stream_broken", "not_replayable", "quarantined", "engine_lost", "drained"]
+LossReason = Literal[
+    "stream_broken", "not_replayable", "suspected", "quarantined", "engine_lost", "drained"
+]
 RefusalReason = Literal[
     "not_ready",
     "draining",
     "failed",
     "overloaded",
     "key_concurrency",
+    "key_suspended",
     "unauthorized",
     "forbidden",
     "malformed",
@@ -65,9 +68,11 @@ RefusalReason = Literal[
     "headers_too_large",
     "slow_headers",
     "body_too_large",
+    "buffers_full",
     "slow_body",
     "slow_reader",
     "json_too_deep",
+    "json_too_large",
     "unsupported_media_type",
     "timed_out",
     "idle_connection",
@@ -191,6 +196,8 @@ class Suspect:
     """Its context at the end of that step: a replay that got further is innocent."""
     is_prefill: bool
     """Whether the step computed a part of its prompt."""
+    is_in_last_step: bool = True
+    """False of a request that was only in the step before, which may still have run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +208,8 @@ class Death:
     reason: str
     """For people: which process or rank, and its exception."""
     is_accusing: bool = False
-    """Whether a request may have caused it: an exception, a rejection or a stall, no signal."""
+    """Whether a request may have caused it: an exception, a rejection, a stall, or a signal that
+    a process gives to itself, such as SIGSEGV; not a signal from outside."""
     suspects: tuple[Suspect, ...] | None = None
     """The requests in the step that failed; None where that is not known."""
 
@@ -301,3 +309,5 @@ class Status:
     ranks: tuple[RankStats, ...]
     start_phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds each phase of the last start took."""
+    detail: str = ""
+    """What the engine said of it, beside the reason: for operators, since it may name paths."""

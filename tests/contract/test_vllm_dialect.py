@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
+from holdfast.engine.client import EngineProxy
 from holdfast.engine.dialect import VllmDialect
 from holdfast.errors import NotReadyError, RequestLostError
 
@@ -101,17 +105,62 @@ def test_a_request_is_known_by_the_name_the_engine_gives_it(request_id: str) -> 
     assert not DIALECT.is_same_request(request.request_id, request_id + "0")
 
 
+def identity(prompt: Mapping[str, Any], **parameters: Any) -> str:
+    """The digest of a request."""
+    return DIALECT.identity({"prompt": prompt, "sampling_params": SamplingParams(**parameters)})
+
+
 def test_the_same_request_is_known_again() -> None:
-    """Whenever it comes, and under whatever name."""
+    """Whenever it comes, and whatever a client varies that changes nothing of its danger."""
+    first = identity({"prompt_token_ids": [1, 2], "arrival_time": 1.0}, temperature=0.0)
+    alike = identity(
+        {"prompt_token_ids": [1, 2], "arrival_time": 2.0, "cache_salt": "salt"},
+        temperature=0.0,
+        seed=7,
+        max_tokens=9,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    assert first == alike
+    assert len(first) == 64
 
-    def identity(temperature: float = 0.0, **prompt: Any) -> str:
-        parameters = SamplingParams(temperature=temperature)
-        return DIALECT.identity({"prompt": prompt, "sampling_params": parameters})
 
-    first = identity(prompt_token_ids=[1, 2], arrival_time=1.0)
-    assert first == identity(prompt_token_ids=[1, 2], arrival_time=2.0)
-    assert first != identity(prompt_token_ids=[1, 3], arrival_time=1.0)
-    assert first != identity(1.0, prompt_token_ids=[1, 2], arrival_time=1.0)
+@pytest.mark.parametrize(
+    "other",
+    [
+        identity({"prompt_token_ids": [1, 3]}),
+        identity({"prompt_token_ids": [1]}),
+        identity({"prompt_token_ids": [1, 2]}, temperature=0.5),
+        identity({"prompt_token_ids": [1, 2]}, logit_bias={1: 2.0}),
+        identity(
+            {"prompt_token_ids": [1, 2]}, structured_outputs=StructuredOutputsParams(regex="a")
+        ),
+        identity({"prompt_token_ids": [1, 2]}, extra_args={"x": "y"}),
+        identity({"prompt": "12"}),
+    ],
+)
+def test_another_request_is_another(other: str) -> None:
+    """A token, or a parameter that the engine computes with."""
+    assert other != identity({"prompt_token_ids": [1, 2]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_all_of_a_tensor_counts(dtype: torch.dtype) -> None:
+    """Its text leaves most elements out, so that two prompts would look alike."""
+    zeros = torch.zeros(4096).to(dtype)
+    other = zeros.clone()
+    other[2000] = 1.0
+    assert identity({"prompt_embeds": zeros}) == identity({"prompt_embeds": zeros.clone()})
+    assert identity({"prompt_embeds": zeros}) != identity({"prompt_embeds": other})
+    assert identity({"prompt_embeds": zeros}) != identity({"prompt_embeds": zeros.view(64, 64)})
+
+
+def test_a_pooling_request_has_an_identity_too() -> None:
+    """Its task counts."""
+    digests = {
+        DIALECT.identity({"prompt": {"prompt_token_ids": [1]}, "pooling_params": parameters})
+        for parameters in (PoolingParams(task="embed"), PoolingParams(task="classify"))
+    }
+    assert len(digests) == 2
 
 
 async def _stream() -> AsyncGenerator[int, None]:
@@ -129,6 +178,19 @@ async def _stream() -> AsyncGenerator[int, None]:
 def test_what_cannot_be_sent_again(arguments: Any, is_replayable: bool) -> None:
     """A prompt that is read as it comes, and one whose KV cache lies elsewhere."""
     assert DIALECT.is_replayable(arguments) is is_replayable
+
+
+@pytest.mark.parametrize("transfers_kv", [True, False])
+def test_a_client_cannot_make_up_a_transfer(transfers_kv: bool) -> None:
+    """Else no request that speaks of one could be tried, and none of them be found guilty."""
+    arguments = {"sampling_params": SamplingParams(extra_args={"kv_transfer_params": {"a": 1}})}
+    proxy = EngineProxy()
+    transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
+    config = VllmConfig(kv_transfer_config=transfer if transfers_kv else None)
+    kept = dict.fromkeys(("model_config", "renderer", "input_processor"))
+    proxy.use(SimpleNamespace(vllm_config=config, **kept))
+    dialect = VllmDialect(proxy.transfers_kv)
+    assert dialect.is_replayable(arguments) is not transfers_kv
 
 
 def test_a_trial_yields_after_each_token() -> None:

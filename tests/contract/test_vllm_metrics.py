@@ -24,7 +24,13 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
-from holdfast.engine.stat_logger import LastingStatLogger, Queues, prometheus_logger
+from fakes import FakeClock
+from holdfast.engine.stat_logger import (
+    NEWS_SECONDS,
+    LastingStatLogger,
+    Queues,
+    prometheus_logger,
+)
 from holdfast.telemetry.exposition import render, vllm_registry
 from holdfast.telemetry.waits import BOUNDS_SECONDS
 
@@ -219,6 +225,40 @@ def test_gauges_are_zero_without_an_engine(server: Server) -> None:
     assert [values(name) for name in gauges] == [[0], [0], [0]]
     assert set(values("vllm:engine_sleep_state")) == {0}
     assert server.queues.totals() == (0, 0)
+
+
+def test_a_scheduler_says_what_it_defers(server: Server) -> None:
+    """Apart from what waits: so an engine that only compiles a grammar is known."""
+    logger = server.start()
+    stats = SchedulerStats(num_skipped_waiting_reqs=1)
+    logger.record(stats, None, engine_idx=0)
+    assert server.queues.deferring() == {0}
+    stats.num_running_reqs = 1
+    logger.record(stats, None, engine_idx=0)
+    assert server.queues.deferring() == set()
+
+
+def test_what_a_scheduler_says_is_old_after_a_while() -> None:
+    """One that hangs says nothing any more, whatever it said before."""
+    clock = FakeClock()
+    queues = Queues(clock)
+    queues.said(0, 0, 0, deferred=1)
+    clock.now_seconds += NEWS_SECONDS + 1
+    assert queues.deferring() == set()
+
+
+def test_nothing_but_what_is_deferred_is_timed() -> None:
+    """From when the last other request was gone, in all engines."""
+    clock = FakeClock()
+    queues = Queues(clock)
+    queues.said(0, 0, 0, deferred=1)
+    queues.said(1, 1, 0, deferred=1)
+    clock.now_seconds += 5
+    assert queues.deferring_seconds() == 0
+    queues.said(1, 0, 0, deferred=1)
+    clock.now_seconds += 5
+    queues.said(0, 0, 0, deferred=1)
+    assert queues.deferring_seconds() == 5
 
 
 def test_the_next_engine_is_awake(server: Server) -> None:

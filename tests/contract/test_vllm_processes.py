@@ -5,16 +5,19 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from vllm.v1 import utils as v1_utils
 from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.multiproc_executor import WorkerProc
 
-from holdfast.engine import compat, forkserver, launcher, remains
+from holdfast.engine import compat, forkserver, launcher, processes, remains
 from holdfast.workspace import leash
 from holdfast.workspace.plan import WorkspaceSpec
 
@@ -80,3 +83,31 @@ def test_the_fork_server_of_this_python_has_the_state_we_read(name: str) -> None
     """None of it is public."""
     server: Any = multiprocessing.forkserver._forkserver
     assert hasattr(server, name)
+
+
+def test_a_shutdown_passes_over_what_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own raises where a process ends between two of its looks, and leaves the rest."""
+    monkeypatch.setattr(v1_utils, "kill_process_tree", v1_utils.kill_process_tree)  # put it back
+    compat.kill_trees_by(processes.kill_tree)
+    for _ in range(20):
+        busy = subprocess.Popen(["sh", "-c", "while :; do /bin/true; done"])
+        v1_utils.shutdown([_Unaware(busy.pid)], 0)
+        assert busy.wait(10) == -signal.SIGKILL
+
+
+class _Unaware:
+    """What vLLM knows of a process: that it ran when it was asked last."""
+
+    name = "busy"
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def is_alive(self) -> bool:
+        return True
+
+    def terminate(self) -> None:
+        """It does not heed it."""
+
+    def join(self, _timeout: float) -> None:
+        """It does not end."""

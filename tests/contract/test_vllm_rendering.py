@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.renderers import base, renderer_from_config
 from vllm.renderers.params import ChatParams, TokenizeParams
 
 from holdfast.demo.files import ensure_demo_model
+from holdfast.engine.prompt_counts import bound_prompts
 from holdfast.engine.rendering import (
     CHARACTERS_A_TURN,
     LONGEST_CHARACTERS,
@@ -22,7 +24,9 @@ from holdfast.engine.rendering import (
 
 Value = TypeVar("Value")
 LONG = "x" * (LONGEST_CHARACTERS + 1)
-HANDED_OVER: list[Any] = []
+HANDED_OVER: list[list[Any]] = []
+"""What each renderer that is looked at has handed over."""
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +37,24 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return renderer_from_config(config)
 
 
+def noted(renderer: Any) -> list[Any]:
+    """What it will hand to the thread that all share."""
+    handed_over: list[Any] = []
+    submit = renderer._executor.submit
+
+    def note(function: Any, *arguments: Any) -> Any:
+        handed_over.append(function)
+        return submit(function, *arguments)
+
+    renderer._executor.submit = note
+    return handed_over
+
+
 @pytest.fixture(scope="module")
 def renderer(stock: Any) -> Any:
     """One that renders short prompts at once, and notes what it hands to its thread."""
     made = renderer_from_config(stock.config)
-    submit = made._executor.submit
-
-    def noted(function: Any, *arguments: Any) -> Any:
-        HANDED_OVER.append(function)
-        return submit(function, *arguments)
-
-    made._executor.submit = noted
+    HANDED_OVER.append(noted(made))
     render_short_prompts_at_once(made, trusts_templates=False)
     render_short_prompts_at_once(made, trusts_templates=False)
     return made
@@ -51,9 +62,10 @@ def renderer(stock: Any) -> Any:
 
 def run(work: Coroutine[Any, Any, Value]) -> tuple[Value, int]:
     """Its result, and how often the thread was needed for it."""
-    HANDED_OVER.clear()
+    [handed_over] = HANDED_OVER
+    handed_over.clear()
     result = asyncio.run(work)
-    return result, len(HANDED_OVER)
+    return result, len(handed_over)
 
 
 async def tokens(renderer: Any, *prompts: str) -> list[list[int]]:
@@ -81,10 +93,24 @@ def test_only_a_long_prompt_is_handed_over(
 
 def test_of_many_at_once_the_rest_is_handed_over(renderer: Any, stock: Any) -> None:
     """The loop is kept for no longer than a few of the longest take."""
-    prompts = ["y" * LONGEST_CHARACTERS] * 40
+    prompts = ["y" * LONGEST_CHARACTERS] * 30
     found, handed_over = run(tokens(renderer, *prompts))
     assert found == asyncio.run(tokens(stock, *prompts))
-    assert handed_over == 40 - CHARACTERS_A_TURN // LONGEST_CHARACTERS - 1
+    assert handed_over == 30 - CHARACTERS_A_TURN // LONGEST_CHARACTERS - 1
+
+
+def test_too_many_prompts_are_refused_before_any_is_rendered(stock: Any) -> None:
+    """As many as a request may have are rendered as ever."""
+    bounded = renderer_from_config(stock.config)
+    handed_over = noted(bounded)
+    bound_prompts(bounded, 3)
+    bound_prompts(bounded, 2)
+    given = [{"prompt": "hold fast"}] * 4
+    assert len(asyncio.run(bounded.render_cmpl_async(given[:3]))) == 3
+    handed_over.clear()
+    with pytest.raises(VLLMValidationError, match="4 prompts"):
+        asyncio.run(bounded.render_cmpl_async(given))
+    assert handed_over == []
 
 
 def test_the_next_turn_begins_anew(renderer: Any) -> None:
@@ -105,6 +131,8 @@ def test_the_next_turn_begins_anew(renderer: Any) -> None:
         ([{"role": "user", "content": "hold"}], {"enable_thinking": True}, 0),
         ([{"role": "user", "content": LONG}], {}, 1),
         ([{"role": "user", "content": "hold"}] * (MOST_MESSAGES + 1), {}, 1),
+        ([{"role": "assistant", "content": "", "tool_calls": [CALL]}], {}, 1),
+        ([{"role": "user" * LONGEST_CHARACTERS, "content": ""}], {}, 1),
         ([{"role": "user", "content": "hold"}], {"documents": [{"text": "a"}]}, 1),
         ([{"role": "user", "content": "hold"}], {"rounds": 10**9}, 1),
     ],
@@ -120,9 +148,10 @@ def test_only_a_plain_chat_is_not_handed_over(
 def test_where_clients_send_templates_all_are_handed_over(stock: Any) -> None:
     """Nothing bounds what a template of theirs does."""
     made = renderer_from_config(stock.config)
-    as_it_was = made._apply_chat_template_async
+    handed_over = noted(made)
     render_short_prompts_at_once(made, trusts_templates=True)
-    assert made._apply_chat_template_async is as_it_was
+    asyncio.run(chat(made, [{"role": "user", "content": "hold"}]))
+    assert len(handed_over) == 1
 
 
 def test_a_renderer_of_another_kind_stays_as_it_is() -> None:

@@ -26,8 +26,10 @@ from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
+from holdfast.api.work import OPERATOR_PATHS, is_for_operators
 from holdfast.cli import parse_serve
-from holdfast.engine.openai import FREQUENT_PATHS, with_frequent_first
+from holdfast.engine.frequent import FREQUENT_PATHS
+from holdfast.engine.openai import with_frequent_first
 from holdfast.settings import KeySettings
 from holdfast.telemetry.refusals import Refusals
 from inner_app import View
@@ -42,6 +44,49 @@ UPGRADE = {
     "Sec-WebSocket-Version": "13",
     "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
 }
+CLIENT_PATHS = {
+    "/v1/models",
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/render",
+    "/v1/chat/completions/derender",
+    "/v1/completions",
+    "/v1/completions/render",
+    "/v1/completions/derender",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/messages/render",
+    "/v1/responses",
+    "/v1/responses/render",
+    "/v1/responses/response_id",
+    "/v1/responses/response_id/cancel",
+    "/v1/systemone",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v1/realtime",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v2/embed",
+    "/v2/rerank",
+    "/inference/v1/generate",
+    "/classify",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/generative_scoring",
+    "/invocations",
+    "/tokenize",
+    "/detokenize",
+    "/version",
+    "/load",
+    "/kv_event_sources",
+    "/docs",
+    "/docs/oauth2-redirect",
+    "/redoc",
+    "/openapi.json",
+}
+"""What a client may ask with its key: it is answered, or told what concerns every client."""
 LEFT_OPEN_BY_VLLM = {"/tokenize", "/invocations", "/generative_scoring", "/scale_elastic_ep"}
 
 
@@ -54,6 +99,7 @@ def vllm_app() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
         patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         patch.delenv("VLLM_API_KEY", raising=False)
         namespace = parse(parse_serve(["model", "--api-key", KEY], {}))
@@ -96,8 +142,9 @@ def _variants(path: str) -> Iterator[str]:
 class Spied:
     """Our layers with a spy in the place of vLLM's application."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys | None = None) -> None:
         self.reached = 0
+        self.scopes: list[Scope] = []
         refusals = Refusals()
         admission = Admission(View(), probe_token="", refusals=refusals)
         routes = [
@@ -105,13 +152,14 @@ class Spied:
             metrics_route(lambda _: (b"page", "text/plain")),
         ]
         front = FrontDoor(routes, Gate(self._spy, admission), root_path=PREFIX)
-        keys = Keys.read((KEY,), KeySettings(admin_api_key="another"))
+        keys = keys or Keys.read((KEY,), KeySettings(admin_api_key="another"))
         is_probe = admission.is_probe
         self.app = KeyCheck(front, keys, refusals, is_probe=is_probe, root_path=PREFIX)
 
     async def _spy(self, scope: Scope, receive: Receive, send: Send) -> None:
         del receive
         self.reached += 1
+        self.scopes.append(scope)
         kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
         headers = [(b"content-length", b"0")]
         await send({"type": f"{kind}.start", "status": 299, "headers": headers})
@@ -136,6 +184,8 @@ class Asked:
     method: str
     target: str
     is_upgrade: bool = False
+    route: str = ""
+    """The path of the route that it is written for."""
 
 
 async def _statuses(
@@ -174,11 +224,15 @@ def _is_ours(asked: Asked) -> bool:
 
 
 def test_no_route_is_reached_without_a_key(paths: list[str]) -> None:
-    """Every route, method and variant is 401; with the key each goes on to vLLM."""
+    """Every route, method and variant is 401; with the key each of a client's goes on to vLLM."""
     asked = [
-        *(Asked(method, path) for path in paths for method in METHODS),
-        *(Asked("GET", variant) for path in paths for variant in _variants(path)),
-        *(Asked("POST", variant) for path in paths for variant in _variants(path)),
+        *(Asked(method, path, route=path) for path in paths for method in METHODS),
+        *(
+            Asked(method, variant, route=path)
+            for path in paths
+            for variant in _variants(path)
+            for method in ("GET", "POST")
+        ),
     ]
     asked = [one for one in asked if not _is_ours(one)]
     without, with_key = Spied(), Spied()
@@ -188,8 +242,54 @@ def test_no_route_is_reached_without_a_key(paths: list[str]) -> None:
     # Starlette takes a line feed for the end, so our own routes may match, too.
     asked = [one for one in asked if not one.target.endswith("%0A")]
     passed = with_key.statuses(asked, {"Authorization": f"Bearer {KEY}"})
-    assert [one for one, status in zip(asked, passed, strict=True) if status != 299] == []
-    assert with_key.reached == len(asked)
+    may_be = {one: {299, 403} if is_for_operators(one.route) else {299} for one in asked}
+    found = zip(asked, passed, strict=True)
+    assert [one for one, status in found if status not in may_be[one]] == []
+    assert with_key.reached == passed.count(299)
+
+
+def test_each_route_is_a_clients_or_an_operators(paths: list[str]) -> None:
+    """One that a new vLLM adds is read, and put into the one list or the other."""
+    ours = OPEN_PATHS | {METRICS_PATH, f"{METRICS_PATH}/below"}
+    assert CLIENT_PATHS.isdisjoint(OPERATOR_PATHS)
+    unread = set(paths) - ours - CLIENT_PATHS
+    assert [path for path in sorted(unread) if not is_for_operators(path)] == []
+    assert CLIENT_PATHS - set(paths) == set()
+
+
+def test_no_route_for_operators_is_reached_with_the_key_of_a_client(vllm_app: Any) -> None:
+    """In whatever way it is written that vLLM would take for it; nor without any keys at all."""
+    asked = [
+        Asked(method, variant, route=path)
+        for path in sorted({*OPERATOR_PATHS, "/adapters/name"})
+        for variant in _variants(path)
+        for method in ("GET", "POST", "OPTIONS")
+    ]
+    preflight = {"Origin": "http://x", "Access-Control-Request-Method": "POST"}
+    operating = [route for route in vllm_app.routes if is_for_operators(route.path)]
+    assert len(operating) > 20
+    for spied, headers in (
+        (Spied(), {"Authorization": f"Bearer {KEY}"}),
+        (Spied(), {"Authorization": f"Bearer {KEY}", **preflight}),
+        (Spied(Keys.read((), KeySettings())), {}),
+    ):
+        spied.statuses(asked, headers)
+        reached = [{**scope, "root_path": PREFIX} for scope in spied.scopes]
+        taken = [
+            scope["path"]
+            for scope in reached
+            for route in operating
+            if route.matches(scope)[0] is not Match.NONE
+        ]
+        assert taken == []
+
+
+def test_an_admin_key_reaches_the_routes_for_operators() -> None:
+    """Each as vLLM has it, also where clients need no key."""
+    asked = [Asked("POST", path) for path in sorted({*OPERATOR_PATHS, "/adapters/name"})]
+    for api_keys in ((KEY,), ()):
+        spied = Spied(Keys.read(api_keys, KeySettings(admin_api_key="another")))
+        assert set(spied.statuses(asked, {"Authorization": "Bearer another"})) == {299}
 
 
 def test_no_route_is_reached_by_a_websocket_without_a_key(paths: list[str]) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import tiny_models
@@ -67,9 +68,14 @@ def test_embedding_model_passes_the_steps_that_apply(models: Path, tmp_path: Pat
         assert _over_a_death(server, asked) == answer.json()["data"]
 
 
+def _core_of(server: Server) -> psutil.Process:
+    found = descendants(server.process.pid)
+    return next(process for process in found if "EngineCore" in " ".join(process.cmdline()))
+
+
 def _over_a_death(server: Server, asked: dict[str, Any]) -> object:
     """The data of an answer whose engine is killed while it works on it."""
-    core = next(p for p in descendants(server.process.pid) if "EngineCore" in " ".join(p.cmdline()))
+    core = _core_of(server)
     core.suspend()  # so that it has the request, and no answer, when it is killed
     with ThreadPoolExecutor(1) as client:
         answering = client.submit(server.post, "/v1/embeddings", asked, timeout=180)
@@ -78,3 +84,17 @@ def _over_a_death(server: Server, asked: dict[str, Any]) -> object:
         answer = answering.result()
     assert server.metric("requests_replayed_total") == len(asked["input"])
     return answer.json()["data"]
+
+
+def test_whisper_hears_silence_before_and_after_a_death(models: Path, tmp_path: Path) -> None:
+    """A model that takes no tokens is proven by a transcription, and replaced as any other."""
+    pytest.importorskip("soundfile", reason="vLLM reads audio with it")
+    model = tiny_models.make_whisper(models / "whisper")
+    with running(tmp_path, str(model), *SMALL, "--max-num-batched-tokens=4096") as server:
+        server.until_ready()
+        steps = {step["name"]: step for step in server.status["probe"]["steps"]}
+        passed = {name for name, step in steps.items() if step["outcome"] == "passed"}
+        assert passed == {"first_token"}
+        _core_of(server).kill()
+        server.until(lambda: server.status["engine"]["generation"] == 2, "the next engine")
+        server.until_ready()

@@ -58,3 +58,17 @@ def test_probe_leaves_no_trace_in_vllm_metrics(demo_start: Demo) -> None:
     assert steps > 50
     # One that the probe gave up may end when users are let in already.
     assert finished <= 1
+
+
+def test_only_what_users_ask_is_counted_as_http(demo_start: Demo) -> None:
+    """From the first refusal on, and nothing of the probe's."""
+    counted = [
+        (labels["handler"], labels["status"])
+        for labels in (
+            dict(pairs)
+            for name, pairs in demo_start.metrics_at_ready
+            if name == "http_requests_total"
+        )
+    ]
+    assert ("/v1/completions", "5xx") in counted
+    assert {handler for handler, _ in counted} == {"/v1/completions"}

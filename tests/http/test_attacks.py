@@ -10,6 +10,7 @@ SIZES = {
     "large_body": 96,
     "chunked_body": 96,
     "deep_json": 100_000,
+    "closing_json": 31,
 }
 ASKED = 50
 MOST_LARGER = 1.2

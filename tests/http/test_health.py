@@ -18,7 +18,7 @@ from statuses import REJECTION, a_fresh_status, a_rank, a_status
 
 PATHS = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz")
 OPEN_KEYS = {"state", "reason", "since", "eta_s", "progress", "probe"}
-FULL_KEYS = OPEN_KEYS | {"engine", "start", "workspace", "memory"}
+FULL_KEYS = OPEN_KEYS | {"broken_key_files", "engine", "start", "workspace", "memory"}
 
 
 def _expected(path: str, status: Status) -> int:
@@ -97,6 +97,13 @@ def test_the_report_says_where_the_server_stands() -> None:
     assert found["reason"] == "because of RECOVERING"
     assert found["since"] == "2023-11-14T22:13:20.500+00:00"
     assert found["eta_s"] == 12.0
+
+
+def test_what_the_engine_said_is_for_the_full_report() -> None:
+    """Paths and pids of an exception are not for anyone who asks whether it is up."""
+    status = a_status(State.RECOVERING, reason="the engine died: core_exit", detail="pid 7: /opt/x")
+    assert _report(status, is_full=False)["reason"] == "the engine died: core_exit"
+    assert _report(status)["reason"] == "the engine died: core_exit: pid 7: /opt/x"
 
 
 def test_the_report_shows_progress() -> None:

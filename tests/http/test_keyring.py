@@ -26,6 +26,16 @@ class Clock:
         self.now_seconds += LOOK_SECONDS
 
 
+class WallClock:
+    """Whose file was written long ago, unless it is told that somebody writes."""
+
+    is_writing = False
+
+    def __call__(self) -> float:
+        """What `time.time` would say."""
+        return 0.0 if self.is_writing else 2.0**40
+
+
 def _right(ring: Keyring, *keys: str) -> list[bool]:
     return [ring.name_of(key.encode()) is not None for key in keys]
 
@@ -62,7 +72,7 @@ def test_keys_of_a_file_are_right_beside_those_given(path: Path) -> None:
 def test_a_changed_file_is_read_again(path: Path) -> None:
     """The new key is right and the old one is not, as soon as it is time to look."""
     clock = Clock()
-    ring = Keyring(["given"], path, clock=clock)
+    ring = Keyring(["given"], path, clock=clock, wall_clock=WallClock())
     path.write_text("two\nthree\n")
     assert _right(ring, "one", "three") == [True, False]
     clock.pass_a_look()
@@ -76,7 +86,7 @@ def test_a_link_that_is_swapped_is_a_change(path: Path) -> None:
     for file in (path, other):
         os.utime(file, ns=(7, 7))
     link.symlink_to(path)
-    ring = Keyring([], link, clock=clock)
+    ring = Keyring([], link, clock=clock, wall_clock=WallClock())
     swapped = path.with_name("swapped")
     swapped.symlink_to(other)
     swapped.replace(link)
@@ -90,7 +100,7 @@ def test_a_file_that_breaks_leaves_the_keys_that_were_read_last(
 ) -> None:
     """The log says so once, until it is whole again, and quotes nothing of it."""
     clock = Clock()
-    ring = Keyring([], path, clock=clock)
+    ring = Keyring([], path, clock=clock, wall_clock=WallClock())
     whole = path.with_name("whole")
     path.rename(whole)
     if content is not None:
@@ -144,3 +154,38 @@ def test_a_start_without_a_regular_file_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=reason):
             Keyring([], path)
+
+
+def test_a_file_that_is_being_written_is_not_taken_over(path: Path) -> None:
+    """Caught half, a part of a key would be a key, and the others would be none."""
+    clock, wall_clock = Clock(), WallClock()
+    ring = Keyring([], path, clock=clock, wall_clock=wall_clock)
+    wall_clock.is_writing = True
+    path.write_text("one\nt")
+    clock.pass_a_look()
+    assert _right(ring, "one", "two", "t") == [True, True, False]
+    path.write_text("one\nthree\n")
+    clock.pass_a_look()
+    assert _right(ring, "one", "two", "three") == [True, True, False]
+    clock.pass_a_look()
+    assert _right(ring, "one", "two", "three") == [True, False, True]
+
+
+def test_a_broken_file_is_seen_by_who_asks_for_nothing(path: Path) -> None:
+    """Also where no request comes with a key, until the file is whole again."""
+    clock = Clock()
+    ring = Keyring([], path, clock=clock, wall_clock=WallClock())
+    seen = [ring.is_broken]
+    whole = path.with_name("whole")
+    for source, target in ((path, whole), (whole, path)):
+        source.rename(target)
+        clock.pass_a_look()
+        seen.append(ring.is_broken)
+    assert seen == [False, True, False]
+
+
+def test_a_key_that_can_be_guessed_is_named(path: Path) -> None:
+    """Given or in a file, by the name that tells nothing of it."""
+    path.write_text("b\n" + "c" * 16 + "\n")
+    ring = Keyring(["a", "d" * 16], path)
+    assert set(ring.short_names) == {ring.name_of(b"a"), ring.name_of(b"b")}

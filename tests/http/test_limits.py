@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
@@ -25,10 +26,12 @@ from websockets.asyncio.client import connect
 
 from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.api.admission import PROBE_HEADER, Admission
+from holdfast.api.buffers import FREE_BYTES
 from holdfast.api.engine_answer import SHAPED_BYTES
 from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
-from holdfast.api.limits import PACE_BYTES, Limits
+from holdfast.api.limits import LOOK_BYTES, PACE_BYTES, Limits
+from holdfast.engine.tracked import tracked_request
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.refusals import Refusals
 from inner_app import View
@@ -125,8 +128,10 @@ class Limited:
         self.inner = App()
         admission = Admission(View(), probe_token=PROBE, refusals=self.refusals)
         gate = Gate(self.inner, admission)
-        limits = Limits(gate, LimitSettings(**settings), self.refusals, is_probe=admission.is_probe)
-        self.app = FrontDoor([Route("/livez", self._livez)], limits)
+        self.limits = Limits(
+            gate, LimitSettings(**settings), self.refusals, is_probe=admission.is_probe
+        )
+        self.app = FrontDoor([Route("/livez", self._livez)], self.limits)
 
     async def _livez(self, _request: Request) -> Response:
         return PlainTextResponse("alive")
@@ -163,6 +168,25 @@ def test_what_is_no_json_may_be_as_deep_as_it_likes() -> None:
     headers = {"content-type": "application/octet-stream"}
     answer = limited.asked("POST", "/v1/echo", content=DEEP, headers=headers)
     assert (answer.json(), limited.refused) == ({"bytes": 100_000}, {})
+
+
+@pytest.mark.parametrize(
+    ("value", "count"), [(b"1,", 5 << 20), (b"[],", 600_000), (b'"":1,', 600_000)]
+)
+def test_json_of_too_many_values_is_refused(value: bytes, count: int) -> None:
+    """Nothing else is answered while a parser makes millions of them."""
+    limited = Limited()
+    answer = limited.asked("POST", "/v1/echo", content=value * count)
+    assert answer.status_code == 400
+    assert (limited.refused, limited.inner.reached) == ({"json_too_large": 1}, 0)
+
+
+def test_larger_bodies_may_have_more_values() -> None:
+    """An operator who lets more come in has so many token ids to send."""
+    limited = Limited(max_body_bytes=128 << 20)
+    content = b"100000, " * (5 << 20)
+    answer = limited.asked("POST", "/v1/echo", content=content)
+    assert (answer.json(), limited.refused) == ({"bytes": len(content)}, {})
 
 
 def test_json_in_another_encoding_is_refused() -> None:
@@ -302,9 +326,121 @@ def test_an_unknown_path_is_404() -> None:
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "Not Found")
 
 
+def held(size: int, port: int, key: str) -> socket.socket:
+    """A connection that has sent so much of a body, and sends no more."""
+    wire = socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS)
+    head = (
+        f"POST /v1/echo HTTP/1.1\r\nHost: x\r\nX-Key: {key}\r\nContent-Length: {size + 1}\r\n\r\n"
+    )
+    wire.sendall(head.encode() + b"1" * size)
+    return wire
+
+
+def test_all_bodies_together_are_bounded() -> None:
+    """503 for who wants more, while others and short requests are served; until there is room."""
+    limited = Limited(max_buffered_bytes=FREE_BYTES * 10)
+    large = b"1" * FREE_BYTES * 4
+
+    async def named(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            tracked_request().key = dict(scope["headers"]).get(b"x-key", b"").decode()
+        await limited.app(scope, receive, send)
+
+    async def scene() -> list[Any]:
+        async with serving(named) as client:
+            port = client.base_url.port or 0
+
+            async def send(key: str, body: bytes) -> httpx.Response:
+                return await client.post("/v1/echo", content=body, headers={"x-key": key})
+
+            async def until_kept(size: int) -> None:
+                async with asyncio.timeout(DEADLINE_SECONDS):
+                    while limited.limits.buffers.taken_bytes != size:  # noqa: ASYNC110 - the loop is all there is
+                        await asyncio.sleep(0.01)
+
+            with held(FREE_BYTES * 4, port, "a"):
+                await until_kept(FREE_BYTES * 3)
+                refused, short = await send("a", large), await send("a", b"[]")
+                other = await send("b", large)
+            await until_kept(0)
+            later = await send("a", large)
+            assert refused.headers["x-should-retry"] == "true"
+            codes = [answer.status_code for answer in (refused, short, other, later)]
+            return [*codes, refused.headers["retry-after"]]
+
+    assert asyncio.run(scene()) == [503, 200, 200, 200, "5"]
+    assert limited.refused == {"buffers_full": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        ("2001:db8::5", "2001:db8::6", 503),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::", 503),
+        ("2001:db8::5", "2001:db8:0:1::5", 200),
+        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", 200),
+        ("192.0.2.1", "192.0.2.2", 200),
+    ],
+)
+def test_one_network_of_ipv6_has_the_share_of_one_client(
+    first: str, second: str, status: int
+) -> None:
+    """However its addresses are written; two clients of IPv4 have a share each."""
+    limited = Limited(max_buffered_bytes=FREE_BYTES * 10)
+
+    async def placed(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope["client"] = (dict(scope["headers"])[b"x-key"].decode(), 1)
+        await limited.app(scope, receive, send)
+
+    async def scene() -> int:
+        async with serving(placed) as client:
+            with held(FREE_BYTES * 4, client.base_url.port or 0, first):
+                async with asyncio.timeout(DEADLINE_SECONDS):
+                    while not limited.limits.buffers.taken_bytes:  # noqa: ASYNC110 - as above
+                        await asyncio.sleep(0.01)
+                body = b"1" * FREE_BYTES * 4
+                answer = await client.post("/v1/echo", content=body, headers={"x-key": second})
+                return answer.status_code
+
+    assert asyncio.run(scene()) == status
+
+
 def test_others_have_their_turn_while_a_body_floods_in() -> None:
     """A body of which more is always there does not keep the loop between two reads of it."""
     assert all(later > earlier for earlier, later in pairwise(asyncio.run(turns_at_reads())))
+
+
+def test_others_have_their_turn_while_one_part_is_looked_at() -> None:
+    """However much comes in one part, so much of it is looked at between two turns of others."""
+    assert asyncio.run(turns_in_one_part(8 * LOOK_BYTES)) >= 7
+
+
+async def turns_in_one_part(size_bytes: int) -> int:
+    """How many turns another task has while a body of one part is received."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"]" * size_bytes, "more_body": False}
+
+    async def app(scope: Any, receive: Any, _send: Any) -> None:
+        await Request(scope, receive).body()
+
+    async def send(_message: Any) -> None:
+        return
+
+    task = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    limits, before = Limits(app, LimitSettings(), Refusals(), is_probe=lambda _: False), turns
+    await limits({"type": "http", "headers": []}, receive, send)
+    task.cancel()
+    return turns - before
 
 
 async def turns_at_reads() -> list[int]:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from random import Random
 
@@ -18,11 +19,13 @@ from websockets.exceptions import ConnectionClosed
 from asgi_server import DEADLINE_SECONDS, serving
 from fakes import FACTS
 from holdfast.api.admission import Admission
+from holdfast.api.durations import Durations
 from holdfast.api.gate import Gate
-from holdfast.api.line import Line, Ticket, places
+from holdfast.api.line import Line, Ticket
 from holdfast.api.service_rate import MEMORY_SECONDS, ServiceRate
-from holdfast.api.work import asks_for_work
-from holdfast.engine.tracked import tracked_request
+from holdfast.api.work import RENDERINGS, work_of
+from holdfast.engine.places import Places
+from holdfast.engine.tracked import Tracked, tracked_request
 from holdfast.lifecycle.states import State
 from holdfast.settings import OverloadSettings
 from holdfast.telemetry.refusals import Refusals
@@ -42,7 +45,7 @@ class Clock:
 
 
 def a_line(places: float = 1, most_waiting: int = 100) -> Line:
-    return Line(lambda: places, most_waiting=most_waiting)
+    return Line(lambda: Places(places, places), most_waiting=most_waiting)
 
 
 def called(line: Line, tickets: Sequence[Ticket]) -> list[str]:
@@ -64,7 +67,7 @@ def test_keys_take_turns() -> None:
 def test_nobody_overtakes_those_who_wait() -> None:
     """A place that is free while the line stood still goes to who has waited longest."""
     count = 0.0
-    line = Line(lambda: count, most_waiting=100)
+    line = Line(lambda: Places(count, count), most_waiting=100)
     first = line.join("a")
     count = 1.0
     second = line.join("b")
@@ -90,7 +93,7 @@ def test_a_full_line_is_shared() -> None:
 def test_what_needs_no_place_passes() -> None:
     """However full the engine is; it waits only while nobody is called."""
     count = 1.0
-    line = Line(lambda: count, most_waiting=2)
+    line = Line(lambda: Places(count, count), most_waiting=2)
     line.join("a")
     waiting = line.join("a")
     assert line.join("b", needs_place=False).standing == "called"
@@ -102,15 +105,28 @@ def test_what_needs_no_place_passes() -> None:
     assert (passer.standing, waiting.standing) == ("called", "waiting")
 
 
+def test_what_needs_no_place_shares_the_line_too() -> None:
+    """One key that fills it while nobody is called keeps no other out."""
+    line = a_line(0, most_waiting=3)
+    lookers = [line.join("a", needs_place=False) for _ in range(3)]
+    assert [line.join("b").standing for _ in range(2)] == ["waiting", "refused"]
+    assert [ticket.standing for ticket in lookers] == ["waiting", "waiting", "refused"]
+
+
 class Lines(RuleBasedStateMachine):
     """Random lives of tickets, beside a model that is a list."""
 
     tickets = Bundle("tickets")
+    keys, kept = 0, 0
 
     def __init__(self) -> None:
         super().__init__()
         self.places = 2
-        self.line = Line(lambda: self.places, most_waiting=5)
+        self.line = Line(
+            lambda: Places(self.places, self.places),
+            most_waiting=5,
+            count_keys=lambda: self.keys,
+        )
         self.joined: list[Ticket] = []
 
     @rule(target=tickets, key=st.sampled_from("abc"), needs_place=st.booleans())
@@ -146,11 +162,24 @@ class Lines(RuleBasedStateMachine):
             of_key = sum(ticket.key == key for ticket in (*waiting, *inside))
             assert self.line.count(key) == of_key
 
+    @rule(ticket=tickets)
+    def release(self, ticket: Ticket) -> None:
+        self.line.release(ticket)
+
     @invariant()
     def no_place_is_lost_and_none_is_given_twice(self) -> None:
-        placed = sum(t.standing == "called" and t.needs_place for t in self.joined)
+        placed = sum(ticket.has_place for ticket in self.joined)
         wanting = any(t.standing == "waiting" and t.needs_place for t in self.joined)
-        assert placed >= self.places or not wanting
+        assert placed >= self.places - self.kept or not wanting
+
+    @invariant()
+    def a_key_without_a_place_waits_only_for_a_full_engine(self) -> None:
+        placed = {ticket.key for ticket in self.joined if ticket.has_place}
+        waiting = {t.key for t in self.joined if t.standing == "waiting" and t.needs_place}
+        assert not waiting - placed or self.line.waiting == 0 or self._count() >= self.places
+
+    def _count(self) -> int:
+        return sum(ticket.has_place for ticket in self.joined)
 
     @invariant()
     def a_key_is_served_in_order(self) -> None:
@@ -160,7 +189,14 @@ class Lines(RuleBasedStateMachine):
             assert all(ticket.standing != "called" for ticket in of_key[first:])
 
 
+class SharedLines(Lines):
+    """Those of several keys, of which each leaves the others a place."""
+
+    keys, kept = 3, 1
+
+
 TestLines = Lines.TestCase
+TestSharedLines = SharedLines.TestCase
 
 
 # What clients are told
@@ -206,33 +242,33 @@ def test_places_keep_the_engine_full_and_its_queue_short(
     facts = replace(
         FACTS, max_num_seqs=running, data_parallel_size=engines, max_queued_requests=bound
     )
-    assert places(facts) == expected
+    assert Places.of(facts).count == expected
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "asks"),
+    ("method", "path", "work"),
     [
-        ("POST", "/v1/chat/completions", True),
-        ("POST", "/v1/responses", True),
-        ("POST", "/not/known/yet", True),
-        ("DELETE", "/v1/responses/1", True),
-        ("POST", "/tokenize/../v1/completions", True),
-        ("POST", "/resume/", True),
-        ("GET", "/v1/models", False),
-        ("HEAD", "/v1/models", False),
-        ("OPTIONS", "/v1/chat/completions", False),
-        ("POST", "/tokenize", False),
-        ("POST", "/base/detokenize", False),
-        ("POST", "/resume", False),
-        ("POST", "/v1/responses/resp_1/cancel", False),
-        ("POST", "/v1/responses/a/b/cancel", True),
+        ("POST", "/v1/chat/completions", "engine"),
+        ("POST", "/v1/responses", "engine"),
+        ("POST", "/not/known/yet", "engine"),
+        ("DELETE", "/v1/responses/1", "engine"),
+        ("POST", "/tokenize/../v1/completions", "engine"),
+        ("POST", "/resume/", "engine"),
+        ("GET", "/v1/models", "none"),
+        ("HEAD", "/v1/models", "none"),
+        ("OPTIONS", "/v1/chat/completions", "none"),
+        ("POST", "/tokenize", "rendering"),
+        ("POST", "/base/detokenize", "rendering"),
+        ("POST", "/resume", "none"),
+        ("POST", "/v1/responses/resp_1/cancel", "none"),
+        ("POST", "/v1/responses/a/b/cancel", "engine"),
     ],
 )
-def test_what_asks_the_engine_for_work(method: str, path: str, asks: bool) -> None:
-    """Everything but what is known not to: what frees a full engine must never wait for it."""
+def test_what_a_request_occupies(method: str, path: str, work: str) -> None:
+    """The engine, if nothing else is known: what frees a full engine must never wait for it."""
     scope = {"type": "http", "method": method, "path": path}
-    assert asks_for_work(scope, "/base") is asks
-    assert asks_for_work({"type": "websocket", "path": path}) is True
+    assert work_of(scope, "/base") == work
+    assert work_of({"type": "websocket", "path": path}) == "engine"
 
 
 # The line before an application
@@ -244,9 +280,12 @@ class Shop:
     A request says its key in `x-key`, in the place of the layer that knows keys.
     """
 
-    def __init__(self, *, places: float = 1, waiting: int = 100, per_key: int = 0) -> None:
+    def __init__(
+        self, *, places: float = 1, waiting: int = 100, per_key: int = 0, keys: int = 0
+    ) -> None:
         self.view = View()
         self.served: list[str] = []
+        self.at_work: list[Tracked] = []
         self.refusals = Refusals()
         self.admission = Admission(
             self.view,
@@ -254,7 +293,8 @@ class Shop:
             probe_token="",
             hold_timeout_seconds=DEADLINE_SECONDS,
             overload=OverloadSettings(waiting, per_key),
-            places=lambda: places,
+            places=lambda: Places(places, places),
+            count_keys=lambda: keys,
         )
         self._gate = Gate(self._answer, self.admission)
         self._released = asyncio.Semaphore(0)
@@ -293,6 +333,7 @@ class Shop:
             await send({"type": "lifespan.shutdown.complete"})
             return
         if scope["method"] == "POST":
+            self.at_work.append(tracked_request())
             await self._released.acquire()
         self.served.append(tracked_request().key)
         body = (await receive()).get("body", b"")
@@ -301,10 +342,10 @@ class Shop:
 
 
 def ask(
-    client: httpx.AsyncClient, key: str = "", body: bytes = b""
+    client: httpx.AsyncClient, key: str = "", body: bytes = b"", path: str = "/work"
 ) -> asyncio.Task[httpx.Response]:
     """A request that is under way."""
-    return asyncio.create_task(client.post("/work", content=body, headers={"x-key": key}))
+    return asyncio.create_task(client.post(path, content=body, headers={"x-key": key}))
 
 
 def test_who_waits_is_served_with_the_body_that_was_sent() -> None:
@@ -346,6 +387,154 @@ def test_the_wait_of_who_was_let_in_is_counted() -> None:
     count, least_seconds, sum_seconds = asyncio.run(scene())
     assert count == 2
     assert sum_seconds >= least_seconds
+
+
+@contextmanager
+def slow_upload(client: httpx.AsyncClient) -> Iterator[socket.socket]:
+    """A request whose body does not come."""
+    url = client.base_url
+    with socket.create_connection((url.host, url.port), DEADLINE_SECONDS) as wire:
+        wire.sendall(b"POST /work HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf-")
+        yield wire
+
+
+def test_an_upload_that_takes_long_has_no_place() -> None:
+    """Others are served meanwhile, and it is served when it is there."""
+
+    async def scene() -> tuple[int, str]:
+        shop = Shop(places=1, waiting=0)
+        shop.release(2)
+        async with shop.serving() as client:
+            with slow_upload(client) as wire:
+                answer = await ask(client)
+                assert (shop.admission.in_flight, shop.admission.held) == (0, 0)
+                wire.sendall(b"there")
+                reading = asyncio.to_thread(wire.recv, 65536)
+                return answer.status_code, (await reading).decode()
+
+    code, answer = asyncio.run(scene())
+    assert code == 200
+    assert answer.startswith("HTTP/1.1 200")
+
+
+def test_a_client_that_reads_slowly_has_no_place_when_the_engine_is_done() -> None:
+    """The next is called, while its answer is not given whole yet."""
+
+    async def scene() -> list[int]:
+        shop = Shop()
+        async with shop.serving() as client:
+            asking = [ask(client), ask(client)]
+            await shop.until_there(inside=1, waiting=1)
+            shop.at_work[0].engine_is_done()
+            await shop.until_there(inside=2, waiting=0)
+            asking.append(ask(client))
+            await shop.until_there(inside=2, waiting=1)
+            shop.release(3)
+            codes = [(await one).status_code for one in asking]
+            await shop.until_there(inside=0, waiting=0)
+            return codes
+
+    assert asyncio.run(scene()) == [200, 200, 200]
+
+
+def test_one_key_leaves_a_place_to_another() -> None:
+    """However long its requests take; with a single key all places are in use."""
+
+    async def scene(keys: int) -> list[int]:
+        shop = Shop(places=4, keys=keys)
+        async with shop.serving() as client:
+            asking = [ask(client, "a") for _ in range(8)]
+            await shop.until(lambda: shop.admission.in_flight + shop.admission.held == 8)
+            found = [shop.admission.in_flight]
+            asking.append(ask(client, "b"))
+            await shop.until(lambda: shop.admission.in_flight + shop.admission.held == 9)
+            found.append(sum(tracked.key == "b" for tracked in shop.at_work))
+            shop.release(9)
+            await asyncio.gather(*asking)
+            return found
+
+    assert asyncio.run(scene(keys=2)) == [3, 1]
+    assert asyncio.run(scene(keys=1)) == [4, 0]
+
+
+def test_what_renders_prompts_has_a_few_places_of_its_own() -> None:
+    """Neither does it wait for a full engine, nor come all at once."""
+
+    async def scene() -> list[int]:
+        shop = Shop(places=1)
+        async with shop.serving() as client:
+            asking = [ask(client), ask(client)]
+            await shop.until_there(inside=1, waiting=1)
+            asking += [ask(client, path="/tokenize") for _ in range(RENDERINGS + 2)]
+            await shop.until_there(inside=1 + RENDERINGS, waiting=3)
+            shop.release(len(asking))
+            return [(await one).status_code for one in asking]
+
+    assert set(asyncio.run(scene())) == {200}
+
+
+def test_the_limit_of_a_key_is_for_what_renders_prompts_too() -> None:
+    """`--max-requests-per-key` counts all that a key asks."""
+
+    async def scene() -> int:
+        shop = Shop(per_key=2)
+        async with shop.serving() as client:
+            asking = [ask(client, "a"), ask(client, "a", path="/tokenize")]
+            await shop.until_there(inside=2, waiting=0)
+            refused = await ask(client, "a", path="/tokenize")
+            shop.release(2)
+            await asyncio.gather(*asking)
+        return refused.status_code
+
+    assert asyncio.run(scene()) == 429
+
+
+def test_a_key_is_told_when_one_of_its_own_requests_is_likely_to_end() -> None:
+    """By how long they took before, not by how fast the line moves."""
+    clock = Clock()
+    durations = Durations(clock)
+    assert durations.left_seconds("a") is None
+    for seconds in (20.0, 22.0, 200.0):
+        durations.begin("a", seconds)
+        clock.now_seconds += seconds
+        durations.end("a", seconds)
+    durations.begin("a", "first")
+    clock.now_seconds += 3.0
+    durations.begin("a", "second")
+    assert durations.left_seconds("a") == 19.0
+    clock.now_seconds += 37.0
+    assert durations.left_seconds("a") == 37.0
+    assert durations.left_seconds("b") is None
+    durations.begin("b", "of a key that is new")
+    assert durations.left_seconds("b") == 22.0
+
+
+def test_before_any_request_has_ended_the_youngest_tells_the_wait() -> None:
+    """It is taken to last as long again, and not for a moment."""
+    clock = Clock()
+    durations = Durations(clock)
+    durations.begin("a", 1)
+    assert durations.left_seconds("a") == 5.0
+    clock.now_seconds += 19.0
+    assert durations.left_seconds("a") == 19.0
+
+
+def test_the_wait_that_a_key_is_told_is_its_own() -> None:
+    """Though the line has moved fast for all others."""
+
+    async def scene() -> str:
+        shop = Shop(places=1, per_key=1)
+        async with shop.serving() as client:
+            shop.admission.durations.begin("a", "earlier")
+            shop.admission.durations.end("a", "earlier", took_seconds=60.0)
+            asking = ask(client, "a")
+            await shop.until_there(inside=1, waiting=0)
+            refused = await ask(client, "a")
+            shop.release()
+            await asking
+        return str(refused.headers["retry-after"])
+
+    assert 50 <= int(asyncio.run(scene())) <= 60
 
 
 def test_beyond_the_line_is_429() -> None:

@@ -97,6 +97,15 @@ CASES: dict[str, dict[str, Any]] = {
             "from": [{"podSelector": {"matchLabels": {"app": "gateway"}}}],
         },
     },
+    "closed to the Internet": {
+        "model": "/models/mine",
+        **mounted("/models/"),
+        "networkPolicy": {
+            "egress": {"public": False, "rules": [{"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]}]}
+        },
+    },
+    "open egress": {"model": "m", "networkPolicy": {"egress": {"restricted": False}}},
+    "no policy of the network": {"model": "m", "networkPolicy": {"enabled": False}},
     "scaled, fast start": {
         "model": "m",
         "autoscaling": {"enabled": True},
@@ -130,7 +139,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "claims of the user": {
         "model": "Qwen/Qwen3-8B",
-        "networkPolicy": {"enabled": True},
         "keys": {"existingSecret": "mine", "existingKeys": ["api-key", "hugging-face-token"]},
         "volumes": {
             name: {"existingClaim": f"my-{name}"} for name in ("state", "models", "kernels")

@@ -64,6 +64,8 @@ def _server() -> Iterable[Line]:
         yield _series("holdfast_requests_lost_total", f'reason="{reason}"', _always(0))
     yield _series("holdfast_requests_replayed_total", "", _always(0))
     yield _series("holdfast_requests_refused_total", 'reason="overloaded"', _always(0))
+    for ring in ("api", "admin"):
+        yield _series("holdfast_key_file_broken", f'ring="{ring}"', _always(0))
     in_flight = [float(minute % 9) if minute >= READY else 0.0 for minute in range(MINUTES)]
     yield _series("holdfast_requests_in_flight", "", in_flight)
 

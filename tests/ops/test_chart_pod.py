@@ -211,6 +211,13 @@ def test_every_port_by_name_exists(answer: Answer, case: str) -> None:
 
 
 @every_case
+def test_scratch_takes_no_more_than_it_may(answer: Answer, case: str) -> None:
+    """What clients or compilers have written there ends this pod, and not its node."""
+    (scratch,) = (one for one in pod(answer, case)["volumes"] if one["name"] == "scratch")
+    assert scratch["emptyDir"] == {"sizeLimit": "16Gi"}
+
+
+@every_case
 def test_every_volume_and_secret_is_there_or_named_by_the_user(answer: Answer, case: str) -> None:
     """Claims are made or given, mounts name a volume, and no pod starts without a key it needs."""
     spec, only = pod(answer, case), container(answer, case)

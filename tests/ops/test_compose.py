@@ -127,6 +127,41 @@ def test_the_doctor_is_content(name: str, tmp_path: Path) -> None:
 
 
 @every_set
+def test_no_service_may_do_more_than_it_needs(name: str) -> None:
+    """Each writes to its volumes and to /tmp alone, without capabilities, and can gain none."""
+    for service in config(name)["services"].values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert [path.partition(":")[0] for path in service["tmpfs"]] == ["/tmp"]  # noqa: S108 - of a container
+        assert not service.get("privileged")
+
+
+def test_no_constant_opens_grafana() -> None:
+    """Its administrator has the password that was given, else one that is new at each start."""
+
+    def password(**given: str) -> str:
+        service = json.loads(compose("demo", **given).stdout)["services"]["grafana"]
+        *shell, script = service["entrypoint"]
+        assert script.endswith("exec /run.sh")
+        done = subprocess.run(
+            [*shell, script.replace("$$", "$").replace("/run.sh", "env")],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env={"PATH": os.environ["PATH"], **service["environment"]},
+        )
+        (found,) = re.findall(r"^GF_SECURITY_ADMIN_PASSWORD=(.*)$", done.stdout, re.MULTILINE)
+        return str(found)
+
+    assert password(GRAFANA_PASSWORD="of mine") == "of mine"  # noqa: S106 - of nothing
+    made = {password(), password()}
+    assert len(made) == 2
+    assert min(map(len, made)) == 32
+
+
+@every_set
 def test_the_server_keeps_what_it_learns_and_compiles(name: str) -> None:
     """State, models and kernels are named volumes; the rest of its file system is read-only."""
     service = config(name)["services"]["holdfast"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -211,3 +212,21 @@ def test_a_busy_port_is_known_before_anything_else(tmp_path: Path) -> None:
             assert server.wait() == 6
             line = re.escape(f"holdfast: error: 127.0.0.1:{port} is in use") + ".* Remedy: .+"
             assert re.fullmatch(line, server.log.strip())
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_said"), [((), True), (("--api-key", "a-key-of-ours"), False)]
+)
+def test_a_start_says_that_the_door_is_open(flags: tuple[str, ...], *, is_said: bool) -> None:
+    """Before anything else: whom it lets in, and the remedy."""
+    with socket.create_server(("0.0.0.0", 0)) as other:  # noqa: S104 - so that the start ends here
+        command = [sys.executable, "-m", "holdfast", "serve", *UNPROBED, *flags]
+        done = subprocess.run(
+            [*command, f"--port={other.getsockname()[1]}"],
+            timeout=DEADLINE_SECONDS * 3,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 6
+    assert ("WARNING" in done.stderr and "no API key, and every" in done.stderr) is is_said

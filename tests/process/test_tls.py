@@ -215,6 +215,28 @@ def test_clients_need_a_certificate_where_it_is_asked_for(
                 client_of(server, ca, wrong).gets("/livez")
 
 
+def test_an_authority_that_is_taken_out_is_trusted_no_more(
+    mutual: tuple[str, ...], authority: Authority, clients: Authority, tmp_path: Path
+) -> None:
+    """The file of authorities is renewed: who the new ones vouch for gets in, and nobody else."""
+    others = Authority.named("others")
+    old = clients.issue(tmp_path / "client", "client", for_server=False)
+    new = others.issue(tmp_path / "other", "other", for_server=False)
+    ca = authority.write(tmp_path / "ca.pem")
+    arguments = (*UNPROBED, *mutual, "--enable-ssl-refresh")
+    with running(tmp_path, *arguments, command=COMMAND) as server:
+        assert client_of(server, ca, old).gets("/livez") == 200
+        others.write(tmp_path / "clients.pem")
+        wait_until(
+            lambda: "was renewed" in server.log,
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: server.log,
+        )
+        assert client_of(server, ca, new).gets("/livez") == 200
+        with pytest.raises(httpx.TransportError):
+            client_of(server, ca, old).gets("/livez")
+
+
 def test_the_probe_needs_no_certificate_of_yours(mutual: tuple[str, ...], tmp_path: Path) -> None:
     """It comes through, and fails at the stand-in's answer, which is no chat."""
     arguments = ("model", "--probe=quick", "--learned-dir=none", *mutual)

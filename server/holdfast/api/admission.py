@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import time
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Protocol
 
 from starlette.types import Scope
 
+from holdfast.api.durations import Durations
 from holdfast.api.line import Line, Ticket
+from holdfast.api.work import RENDERINGS, Work
+from holdfast.engine.places import Places
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.records import RefusalReason
 from holdfast.settings import OverloadSettings
@@ -23,6 +27,8 @@ PROBE_HEADER_BYTES = PROBE_HEADER.encode()
 RETRY_AFTER_UNKNOWN_SECONDS = 5
 RETRY_AFTER_MOST_SECONDS = 120
 
+_RENDERING_PLACES = Places(RENDERINGS, RENDERINGS)
+_NO_PLACES = Places(0, 0)
 _REFUSAL_OF = MappingProxyType[State, RefusalReason](
     {State.DRAINING: "draining", State.STOPPED: "draining", State.FAILED: "failed"}
 )
@@ -62,13 +68,23 @@ class Admission:
         refusals: Refusals,
         hold_timeout_seconds: float = 0.0,
         overload: OverloadSettings | None = None,
-        places: Callable[[], float] = lambda: math.inf,
+        places: Callable[[], Places] = Places,
+        count_keys: Callable[[], int] = lambda: 0,
     ) -> None:
         self.view = view
         self._overload = overload or OverloadSettings()
         self._hold_timeout_seconds = hold_timeout_seconds
         self._places = places
-        self._line = Line(self._places_now, most_waiting=self._overload.max_waiting)
+        most_waiting = self._overload.max_waiting
+        self._line = Line(self._places_now, most_waiting=most_waiting, count_keys=count_keys)
+        self._renderings = Line(
+            lambda: _RENDERING_PLACES if self._is_moving else _NO_PLACES,
+            most_waiting=most_waiting,
+            count_keys=count_keys,
+        )
+        self._lines = (self._line, self._renderings)
+        self.durations = Durations(time.monotonic)
+        """How long the requests of each key are at work, where their number is bound."""
         self._is_moving = False
         self._follower: asyncio.Task[None] | None = None
         self._probe_token = probe_token.encode()
@@ -81,17 +97,18 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """Requests let in and not yet answered whole, the probe's own left out."""
-        return self._line.inside
+        return sum(line.inside for line in self._lines)
 
     @property
     def held(self) -> int:
         """Requests that wait for a place in the engine, or for its next generation."""
-        return self._line.waiting
+        return sum(line.waiting for line in self._lines)
 
     @property
     def is_busy(self) -> bool:
         """Whether anybody waits or is in flight."""
-        return bool(self._line.inside or self._line.waiting)
+        line, renderings = self._lines
+        return bool(line.inside or line.waiting or renderings.inside or renderings.waiting)
 
     def is_open(self, *, is_probe: bool) -> bool:
         """Whether a request that comes now may enter."""
@@ -110,7 +127,13 @@ class Admission:
             name == PROBE_HEADER_BYTES and self.is_probe_token(value) for name, value in headers
         )
 
-    def join(self, key: str, *, needs_place: bool) -> Ticket:
+    def is_in_vain(self) -> bool:
+        """Whether a request that comes now would be refused whatever it asks."""
+        if self.is_open(is_probe=False):
+            return False
+        return not self._is_worth_to_wait(self._hold_deadline())
+
+    def join(self, key: str, *, work: Work) -> Ticket:
         """A ticket for a request that comes now: called, waiting or refused. It must `leave`.
 
         A lost engine is worth to wait for while its next generation is expected within the hold
@@ -118,22 +141,40 @@ class Admission:
         """
         self._look()
         most = self._overload.max_requests_per_key
-        if not self.is_open(is_probe=False) and not self._is_worth_to_wait(self._hold_deadline()):
+        if self.is_in_vain():
             ticket = Ticket(key, standing="refused", refusal=self._refusal_of_state())
-        elif key and most and needs_place and self._line.count(key) >= most:
+        elif key and most and work != "none" and self._count(key) >= most:
             ticket = Ticket(key, standing="refused", refusal="key_concurrency")
         else:
-            ticket = self._line.join(key, needs_place=needs_place)
+            line = self._renderings if work == "rendering" else self._line
+            ticket = line.join(key, needs_place=work != "none")
             self._idle.clear()
+        ticket.work = work
         if ticket.standing == "waiting" and (self._follower is None or self._follower.done()):
             self._follower = asyncio.create_task(self._follow(), name="line")
         return ticket
 
+    def begin(self, ticket: Ticket) -> None:
+        """A request that was called goes on; how long it takes is known when it leaves."""
+        if self._overload.max_requests_per_key and ticket.key and ticket.needs_place:
+            self.durations.begin(ticket.key, ticket)
+
+    def release(self, ticket: Ticket) -> None:
+        """The engine is done with a request, whose client may read its answer for long still."""
+        self._line_of(ticket).release(ticket)
+
     def leave(self, ticket: Ticket) -> None:
         """Take a request out, wherever it stands."""
-        self._line.leave(ticket)
+        self.durations.end(ticket.key, ticket)
+        self._line_of(ticket).leave(ticket)
         if not self.is_busy:
             self._idle.set()
+
+    def _line_of(self, ticket: Ticket) -> Line:
+        return self._renderings if ticket.work == "rendering" else self._line
+
+    def _count(self, key: str) -> int:
+        return sum(line.count(key) for line in self._lines)
 
     def count_refusal(self, reason: RefusalReason) -> None:
         """Count a request that is turned away."""
@@ -158,16 +199,24 @@ class Admission:
                     await ticket.until_stirred()
             except TimeoutError:
                 break
-        self._line.refuse(ticket, self._refusal_of_state())  # if it waits still
+        self._line_of(ticket).refuse(ticket, self._refusal_of_state())  # if it waits still
         return True
 
-    def retry_after_seconds(self) -> int:
-        """Whole seconds until who is refused now would not be, between 1 and 120."""
+    def retry_after_seconds(self, ticket: Ticket) -> int:
+        """Whole seconds until who is refused now would not be, between 1 and 120.
+
+        With too many of its key, that is when one of those is likely to end.
+        """
+        if ticket.refusal == "key_concurrency":
+            left_seconds = self.durations.left_seconds(ticket.key)
+            if left_seconds is not None:
+                return retry_after_seconds(left_seconds)
+        line = self._line_of(ticket)
         eta_seconds = None if self.view.state in SERVING else self.view.eta_seconds
-        rate = self._line.rate.per_second
+        rate = line.rate.per_second
         if not rate:
             return retry_after_seconds(eta_seconds)
-        return retry_after_seconds((self._line.waiting + 1) / rate + (eta_seconds or 0.0))
+        return retry_after_seconds((line.waiting + 1) / rate + (eta_seconds or 0.0))
 
     async def until_idle(self, deadline_seconds: float) -> bool:
         """Wait until nothing waits or is in flight; False if not so after `deadline_seconds`."""
@@ -189,8 +238,8 @@ class Admission:
     def _refusal_of_state(self) -> RefusalReason:
         return _REFUSAL_OF.get(self.view.state, "not_ready")
 
-    def _places_now(self) -> float:
-        return self._places() if self._is_moving else 0
+    def _places_now(self) -> Places:
+        return self._places() if self._is_moving else _NO_PLACES
 
     def _look(self) -> None:
         """See whether the line moves: in READY, and in a drain if it moved before."""
@@ -199,10 +248,11 @@ class Admission:
 
     async def _follow(self) -> None:
         """While somebody waits, have the line follow the state."""
-        while self._line.waiting:
+        while self.held:
             self._look()
-            self._line.advance()
-            self._line.stir()
+            for line in self._lines:
+                line.advance()
+                line.stir()
             await self.view.until_moved()
 
 

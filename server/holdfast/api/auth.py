@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.api.keyring import Keyring
 from holdfast.api.paths import own_path
 from holdfast.api.replies import close_websocket, openai_error
+from holdfast.api.work import is_for_operators
 from holdfast.engine.tracked import tracked_request
 from holdfast.errors import UsageError
 from holdfast.records import RefusalReason
@@ -55,6 +56,14 @@ class Keys:
             )
         return cls(api, admin, guards_metrics)
 
+    def broken_files(self) -> Mapping[str, bool]:
+        """Whether the file of each ring is broken. From any thread."""
+        return {"api": self.api.is_broken, "admin": self.admin.is_broken}
+
+    def short_names(self) -> tuple[str, ...]:
+        """The names of the keys that can be guessed."""
+        return (*self.api.short_names, *self.admin.short_names)
+
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
@@ -79,15 +88,18 @@ _NO_ADMIN_KEY = _Refusal(
 _NO_ADMIN = _Refusal(
     403, "permission_error", "This route needs the admin key, not an API key.", "forbidden"
 )
-_NO_ROUTE = _Refusal(404, "not_found_error", "Not found: no admin key was set.")
+_NO_ROUTE = _Refusal(
+    404, "not_found_error", "Not found: no admin key was set (--admin-api-key), which it needs."
+)
 
 
 class KeyCheck:
     """Pure ASGI: what has the right key, or needs none, reaches `app` unchanged.
 
     The path is judged as the front door judges it. Health routes are open, `/metrics` as the keys
-    say, `/admin` and what is below needs an admin key; everything else needs an API key if there
-    is one: routes of any kind and method, WebSockets, and paths that do not exist.
+    say. `/admin` and what is below needs an admin key, and so do vLLM's routes for operators, also
+    where there is no API key. Everything else needs an API key if there is one: routes of any kind
+    and method, WebSockets, and paths that do not exist.
     """
 
     def __init__(
@@ -128,7 +140,8 @@ class KeyCheck:
 
     def _refusal(self, scope: Scope) -> _Refusal | None:
         path = own_path(scope, self._root_path)
-        if path == ADMIN_PATH or path.startswith(f"{ADMIN_PATH}/"):
+        is_admin = path == ADMIN_PATH or path.startswith(f"{ADMIN_PATH}/")
+        if is_admin or is_for_operators(path):
             return self._admin_refusal(scope)
         # The front door answers no WebSocket itself, whatever its path.
         if scope["type"] == "http" and self._is_open(path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from types import MappingProxyType
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,9 +25,9 @@ from holdfast.api.replies import (
     openai_error,
 )
 from holdfast.api.waiting import PatientReceive
-from holdfast.api.work import asks_for_work
+from holdfast.api.work import work_of
 from holdfast.engine.tracked import Tracked, tracked_request
-from holdfast.errors import NotReadyError, OverloadedError
+from holdfast.errors import KeySuspendedError, NotReadyError, OverloadedError
 from holdfast.records import RefusalReason
 
 WEBSOCKET_TRY_AGAIN_LATER = 1013
@@ -41,9 +43,18 @@ _OVERLOADS = MappingProxyType[RefusalReason, str](
 class Gate:
     """Pure ASGI: what enters reaches `app` unchanged, but for the header of the probe."""
 
-    def __init__(self, app: ASGIApp, admission: Admission, *, root_path: str = "") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        admission: Admission,
+        *,
+        suspended_seconds: Callable[[str], float] = lambda _: 0.0,
+        root_path: str = "",
+    ) -> None:
+        """`suspended_seconds` says how long a key has to wait, 0 if it need not."""
         self._app = app
         self._admission = admission
+        self._suspended_seconds = suspended_seconds
         self._root_path = root_path.rstrip("/")
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -57,6 +68,9 @@ class Gate:
         tracked = tracked_request()
         tracked.is_probe = is_probe
         if not is_probe:
+            if seconds := self._suspended_seconds(tracked.key):
+                self._admission.count_refusal("key_suspended")
+                return self._turn_away(_suspended(seconds), scope, receive, send)
             return self._line_up(scope, receive, send, tracked)
         if self._admission.is_open(is_probe=True):
             return self._let_in(scope, receive, send, tracked)
@@ -69,19 +83,26 @@ class Gate:
         return self._app(scope, receive, answer.send)
 
     async def _line_up(self, scope: Scope, receive: Receive, send: Send, tracked: Tracked) -> None:
-        needs_place = asks_for_work(scope, self._root_path)
-        ticket = self._admission.join(tracked.key, needs_place=needs_place)
+        work = work_of(scope, self._root_path)
+        receive = patient = PatientReceive(receive)
+        has_body = scope["type"] == "http" and work != "none" and not self._admission.is_in_vain()
+        # A place is for a request that is there, not for one that may come within hours.
+        if has_body and not await patient.has_whole_body():
+            return
+        tracked.received_seconds = time.monotonic()
+        ticket = self._admission.join(tracked.key, work=work)
         waited_seconds = 0.0
         try:
             if ticket.standing == "waiting":
                 began_seconds = time.monotonic()
-                receive = patient = PatientReceive(receive)
                 if await patient.while_here(self._admission.until_settled(ticket)) is None:
                     return
                 waited_seconds = time.monotonic() - began_seconds
             if ticket.standing == "called":
-                if needs_place:
+                self._admission.begin(ticket)
+                if work == "engine":
                     self._admission.waits.count(waited_seconds)
+                    tracked.engine_is_done = partial(self._admission.release, ticket)
                 await self._let_in(scope, receive, send, tracked)
             else:
                 await self._refuse(ticket, scope, receive, send)
@@ -94,7 +115,7 @@ class Gate:
         if ticket.refusal in _OVERLOADS:
             error = OverloadedError(
                 _OVERLOADS[ticket.refusal],
-                retry_after_seconds=self._admission.retry_after_seconds(),
+                retry_after_seconds=self._admission.retry_after_seconds(ticket),
             )
         else:
             error = _not_ready(self._admission.view)
@@ -114,7 +135,7 @@ class Gate:
             status=error.http_status,
             headers={
                 "retry-after": str(error.retry_after_seconds),
-                SHOULD_RETRY_HEADER: "true",
+                SHOULD_RETRY_HEADER: str(not isinstance(error, KeySuspendedError)).lower(),
                 STATE_HEADER: self._admission.view.state,
             },
         )
@@ -127,6 +148,13 @@ class Gate:
         if len(kept) == len(headers):
             return scope, False
         return {**scope, "headers": kept}, self._admission.is_probe(scope)
+
+
+def _suspended(seconds: float) -> KeySuspendedError:
+    return KeySuspendedError(
+        "Requests of this API key have ended the engine several times: it is suspended.",
+        retry_after_seconds=math.ceil(seconds),
+    )
 
 
 def _not_ready(view: GateView) -> NotReadyError:

@@ -43,7 +43,12 @@ def is_started(status: Status) -> bool:
     return status.has_been_ready
 
 
-def health_routes(status: Callable[[], Status], *, queue: Callable[[], Queue]) -> list[Route]:
+def health_routes(
+    status: Callable[[], Status],
+    *,
+    queue: Callable[[], Queue],
+    broken_key_files: Callable[[], Mapping[str, bool]] = dict,
+) -> list[Route]:
     """`/livez`, `/readyz`, `/health`, `/ping`, `/startupz` and `/statusz`."""
 
     def body(now: Status, *, is_full: bool) -> Report:
@@ -66,7 +71,9 @@ def health_routes(status: Callable[[], Status], *, queue: Callable[[], Queue]) -
 
     async def statusz(_request: Request) -> Response:
         now = status()
-        return _reply(now, body(now, is_full=True), 200)
+        whole = body(now, is_full=True)
+        whole["broken_key_files"] = dict(broken_key_files())
+        return _reply(now, whole, 200)
 
     return [
         short("/livez", is_alive),
@@ -102,6 +109,9 @@ def report(
     }
     if not is_full:
         return known
+    if status.detail:
+        known["reason"] = f"{status.reason}: {status.detail}"
+    known["broken_key_files"] = {}
     known["engine"] = {
         "generation": status.engine.generation,
         "restarts": status.engine.restarts,

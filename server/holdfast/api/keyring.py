@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import logging
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,7 +20,9 @@ from holdfast.settings import values
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""So often, at most, a request looks whether the file has changed."""
+"""So often, at most, it is looked whether the file has changed."""
+FEWEST_CHARACTERS = 16
+"""Of a key that cannot be guessed."""
 MOST_FILE_BYTES = 1024 * 1024
 
 Version = tuple[int, int, int]
@@ -27,7 +30,7 @@ Version = tuple[int, int, int]
 
 
 class Keyring:
-    """Keys of one kind. Belongs to one event loop."""
+    """Keys of one kind, of one event loop; whether its file is broken any thread may ask."""
 
     def __init__(
         self,
@@ -36,23 +39,32 @@ class Keyring:
         *,
         source: str = "--api-key-file",
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Read the file at `path`, which `source` has named.
+
+        A file that changes is taken over when it has been the same for `LOOK_SECONDS`: one that is
+        written in place is seen half, and a part of a key would be a key.
 
         Raises:
             UsageError: it cannot be read, or is no list of keys.
         """
+        given = tuple(given)
         self._given = _named(given)
         self._named = self._given
+        self._short = _short(given)
         self._path = path
         self._source = source
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._looking = threading.Lock()
         self._version: Version | None = None
+        self._seen: Version | None = None
         self._is_broken = False
         self._looks_at = clock() + LOOK_SECONDS
         if path is not None:
             try:
-                self._read(path)
+                self._read(path, _version(path))
             except (OSError, ValueError) as error:
                 raise UsageError(
                     f"{source}: {path}: {_reason(error)}.",
@@ -63,6 +75,22 @@ class Keyring:
     def is_empty(self) -> bool:
         """Whether there is no key at all; a ring with a file has always one."""
         return not self._named
+
+    @property
+    def count(self) -> int:
+        """How many keys there are."""
+        return len(self._named)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the file cannot be taken over, so that the keys read last stay right."""
+        self._look()
+        return self._is_broken
+
+    @property
+    def short_names(self) -> tuple[str, ...]:
+        """The names of the keys that are so short that they can be guessed."""
+        return self._short
 
     def name_of(self, given: bytes) -> str | None:
         """The name of the key that was given; None if it is not right now.
@@ -83,14 +111,26 @@ class Keyring:
 
     def _look(self) -> None:
         """Take over what has changed in the file; what is broken leaves the keys as they are."""
-        if self._path is None or (now := self._clock()) < self._looks_at:
+        if self._path is None or self._clock() < self._looks_at:
             return
-        self._looks_at = now + LOOK_SECONDS
+        if self._looking.acquire(blocking=False):  # else another thread looks at this moment
+            try:
+                self._looks_at = self._clock() + LOOK_SECONDS
+                self._look_at(self._path)
+            finally:
+                self._looking.release()
+
+    def _look_at(self, path: Path) -> None:
         try:
-            if self._read(self._path):
+            # Before it is read: what is written meanwhile is then seen at the next look.
+            version = _version(path)
+            is_settled = version == self._seen or self._has_rested(version)
+            self._seen = version
+            if version != self._version and is_settled:
+                self._read(path, version)
                 names = ", ".join(self._named.values())
                 logger.info("%s: read again, the keys are now %s", self._source, names)
-            self._is_broken = False
+            self._is_broken = self._is_broken and version != self._version
         except (OSError, ValueError) as error:
             self._version = None
             if not self._is_broken:
@@ -102,15 +142,15 @@ class Keyring:
                 )
             self._is_broken = True
 
-    def _read(self, path: Path) -> bool:
-        """Read the file if it has changed since the last time; whether it has."""
-        # Before it is read: what is written meanwhile is then seen at the next look.
-        version = _version(path)
-        if version == self._version:
-            return False
-        self._named = self._given | _named(_keys(path))
+    def _has_rested(self, version: Version) -> bool:
+        """Whether the file was not written to for so long that nobody is at it."""
+        return self._wall_clock() - version[0] / 1e9 >= LOOK_SECONDS
+
+    def _read(self, path: Path, version: Version) -> None:
+        keys = _keys(path)
+        self._named = self._given | _named(keys)
         self._version = version
-        return True
+        self._short = (*self._short, *(name for name in _short(keys) if name not in self._short))
 
 
 def _version(path: Path) -> Version:
@@ -142,6 +182,10 @@ def _keys(path: Path) -> list[str]:
 def _named(keys: Iterable[str]) -> dict[bytes, str]:
     digests = (hashlib.sha256(key.encode()).digest() for key in keys)
     return {digest: f"key-{digest.hex()[:8]}" for digest in digests}
+
+
+def _short(keys: Iterable[str]) -> tuple[str, ...]:
+    return tuple(_named(key for key in keys if len(key) < FEWEST_CHARACTERS).values())
 
 
 def _reason(error: OSError | ValueError) -> str:

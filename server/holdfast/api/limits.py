@@ -1,4 +1,4 @@
-"""What may a whole request ask? Depth of its JSON and time.
+"""What may a whole request ask? Depth and values of its JSON, memory for its body, and time.
 
 What can be refused before a request is whole, `holdfast.connections` refuses.
 """
@@ -6,23 +6,37 @@ What can be refused before a request is whole, `holdfast.connections` refuses.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.json_depth import JsonDepth
+from holdfast.api.buffers import FREE_BYTES, Buffer, Buffers
+from holdfast.api.json_shape import JsonShape
 from holdfast.api.replies import SHOULD_RETRY_HEADER, openai_error, unsent
-from holdfast.engine.tracked import REQUEST
+from holdfast.engine.tracked import REQUEST, tracked_request
 from holdfast.errors import RefusedError
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.refusals import Refusals
 
 PACE_BYTES = 256 * 1024
 """One read of a large body, after which others have their turn."""
+LOOK_BYTES = 32 * 1024
+"""So much of a body is looked at before others have their turn: some milliseconds at the worst."""
 PACE_SECONDS = 0.001
 """The pause between two such reads; what comes over a network is slower anyway."""
+MOST_JSON_VALUES = 4 << 20
+"""Of one body, read in half a second: more than the token ids of 2,048 inputs of 2,000 each."""
+BYTES_A_JSON_VALUE = 8
+"""Where bodies may be larger than usual: what a token id takes, with its comma and a space."""
 
+BUFFERS_RETRY_AFTER_SECONDS = 5
+"""Until there is memory for a body again: as long as a few of the others take."""
+
+_NETWORK_BYTES = 8
+"""Of an address of IPv6, in which one client may have any address."""
 _GONE: Message = {"type": "http.disconnect"}
 
 
@@ -39,7 +53,10 @@ class Limits:
     ) -> None:
         self._app = app
         self._max_json_depth = settings.max_json_depth
+        self._most_values = max(MOST_JSON_VALUES, settings.max_body_bytes // BYTES_A_JSON_VALUE)
         self._timeout_seconds = settings.request_timeout_seconds
+        self.buffers = Buffers(settings.max_buffered_bytes)
+        """What the bodies of all requests take."""
         self._refusals = refusals
         self._is_probe = is_probe
 
@@ -50,12 +67,20 @@ class Limits:
         """
         if scope["type"] != "http":
             return self._app(scope, receive, send)
-        depth = JsonDepth(self._max_json_depth) if _may_be_json(scope) else None
-        exchange = _Exchange(scope, receive, send, depth, self._refusals)
+        shape = JsonShape(self._max_json_depth, self._most_values) if _may_be_json(scope) else None
+        exchange = _Exchange(scope, receive, send, shape, self._refusals)
+        is_large = _may_be_large(scope)
         # The probe has one deadline over everything, and what it proves is no user's time.
-        if self._timeout_seconds and not self._is_probe(scope):
-            return self._run_in_time(exchange)
+        if (is_large or self._timeout_seconds) and not self._is_probe(scope):
+            return self._run_kept(exchange) if is_large else self._run_in_time(exchange)
         return self._app(scope, exchange.receive, exchange.send)
+
+    async def _run_kept(self, exchange: _Exchange) -> None:
+        with self.buffers.kept(_owner(exchange.scope)) as exchange.buffer:
+            if self._timeout_seconds:
+                await self._run_in_time(exchange)
+            else:
+                await self._app(exchange.scope, exchange.receive, exchange.send)
 
     async def _run_in_time(self, exchange: _Exchange) -> None:
         try:
@@ -78,14 +103,16 @@ class _Exchange:
         scope: Scope,
         receive: Receive,
         send: Send,
-        depth: JsonDepth | None,
+        shape: JsonShape | None,
         refusals: Refusals,
     ) -> None:
         self.scope = scope
         self.deadline: asyncio.Timeout | None = None
+        self.buffer: Buffer | None = None
+        """Where the memory for its body is counted; None if it is so small that it is not."""
         self._receive = receive
         self._send = send
-        self._depth = depth
+        self._shape = shape
         self._refusals = refusals
         self._is_over = False
         self._has_started = False
@@ -93,6 +120,8 @@ class _Exchange:
         self._is_passed_on = False
         """Whether nothing that is still to come can be cut off here."""
         self._unpaced_bytes = 0
+        self._is_begun = False
+        """Whether a part of the body has come."""
 
     async def receive(self) -> Message:
         """The next message; of a refused request that its client is gone."""
@@ -100,14 +129,22 @@ class _Exchange:
             return _GONE
         await self._pace()
         message = await self._receive()
-        self._unpaced_bytes += len(message.get("body", b""))
-        if self._depth is not None and (body := message.get("body")):
-            error = self._fault(self._depth, body)
+        body = message.get("body", b"")
+        self._unpaced_bytes += len(body)
+        if body:
+            is_whole = not (self._is_begun or message.get("more_body", False))
+            self._is_begun = True
+            if len(body) <= LOOK_BYTES:
+                error = self._fault(body, len(body), is_whole=is_whole)
+            else:
+                error = self._fault(body[:LOOK_BYTES], len(body))
+            for at in range(LOOK_BYTES, len(body), LOOK_BYTES):
+                if error is None:
+                    await asyncio.sleep(0)
+                    error = self._fault(body[at : at + LOOK_BYTES])
             if error is not None:
                 await self._refuse(error)
                 return _GONE
-            if not message.get("more_body", False):
-                self._depth = None  # which holds what it has not looked at closely
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -158,30 +195,71 @@ class _Exchange:
             self.deadline.reschedule(None)
         return self._send(message)
 
-    def _fault(self, depth: JsonDepth, body: bytes) -> RefusedError | None:
-        if depth.is_too_deep_with(body):
+    def _fault(
+        self, piece: bytes, part_bytes: int = 0, *, is_whole: bool = False
+    ) -> RefusedError | None:
+        """Why the next piece of the body cannot be taken, or the part that begins with it."""
+        if self.buffer is not None and not self.buffer.has_room_for(part_bytes):
             return RefusedError(
-                "The JSON of the body is nested too deeply (--max-json-depth).",
-                reason="json_too_deep",
-                http_status=400,
+                "The bodies of all requests are as large as they may be (--max-buffered-size).",
+                reason="buffers_full",
+                http_status=503,
+                openai_type="service_unavailable",
             )
-        if not depth.is_utf8:
-            return RefusedError(
-                "The JSON of the body is not UTF-8.", reason="malformed", http_status=400
-            )
-        return None
+        return None if self._shape is None else _json_fault(self._shape, piece, is_whole=is_whole)
 
     async def _refuse(self, error: RefusedError) -> None:
         self._refusals.count(error.reason)
         self._is_over, self._is_passed_on = True, False
         if not self._has_started:
+            may_retry = error.reason == "buffers_full"
+            headers = {SHOULD_RETRY_HEADER: "true" if may_retry else "false"}
+            if may_retry:
+                headers["retry-after"] = str(BUFFERS_RETRY_AFTER_SECONDS)
             response = openai_error(
-                error.cause,
-                kind=error.openai_type,
-                status=error.http_status,
-                headers={SHOULD_RETRY_HEADER: "false"},
+                error.cause, kind=error.openai_type, status=error.http_status, headers=headers
             )
             await response(self.scope, self._receive, self._send)
+
+
+def _json_fault(shape: JsonShape, body: bytes, *, is_whole: bool) -> RefusedError | None:
+    if shape.is_too_deep_with(body, is_whole=is_whole):
+        return RefusedError(
+            "The JSON of the body is nested too deeply (--max-json-depth).",
+            reason="json_too_deep",
+            http_status=400,
+        )
+    if shape.has_too_many_values:
+        return RefusedError(
+            "The JSON of the body has too many values.", reason="json_too_large", http_status=400
+        )
+    if not shape.is_utf8:
+        return RefusedError(
+            "The JSON of the body is not UTF-8.", reason="malformed", http_status=400
+        )
+    return None
+
+
+def _may_be_large(scope: Scope) -> bool:
+    """Whether the body is, or may come to be, one whose memory is counted."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return not value.isdigit() or int(value) > FREE_BYTES
+        if name == b"transfer-encoding":
+            return True
+    return False
+
+
+def _owner(scope: Scope) -> str:
+    """The key of a request; where none is needed, the address, of IPv6 its network."""
+    if key := tracked_request().key:
+        return key
+    host: str = (scope.get("client") or ("", 0))[0]
+    with suppress(ValueError):  # a Unix socket has none
+        address = ipaddress.ip_address(host)
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+            return address.packed[:_NETWORK_BYTES].hex()
+    return host
 
 
 def _may_be_json(scope: Scope) -> bool:

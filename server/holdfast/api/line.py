@@ -8,35 +8,20 @@ order is ours. Plain data, for one event loop: nothing here waits.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from holdfast.api.service_rate import ServiceRate
-from holdfast.records import EngineFacts, RefusalReason
-
-SPARE_SHARE = 8
-"""One place in so many is beyond what the engine runs at once: when a request ends, the next is
-there already, and no step goes by with a gap."""
-LEAST_SPARE = 2
+from holdfast.api.work import Work
+from holdfast.engine.places import Places
+from holdfast.records import RefusalReason
 
 Standing = Literal["waiting", "called", "refused", "gone"]
 Queue = OrderedDict["Ticket", None]
-
-
-def places(facts: EngineFacts | None) -> float:
-    """How many requests an engine may have at once; without limit while none is known.
-
-    vLLM's own bound (`--max-num-queued-reqs`, then 503) is never met before ours.
-    """
-    if facts is None:
-        return math.inf
-    running = facts.max_num_seqs * facts.data_parallel_size
-    wanted = running + max(LEAST_SPARE, running // SPARE_SHARE)
-    bound = facts.max_queued_requests
-    return wanted if bound is None else max(1, min(wanted, bound))
+Queues = OrderedDict[str, Queue]
+"""By key; none is empty."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +30,9 @@ class Ticket:
 
     key: str
     needs_place: bool = True
+    work: Work = "engine"
     standing: Standing = "waiting"
+    has_place: bool = False
     refusal: RefusalReason = "not_ready"
     """Why it is refused, if it is."""
     _stirred: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,21 +50,30 @@ class Ticket:
 class Line:
     """Waits are bounded, places are given round robin by key, and within a key in order.
 
-    `places` is asked each time: 0 while nobody may be called. A full line is shared: a key with
-    fewer waiting takes the last place of the key that has the most.
+    `places` is asked each time: there are 0 while nobody may be called. A full line is shared: a
+    key with fewer waiting takes the last place of the key that has the most. While a key has no
+    place, the others leave it one, see `Places.has_one`.
     """
 
     def __init__(
-        self, places: Callable[[], float], *, most_waiting: int, rate: ServiceRate | None = None
+        self,
+        places: Callable[[], Places],
+        *,
+        most_waiting: int,
+        count_keys: Callable[[], int] = lambda: 0,
+        rate: ServiceRate | None = None,
     ) -> None:
         self._places = places
+        self._count_keys = count_keys
         self._most_waiting = most_waiting
-        self._queues: OrderedDict[str, Queue] = OrderedDict()
-        """By key, in the order of their turns; none is empty."""
-        self._passers: Queue = OrderedDict()
+        self._queues: Queues = OrderedDict()
+        """In the order of their turns."""
+        self._passers: Queues = OrderedDict()
         """Those that need no place, and wait only while nobody is called."""
         self._count: Counter[str] = Counter()
         self._placed = 0
+        self._placed_of: Counter[str] = Counter()
+        """By key; none is 0."""
         self.rate = rate or ServiceRate()
         self.waiting = 0
         """Tickets that wait."""
@@ -91,9 +87,9 @@ class Line:
     def join(self, key: str, *, needs_place: bool = True) -> Ticket:
         """A ticket that is called, waits, or is refused as `overloaded`; it must `leave`."""
         ticket = Ticket(key, needs_place)
-        places = self._places()
-        may_go_on = not self.waiting and self._placed < places if needs_place else places > 0
-        if may_go_on:
+        if self._queues:
+            self.advance()  # there may be more places now, and nobody overtakes those who wait
+        if self._is_next(ticket):
             self._count[key] += 1
             self._call(ticket)
         elif self.waiting < self._most_waiting or self._make_room_for(key):
@@ -117,60 +113,92 @@ class Line:
         elif ticket.standing == "called":
             self.inside -= 1
             self._forget(ticket.key)
-            if ticket.needs_place:
-                self._placed -= 1
-                self.rate.done()
         ticket.standing = "gone"
+        self._take_back(ticket)
         self.advance()
+
+    def release(self, ticket: Ticket) -> None:
+        """Give the place of a ticket to the next, though it has not left. Once is enough."""
+        if ticket.has_place:
+            self._take_back(ticket)
+            self.advance()
 
     def advance(self) -> None:
         """Call whoever may go on now."""
-        while self._passers and self._places() > 0:
+        while self._passers and self._places().count > 0:
             self.waiting -= 1
-            self._call(self._passers.popitem(last=False)[0])
-        while self._queues and self._placed < self._places():
+            self._call(_next(self._passers, next(iter(self._passers))))
+        while self._queues and (key := self._next_key()) is not None:
             self.waiting -= 1
-            self._call(self._next())
+            self._call(_next(self._queues, key))
         self._note_saturation()
 
     def stir(self) -> None:
         """Have all who wait look again."""
-        for queue in (self._passers, *self._queues.values()):
+        for queue in (*self._passers.values(), *self._queues.values()):
             for ticket in queue:
                 ticket.stir()
 
-    def _next(self) -> Ticket:
-        key, queue = next(iter(self._queues.items()))
-        ticket, _ = queue.popitem(last=False)
-        if queue:
-            self._queues.move_to_end(key)
-        else:
-            del self._queues[key]
-        return ticket
+    def _is_next(self, ticket: Ticket) -> bool:
+        if not ticket.needs_place:
+            return self._places().count > 0
+        return ticket.key not in self._queues and self._has_place_for(ticket.key)
+
+    def _next_key(self) -> str | None:
+        """Of the keys that wait and may have a place, that whose turn it is."""
+        answers: dict[bool, bool] = {}  # the same for all that have a place, or have none
+        for key in self._queues:
+            has_one = key in self._placed_of
+            if has_one not in answers:
+                answers[has_one] = self._has_place_for(key)
+            if answers[has_one]:
+                return key
+        return None
+
+    def _has_place_for(self, key: str) -> bool:
+        places, keys = self._places(), self._count_keys()
+        if keys < 2:
+            return self._placed < places.count
+        return places.has_one(
+            taken=self._placed,
+            by_key=self._placed_of.get(key, 0),
+            keys_inside=len(self._placed_of),
+            keys=keys,
+        )
 
     def _call(self, ticket: Ticket) -> None:
         self.inside += 1
-        self._placed += ticket.needs_place
+        if ticket.needs_place:
+            ticket.has_place = True
+            self._placed += 1
+            self._placed_of[ticket.key] += 1
         ticket.standing = "called"
         ticket.stir()
 
+    def _take_back(self, ticket: Ticket) -> None:
+        if ticket.has_place:
+            ticket.has_place = False
+            self._placed -= 1
+            self._placed_of[ticket.key] -= 1
+            if not self._placed_of[ticket.key]:
+                del self._placed_of[ticket.key]
+            self.rate.done()
+
     def _append(self, ticket: Ticket) -> None:
         self.waiting += 1
-        if ticket.needs_place:
-            self._queues.setdefault(ticket.key, OrderedDict())[ticket] = None
-        else:
-            self._passers[ticket] = None
+        self._queues_of(ticket).setdefault(ticket.key, OrderedDict())[ticket] = None
 
     def _remove(self, ticket: Ticket) -> None:
         self.waiting -= 1
         self._forget(ticket.key)
-        if not ticket.needs_place:
-            del self._passers[ticket]
-            return
-        queue = self._queues[ticket.key]
+        queues = self._queues_of(ticket)
+        queue = queues[ticket.key]
         del queue[ticket]
         if not queue:
-            del self._queues[ticket.key]
+            del queues[ticket.key]
+
+    def _queues_of(self, ticket: Ticket) -> Queues:
+        return self._queues if ticket.needs_place else self._passers
 
     def _forget(self, key: str) -> None:
         self._count[key] -= 1
@@ -178,15 +206,33 @@ class Line:
             del self._count[key]
 
     def _make_room_for(self, key: str) -> bool:
-        """Refuse the newest of the longest queue, if it stays no shorter than that of `key`."""
-        longest = max(self._queues.values(), key=len, default=OrderedDict())
-        if len(longest) <= len(self._queues.get(key, ())) + 1:
+        """Refuse the newest of the key that has the most, if it keeps no fewer than `key` has."""
+        keys = (*self._queues, *self._passers)
+        most = max(keys, key=self._waiting_of, default=key)
+        if self._waiting_of(most) <= self._waiting_of(key) + 1:
             return False
-        self.refuse(next(reversed(longest)), "overloaded")
+        queue = self._passers.get(most) or self._queues[most]
+        self.refuse(next(reversed(queue)), "overloaded")
         return True
 
+    def _waiting_of(self, key: str) -> int:
+        return len(self._queues.get(key, ())) + len(self._passers.get(key, ()))
+
     def _note_saturation(self) -> None:
-        self.rate.saturated(is_saturated=0 < self._places() <= self._placed)
+        count = self._places().count
+        has_next = self._placed >= count or bool(self._queues)
+        self.rate.saturated(is_saturated=has_next and count > 0)
+
+
+def _next(queues: Queues, key: str) -> Ticket:
+    """The first of a key, whose turn comes after those of all others then."""
+    queue = queues[key]
+    ticket, _ = queue.popitem(last=False)
+    if queue:
+        queues.move_to_end(key)
+    else:
+        del queues[key]
+    return ticket
 
 
 def _refuse(ticket: Ticket, reason: RefusalReason) -> None:

@@ -18,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from holdfast.api.work import OPERATOR_PATHS
+
 Document = dict[str, Any]
 
 METHODS = frozenset({"get", "put", "post", "delete", "options", "head", "patch", "trace"})
@@ -35,6 +37,10 @@ _ANYWHERE: Mapping[HTTPStatus, str] = {
 """What any route may answer."""
 _BEHIND_A_KEY: Mapping[HTTPStatus, str] = {
     HTTPStatus.UNAUTHORIZED: "A key is needed, or the one that came is not known.",
+}
+_BEHIND_THE_ADMIN_KEY: Mapping[HTTPStatus, str] = {
+    HTTPStatus.FORBIDDEN: "An API key came, and this route needs the admin key.",
+    HTTPStatus.NOT_FOUND: "There is no such thing, or no admin key was set.",
 }
 _BEHIND_THE_GATE: Mapping[HTTPStatus, str] = {
     HTTPStatus.BAD_REQUEST: "The request is wrong; the message says what about it.",
@@ -98,6 +104,9 @@ def complete(
         document["servers"] = [{"url": root_path}]
     _say_who_may_ask(document, has_keys=has_keys)
     paths: Document = document.setdefault("paths", {})
+    for operation in _operations({path: paths[path] for path in OPERATOR_PATHS & paths.keys()}):
+        operation["security"] = [{KEY_SCHEME: []}]
+        _say_what_is_refused(operation, _BEHIND_THE_ADMIN_KEY)
     for operation in _operations(paths):
         # FastAPI believes that a wrong request gets a 422 of its own form.
         operation.get("responses", {}).pop("422", None)

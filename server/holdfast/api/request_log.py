@@ -11,7 +11,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
@@ -47,7 +47,8 @@ class RequestLog:
     """Pure ASGI, outermost: makes the record of each request, names it and writes its line.
 
     The client's `X-Request-Id` is taken if it is 1 to 128 visible ASCII characters, else the
-    request gets a new one. Every answer carries it.
+    request gets a new one. Every answer carries it. `counted` is told of each HTTP request that is
+    over, but for the probe's: its scope, its status, and as keywords its time and its bytes.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class RequestLog:
         quiet_paths: Collection[str] = (),
         silent_paths: Collection[str] = (),
         is_on: bool = True,
+        counted: Callable[..., None] | None = None,
     ) -> None:
         self._app = app
+        self._counted = counted
         self._quiet_paths = frozenset(quiet_paths)
         """Of these only what nobody expects is written."""
         self._silent_paths = frozenset(silent_paths)
@@ -94,6 +97,14 @@ class RequestLog:
         finally:
             self._inner_ids.discard(inner_id)
             REQUEST.reset(token)
+            if self._counted and scope["type"] == "http" and not tracked.is_probe:
+                self._counted(
+                    scope,
+                    exchange.final_status,
+                    duration_seconds=time.monotonic() - exchange.arrived_seconds,
+                    received_bytes=exchange.received_bytes,
+                    sent_bytes=exchange.body_bytes,
+                )
             if self._is_on and logger.isEnabledFor(logging.INFO):
                 self._write(scope, exchange)
 
@@ -134,6 +145,7 @@ class _Exchange:
         "has_client_left",
         "is_complete",
         "is_stream",
+        "received_bytes",
         "status",
         "tracked",
     )
@@ -144,6 +156,7 @@ class _Exchange:
         self.first_byte_seconds: float | None = None
         self.status = 0
         self.body_bytes = 0
+        self.received_bytes = 0
         self.is_stream = False
         self.is_complete = False
         self.has_client_left = False
@@ -151,10 +164,17 @@ class _Exchange:
         self._receive = receive
         self._send = send
 
+    @property
+    def final_status(self) -> int:
+        """What was answered, or would have been by a server that went on."""
+        return int(self.status or HTTPStatus.INTERNAL_SERVER_ERROR)
+
     async def receive(self) -> Message:
         """The server's next message."""
         message = await self._receive()
-        if message["type"] == "http.disconnect":
+        if message["type"] == "http.request":
+            self.received_bytes += len(message.get("body", b""))
+        elif message["type"] == "http.disconnect":
             self.has_client_left = not self.is_complete
             if self.has_client_left:  # whatever the application still says goes nowhere
                 self.status = self.status or CLIENT_LEFT
@@ -232,7 +252,7 @@ def _facts(scope: Scope, exchange: _Exchange) -> dict[str, Any]:
         "request_id": tracked.request_id,
         "method": "WEBSOCKET" if scope["type"] == "websocket" else scope["method"],
         "route": _route(scope, tracked),
-        "status": int(exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR),
+        "status": exchange.final_status,
         "duration_seconds": _rounded(time.monotonic() - exchange.arrived_seconds),
         "first_byte_seconds": _rounded(exchange.first_byte_seconds),
         "wait_seconds": _rounded(_waited_seconds(exchange)),
@@ -273,7 +293,8 @@ def _waited_seconds(exchange: _Exchange) -> float | None:
     entered_seconds = exchange.tracked.entered_seconds
     if entered_seconds is None:
         return None
-    return entered_seconds - exchange.arrived_seconds + exchange.tracked.waited_seconds
+    received_seconds = exchange.tracked.received_seconds or exchange.arrived_seconds
+    return entered_seconds - received_seconds + exchange.tracked.waited_seconds
 
 
 def _rounded(seconds: float | None) -> float | None:

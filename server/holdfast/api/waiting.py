@@ -1,4 +1,4 @@
-"""What a request that waits has sent so far, and whether its client is still there."""
+"""What a request that is not at work yet has sent so far, and whether its client is still there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from collections import deque
 from collections.abc import Awaitable
 
 from starlette.types import Message, Receive
-
-READ_AHEAD_BYTES = 1024 * 1024
-"""So much of a body is kept while its request waits. Of a longer one the rest stays in the socket,
-and that its client has left is seen only when it goes on."""
 
 _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
 
@@ -26,6 +22,23 @@ class PatientReceive:
         """The next message, first those that were read ahead."""
         return self._read.popleft() if self._read else await self._receive()
 
+    async def has_whole_body(self) -> bool:
+        """Wait for the last part of the body; False if the client leaves before.
+
+        What came is kept as one part: a body that comes byte by byte would take hundreds of times
+        its size.
+        """
+        message = await self._receive()
+        if message["type"] == "http.request" and message.get("more_body", False):
+            body = bytearray(message.get("body", b""))
+            while message["type"] == "http.request" and message.get("more_body", False):
+                message = await self._receive()
+                body += message.get("body", b"")
+            if message["type"] == "http.request":
+                message = {**message, "body": bytes(body)}
+        self._read.append(message)
+        return bool(message["type"] == "http.request")
+
     async def while_here(self, answer: Awaitable[bool]) -> bool | None:
         """`answer`, or None if the client leaves before it is known."""
         answering = asyncio.ensure_future(answer)
@@ -39,11 +52,7 @@ class PatientReceive:
             await asyncio.wait({answering, leaving})
 
     async def _until_gone(self) -> None:
-        kept_bytes = 0
-        while kept_bytes < READ_AHEAD_BYTES:
+        message: Message = {"type": ""}
+        while message["type"] not in _DISCONNECTS:
             message = await self._receive()
             self._read.append(message)
-            if message["type"] in _DISCONNECTS:
-                return
-            kept_bytes += len(message.get("body", b""))
-        await asyncio.Event().wait()

@@ -1,15 +1,24 @@
-"""Which requests ask the engine for work?"""
+"""What does a request occupy: the engine, the one thread that renders prompts, or neither?
+
+And which of vLLM's routes are an operator's?
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from starlette.types import Scope
 
+Work = Literal["engine", "rendering", "none"]
+
+RENDERINGS = 4
+"""So many that are answered without the engine are at work at a time. vLLM renders in one thread,
+which each long chat needs too; the others are read or answered meanwhile."""
+
 _READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_FREE_PATHS = frozenset(
+_RENDERING_PATHS = frozenset(
     {
-        # Answered by the front end alone.
         "/tokenize",
         "/detokenize",
         "/v1/messages/count_tokens",
@@ -20,6 +29,10 @@ _FREE_PATHS = frozenset(
         "/v1/messages/render",
         "/v1/responses/render",
         "/cohere/v2/chat/render",
+    }
+)
+OPERATOR_PATHS = frozenset(
+    {
         # What an operator tells the engine: some of it is what a full engine waits for.
         "/abort_requests",
         "/inference/v1/abort_requests",
@@ -39,6 +52,7 @@ _FREE_PATHS = frozenset(
         "/fault_tolerance/apply",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
+        "/adapters",
         "/init_weight_transfer_engine",
         "/shutdown_weight_transfer_engine",
         "/start_weight_update",
@@ -47,16 +61,35 @@ _FREE_PATHS = frozenset(
         "/finish_weight_update",
         "/update_weight_version",
         "/weight_checker",
+        # What an operator asks of it.
+        "/fault_tolerance/status",
+        "/get_world_size",
+        "/is_paused",
+        "/is_sleeping",
+        "/server_info",
+        "/weight_info",
     }
 )
+"""vLLM's routes that act on the server, or on what other clients asked of it: not a client's."""
+_ADAPTER = re.compile(r"/adapters/[^/]+")
+"""As SageMaker names one of them."""
 _CANCELLATION = re.compile(r"/v1/responses/[^/]+/cancel")
 
 
-def asks_for_work(scope: Scope, root_path: str = "") -> bool:
-    """Whether a request may occupy the engine. What is not known does, and so does a WebSocket."""
+def work_of(scope: Scope, root_path: str = "") -> Work:
+    """What a request may occupy. What is not known asks the engine, and so does a WebSocket."""
     if scope["type"] == "websocket":
-        return True
+        return "engine"
     if scope["method"] in _READING_METHODS:
-        return False
+        return "none"
     path: str = scope["path"].removeprefix(scope.get("root_path", "") or root_path)
-    return path not in _FREE_PATHS and not _CANCELLATION.fullmatch(path)
+    if path in _RENDERING_PATHS:
+        return "rendering"
+    return "none" if is_for_operators(path) or _CANCELLATION.fullmatch(path) else "engine"
+
+
+def is_for_operators(path: str) -> bool:
+    """Whether vLLM would take a path, as `own_path` has it, for a route for operators."""
+    # Starlette's routes end before a line feed, too.
+    path = path.removesuffix("\n")
+    return path in OPERATOR_PATHS or bool(_ADAPTER.fullmatch(path))

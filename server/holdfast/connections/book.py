@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from holdfast.connections.deadlines import Deadlines
+from holdfast.connections.seats import Pool, Seat, Standing
 from holdfast.telemetry.refusals import Refusals
 
-if TYPE_CHECKING:
-    from holdfast.connections.protocol import HttpConnection
+Counted = Callable[[str, bytes, int], None]
+"""Told the method, the URL and the status of a request that a connection refused by itself."""
 
 SPARE_CONNECTIONS = 64
 """Over the limit, for whoever asks after the health: an orchestrator that gets no answer restarts
@@ -21,16 +21,9 @@ TOLD_CONNECTIONS = 256
 LINGER_SECONDS = 1.0
 """Without a byte, between a last answer and the close. A client that still sends when it is closed
 loses the answer, and most look for it only when they have sent all."""
-
-
-class Standing(Enum):
-    """What a new connection may do."""
-
-    WELCOME = auto()
-    SPARE = auto()
-    """Only ask after the health."""
-    TOLD = auto()
-    CLOSED = auto()
+LEAST_RATE_BYTES = 1024
+"""A second, of a body that comes or of an answer that goes; what is slower holds a connection for
+nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +31,8 @@ class ConnectionLimits:
     """What `holdfast.settings.LimitSettings` comes to on this machine."""
 
     max_connections: int
+    spare_connections: int
+    told_connections: int
     max_url_bytes: int
     max_headers: int
     max_header_bytes: int
@@ -47,53 +42,77 @@ class ConnectionLimits:
     send_timeout_seconds: float
 
 
+class Sender(Hashable, Protocol):
+    """What sends the headers and the body of a request."""
+
+    def head_is_late(self) -> None:
+        """The time for the first line and the headers is over."""
+
+    def body_is_late(self) -> None:
+        """The time is over in which a part of the body had to come."""
+
+
+class Reader(Hashable, Protocol):
+    """What has to be read by a client."""
+
+    def reader_is_late(self) -> None:
+        """The time is over in which the client had to read."""
+
+
+class Lingering(Hashable, Protocol):
+    """What stays a moment after its last answer."""
+
+    def linger_is_over(self) -> None:
+        """The client has had its time to read that."""
+
+
 class Book:
     """Shared by all connections of a listener. Belongs to one event loop."""
 
     def __init__(
-        self, limits: ConnectionLimits, refusals: Refusals, always_answered: frozenset[str]
+        self,
+        limits: ConnectionLimits,
+        refusals: Refusals,
+        always_answered: frozenset[str],
+        *,
+        counted: Counted = lambda _method, _url, _status: None,
     ) -> None:
         self.limits = limits
         self.refusals = refusals
+        self.counted = counted
         self.always_answered = frozenset(path.lstrip("/").encode() for path in always_answered)
         """The last parts of the paths that spare connections may ask for."""
-        self.heads: Deadlines[HttpConnection] = Deadlines(
-            limits.header_timeout_seconds, lambda connection: connection.head_is_late()
+        self.heads: Deadlines[Sender] = Deadlines(
+            limits.header_timeout_seconds, lambda sender: sender.head_is_late()
         )
         """Who has to send the headers of a request."""
-        self.bodies: Deadlines[HttpConnection] = Deadlines(
-            limits.body_timeout_seconds, lambda connection: connection.body_is_late()
+        self.bodies: Deadlines[Sender] = Deadlines(
+            limits.body_timeout_seconds, lambda sender: sender.body_is_late()
         )
         """Who has to send the body of a request."""
-        self.readers: Deadlines[HttpConnection] = Deadlines(
-            limits.send_timeout_seconds, lambda connection: connection.reader_is_late()
+        self.readers: Deadlines[Reader] = Deadlines(
+            limits.send_timeout_seconds, lambda reader: reader.reader_is_late()
         )
-        """Who has to read of an answer what was sent."""
-        self.lingering: Deadlines[HttpConnection] = Deadlines(
-            LINGER_SECONDS, lambda connection: connection.transport.abort()
+        """Who has to read of an answer what was sent, and all of it before a close."""
+        self.lingering: Deadlines[Lingering] = Deadlines(
+            LINGER_SECONDS, lambda lingering: lingering.linger_is_over()
         )
         """Who has had its last answer."""
-        self.idle: OrderedDict[HttpConnection, None] = OrderedDict()
-        """Who has had an answer and may send a further request, the longest idle first."""
+        self._pools = (
+            Pool(Standing.WELCOME, limits.max_connections),
+            Pool(Standing.SPARE, limits.spare_connections),
+            Pool(Standing.TOLD, limits.told_connections, makes_room=False),
+        )
 
-    def standing(self, connections: int) -> Standing:
-        """What the newest of so many connections may do. For it another may be closed."""
-        over = connections - self.limits.max_connections
-        if over <= 0 or self._has_made_room():
-            return Standing.WELCOME
-        if over <= SPARE_CONNECTIONS:
-            return Standing.SPARE
-        return Standing.TOLD if over <= SPARE_CONNECTIONS + TOLD_CONNECTIONS else Standing.CLOSED
+    def seat(self) -> Seat | None:
+        """A seat for a new connection, for which another may be closed; None if there is none."""
+        return next((seat for pool in self._pools if (seat := pool.seat())), None)
 
-    def leave(self, connection: HttpConnection) -> None:
+    def shed(self, most: int) -> int:
+        """Close up to `most` connections that are at no request; how many there were."""
+        return sum(1 for _ in range(most) if any(pool.take_away() for pool in self._pools))
+
+    def leave(self, sender: Sender) -> None:
         """Nothing more is expected of a connection."""
-        self.heads.stop(connection)
-        self.bodies.stop(connection)
-        self.idle.pop(connection, None)
-
-    def _has_made_room(self) -> bool:
-        connection = next(iter(self.idle), None) or self.heads.oldest
-        if connection is None:
-            return False
-        connection.make_room()
-        return True
+        self.heads.stop(sender)
+        self.bodies.stop(sender)

@@ -33,6 +33,15 @@ def most_connections(asked: int | None) -> int:
     return min(MOST_CONNECTIONS, room) if asked is None else asked
 
 
+def most_over(asked: int) -> int:
+    """How many of `asked` connections over the limit fit into what is left for the rest."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    reserved = (
+        RESERVED_FILES if files == resource.RLIM_INFINITY else min(RESERVED_FILES, files // 2)
+    )
+    return min(asked, reserved // 4)
+
+
 def _raised_limit(wanted: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

@@ -8,6 +8,7 @@ vLLM's attention operator, which no compiled or captured graph contains.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 import time
@@ -144,6 +145,8 @@ def _is_armed(fault: DemoFault) -> bool:
 def _strike(fault: DemoFault) -> None:
     if fault.effect == "raise":
         raise InjectedFaultError(f"The demo model was told to fail: {fault}.")
+    if fault.effect == "crash":
+        ctypes.string_at(0)  # reads from address 0, as a broken kernel may
     if fault.effect == "hang":
         threading.Event().wait()
     if fault.effect == "slow":

@@ -16,6 +16,7 @@ from holdfast.doctor.front_checks import check_front, key_files, refused_keys
 from holdfast.doctor.layout import Layout, read_layout
 from holdfast.doctor.machine import read_machine
 from holdfast.doctor.manifests import read_deployments
+from holdfast.doctor.media import check_media
 from holdfast.doctor.words import seen_arguments
 from holdfast.engine.refusals import REFUSED_VARIABLES, refuse_model
 from holdfast.errors import ExitCode, HoldfastError, UsageError
@@ -105,7 +106,9 @@ def _own_findings(
     yield from _model_findings(arguments, settings)
     if not refusals:
         yield from check_front(settings, datetime.now(UTC))
-    yield from _machine_findings(settings, environment, _expanded(arguments, expand))
+    expanded = _expanded(arguments, expand)
+    yield from check_media(expanded, environment)
+    yield from _machine_findings(settings, environment, expanded)
 
 
 def _settings(

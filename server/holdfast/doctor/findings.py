@@ -16,6 +16,7 @@ HazardName = Literal[
     "startup-plan",
     "variables",
     "dev-mode",
+    "media-urls",
     "keys",
     "tls",
     "address",

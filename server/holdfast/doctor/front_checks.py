@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from holdfast import exposure
 from holdfast.api.auth import Keys
 from holdfast.certificates import end_of_certificate
 from holdfast.doctor.findings import Finding, failure, ok, warning
@@ -15,7 +16,6 @@ from holdfast.listener import address, bound, check_tls
 from holdfast.settings import ListenSettings, Settings
 
 RENEWED_BEFORE_END = timedelta(days=30)
-_EVERYWHERE = {"", "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
 
 
 def check_front(settings: Settings, now: datetime) -> Iterator[Finding]:
@@ -27,22 +27,15 @@ def check_front(settings: Settings, now: datetime) -> Iterator[Finding]:
 
 
 def _check_keys(settings: Settings) -> Iterator[Finding]:
-    listen = settings.listen
     if refusal := refused_keys(settings):
         yield refusal
         return
-    has_key = bool(listen.api_keys or settings.keys.api_key_file)
-    is_open = not has_key and not listen.ssl_cert_reqs
     readable = [path for path in key_files(settings) if path.stat().st_mode & stat.S_IROTH]
-    if is_open and not listen.uds and listen.host in _EVERYWHERE:
-        yield warning(
-            "keys",
-            "no API key, and every address of this machine is listened on.",
-            "add --api-key-file, or --host 127.0.0.1 behind a proxy that asks for keys.",
-        )
+    if door := exposure.open_door(settings):
+        yield warning("keys", *door)
     for path in readable:
         yield warning("keys", f"every user can read {path}.", f"chmod o-r {path}")
-    if not is_open and not readable:
+    if not settings.is_open and not readable:
         yield ok("keys", "clients are asked for a certificate or an API key")
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -14,7 +15,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from holdfast import settings as ours
 from holdfast.demo.files import demo_directory, ensure_demo_model
-from holdfast.engine import compat, refusals
+from holdfast.engine import compat, named_files, refusals
 from holdfast.errors import UsageError
 from holdfast.settings import Settings
 
@@ -22,6 +23,9 @@ DEMO_NAME = "holdfast-demo"
 """What clients call the demo model, whose path says nothing."""
 
 
+_UNKNOWN = "unrecognized arguments: "
+_LIKENESS = 0.75
+"""Of a mistyped flag to the one that may be meant."""
 DEMO_KV_CACHE_BYTES = 256 * 1024 * 1024
 
 
@@ -29,7 +33,11 @@ class _Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is Any to u
     """Answers bad usage with our error instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{_without_values(message)}.", remedy="see `holdfast serve --help=all`.")
+        known = self._option_string_actions
+        meant = " or ".join(_meant(message, [flag for flag in known if flag.startswith("--")]))
+        see = "see `holdfast serve --help=all`."
+        remedy = f"did you mean {meant}? If not, {see}" if meant else see
+        raise UsageError(f"{_without_values(message)}.", remedy=remedy)
 
 
 def parse(settings: Settings) -> argparse.Namespace:
@@ -51,6 +59,7 @@ def parse(settings: Settings) -> argparse.Namespace:
         _set_demo_defaults(namespace)
     namespace.api_server_count = None
     namespace.shutdown_timeout = int(settings.supervision.drain_timeout_seconds)
+    named_files.check_template(namespace.chat_template)
     with compat.usage_errors():
         compat.validate(namespace)
     return namespace
@@ -80,7 +89,7 @@ def _parser() -> FlexibleArgumentParser:
 
 def _without_values(message: str) -> str:
     """What argparse says of flags it does not know, without values: one may be a mistyped key."""
-    begin, unknown, rest = message.partition("unrecognized arguments: ")
+    begin, unknown, rest = message.partition(_UNKNOWN)
     if not unknown:
         return re.sub("=.* could match ", " could match ", message, flags=re.DOTALL)
     words = rest.split()
@@ -88,6 +97,13 @@ def _without_values(message: str) -> str:
     if others := len(words) - len(shown):
         shown.append(f"{others} word{'s' * (others > 1)} of no flag")
     return f"{begin}{unknown}{', '.join(shown)}"
+
+
+def _meant(message: str, known: Sequence[str]) -> list[str]:
+    """The flags that are the most like those that argparse does not know."""
+    _, _, rest = message.partition(_UNKNOWN)
+    words = [word.partition("=")[0] for word in rest.split() if word.startswith("--")]
+    return [flag for word in words for flag in get_close_matches(word, known, 1, _LIKENESS)]
 
 
 def _set_demo_defaults(namespace: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from holdfast.engine.stat_logger import Queues
 from holdfast.engine.upkeep import Upkeep
 from holdfast.engine.workers import asked_to
 from holdfast.errors import EngineRefusedError, EngineSilentError, EngineStartError
-from holdfast.records import Death, EngineFacts, RankStats, SleepLevel, SleepTag
+from holdfast.records import Death, EngineFacts, RankStats, SleepLevel, SleepTag, Suspect
 from holdfast.workspace.causes import tracebacks
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.stats import read_all
+from holdfast.workspace.suspects import read_suspects
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -148,6 +150,9 @@ class AsyncEngine:
     def blocked_since_seconds(self) -> Mapping[int, float]:
         return self._queues.blocked_since_seconds()
 
+    def deferring(self) -> frozenset[int]:
+        return self._queues.deferring()
+
     async def canary(self) -> None:
         self.is_trying_canary = True
         try:
@@ -160,6 +165,10 @@ class AsyncEngine:
 
     async def dump_stacks(self) -> str:
         return await stacks_of(self._family(), Path(self._spec.stats_directory))
+
+    def suspects(self) -> tuple[Suspect, ...] | None:
+        running = read_suspects(Path(self._spec.stats_directory))
+        return tuple(chain.from_iterable(running.values())) or None
 
     def give_up(self) -> None:
         compat.declare_dead(self._llm)

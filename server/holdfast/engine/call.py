@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol
 
 from holdfast.engine.tracked import Tracked
 from holdfast.errors import HoldfastError
-from holdfast.records import Suspect
 
 Method = Literal["generate", "encode"]
 
@@ -19,6 +18,9 @@ class Dialect(Protocol):
 
     def is_death(self, error: Exception, llm: Any) -> bool:
         """Whether it says that the engine is gone, not that the request is wrong."""
+
+    def is_unsent(self, error: Exception) -> bool:
+        """Whether a death found the call where the engine did not have it yet."""
 
     def is_abort(self, output: Any) -> bool:
         """Whether an output says that the engine gave the request up."""
@@ -30,7 +32,7 @@ class Dialect(Protocol):
         """Whether the same call can be made once more."""
 
     def identity(self, arguments: Mapping[str, Any]) -> str:
-        """The same text for the same prompt and parameters."""
+        """The same digest, 64 hexadecimal digits, for the same prompt and parameters."""
 
     def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that make the engine yield after each token."""
@@ -63,16 +65,24 @@ class Call:
     """Whether its caller waits for the engine, and not the engine for its caller."""
     has_yielded: bool = False
     is_abort_expected: bool = False
-    strikes: int = 0
-    """Deaths that it was a suspect of."""
-    suspicion: Suspect | None = None
+    deaths: int = 0
+    """Deaths in a row that it was in the engine for, and that are not explained."""
+    reached_tokens: int = 0
+    """Its context when the engine last died with it: a trial that gets further acquits it."""
+    is_prefilling: bool = False
+    """Whether the step that failed last computed a part of its prompt."""
     waiter: asyncio.Future[None] | None = None
-    trial: asyncio.Task[None] | None = None
-    is_quarantined: bool = False
     refusal: HoldfastError | None = None
     """Why no generation can make it any more."""
+    digest: str | None = None
+    """What it asks, see `Dialect.identity`; None until somebody wants to know."""
 
     @property
     def request_id(self) -> str:
         """As the caller gave it."""
         return str(self.arguments.get("request_id", ""))
+
+    def forget_prompt(self) -> None:
+        """Keep no more than its name: it cannot be made again."""
+        self.arguments = {"request_id": self.request_id}
+        self.is_replayable = False

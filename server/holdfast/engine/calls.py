@@ -1,9 +1,7 @@
 """Every call of `generate()` and `encode()`: which generation has it, and which ones wait.
 
 A call that has yielded nothing outlives its engine: it waits here, and goes to the next generation
-in the order in which all of them came. Who is to blame for a death is found out by trial: suspects
-run alone until they have got past the point where the engine died; one that kills it again is
-quarantined, and the others go on together.
+in the order in which all of them came, unless it is to blame for the death, see `blame`.
 
 Belongs to one event loop. What is peculiar to vLLM is behind `Dialect`.
 """
@@ -11,29 +9,39 @@ Belongs to one event loop. What is peculiar to vLLM is behind `Dialect`.
 from __future__ import annotations
 
 import asyncio
-import logging
+import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from holdfast.engine.blame import Blame, Verdict, quarantine_error
 from holdfast.engine.call import Call, Dialect, Method
-from holdfast.engine.quarantine import Quarantine
+from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.tracked import tracked_request
-from holdfast.errors import HoldfastError, NotReadyError, QuarantinedError, RequestLostError
-from holdfast.records import LOSS_REASONS, Death, LossReason, Suspect
+from holdfast.errors import (
+    HoldfastError,
+    NotReadyError,
+    QuarantinedError,
+    RequestLostError,
+    SuspectedError,
+)
+from holdfast.records import LOSS_REASONS, Death, LossReason
 
-logger = logging.getLogger("holdfast.engine")
-
-TRIALS_SECONDS = 120.0
-"""After so long no further suspect is tried alone: those that are left go on with the others."""
+LONGEST_NAME = 128
+"""A longer name of a request, or one of other characters than ASCII's visible ones, is replaced."""
 
 
 class Calls:
     """The calls of all callers, and the one place that decides when each may run."""
 
-    def __init__(self, dialect: Dialect, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        suspicions: Suspicions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._dialect = dialect
         self._clock = clock
         self._calls: dict[Call, None] = {}  # in the order in which they came
@@ -41,10 +49,10 @@ class Calls:
         self._generation = 0
         self._is_open = False
         self._end: tuple[HoldfastError, LossReason] | None = None
-        self._on_trial: Call | None = None
         self._in_engine = 0
         self._owed = 0
-        self._quarantine = Quarantine(dialect)
+        self._suspicions = suspicions or Suspicions()
+        self._blame = Blame(dialect, self._suspicions, refused=_wake, clock=clock)
         self._lost: dict[LossReason, int] = dict.fromkeys(LOSS_REASONS, 0)
         self.held = 0
         """Calls that wait for an engine."""
@@ -130,20 +138,29 @@ class Calls:
 
     # A call
 
-    async def run(self, method: Method, arguments: Mapping[str, Any]) -> AsyncIterator[Any]:
+    def run(self, method: Method, arguments: Mapping[str, Any]) -> AsyncIterator[Any]:
         """What the engine yields for a call; from as many generations as it takes to get a first.
 
         Raises what the engine raises, but for its death, and, lifted to vLLM's own:
-            RequestLostError: it died, and the call cannot be made again.
-            QuarantinedError: the call, or one like it, ended an engine alone.
+            QuarantinedError: engines have died of the call, or of one like it; raised at once,
+                while an answer can still have its own status.
+            SuspectedError: the engine died, and the call may have caused it.
+            RequestLostError: the engine died, and the call cannot be made again.
             NotReadyError: no engine will come.
         """
-        with self._entered(method, arguments) as call:
+        named = {**arguments, "request_id": _tame(str(arguments.get("request_id", "")))}
+        call = Call(method, named, tracked_request(), self._dialect.is_replayable(arguments))
+        if self._blame.is_quarantined(call):
+            raise self._lift(call, quarantine_error(), "quarantined")
+        return self._outputs(call)
+
+    async def _outputs(self, call: Call) -> AsyncIterator[Any]:
+        with self._entered(call):
             while True:
                 llm = await self._turn(call)
                 try:
                     with self._in(call):
-                        async with aclosing(getattr(llm, method)(**arguments)) as outputs:
+                        async with aclosing(getattr(llm, call.method)(**call.arguments)) as outputs:
                             async for output in outputs:
                                 if self._is_given_up(call, output):
                                     break
@@ -155,33 +172,33 @@ class Calls:
                                 self._works(call)
                             else:
                                 return
+                except (asyncio.CancelledError, GeneratorExit):
+                    self._blame.left(call)
+                    raise
                 except Exception as error:
                     if not self._dialect.is_death(error, llm):
                         raise
+                    if self._dialect.is_unsent(error):
+                        call.generation = 0
                 self._outlive(call)
+                # While it waits it must not keep the dead engine, whose sockets are collected soon.
+                del llm, outputs
 
     @contextmanager
-    def _entered(self, method: Method, arguments: Mapping[str, Any]) -> Iterator[Call]:
-        tracked = tracked_request()
-        call = Call(method, arguments, tracked, self._dialect.is_replayable(arguments))
-        if self._quarantine.has(arguments):
-            raise self._lift(call, _quarantine_error(), "quarantined")
+    def _entered(self, call: Call) -> Iterator[None]:
         self._calls[call] = None
+        tracked = call.tracked
         tracked.engine_request_id = tracked.engine_request_id or call.request_id
         try:
-            yield call
+            yield
         finally:
             del self._calls[call]
-            if call.trial is not None:
-                call.trial.cancel()
 
     async def _turn(self, call: Call) -> Any:
         """The engine, as soon as the call may use it."""
         while not self._may_run(call):
-            if call.is_quarantined:
-                raise self._lift(call, _quarantine_error(), "quarantined")
             if call.refusal is not None:
-                raise self._lift(call, call.refusal, "not_replayable")
+                raise self._lift(call, call.refusal, _loss_of(call.refusal))
             if self._end is not None:
                 raise self._lift(call, *self._end)
             call.waiter = asyncio.get_running_loop().create_future()
@@ -200,8 +217,8 @@ class Calls:
 
     def _may_run(self, call: Call) -> bool:
         is_fresh = self._llm is not None and call.generation < self._generation
-        is_refused = call.is_quarantined or call.refusal is not None
-        return is_fresh and not is_refused and (self._is_open or call.tracked.is_probe)
+        is_admitted = call.refusal is None and (self._is_open or call.tracked.is_probe)
+        return is_fresh and is_admitted
 
     @contextmanager
     def _in(self, call: Call) -> Iterator[None]:
@@ -247,121 +264,93 @@ class Calls:
         """The engine died under the call: it stays for the next, or ends here."""
         if call.tracked.is_probe:
             raise self._dialect.lifted(RequestLostError("the engine died under the probe"))
-        if call.has_yielded:
-            raise self._lift(call, _lost_answer(), "stream_broken")
-        if not call.is_replayable:
-            raise self._lift(call, _lost_answer(), "not_replayable")
+        if call.has_yielded or not call.is_replayable:
+            self._blame.left(call)
+            reason: LossReason = "stream_broken" if call.has_yielded else "not_replayable"
+            raise self._lift(call, _lost_answer(), reason)
 
     def _lift(self, call: Call, error: HoldfastError, reason: LossReason) -> Exception:
         self._lost[reason] += 1
         call.tracked.is_broken = True
         call.tracked.error = reason
-        if reason != "not_replayable":  # the client can make the same request again, as we cannot
-            call.tracked.may_be_retried = isinstance(error, NotReadyError)
+        is_suspect = call.deaths > 0 or isinstance(error, SuspectedError | QuarantinedError)
+        # What is only not replayable can be sent again by its client, if not by us.
+        if is_suspect or reason != "not_replayable":
+            call.tracked.may_be_retried = isinstance(error, NotReadyError) and not is_suspect
         return self._dialect.lifted(error)
 
     def _wake(self) -> None:
         """Let everybody who waits look again, in the order in which they came."""
         for call in self._calls:
-            if call.waiter is not None and not call.waiter.done():
-                call.waiter.set_result(None)
+            _wake(call)
 
     # Who is to blame
 
-    def accuse(self, death: Death) -> None:
-        """Take in who may have caused a death; who did it alone is quarantined."""
-        tried, self._on_trial = self._on_trial, None
-        if not death.is_accusing:
-            return
-        if tried is not None:
-            self._put_into_quarantine(tried)
-            return
-        for call in self._calls:
-            is_there = call.generation == self._generation and not call.has_yielded
-            if is_there and not call.tracked.is_probe and (suspect := self._suspect(call, death)):
-                call.suspicion = suspect
-                call.strikes += 1
+    def accuse(self, death: Death) -> Verdict:
+        """Take in who may have caused a death, and say what it has shown."""
+        present = [
+            call
+            for call in self._calls
+            if call.generation == self._generation and not call.tracked.is_probe
+        ]
+        return self._blame.accuse(death, present)
 
-    async def try_suspects(self) -> bool:
-        """Let each suspect run alone, those in prefill first; False if the engine dies of it."""
-        suspects = sorted(
-            (call for call in self._calls if call.suspicion is not None), key=_trial_order
-        )
-        deadline = self._clock() + TRIALS_SECONDS
-        for place, call in enumerate(suspects):
-            if self._clock() > deadline:
-                logger.warning("%d suspects are let go untried", len(suspects) - place)
-                break
-            if call in self._calls and not await self._is_innocent(call):
-                return False
-        for call in suspects:
-            call.suspicion = None
-        return True
+    async def try_suspects(self, seconds: float) -> bool:
+        """Let each suspect of the last death run alone; False if the engine dies of it.
 
-    async def _is_innocent(self, call: Call) -> bool:
+        Those that have not been tried after `seconds` are refused.
+        """
+        return await self._blame.try_suspects(self._survives, seconds)
+
+    async def _survives(self, call: Call) -> bool:
         """Run it alone until it is past the point of the last death; False if the engine dies."""
-        logger.info("trying request %s alone, since an engine died with it", call.request_id)
-        self._on_trial = call
-        call.trial = asyncio.create_task(self._try(call))
         llm = self._llm
+        running = asyncio.create_task(self._run_past_the_point(llm, call))
         try:
-            await asyncio.wait({call.trial})
-            error = None if call.trial.cancelled() else call.trial.exception()
+            await asyncio.wait({running})
+            error = None if running.cancelled() else running.exception()
         finally:
-            call.trial.cancel()
-            call.trial = None
-        if isinstance(error, Exception) and self._dialect.is_death(error, llm):
-            return False
-        # Its client has left, or it is past the point, or the error is its own: its caller gets
-        # that when it runs for good.
-        self._on_trial = None
-        return True
+            running.cancel()
+        # An error of its own is not a death: its caller gets it when it runs for good.
+        return not (isinstance(error, Exception) and self._dialect.is_death(error, llm))
 
-    async def _try(self, call: Call) -> None:
+    async def _run_past_the_point(self, llm: Any, call: Call) -> None:
         arguments = self._dialect.for_trial(call.method, call.arguments)
-        reached_tokens = call.suspicion.reached_tokens if call.suspicion else 0
         with self._in(call):
-            async with aclosing(getattr(self._llm, call.method)(**arguments)) as outputs:
+            async with aclosing(getattr(llm, call.method)(**arguments)) as outputs:
                 async for output in outputs:
-                    is_past = self._dialect.context_tokens(output) > reached_tokens
+                    is_past = self._dialect.context_tokens(output) > call.reached_tokens
                     if is_past or self._is_given_up(call, output):
                         return
 
-    def _suspect(self, call: Call, death: Death) -> Suspect | None:
-        if death.suspects is None:
-            return Suspect(call.request_id, 0, is_prefill=False)
-        return next(
-            (
-                suspect
-                for suspect in death.suspects
-                if self._dialect.is_same_request(suspect.request_id, call.request_id)
-            ),
-            None,
-        )
+    def suspended_seconds(self, key: str) -> float:
+        """How long a key has to wait that has ended several engines; 0 if it need not."""
+        return self._suspicions.suspended_seconds(key)
 
-    def _put_into_quarantine(self, call: Call) -> None:
-        if call not in self._calls:
-            return
-        logger.error(
-            "request %s is quarantined: an engine died with it, and again with it alone",
-            call.request_id,
-        )
-        self._quarantine.add(call.arguments)
-        call.is_quarantined = True
-        if call.waiter is not None and not call.waiter.done():
-            call.waiter.set_result(None)
+    def save(self) -> None:
+        """Write down what is known of suspects. May wait for the disk: not for the event loop."""
+        self._suspicions.save()
 
 
-def _trial_order(call: Call) -> tuple[int, bool]:
-    is_prefill = call.suspicion is not None and call.suspicion.is_prefill
-    return -call.strikes, not is_prefill
+def _tame(name: str) -> str:
+    """A name that fits where a worker writes down what it runs, and still tells two apart."""
+    if len(name) <= LONGEST_NAME and name.isascii() and name.isprintable():
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    visible = "".join(one for one in name if one.isascii() and one.isprintable())
+    return f"{visible[: LONGEST_NAME - len(digest) - 1]}~{digest}"
+
+
+def _wake(call: Call) -> None:
+    if call.waiter is not None and not call.waiter.done():
+        call.waiter.set_result(None)
+
+
+def _loss_of(refusal: HoldfastError) -> LossReason:
+    if isinstance(refusal, QuarantinedError):
+        return "quarantined"
+    return "suspected" if isinstance(refusal, SuspectedError) else "not_replayable"
 
 
 def _lost_answer() -> RequestLostError:
     return RequestLostError("The engine died while it worked on this request.")
-
-
-def _quarantine_error() -> QuarantinedError:
-    return QuarantinedError(
-        "This request ended the engine while it was the only one in it, and is not tried again."
-    )

@@ -1,11 +1,21 @@
-"""vLLM's AsyncLLM, which refuses a request that cannot be sent to its engine."""
+"""vLLM's AsyncLLM, which refuses what cannot be sent to its engine, and sends the rest in turn."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from holdfast.engine.grammars.patience import Patience, patiently
+from holdfast.engine.tracked import tracked_request
+from holdfast.engine.turns import Turns
+
+
+class UnsentError(EngineDeadError):  # type: ignore[misc]  # vLLM is Any to us
+    """The engine died before a request of its queue was sent to it, which is none of its doing."""
 
 
 class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
@@ -15,14 +25,93 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
     answers with an empty 500 (`AsyncLLM._add_request` and `generate`, 0.32).
     """
 
-    async def add_request(self, request_id: str, *args: Any, **options: Any) -> Any:
+    turns: Turns | None = None
+    grammar_patience: Patience | None = None
+
+    def leave_grammars_to(self, patience: Patience) -> None:
+        """From now on take grammars as they are: they were checked elsewhere, see `grammars`.
+
+        vLLM checks none where it has no configuration for them (`SamplingParams.verify`, 0.32), and
+        so compiles none in this process, which that may end.
+        """
+        self.input_processor.structured_outputs_config = None
+        self.grammar_patience = patience
+
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> AsyncIterator[Any]:
+        """As vLLM's, but that a grammar on which the engine compiles for too long is given up."""
+        outputs = super().generate(prompt, sampling_params, request_id, **options)
+        patience = self.grammar_patience
+        if patience is None or sampling_params.structured_outputs is None:
+            return outputs  # type: ignore[no-any-return]  # vLLM is Any to us
+        return patiently(outputs, patience)
+
+    def take_turns(self, turns: Turns) -> None:
+        """From now on each sequence waits for its turn before it is sent to the engine."""
+        self.turns = turns
+        self.output_processor.request_states = _States(turns)
+        self.engine_core.add_request_async = self._in_turn(self.engine_core.add_request_async)
+
+    def leave_turns(self) -> None:
+        """The engine is gone: from now on nothing waits for a turn.
+
+        Its client is no part of a cycle then. vLLM freezes what a start leaves, of which the
+        garbage collector frees no cycle, and so not the sockets of this one.
+        """
+        del self.engine_core.add_request_async
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any
+    ) -> Any:
         """Where its outputs come.
 
         Raises:
-            VLLMValidationError: a number in it is too large; nothing is left of it.
+            VLLMValidationError: a number in it is too large, or it asks for too many sequences;
+                nothing is left of it.
         """
+        if self.turns is not None:
+            _bound(getattr(params, "n", 1), self.turns.most_sequences)
         try:
-            return await super().add_request(request_id, *args, **options)
+            return await super().add_request(request_id, prompt, params, *args, **options)
         except OverflowError as error:
             await self.abort(request_id)
             raise VLLMValidationError(f"A number in the request is too large: {error}.") from error
+
+    def _in_turn(self, send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+        async def send_in_turn(request: Any) -> None:
+            try:
+                is_wanted = self.turns is None or await self.turns.enter(request.request_id)
+            except BaseException:
+                # vLLM has no way out here: it waits for nothing where it sends a request (0.32).
+                self.output_processor.abort_requests([request.request_id], internal=True)
+                raise
+            if is_wanted:
+                await send(request)
+
+        return send_in_turn
+
+
+class _States(dict[str, Any]):
+    """vLLM's books of its sequences: one is among them until the engine is done with it."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self._turns = turns
+
+    def __setitem__(self, name: str, state: Any) -> None:
+        if name not in self:
+            self._turns.register(name, tracked_request())
+        super().__setitem__(name, state)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self._turns.leave(name)
+        return super().pop(name, *default)
+
+
+def _bound(sequences: int, most: float) -> None:
+    tracked = tracked_request()
+    if not tracked.is_probe and tracked.sequences + sequences > most:
+        raise VLLMValidationError(
+            f"The request asks for more than {most:g} sequences at a time, its prompts times n."
+        )

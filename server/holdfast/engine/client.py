@@ -8,9 +8,9 @@ engine; what the OpenAI layer reads of the configuration stays readable while th
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing, suppress
+from typing import Any, cast
 
 from vllm.engine.protocol import EngineClient
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -19,6 +19,8 @@ from holdfast.engine import compat
 from holdfast.engine.call import Method
 from holdfast.engine.calls import Calls
 from holdfast.engine.dialect import VllmDialect
+from holdfast.engine.grammars.checked import Grammars
+from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.workers import call_workers
 from holdfast.errors import EngineRefusedError
 
@@ -52,11 +54,14 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     It never says that it errored: vLLM would end the HTTP server, which is the supervisor's to end.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, grammars: Grammars | None = None, suspicions: Suspicions | None = None
+    ) -> None:
+        self.grammars = grammars
         self._current: Any | None = None
         self._kept: dict[str, Any] = {}
         self._first_model: Any | None = None
-        self.calls = Calls(VllmDialect())
+        self.calls = Calls(VllmDialect(self.transfers_kv), suspicions)
 
     @property
     def current(self) -> Any:
@@ -68,6 +73,10 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         if self._current is None:
             raise EngineDeadError
         return self._current
+
+    def transfers_kv(self) -> bool:
+        """Whether the engine gets KV caches from others."""
+        return getattr(self._kept.get("vllm_config"), "kv_transfer_config", None) is not None
 
     def use(self, engine: Any | None) -> None:
         """Put another engine, or none, behind the proxy."""
@@ -100,7 +109,21 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AsyncIterator[Any]:
         names = _POSITIONAL[method]
-        return self.calls.run(method, {**dict(zip(names, args, strict=False)), **kwargs})
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        constraint = getattr(arguments.get("sampling_params"), "structured_outputs", None)
+        if constraint is None or self.grammars is None:
+            return self.calls.run(method, arguments)
+        return self._run_checked(self.grammars, constraint, method, arguments)
+
+    async def _run_checked(
+        self, grammars: Grammars, constraint: Any, method: Method, arguments: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        # Before the engine owes the call anything: the time is not the engine's.
+        await grammars.check(constraint)
+        run = cast("AsyncGenerator[Any, None]", self.calls.run(method, arguments))
+        async with aclosing(run) as outputs:
+            async for output in outputs:
+                yield output
 
     async def abort(self, request_id: str | Iterable[str], *args: Any, **kwargs: Any) -> None:
         """As vLLM's; there is nothing to abort while there is no engine."""
@@ -141,12 +164,13 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         """As vLLM's, which gives up what runs unless it is told to wait."""
         await self._paused(self.current.sleep(*args, **kwargs))
 
-    async def wake_up(self, *args: Any, **kwargs: Any) -> None:
-        """As vLLM's; woken in part, it is paused still."""
-        await self.current.wake_up(*args, **kwargs)
+    async def wake_up(self, *args: Any, **kwargs: Any) -> bool:
+        """As vLLM's, which says whether all of it is awake; woken in part, it is paused still."""
+        is_awake: bool = await self.current.wake_up(*args, **kwargs)
         self.calls.is_paused = bool(await self.current.is_sleeping())
         if not self.calls.is_paused:
             self.calls.forgive_aborts()
+        return is_awake
 
     async def _paused(self, pausing: Awaitable[None]) -> None:
         """Have the engine pause, which may give up what runs; if it fails, nothing has changed."""

@@ -11,19 +11,28 @@ from typing import Any
 import vllm.logger as vllm_logger
 from vllm import envs
 from vllm.entrypoints.serve.utils import api_utils
+from vllm.exceptions import VLLMError
 from vllm.platforms import current_platform
 from vllm.utils import system_utils
+from vllm.v1 import utils as v1_utils
 from vllm.v1.engine import async_llm
 from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from holdfast.engine import vllm_words
 from holdfast.engine.deaths import Core
+from holdfast.engine.exit_codes import OUT_OF_MEMORY
 from holdfast.errors import EngineLostError, EngineStartError, HoldfastError, UsageError
 
 try:
     from vllm.entrypoints.launchers import cli_args
 except ImportError:  # moved in 0.33 without a shim (seen in the 0.33.0 wheel)
     from vllm.entrypoints.common import cli_args
+
+_CORRECT = "correct what it names, or see the engine's log above."
+_MORE_MEMORY = (
+    "see the kernel's log; give it more memory, or serve a smaller model, context or KV cache."
+)
 
 propagate: Callable[[Any, Any], None] = cli_args.propagate_flash_late_interaction
 
@@ -63,6 +72,15 @@ def spare_front_end(config: Any) -> None:
     config.profiler_config.ignore_frontend = True
 
 
+def kill_trees_by(kill_tree: Callable[[int], None]) -> None:
+    """Have vLLM's shutdown of an engine kill its processes by `kill_tree`.
+
+    vLLM's own raises where one of them ends by itself meanwhile, and leaves the rest of the
+    shutdown undone (`vllm.utils.system_utils.kill_process_tree`, 0.32).
+    """
+    v1_utils.kill_process_tree = kill_tree
+
+
 def validate(namespace: Any) -> None:
     """vLLM's own checks of its parsed flags and of the parsers they name."""
     cli_args.validate_parsed_serve_args(namespace)
@@ -94,10 +112,12 @@ def accept_nulls() -> None:
 
 
 @contextmanager
-def usage_errors() -> Iterator[None]:
+def usage_errors(logged: Callable[[], str] = str) -> Iterator[None]:
     """Map what vLLM raises for flags, files and models that it cannot use to UsageError.
 
-    vLLM has no class of its own for these: it raises TypeError, ValueError (also pydantic's
+    `logged` says what it has logged as an exception before, to which it may point.
+
+    vLLM raises VLLMError for some, and else TypeError, ValueError (also pydantic's
     ValidationError), KeyError, OSError (from Hugging Face look-ups), ImportError (an optional
     package) and NotImplementedError, and its parser ends the process.
     """
@@ -118,9 +138,12 @@ def usage_errors() -> Iterator[None]:
         NotImplementedError,
         AssertionError,
         RuntimeError,
+        VLLMError,
     ) as error:
+        cause, said = vllm_words.first_lines(error), logged()
         raise UsageError(
-            _first_lines(error), remedy="correct the model or the flag that it names."
+            f"{cause} ({said})" if said and said not in cause else cause,
+            remedy="correct the model or the flag that it names.",
         ) from error
 
 
@@ -128,7 +151,8 @@ def usage_errors() -> Iterator[None]:
 def start_errors(cause: Callable[[], str]) -> Iterator[None]:
     """Map a failed start to EngineStartError; `cause` says what the engine's processes left behind.
 
-    vLLM's own message is "Engine core initialization failed. See root cause above".
+    vLLM's own message is "Engine core initialization failed. See root cause above", and names at
+    most the exit codes of cores.
     """
     try:
         yield
@@ -141,11 +165,13 @@ def start_errors(cause: Callable[[], str]) -> Iterator[None]:
         AssertionError,
         TypeError,
         KeyError,
+        VLLMError,
         EngineDeadError,
     ) as error:
+        found = cause() or vllm_words.killed_cores(error) or vllm_words.first_lines(error)
+        is_killed = found.endswith(OUT_OF_MEMORY)
         raise EngineStartError(
-            f"the engine could not start: {cause() or _first_lines(error)}",
-            remedy="correct what it names, or see the engine's log above.",
+            f"the engine could not start: {found}", remedy=_MORE_MEMORY if is_killed else _CORRECT
         ) from error
 
 
@@ -284,14 +310,3 @@ def core_processes(llm: Any) -> dict[int, Core]:
     if resources.coordinator is not None:
         found.append(resources.coordinator.proc)
     return {p.pid: Core(p.name, partial(getattr, p._popen, "returncode")) for p in found}  # noqa: SLF001 - see above
-
-
-def _first_lines(error: BaseException) -> str:
-    """The message without pydantic's and transformers' appendices."""
-    errors = getattr(error, "errors", None)
-    if callable(errors):  # pydantic.ValidationError
-        return "; ".join(
-            ".".join(map(str, item["loc"])) + ": " + item["msg"] if item["loc"] else item["msg"]
-            for item in errors()
-        )
-    return " ".join(str(error).split())[:600] or type(error).__name__

@@ -22,5 +22,5 @@ def is_compiling(processes: Iterable[psutil.Process]) -> bool:
 def _name(process: psutil.Process) -> str:
     try:
         return process.name()
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return ""

@@ -6,6 +6,7 @@ Importing this module imports vLLM and takes seconds: do it in a thread.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,13 +17,16 @@ from starlette.types import ASGIApp
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine import compat, openai
+from holdfast.engine import compat, named_files, openai, processes, variables
 from holdfast.engine.facts import fingerprint
 from holdfast.engine.launcher import EngineLauncher
 from holdfast.engine.native import NativeVariables
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.settings import Settings
-from holdfast.workspace.causes import without_tracebacks
+from holdfast.workspace.causes import logged_causes, without_tracebacks
+
+MOST_ANSWERS = 128
+"""What OpenAI's API takes for `n`. vLLM takes 16,384, of which each is a sequence of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +49,27 @@ def configure(
     runtime_directory: Path,
     state: Callable[[], State],
     native_variables: NativeVariables,
+    *,
+    learned_directory: Path | None = None,
 ) -> ConfiguredEngine:
     """The engine that the command line describes.
 
     Raises:
         UsageError: a flag, a file or the model is wrong.
     """
+    variables.check(os.environ)
     namespace = vllm_arguments.parse(settings)
     compat.configure_logging(namespace)
     if settings.listen.log_level != "debug":
         without_tracebacks(lambda: state() not in SERVING)
     engine_arguments = vllm_arguments.engine_arguments(namespace)
-    with compat.usage_errors():
+    with logged_causes() as causes, compat.usage_errors(causes):
         config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        named_files.check(namespace, config.model_config)
         compat.spare_front_end(config)
+        compat.kill_trees_by(processes.kill_tree)
+        running = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        os.environ.setdefault("VLLM_MAX_N_SEQUENCES", str(max(MOST_ANSWERS, running)))
         launcher = EngineLauncher(
             config,
             engine_arguments,
@@ -67,7 +78,9 @@ def configure(
             runtime_directory=runtime_directory,
             is_probing=lambda: state() is State.PROBING,
             stall_timeout_seconds=settings.supervision.stall_timeout_seconds,
+            grammar_timeout_seconds=settings.limits.grammar_timeout_seconds,
             engine_core_niceness=settings.overload.engine_core_niceness,
             native_variables=native_variables,
+            learned_directory=learned_directory,
         )
     return ConfiguredEngine(launcher, namespace)

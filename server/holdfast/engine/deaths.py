@@ -9,10 +9,12 @@ loses its peer in the middle of a collective, or its parent.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -26,12 +28,19 @@ from holdfast.workspace.causes import Cause, read_causes, root_of, was_terminate
 from holdfast.workspace.stats import read_all
 from holdfast.workspace.suspects import read_suspects
 
+logger = logging.getLogger(__name__)
+
 DOUBT_SECONDS = 0.5
 POLL_SECONDS = 0.4
 RECENT_SECONDS = 5.0
 """An exception that was logged earlier than this before a death is another matter."""
 SETTLE_SECONDS = 0.05
 
+_CRASHES = frozenset(
+    -number
+    for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+)
+"""What a process ends with that did it to itself: in a kernel, in a library, by an assertion."""
 _MEMORY_ERRORS = ("OutOfMemoryError:", "MemoryError:", "DefaultCPUAllocator: can't allocate memory")
 
 
@@ -58,7 +67,8 @@ class Evidence:
     """Whether an EngineCore was asked to end."""
     had_oom_kill: bool = False
     """Whether the kernel killed for memory while the engine ran."""
-    suspects: tuple[Suspect, ...] | None = None
+    suspects: Mapping[int, tuple[Suspect, ...]] = field(default_factory=dict)
+    """What each engine was running; one that ran nothing, or nobody knows what, is left out."""
 
 
 class DeathWatch:
@@ -77,6 +87,7 @@ class DeathWatch:
         self._has_errored = has_errored
         self._endings = Endings(processes)
         self._is_accused = False
+        self._is_blind = False
         self._oom_kills = oom_kills()
 
     async def death(self) -> Death:
@@ -102,13 +113,19 @@ class DeathWatch:
         self._endings.wake()
 
     def _is_seen(self) -> bool:
-        return bool(
-            self._is_accused
-            or self._endings.look()
-            or was_terminated(self._directory)
-            or any(rank.fatal_error for rank in read_all(self._directory, with_steps=False))
-            or self._has_errored()
-        )
+        try:
+            return bool(
+                self._is_accused
+                or self._endings.look()
+                or was_terminated(self._directory)
+                or any(rank.fatal_error for rank in read_all(self._directory, with_steps=False))
+                or self._has_errored()
+            )
+        except OSError as error:  # too many open files, say: it is not a death, and it passes
+            if not self._is_blind:
+                self._is_blind = True
+                logger.warning("the processes of the engine cannot be looked at: %s", error)
+            return False
 
     def _evidence(self, endings: Endings, seen_seconds: float) -> Evidence:
         since_seconds = seen_seconds - RECENT_SECONDS
@@ -155,15 +172,21 @@ def _verdicts(evidence: Evidence) -> Iterator[Death]:
     if evidence.was_terminated:
         yield Death("terminated", "EngineCore was asked to end (SIGTERM)")
     if cause := root_of(evidence.causes):
-        yield _exception(f"process {cause.pid}", cause.error, evidence)
+        yield _exception(f"process {cause.pid}", cause.error, evidence, cause.pid)
     if ending:
         yield _ended(ending, evidence)
 
 
 def _first_ending(evidence: Evidence) -> Ending | None:
-    """The one that the others followed: a worker ends with its core at once, not so the reverse."""
-    is_core = [ending for ending in evidence.endings if ending.pid in evidence.core_names]
-    return next(iter((*is_core, *evidence.endings)), None)
+    """The one that the others followed: a worker ends with its core at once, not so the reverse.
+
+    A core that its worker was lost to ends in order. A worker that loses its core may abort.
+    """
+    cores = [ending for ending in evidence.endings if ending.pid in evidence.core_names]
+    crashes = [ending for ending in evidence.endings if ending.exit_code in _CRASHES]
+    was_core_killed = any(ending.exit_code is None or ending.exit_code < 0 for ending in cores)
+    first = cores if was_core_killed else crashes
+    return next(iter((*first, *cores, *evidence.endings)), None)
 
 
 def _has_raised(ending: Ending, evidence: Evidence) -> bool:
@@ -183,7 +206,12 @@ def _ended(ending: Ending, evidence: Evidence) -> Death:
         return Death("out_of_memory", f"{reason}: the kernel killed for lack of memory")
     if ending.exit_code == -signal.SIGTERM or (is_core and evidence.was_terminated):
         return Death("terminated", f"{reason} after SIGTERM")
-    return Death("core_exit" if is_core else "worker_exit", reason)
+    return Death(
+        "core_exit" if is_core else "worker_exit",
+        reason,
+        is_accusing=ending.exit_code in _CRASHES,
+        suspects=_suspects(evidence, ending.pid),
+    )
 
 
 def _raised(rank: RankStats, evidence: Evidence) -> Death:
@@ -193,15 +221,24 @@ def _raised(rank: RankStats, evidence: Evidence) -> Death:
             "workspace_rejection",
             f"{where}: {rank.fatal_error}",
             is_accusing=True,
-            suspects=evidence.suspects,
+            suspects=_suspects(evidence, rank.pid),
         )
-    return _exception(where, rank.fatal_error, evidence)
+    return _exception(where, rank.fatal_error, evidence, rank.pid)
 
 
-def _exception(where: str, error: str, evidence: Evidence) -> Death:
+def _suspects(evidence: Evidence, pid: int) -> tuple[Suspect, ...] | None:
+    """What ran in the engine of a process; in any engine, if it is not known to be in one."""
+    engine = next((rank.engine for rank in evidence.ranks if rank.pid == pid), None)
+    if engine is not None:
+        return evidence.suspects.get(engine)
+    return tuple(chain.from_iterable(evidence.suspects.values())) or None
+
+
+def _exception(where: str, error: str, evidence: Evidence, pid: int) -> Death:
     is_memory = any(name in error for name in _MEMORY_ERRORS)
     cause: DeathCause = "out_of_memory" if is_memory else "worker_exception"
-    return Death(cause, f"{where}: {error}", is_accusing=True, suspects=evidence.suspects)
+    suspects = _suspects(evidence, pid)
+    return Death(cause, f"{where}: {error}", is_accusing=True, suspects=suspects)
 
 
 def _is_refused(rank: RankStats) -> bool:

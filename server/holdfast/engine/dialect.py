@@ -5,7 +5,7 @@ Seen in vLLM 0.32 and, by its source, in 0.33.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -14,15 +14,25 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from holdfast.engine.call import Method
-from holdfast.errors import HoldfastError, NotReadyError
+from holdfast.engine.checked_llm import UnsentError
+from holdfast.engine.digests import digest_of
+from holdfast.errors import HoldfastError
 
-_ARRIVAL = "arrival_time"
+_INCIDENTAL = frozenset({"arrival_time", "cache_salt"})
+"""Parts of a prompt."""
+_INCIDENTAL_PARAMETERS = frozenset(
+    {"seed", "max_tokens", "output_kind", "skip_clone", "stream_interval"}
+)
 _CHILD_SEPARATOR = "_"
 _RANDOM_SEPARATOR = "-"
 
 
 class VllmDialect:
     """`calls.Dialect` for an AsyncLLM."""
+
+    def __init__(self, transfers_kv: Callable[[], bool] = lambda: True) -> None:
+        """`transfers_kv` says whether the engine gets KV caches from others."""
+        self._transfers_kv = transfers_kv
 
     def is_death(self, error: Exception, llm: Any) -> bool:
         """Whether `error` came of the engine's end.
@@ -33,6 +43,10 @@ class VllmDialect:
             return True
         return isinstance(error, EngineGenerateError) and bool(llm.errored)
 
+    def is_unsent(self, error: Exception) -> bool:
+        """Whether it waited for its turn in the engine."""
+        return isinstance(error, UnsentError)
+
     def is_abort(self, output: Any) -> bool:
         """Whether the engine gave the request up: what a core that got SIGTERM answers to all."""
         return output.finished and any(
@@ -40,35 +54,41 @@ class VllmDialect:
         )
 
     def lifted(self, error: HoldfastError) -> Exception:
-        """GenerationError, which vLLM answers cleanly before and within a stream, or a plain 503.
+        """GenerationError, which vLLM answers cleanly before and within a stream, or its status.
 
         Any other class is logged with its traceback for each request.
         """
         answer: Exception = (
-            GracefulHTTPError(error.cause, HTTPStatus(error.http_status))
-            if isinstance(error, NotReadyError)
-            else GenerationError(error.cause)
+            GenerationError(error.cause)
+            if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR
+            else GracefulHTTPError(error.cause, HTTPStatus(error.http_status))
         )
         return answer
 
     def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
         """Not a prompt that comes as a stream, nor one of which another engine holds a part.
 
-        That is a KV cache to transfer, or an image that was sent before (0.32, 0.33).
+        That is a KV cache to transfer, or an image that was sent before (0.32, 0.33). Where nothing
+        is transferred, a client that speaks of it changes nothing.
         """
         prompt = arguments.get("prompt")
         if isinstance(prompt, AsyncGenerator) or _is_sent_in_part(prompt):
             return False
         extra = getattr(arguments.get("sampling_params"), "extra_args", None) or {}
-        return "kv_transfer_params" not in extra
+        return "kv_transfer_params" not in extra or not self._transfers_kv()
 
     def identity(self, arguments: Mapping[str, Any]) -> str:
-        """Prompt and parameters; when it came, its own name and its trace are no part of it."""
+        """The digest of prompt and parameters, without what does not change what is computed first.
+
+        A client varies that freely: the seed, the salt of the cache, how long the answer may be,
+        and whether it is streamed.
+        """
         parameters = arguments.get("sampling_params") or arguments.get("pooling_params")
         prompt = arguments.get("prompt")
         if isinstance(prompt, Mapping):
-            prompt = {name: part for name, part in prompt.items() if name != _ARRIVAL}
-        return f"{prompt!r} {parameters!r} {arguments.get('lora_request')!r}"
+            prompt = {name: part for name, part in prompt.items() if name not in _INCIDENTAL}
+        lora = arguments.get("lora_request")
+        return digest_of(prompt, _essential(parameters), getattr(lora, "lora_name", None))
 
     def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """With an output after each token, as a stream has it."""
@@ -96,6 +116,15 @@ class VllmDialect:
         name = internal_id.rpartition(_RANDOM_SEPARATOR)[0]
         index, _, rest = name.partition(_CHILD_SEPARATOR)
         return request_id in {name, rest if index.isdigit() else name}
+
+
+def _essential(parameters: Any) -> dict[str, Any]:
+    """The fields of SamplingParams or PoolingParams that an identity consists of."""
+    return {
+        name: getattr(parameters, name)
+        for name in getattr(parameters, "__struct_fields__", ())
+        if name not in _INCIDENTAL_PARAMETERS and not name.startswith("_")
+    }
 
 
 def _completions(output: Any) -> tuple[Any, ...]:

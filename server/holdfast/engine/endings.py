@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Self
 
 import psutil
 
+from holdfast.engine.exit_codes import signal_name
 from holdfast.engine.processes import is_alive
 
 _EXIT_CODE_FIELD = 49
@@ -31,7 +31,7 @@ class Ending:
         if self.exit_code is None:
             return "ended"
         if self.exit_code < 0:
-            return f"was ended by {signal.Signals(-self.exit_code).name}"
+            return f"was ended by {signal_name(-self.exit_code)}"
         return f"ended with exit code {self.exit_code}"
 
 

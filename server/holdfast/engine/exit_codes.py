@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 
 DIRECTORY_VARIABLE = "HOLDFAST_EXIT_CODES"
+OUT_OF_MEMORY = " (probably for lack of memory)"
 
 
 def note_in(directory: Path) -> None:
@@ -23,6 +25,35 @@ def note_in(directory: Path) -> None:
         return ended_pid, status
 
     os.waitpid = waitpid
+
+
+def ended_by(code: int) -> str:
+    """How a process ended that a signal has ended, for people."""
+    memory = OUT_OF_MEMORY if code == -signal.SIGKILL else ""
+    return f"was ended by {signal_name(-code)}{memory}"
+
+
+def signal_name(number: int) -> str:
+    """Its name; of the signals for real time only the first and the last have one."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def noted(directory: Path) -> frozenset[Path]:
+    """The exit codes that are known now."""
+    return frozenset(directory.glob("*"))
+
+
+def first_killed(directory: Path, before: frozenset[Path]) -> str:
+    """Which process was ended by a signal first since `before`, other than to ask for its end."""
+    news = [path for path in noted(directory) - before if path.name.isdecimal()]
+    for path in sorted(news, key=lambda path: path.stat().st_mtime_ns):
+        code = exit_code(directory, int(path.name))
+        if code is not None and code < 0 and code != -signal.SIGTERM:
+            return f"process {path.name} of it {ended_by(code)}"
+    return ""
 
 
 def exit_code(directory: Path, pid: int) -> int | None:

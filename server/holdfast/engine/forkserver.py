@@ -11,9 +11,12 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from multiprocessing import (
     context,
     forkserver,
@@ -31,6 +34,9 @@ from holdfast.workspace import leash
 
 PRELOADED: tuple[str, ...] = ("holdfast.engine.preloaded",)
 """What the server imports before it forks."""
+
+FORK_DEADLINE_SECONDS = 60.0
+"""For the server to fork. It imports while the process does that asks it then."""
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -90,6 +96,22 @@ def server_pid() -> int | None:
     return pid
 
 
+def server() -> frozenset[psutil.Process]:
+    """The server that runs, if one does."""
+    pid = server_pid()
+    with suppress(psutil.Error):
+        return frozenset() if pid is None else frozenset({psutil.Process(pid)})
+    return frozenset()
+
+
+def end_if_stopped() -> None:
+    """End a server that a signal has stopped: what waits for it is told, and it is replaced."""
+    for process in server():
+        with suppress(psutil.Error):
+            if process.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
+                process.kill()
+
+
 def has_forked(pid: int) -> bool:
     """Whether a process comes from the server; one that is gone does not."""
     try:
@@ -119,7 +141,8 @@ class Process(context.ForkServerProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
         try:
-            return popen_forkserver.Popen(process_obj)
+            with _answering():
+                return popen_forkserver.Popen(process_obj)
         except (OSError, EOFError) as error:
             logger.warning("no process that starts engines answers (%r): spawning one", error)
             return popen_spawn_posix.Popen(process_obj)
@@ -172,6 +195,29 @@ class WorkerContext(Context):
     """For vLLM, where an EngineCore asks for a context to start its workers in."""
 
     Process = Worker
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """While entered, a server that does not answer by the deadline is ended: it may be stopped, or
+    hang in an import. What waits for it is then told that it has ended.
+    """
+    timer = threading.Timer(FORK_DEADLINE_SECONDS, _end_silent)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end_silent() -> None:
+    # What it has forked ends with it, see `leash`: whose parent it is until then.
+    pid = os.getppid() if _is_forked() else server_pid()
+    logger.warning("no process was forked within %.0f s: ending the server", FORK_DEADLINE_SECONDS)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _is_forked() -> bool:

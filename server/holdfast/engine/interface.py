@@ -15,6 +15,7 @@ from holdfast.records import (
     RankStats,
     SleepLevel,
     SleepTag,
+    Suspect,
 )
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 
@@ -94,6 +95,9 @@ class Engine(Protocol):
     def blocked_since_seconds(self) -> Mapping[int, float]:
         """Since when a scheduler has said that requests wait, nothing holds them, and none runs."""
 
+    def deferring(self) -> frozenset[int]:
+        """The engines whose scheduler says now that it has requests, and defers all of them."""
+
     async def canary(self) -> None:
         """Return when an engine that was idle has made one token; EngineLostError if it cannot."""
 
@@ -102,6 +106,9 @@ class Engine(Protocol):
 
     async def dump_stacks(self) -> str:
         """What its processes are doing, for the log, within 10 s. Never raises."""
+
+    def suspects(self) -> tuple[Suspect, ...] | None:
+        """The requests of the step that runs; None if none does, or nobody knows which."""
 
     def give_up(self) -> None:
         """Have every call that waits for it fail now as lost, and every later one: it has died."""

@@ -13,6 +13,7 @@ import gc
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,33 @@ import psutil
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from vllm.usage.usage_lib import UsageContext
 
-from holdfast.engine import compat, environment, forkserver, processes, remains
+from holdfast.engine import compat, environment, exit_codes, forkserver, processes, remains
 from holdfast.engine.async_llm import RPC_DEADLINE_SECONDS, AsyncEngine
 from holdfast.engine.calls import Calls
-from holdfast.engine.checked_llm import CheckedLLM
+from holdfast.engine.checked_llm import CheckedLLM, UnsentError
 from holdfast.engine.client import EngineProxy
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
+from holdfast.engine.grammars.checked import Grammars, grammars_for
+from holdfast.engine.grammars.patience import Patience
 from holdfast.engine.loras import Loras
 from holdfast.engine.native import NativeVariables
+from holdfast.engine.places import Places
 from holdfast.engine.starts import until_stuck
 from holdfast.engine.stat_logger import Queues, prometheus_logger
+from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.turns import Turns
 from holdfast.errors import EngineStartError, PluginMissingError
 from holdfast.records import RankStats
-from holdfast.workspace.causes import root_cause
+from holdfast.workspace.causes import read_causes, root_cause, root_of
 from holdfast.workspace.niceness import NICENESS_VARIABLE
 from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
 from holdfast.workspace.stats import read_all
 
 ABANDON_DEADLINE_SECONDS = 30.0
 ABANDON_POLL_SECONDS = 0.2
+ENGINE_SLOWNESS = 2.0
+"""So much longer may an engine take for a grammar: it may have to compile another one first."""
 LONGEST_SOCKET_PATH = 64
 """Linux takes 107 bytes, and vLLM adds a slash and a UUID."""
 
@@ -60,8 +68,10 @@ class EngineLauncher:
         runtime_directory: Path,
         is_probing: Callable[[], bool],
         stall_timeout_seconds: float,
+        grammar_timeout_seconds: float,
         engine_core_niceness: int,
         native_variables: NativeVariables,
+        learned_directory: Path | None,
     ) -> None:
         self._native_variables = native_variables
         self._stall_timeout_seconds = stall_timeout_seconds
@@ -78,7 +88,11 @@ class EngineLauncher:
         self._renderer: Any | None = None
         self._generation = 0
         self._memory = device_memory(config.parallel_config.local_world_size)
-        self.proxy = EngineProxy()
+        self._grammars: Grammars = grammars_for(config, grammar_timeout_seconds)
+        suspicions = Suspicions(_suspicions_path(learned_directory, fingerprint))
+        self.proxy = EngineProxy(self._grammars, suspicions)
+        self.count_keys: Callable[[], int] = lambda: 0
+        """How many API keys there are, which share the engine."""
         self.loras = Loras(self.proxy, is_enabled=config.lora_config is not None)
 
     @property
@@ -112,13 +126,17 @@ class EngineLauncher:
         directory = Path(spec.stats_directory)
         before = processes.children()
         try:
-            async with self._started(spec, lambda: processes.children() - before) as engine:
+            async with self._started(spec, partial(self._family, before)) as engine:
                 with self._used(engine), compat.variables_read_once():
                     await self.loras.restore()
                     yield engine
         finally:
             processes.reap(before)
             remains.remove(directory)
+
+    def _family(self, before: frozenset[psutil.Process]) -> frozenset[psutil.Process]:
+        """The processes that have come since, but those that try grammars: no engine's."""
+        return processes.children() - before - self._grammars.family()
 
     def _is_quiet(self) -> bool:
         """Whether nobody but Holdfast itself has asked for what the engine does now."""
@@ -132,6 +150,8 @@ class EngineLauncher:
     def _used(self, engine: AsyncEngine) -> Iterator[None]:
         """While entered, the proxy and its calls have this engine."""
         self._engine_in_use = engine
+        turns = Turns(Places.of(engine.facts), self.count_keys)
+        engine.llm.take_turns(turns)
         self.proxy.use(engine.llm)
         self.calls.gave_up = engine.accuse_termination
         self.calls.started(engine.llm, engine.generation)
@@ -140,6 +160,8 @@ class EngineLauncher:
         finally:
             self.calls.ended()
             compat.declare_dead(engine.llm)
+            turns.end(UnsentError)
+            engine.llm.leave_turns()
             self.proxy.use(None)
             self._engine_in_use = None
             self._logger_class.generation_ended()
@@ -164,16 +186,19 @@ class EngineLauncher:
             remains.unlink(mapped)
 
     async def _construct(self, directory: Path, family: Family) -> Any:
+        ended = exit_codes.noted(forkserver.exit_codes_directory())
         construct = asyncio.create_task(asyncio.to_thread(self._blocking_construct, directory))
-        stuck = asyncio.create_task(until_stuck(family, self._stall_timeout_seconds))
+        stuck = asyncio.create_task(
+            until_stuck(lambda: family() | forkserver.server(), self._stall_timeout_seconds)
+        )
         try:
             await asyncio.wait({construct, stuck}, return_when=asyncio.FIRST_COMPLETED)
             if not construct.done():
-                cause = root_cause(directory) or stuck.result()
+                cause = _cause(directory, ended) or stuck.result()
                 raise EngineStartError(
                     f"the engine could not start: {cause}", remedy="see the engine's log above."
                 )
-            with compat.start_errors(lambda: root_cause(directory)):
+            with compat.start_errors(lambda: _cause(directory, ended)):
                 return construct.result()
         finally:
             stuck.cancel()
@@ -207,6 +232,11 @@ class EngineLauncher:
             raise
 
     async def _engine(self, llm: Any, spec: WorkspaceSpec, family: Family) -> AsyncEngine:
+        llm.leave_grammars_to(
+            Patience(
+                ENGINE_SLOWNESS * self._grammars.timeout_seconds, self.queues.deferring_seconds
+            )
+        )
         # On the loop at once, or vLLM misses a death before the first request.
         llm._run_output_handler()  # noqa: SLF001 - started by the constructor only on a loop
         async with asyncio.timeout(RPC_DEADLINE_SECONDS):
@@ -245,6 +275,15 @@ def _prepare(directory: Path, spec: WorkspaceSpec) -> None:
     (directory / cache.name).symlink_to(cache)
 
 
+def _cause(directory: Path, ended_before: frozenset[Path]) -> str:
+    """Why a start failed, as its processes left it behind; a killed one can say nothing itself."""
+    cause = root_of(read_causes(directory))
+    if cause is not None and not cause.is_consequence:
+        return cause.error
+    killed = exit_codes.first_killed(forkserver.exit_codes_directory(), ended_before)
+    return killed or (cause.error if cause else "")
+
+
 def _require_every_rank(
     wanted: tuple[tuple[int, int], ...], ranks: tuple[RankStats, ...], spec: WorkspaceSpec
 ) -> None:
@@ -268,6 +307,8 @@ async def _abandon(construct: asyncio.Task[Any], family: Family) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + ABANDON_DEADLINE_SECONDS
     while not construct.done() and loop.time() < deadline:
+        # It may wait for the fork server, which no engine's family has.
+        await asyncio.to_thread(forkserver.end_if_stopped)
         await asyncio.to_thread(lambda: processes.kill(family()))
         await asyncio.wait({construct}, timeout=ABANDON_POLL_SECONDS)
     if construct.done() and construct.exception() is None:
@@ -292,3 +333,8 @@ def _variables(directory: Path) -> dict[str, str]:
     # What the user has chosen stands, but for the temporary files.
     kept = {name for name in ours if name in os.environ} - {"TMPDIR"}
     return variables | {name: value for name, value in ours.items() if name not in kept}
+
+
+def _suspicions_path(directory: Path | None, fingerprint: str) -> Path | None:
+    """Where it is kept what ended engines like this one; another model or version starts anew."""
+    return directory / f"suspicions-{fingerprint}.json" if directory is not None else None

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.files import write_whole
+from holdfast.files import read_record, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def _environment_of(pid: int) -> dict[str, str]:
 def _read(path: Path) -> dict[str, str] | None:
     """What a file says; None if there is none, or none that may be believed."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_record(path)
         return dict(record) if all(_is_harmless(*item) for item in record.items()) else None
     except (OSError, ValueError, TypeError, AttributeError):
         return None

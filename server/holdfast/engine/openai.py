@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from prometheus_fastapi_instrumentator import Instrumentator
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 
 from holdfast.engine import chunks, compat
-from holdfast.engine.client import EngineProxy
-from holdfast.engine.rendering import await_one_without_a_task, render_short_prompts_at_once
-from holdfast.engine.wrong_bodies import refuse_wrong_bodies
-
-FREQUENT_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"}
+from holdfast.engine.answer_parsing import bound_answer_parsers
+from holdfast.engine.bounded_tokenizer import (
+    bound_bad_words,
+    bound_tokenizer,
+    bound_tool_calls,
+    score_in_a_thread,
 )
+from holdfast.engine.client import EngineProxy
+from holdfast.engine.first_errors import stop_at_first_error
+from holdfast.engine.frequent import FREQUENT_PATHS
+from holdfast.engine.grammars.requests import keep_native_code_out
+from holdfast.engine.media import guard_media
+from holdfast.engine.prompt_counts import bound_prompts
+from holdfast.engine.realtime import bound_realtime_audio
+from holdfast.engine.rendering import await_one_without_a_task, render_short_prompts_at_once
+from holdfast.engine.turns import most_sequences
+from holdfast.engine.wrong_bodies import refuse_wrong_bodies
 
 
 @asynccontextmanager
@@ -32,23 +43,62 @@ async def openai_app(
     chunks.write_text_directly()
     tasks = await proxy.get_supported_tasks()
     compat.accept_nulls()
+    guard_media(arguments.allowed_media_domains)
+    bound_realtime_audio()
+    bound_tokenizer(proxy.renderer)
+    bound_prompts(proxy.renderer, most_sequences(_running(proxy.vllm_config)))
+    bound_tool_calls(proxy.renderer)
+    bound_bad_words()
+    bound_answer_parsers()
+    score_in_a_thread()
     await_one_without_a_task()
+    if proxy.grammars is not None:
+        keep_native_code_out(proxy.grammars)
     render_short_prompts_at_once(
         proxy.renderer, trusts_templates=arguments.trust_request_chat_template
     )
-    app = build_app(arguments, tasks, proxy.model_config)
-    refuse_wrong_bodies(app)
-    with_frequent_first(app.router.routes)
-    app.state.server = server
-    await init_app_state(proxy, app.state, arguments, tasks)
+    # What it finds wrong with a flag or an adapter is what it finds before.
+    with compat.usage_errors():
+        with leaving_counts_to_the_front_end():
+            app = build_app(arguments, tasks, proxy.model_config)
+        refuse_wrong_bodies(app)
+        stop_at_first_error(app.routes)
+        with_frequent_first(app.router.routes)
+        app.state.server = server
+        await init_app_state(proxy, app.state, arguments, tasks)
     async with app.router.lifespan_context(app):
         yield app
+
+
+@contextmanager
+def leaving_counts_to_the_front_end() -> Iterator[None]:
+    """Have an application that is built meanwhile not count its HTTP requests.
+
+    The front end counts what it answers itself too, under the same names. vLLM's would also stay
+    empty: the library's counts are lost where the stack of layers is built twice (its 8.1, and
+    `refuse_wrong_bodies` has it built again).
+    """
+    instrument = Instrumentator.instrument
+
+    def leave(self: Instrumentator, *_: Any, **_options: Any) -> Instrumentator:
+        return self
+
+    Instrumentator.instrument = leave  # type: ignore[method-assign]  # for these lines only
+    try:
+        yield
+    finally:
+        Instrumentator.instrument = instrument  # type: ignore[method-assign]  # as above
 
 
 def with_frequent_first(routes: list[Any]) -> None:
     """Put the routes that are asked for the most before the others.
 
-    A request is compared with one route after the other, and a second time for the label of its
-    metrics. Each of these has a path that no other route takes.
+    A request is compared with one route after the other. Each of these has a path that no other
+    route takes.
     """
     routes.sort(key=lambda route: getattr(route, "path", "") not in FREQUENT_PATHS)
+
+
+def _running(config: Any) -> int:
+    """How many sequences the engine runs at once."""
+    return int(config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size)

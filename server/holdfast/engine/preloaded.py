@@ -22,6 +22,7 @@ STARTED_WITH = dict(os.environ)
 parent_pid = os.environ.get(leash.PARENT_VARIABLE)
 leash.tie(int(parent_pid) if parent_pid else None)
 os.register_at_fork(after_in_child=leash.tie)
+leash.outlive_terminal()
 
 if directory := os.environ.get(exit_codes.DIRECTORY_VARIABLE):
     exit_codes.note_in(Path(directory))

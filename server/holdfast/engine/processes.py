@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import warnings
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -16,6 +18,10 @@ from holdfast.workspace import leash
 
 KILL_DEADLINE_SECONDS = 10.0
 POLL_SECONDS = 0.05
+TRACKER_LOOK_SECONDS = 5.0
+_TRACKER = "multiprocessing.resource_tracker import main"
+"""In the command line of one; its name alone may stand in others', after `-W` say."""
+_QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 
 @contextmanager
@@ -25,10 +31,11 @@ def owned(directory: Path, native_variables: Mapping[str, str]) -> Iterator[None
     The fork server starts at once, beside the imports of this process; `directory` takes its
     socket, and `native_variables` is what it is started with. When left, no child runs.
     """
-    start_resource_tracker()
     leash.adopt_orphans()
     leash.tie_spawned()
-    forkserver.ensure_running(directory, native_variables)
+    _start_resource_tracker()
+    with leash.outliving_terminal():
+        forkserver.ensure_running(directory, native_variables)
     try:
         yield
     finally:
@@ -42,17 +49,45 @@ def children() -> frozenset[psutil.Process]:
     return frozenset(child for child in found if not _is_resource_tracker(child))
 
 
-def start_resource_tracker() -> None:
-    """Start it now, so that it keeps quiet about what `unlink` removed before it."""
-    quiet = "ignore::UserWarning:multiprocessing.resource_tracker"
+def _start_resource_tracker() -> None:
+    """Start one that keeps quiet about what `unlink` removed before it; nothing if one runs."""
     before = os.environ.get("PYTHONWARNINGS")
-    with environment.changed({"PYTHONWARNINGS": f"{before},{quiet}" if before else quiet}):
+    # Not longer: Python hands it on in the command line of every process that is spawned.
+    changed = environment.changed({"PYTHONWARNINGS": f"{before},{_QUIET}" if before else _QUIET})
+    with changed, leash.outliving_terminal():
         resource_tracker.ensure_running()
+
+
+@asynccontextmanager
+async def resource_tracker_kept() -> AsyncIterator[None]:
+    """While entered, a resource tracker that was killed is replaced, and leaves no zombie."""
+    keeping = asyncio.create_task(_keep_resource_tracker(), name="resource tracker")
+    try:
+        yield
+    finally:
+        keeping.cancel()
+
+
+async def _keep_resource_tracker() -> None:
+    while True:
+        _replace_resource_tracker()
+        await asyncio.sleep(TRACKER_LOOK_SECONDS)
+
+
+def _replace_resource_tracker() -> None:
+    """Take leave of one that has ended and start another; nothing if it runs."""
+    pid = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]  # noqa: SLF001 - as below
+    # Not asked by its pipe, as `multiprocessing` does: one that is stopped would fill it.
+    with suppress(ChildProcessError), warnings.catch_warnings():
+        if pid is not None and os.waitpid(pid, os.WNOHANG)[0]:
+            warnings.simplefilter("ignore", UserWarning)  # that it died
+            _start_resource_tracker()
 
 
 def end_resource_tracker() -> None:
     """End Python's resource tracker, so that what it complains of stands before our last line."""
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public ends it
+    with suppress(ChildProcessError):  # somebody has killed it, and we have taken leave of it
+        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public ends it
 
 
 def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
@@ -67,6 +102,15 @@ def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
         except psutil.NoSuchProcess:
             continue
     return tuple(process.pid for process in _until_ended(alive, KILL_DEADLINE_SECONDS))
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL a process and all below it, whatever of them ends by itself meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in (*process.children(recursive=True), process):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
 
 
 def reap(known: Collection[psutil.Process]) -> None:
@@ -96,16 +140,18 @@ def _until_ended(
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; a zombie has ended."""
+    """Whether it runs; a zombie has ended. What cannot be seen has not ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+    except OSError:  # too many open files
+        return True
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:
     try:
-        return any("resource_tracker" in word for word in process.cmdline())
+        return any(_TRACKER in word for word in process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return True
 

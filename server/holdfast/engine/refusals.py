@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 
 from holdfast.errors import HoldfastError, PluginMissingError, UsageError
+from holdfast.settings import flags
 
 UNSUPPORTED = (
     "--grpc",
@@ -22,6 +24,8 @@ UNSUPPORTED = (
 REFUSED_VARIABLES = ("VLLM_PLUGINS", "VLLM_ENABLE_STARTUP_PLAN")
 """Those that `refuse_environment` looks at."""
 _OFF = {"", "0"}
+_LIKENESS = 0.9
+"""Of a mistyped flag to the one that was meant; no flag of vLLM is as like to one of ours."""
 
 
 def refuse_environment(environment: Mapping[str, str], *, is_demo: bool) -> None:
@@ -46,6 +50,21 @@ def refuse_environment(environment: Mapping[str, str], *, is_demo: bool) -> None
             "reserved workspaces.",
             remedy="unset it.",
         )
+
+
+def refuse_mistyped(arguments: Iterable[str]) -> None:
+    """Check the flags that our parser does not know, most of which are vLLM's.
+
+    Raises:
+        UsageError: one is almost one of ours, and not the beginning of one.
+    """
+    ours = [flag.name for flag in flags()]
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if not name.startswith("--") or any(flag.startswith(name) for flag in ours):
+            continue
+        if meant := get_close_matches(name, ours, 1, _LIKENESS):
+            raise UsageError(f"{name} is not a flag.", remedy=f"did you mean {meant[0]}?")
 
 
 def refuse_unsupported(namespace: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ vLLM hands each chat to a thread twice, for its template and for its tokens (`Ba
 Under load the thread has to wait for the interpreter each time, for up to a switch interval, and
 the loop for it: a tenth of the time to the first token at 16 clients. What could keep the loop
 for long is handed over as before: long prompts, many at once, templates and values of a client.
+What is very long is handed to a thread of its own, or everybody would wait for it.
 
 It also makes a task of each step, to run those of several prompts side by side. A request with one
 prompt, as nearly all are, waits through twelve turns of the loop for that, while the engine waits
@@ -14,19 +15,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from vllm.renderers import base, hf
+from vllm.utils.async_utils import make_async
+
+from holdfast.engine.bounded_tokenizer import has_more_text_than
 
 LONGEST_CHARACTERS = 2048
 """Of one prompt, or of one chat: tokenized in a millisecond, or three of rare characters."""
 MOST_MESSAGES = 16
 CHARACTERS_A_TURN = 8 * LONGEST_CHARACTERS
 """Of all that is rendered within one turn of the loop."""
+LONG_CHARACTERS = 64 * 1024
+"""Of all prompts of a request: from here on they keep a thread for too long for others to wait."""
 
 _MARK = "holdfast_turn"
+_IS_LONG: ContextVar[bool] = ContextVar("is_long", default=False)
+"""Whether all prompts of the request together are very long, though none may be."""
 
 
 def render_short_prompts_at_once(renderer: Any, *, trusts_templates: bool) -> None:
@@ -39,6 +48,7 @@ def render_short_prompts_at_once(renderer: Any, *, trusts_templates: bool) -> No
         return
     turn = _Turn()
     setattr(renderer, _MARK, turn)
+    _give_long_prompts_a_thread(renderer)
     tokenize_elsewhere = renderer._tokenize_prompt_async  # noqa: SLF001 - there is no other way in
     apply_elsewhere = renderer._apply_chat_template_async  # noqa: SLF001 - as above
     bounded = renderer._render_with_timeout  # noqa: SLF001 - as above
@@ -60,6 +70,43 @@ def render_short_prompts_at_once(renderer: Any, *, trusts_templates: bool) -> No
     if not trusts_templates:
         renderer._apply_chat_template_async = apply  # noqa: SLF001 - as above
         renderer._render_with_timeout = within_time  # noqa: SLF001 - as above
+
+
+def _give_long_prompts_a_thread(renderer: Any) -> None:
+    """Have what is very long wait for its like alone."""
+    tokenize_among_others = renderer._tokenize_prompt_async  # noqa: SLF001 - there is no other way in
+    tokenize_one_by_one = renderer.tokenize_prompts_async
+    apply_among_others = renderer._apply_chat_template_async  # noqa: SLF001 - as above
+    replace_among_others = renderer._replace_executor  # noqa: SLF001 - as above
+    thread = base._SwappableExecutor(max_workers=1)  # noqa: SLF001 - vLLM replaces a stuck thread of it
+    tokenize_alone = make_async(renderer._tokenize_prompt, executor=thread)  # noqa: SLF001 - as above
+    apply_alone = make_async(hf.safe_apply_chat_template, executor=thread)
+
+    async def tokenize_all(prompts: Sequence[Any], parameters: Any) -> Any:
+        texts = [one["prompt"] for one in prompts if isinstance(one.get("prompt"), str)]
+        is_long = _IS_LONG.set(sum(map(len, texts)) > LONG_CHARACTERS)
+        try:
+            return await tokenize_one_by_one(prompts, parameters)
+        finally:
+            _IS_LONG.reset(is_long)
+
+    def tokenize(prompt: Any, parameters: Any) -> Any:
+        is_long = _IS_LONG.get() or len(prompt["prompt"]) > LONG_CHARACTERS
+        return (tokenize_alone if is_long else tokenize_among_others)(prompt, parameters)
+
+    def apply(model: Any, tokenizer: Any, conversation: Any, **options: Any) -> Any:
+        is_long = has_more_text_than(LONG_CHARACTERS, [conversation, options.get("tools")])
+        chosen = apply_alone if is_long else apply_among_others
+        return chosen(model, tokenizer, conversation, **options)
+
+    def replace() -> None:
+        replace_among_others()
+        thread.replace_inner()
+
+    renderer.tokenize_prompts_async = tokenize_all
+    renderer._tokenize_prompt_async = tokenize  # noqa: SLF001 - as above
+    renderer._apply_chat_template_async = apply  # noqa: SLF001 - as above
+    renderer._replace_executor = replace  # noqa: SLF001 - as above
 
 
 def await_one_without_a_task() -> None:
@@ -107,7 +154,13 @@ def _are_plain(options: Mapping[str, Any]) -> bool:
 
 def _characters(conversation: Sequence[Mapping[str, Any]]) -> int:
     """The text of all messages; more than is taken, where it is not text alone, or many."""
-    contents: list[Any] = [message.get("content") for message in conversation]
-    if len(contents) > MOST_MESSAGES or not all(isinstance(one, str) for one in contents):
+    if len(conversation) > MOST_MESSAGES:
         return LONGEST_CHARACTERS + 1
-    return sum(map(len, contents))
+    characters = 0
+    for message in conversation:
+        # Whatever else it has, such as calls of tools, may be of any size, and kept in a loop.
+        is_plain = message.keys() <= {"role", "content"}
+        if not is_plain or not all(isinstance(text, str) for text in message.values()):
+            return LONGEST_CHARACTERS + 1
+        characters += sum(map(len, message.values()))
+    return characters

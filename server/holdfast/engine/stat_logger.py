@@ -25,32 +25,60 @@ _HOOK_SUFFIX = "_cls"
 _INFO_SUFFIX = "_info"
 
 
-class Queues:
-    """Requests that run and wait in each engine, as its scheduler last said."""
+NEWS_SECONDS = 10.0
+"""What a scheduler said is old after so long: one that defers goes round and says so each time."""
 
-    def __init__(self) -> None:
+
+class Queues:
+    """Requests that run, wait and are deferred in each engine, as its scheduler last said.
+
+    Deferred is what something else holds back: a grammar, a transfer, an adapter.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._by_engine: dict[int, tuple[int, int]] = {}
         self._blocked_since: dict[int, float] = {}
+        self._deferring_since: dict[int, float] = {}
+        self._said_seconds: dict[int, float] = {}
 
-    def said(self, engine: int, running: int, waiting: int) -> None:
+    def said(self, engine: int, running: int, waiting: int, deferred: int = 0) -> None:
         """Take in what a scheduler said."""
+        now = self._said_seconds[engine] = self._clock()
         self._by_engine[engine] = (running, waiting)
         if waiting and not running:
-            self._blocked_since.setdefault(engine, time.monotonic())
+            self._blocked_since.setdefault(engine, now)
         else:
             self._blocked_since.pop(engine, None)
+        if deferred and not running and not waiting:
+            self._deferring_since.setdefault(engine, now)
+        else:
+            self._deferring_since.pop(engine, None)
 
     def clear(self) -> None:
         """The engine is gone, and what it had with it."""
         self._by_engine.clear()
         self._blocked_since.clear()
+        self._deferring_since.clear()
+        self._said_seconds.clear()
 
     def blocked_since_seconds(self) -> Mapping[int, float]:
         """Since when each engine's scheduler has said that requests wait and none runs.
 
-        What is deferred, for a transfer or an adapter, does not count as waiting in vLLM.
+        What is deferred does not count as waiting in vLLM.
         """
         return dict(self._blocked_since)
+
+    def deferring(self) -> frozenset[int]:
+        """The engines whose scheduler says now that it defers all that it has."""
+        oldest = self._clock() - NEWS_SECONDS
+        return frozenset(one for one in self._deferring_since if self._said_seconds[one] >= oldest)
+
+    def deferring_seconds(self) -> float:
+        """For how long nothing but what is deferred has been in any engine; 0 if something is."""
+        if any(any(counts) for counts in self._by_engine.values()):
+            return 0.0
+        return self._clock() - max(self._deferring_since.values(), default=self._clock())
 
     def totals(self) -> tuple[int, int]:
         """(running, waiting) over all engines."""
@@ -137,7 +165,10 @@ class LastingStatLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is 
             return
         if scheduler_stats is not None:
             self.shared.queues.said(
-                engine_idx, scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
+                engine_idx,
+                scheduler_stats.num_running_reqs,
+                scheduler_stats.num_waiting_reqs,
+                scheduler_stats.num_skipped_waiting_reqs,
             )
         if not self.shared.is_probing():
             super().record(

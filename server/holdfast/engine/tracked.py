@@ -7,7 +7,7 @@ the context of the task.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ class Tracked:
     """The path of our route that answers it, with its parameters left open; empty if none does."""
     engine_scope: Mapping[str, Any] | None = None
     """What vLLM's application was given, whose router leaves its route there."""
+    received_seconds: float | None = None
+    """When it was there whole, by `time.monotonic()`; None while it was not."""
     entered_seconds: float | None = None
     """When vLLM's application got it, by `time.monotonic()`; None while it did not."""
     engine_request_id: str = ""
@@ -52,6 +54,10 @@ class Tracked:
     """How many calls of it wait for an engine now."""
     waiting_since_seconds: float = 0.0
     """Since when any of them waits."""
+    sequences: int = 0
+    """How many sequences of it the engine has, or is to have when it is their turn."""
+    engine_is_done: Callable[[], None] = lambda: None
+    """Called when the engine has no sequence of it any more, however slowly its client reads."""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from holdfast.files import write_whole
+from holdfast.files import read_record, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ Kind = Literal["start", "recovery"]
 KINDS: tuple[Kind, ...] = ("start", "recovery")
 REMEMBERED = 5
 """Newest times of each kind that count."""
+LONGEST_SECONDS = 7 * 24 * 3600.0
+"""No start takes a week: a file that says so is wrong, and what it promised would be too."""
 OVERDUE_FRACTION = 0.25
 """What is overdue is expected to take this much of its time so far again."""
 
@@ -52,6 +54,11 @@ class Forecast:
         if self._running is None or self._running[0] != kind:
             self._running = (kind, self._clock())
 
+    def delayed(self, seconds: float) -> None:
+        """The way to READY goes on only after so long, which does not count."""
+        if self._running is not None and seconds:
+            self._running = (self._running[0], self._clock() + seconds)
+
     def ready(self) -> None:
         """READY is reached: what it took is remembered."""
         if self._running is None:
@@ -78,10 +85,16 @@ class Forecast:
 
 def _read(path: Path) -> dict[Kind, list[float]]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return {kind: [float(value) for value in record[kind]][-REMEMBERED:] for kind in KINDS}
+        record = read_record(path)
+        return {kind: [_seconds(value) for value in record[kind]][-REMEMBERED:] for kind in KINDS}
     except (OSError, ValueError, TypeError, KeyError):
         return {kind: [] for kind in KINDS}
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or not 0 <= value <= LONGEST_SECONDS:
+        raise ValueError(f"{value!r} is not a time that a start takes")
+    return float(value)
 
 
 def _write(path: Path, seconds: dict[Kind, list[float]]) -> None:

@@ -7,6 +7,8 @@ The rules, each of which somebody's outage paid for:
 * Requests wait and none runs for a minute, though the scheduler says that nothing holds them back.
 * While a compiler runs below the engine, time does not count; nor while the engine is paused, nor
   what passes while this process itself did not run.
+* Nor does it while a scheduler goes on to say that all that its engine has is deferred, as a
+  request is whose grammar compiles. One that says nothing any more hangs, deferred or not.
 * An engine that has had nothing to do for a minute gets one token to make.
 """
 
@@ -50,6 +52,8 @@ class Pulse:
     """Since when each engine's scheduler has said that requests wait and none runs."""
     is_paused: bool = False
     is_compiling: bool = False
+    deferring: frozenset[int] = frozenset()
+    """Engines whose scheduler says now that it has requests, and that it defers all of them."""
 
 
 class Rules:
@@ -63,6 +67,8 @@ class Rules:
         self._compiling_since: float | None = None
         self._given_seconds: dict[int, float] = {}
         """Since when each engine of several has had requests."""
+        self._deferred_seconds: dict[int, float] = {}
+        """When each engine was last seen to defer all that it has."""
 
     def verdict(self, pulse: Pulse, slowest_step_seconds: float) -> str:
         """Why the engine is stalled; empty while it is not."""
@@ -75,12 +81,14 @@ class Rules:
         if pulse.busy_since_seconds is None:
             return ""
         patience = max(self._stall_timeout_seconds, SLOWEST_STEP_FACTOR * slowest_step_seconds)
+        self._deferred_seconds |= dict.fromkeys(pulse.deferring, pulse.now_seconds)
         newest = max(pulse.last_step_seconds.values(), default=0.0)
-        quiet = self._quiet(pulse, newest)
+        quiet = self._quiet(pulse, max(newest, self._all_deferred_seconds()))
         if quiet >= patience:
             return f"requests are in the engine, and no step ended for {quiet:.0f} s"
         for engine, given in self._given_seconds.items():
-            since = max(pulse.last_step_seconds.get(engine, 0.0), given)
+            deferred = self._deferred_seconds.get(engine, 0.0)
+            since = max(pulse.last_step_seconds.get(engine, 0.0), given, deferred)
             quiet = self._quiet(pulse, since)
             if quiet >= patience:
                 return f"engine {engine} has requests, and ended no step for {quiet:.0f} s"
@@ -89,6 +97,11 @@ class Rules:
             if blocked >= BLOCKED_SECONDS:
                 return f"requests wait for engine {engine}, and none ran for {blocked:.0f} s"
         return ""
+
+    def _all_deferred_seconds(self) -> float:
+        """When all engines that have requests were last seen to defer all of them."""
+        engines = self._given_seconds or self._deferred_seconds
+        return min((self._deferred_seconds.get(engine, 0.0) for engine in engines), default=0.0)
 
     def _quiet(self, pulse: Pulse, last_step_seconds: float) -> float:
         since = max(last_step_seconds, pulse.busy_since_seconds or 0.0, self._excused_seconds)
@@ -134,16 +147,27 @@ class Heartbeat:
         self._canary: asyncio.Task[None] | None = None
         self._canary_since: float | None = None
         self._idle_since = clock()
+        self._is_blind = False
 
     async def until_stalled(self) -> Death:
         """Return when a rule is broken, with what the processes were doing in the log."""
         try:
-            while not (reason := self._look()):  # noqa: ASYNC110 - nothing tells of what is not
+            while not (reason := self._seen()):  # noqa: ASYNC110 - nothing tells of what is not
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             await self._end_canary()
+        suspects = self._engine.suspects()
         logger.error("the engine is stalled: %s\n%s", reason, await self._engine.dump_stacks())
-        return Death("stall", reason, is_accusing=True)
+        return Death("stall", reason, is_accusing=True, suspects=suspects)
+
+    def _seen(self) -> str:
+        try:
+            return self._look()
+        except OSError as error:  # too many open files, say: it is not a stall, and it passes
+            if not self._is_blind:
+                self._is_blind = True
+                logger.warning("the progress of the engine cannot be looked at: %s", error)
+            return ""
 
     def _look(self) -> str:
         now = self._clock()
@@ -163,6 +187,7 @@ class Heartbeat:
             blocked_since_seconds=self._engine.blocked_since_seconds(),
             is_paused=is_told or slowest_step_seconds is None,
             is_compiling=is_late and self._engine.is_compiling(),
+            deferring=self._engine.deferring(),
         )
         return self._rules.verdict(pulse, slowest_step_seconds or 0.0)
 

@@ -25,6 +25,14 @@ MOST_PASSES = 3
 DEATH_DEADLINE_SECONDS = 2.0
 """Between a death and the report of the probe that met it, whichever comes first."""
 
+_REMEDY = (
+    "reserve more (--workspace-reserve), let it grow (--workspace-growth alongside) or learn "
+    "(--learned-dir), or lower --max-model-len or --max-num-batched-tokens."
+)
+_REMEDY_OF_NONE = (
+    "mend what it names, see the engine's log above, or reserve more (--workspace-reserve)."
+)
+
 Outcome = Literal["proven", "again", "died"]
 
 
@@ -169,9 +177,7 @@ class Proof:
             failed = next(step for step in report.steps if step.outcome == "failed")
             raise ProbeFailedError(
                 f"the probe failed in {failed.name}: {failed.reason}",
-                remedy="reserve more (--workspace-reserve), let it grow (--workspace-growth "
-                "alongside) or learn (--learned-dir), or lower --max-model-len or "
-                "--max-num-batched-tokens.",
+                remedy=_REMEDY_OF_NONE if failed.name == "first_token" else _REMEDY,
             )
         if report.limited and self._settings.require_full:
             limits = "; ".join(f"{s.name}: {s.reason}" for s in report.steps if s.limited)

@@ -1,19 +1,38 @@
-"""How often is a dead engine started again? A budget over a window of time, and the back-off."""
+"""How often is a dead engine started again, and after what wait?
+
+The budget counts the deaths within a window that nobody has explained. Beyond it the server ends
+if deaths that accuse no request would have spent it alone: the hardware, a start that fails, a
+signal from outside. Otherwise requests are what ends the engine, and a new process would meet the
+same ones: the server browns out, which means that it waits for minutes before each further start.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from holdfast.engine.blame import Verdict
 from holdfast.errors import EngineLostError
 from holdfast.records import Death
 
 logger = logging.getLogger(__name__)
 
 LONGEST_BACKOFF_SECONDS = 30.0
+BROWNOUT_SECONDS = 60.0
+LONGEST_BROWNOUT_SECONDS = 300.0
+REMEMBERED_DEATHS = 1024
+
+
+@dataclass(slots=True)
+class _Counted:
+    """A death that is not explained by a request of a key."""
+
+    at_seconds: float
+    is_accusing: bool
+    is_explained: bool = False
 
 
 class RestartBudget:
@@ -28,42 +47,51 @@ class RestartBudget:
         self._most = most
         self._window_seconds = window_seconds
         self._clock = clock
-        self._taken: deque[float] = deque(maxlen=most or 1)
+        self._deaths: deque[_Counted] = deque(maxlen=REMEMBERED_DEATHS)
 
     @property
     def left(self) -> int:
         """Restarts that are still allowed now. Safe to ask for from any thread."""
-        horizon = self._clock() - self._window_seconds
-        return self._most - sum(taken > horizon for taken in tuple(self._taken))
+        return max(0, self._most - sum(not death.is_explained for death in self._recent()))
 
-    def take(self) -> float | None:
-        """Spend one restart; the seconds to wait before it, or None if there is none left."""
-        left = self.left
-        if not left:
-            return None
-        self._taken.append(self._clock())
-        earlier = self._most - left
-        return min(LONGEST_BACKOFF_SECONDS, 2.0 ** (earlier - 1)) if earlier else 0.0
+    def died(self, death: Death, verdict: Verdict) -> None:
+        """Count a death, and give back what it explains; one that somebody asked for is free."""
+        if death.cause == "requested":
+            return
+        self._deaths.append(_Counted(self._clock(), verdict.has_suspects))
+        unexplained = [one for one in reversed(self._deaths) if not one.is_explained]
+        for one in unexplained[: verdict.explained]:
+            one.is_explained = True
+            if verdict.is_charged:  # the key has to wait for it, and nobody else
+                self._deaths.remove(one)
 
-    async def back_off(self, death: Death, *, is_restartable: bool) -> None:
-        """Wait before the next start; one that somebody asked for is free.
+    def wait_seconds(self, death: Death, *, is_restartable: bool) -> float:
+        """How long to wait before the next start.
 
         Raises:
             EngineLostError: the budget is spent, or this engine cannot be started again.
         """
         if not is_restartable:
             raise EngineLostError(
-                f"the engine died: {death}, and one on several nodes is not started again",
+                f"the engine died: {death}, and one on several nodes is not started again.",
                 remedy="start all nodes again.",
             )
-        wait_seconds = 0.0 if death.cause == "requested" else self.take()
-        if wait_seconds is None:
+        if death.cause == "requested":
+            return 0.0
+        recent = self._recent()
+        if not self._most or sum(not one.is_accusing for one in recent) > self._most:
             raise EngineLostError(
                 f"the engine died: {death}, after {self._most} restarts within "
-                f"{self._window_seconds:.0f} s",
+                f"{self._window_seconds:.0f} s.",
                 remedy="see the engine's log above, and start again; --max-engine-restarts allows "
                 "more.",
             )
-        if wait_seconds:
-            logger.info("waiting %.0f s before the next start", wait_seconds)
-            await asyncio.sleep(wait_seconds)
+        excess = len(recent) - self._most
+        if excess > 0:
+            return min(LONGEST_BROWNOUT_SECONDS, BROWNOUT_SECONDS * 2.0 ** (excess - 1))
+        earlier = len(recent) - 1
+        return min(LONGEST_BACKOFF_SECONDS, 2.0 ** (earlier - 1)) if earlier > 0 else 0.0
+
+    def _recent(self) -> list[_Counted]:
+        horizon = self._clock() - self._window_seconds
+        return [death for death in tuple(self._deaths) if death.at_seconds > horizon]

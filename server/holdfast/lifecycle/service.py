@@ -163,7 +163,7 @@ class Service:
 
     async def _restart(self, order: RestartOrder, *, is_asleep: bool) -> None:
         self._calls.hold()
-        self._standing.enter(State.RECOVERING, f"restarting as asked: {order.reason}")
+        self._standing.enter(State.RECOVERING, "restarting as asked", order.reason)
         try:
             if not is_asleep and not await self._until(lambda: not self._calls.begun):
                 logger.warning("%d answers are cut off by the restart", self._calls.begun)

@@ -17,24 +17,26 @@ class Standing:
         self._moved = asyncio.Event()
         self.state = State.STARTING
         self.reason = "importing vLLM"
-        """Why it stands there, for people."""
+        """Why it stands there, in our words: for anyone who asks."""
+        self.detail = ""
+        """What the engine or an operator said of it, which may name paths: not for everyone."""
         self.since_unix_seconds = time.time()
 
     async def until_moved(self) -> None:
         """Return when the state has changed."""
         await self._moved.wait()
 
-    def enter(self, target: State, reason: str) -> None:
+    def enter(self, target: State, reason: str, detail: str = "") -> None:
         """Move as the engine's life goes; while draining it may come and go, and the state stays.
 
         An engine that fails to come back is still being recovered, for another reason.
         """
         if target is self.state:
-            self._stand(target, reason)
+            self._stand(target, reason, detail)
         elif self.state is not State.DRAINING:
-            self.move(target, reason)
+            self.move(target, reason, detail)
 
-    def move(self, target: State, reason: str) -> None:
+    def move(self, target: State, reason: str, detail: str = "") -> None:
         """Enter another state.
 
         Raises:
@@ -42,10 +44,11 @@ class Standing:
         """
         if not is_allowed(self.state, target):
             raise RuntimeError(f"no transition from {self.state} to {target}")
-        self._stand(target, reason)
+        self._stand(target, reason, detail)
 
-    def _stand(self, state: State, reason: str) -> None:
-        self.state, self.reason, self.since_unix_seconds = state, reason, time.time()
-        self._progress.state_changed(state, reason)
+    def _stand(self, state: State, reason: str, detail: str) -> None:
+        self.state, self.since_unix_seconds = state, time.time()
+        self.reason, self.detail = reason, detail
+        self._progress.state_changed(state, f"{reason}: {detail}" if detail else reason)
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()

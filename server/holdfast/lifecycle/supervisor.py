@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from holdfast.engine.blame import Verdict
 from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.errors import (
@@ -27,7 +28,7 @@ from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.orders import Order, RestartOrder
 from holdfast.lifecycle.phases import timed, watched
 from holdfast.lifecycle.proof import Proof, proven
-from holdfast.lifecycle.restarts import RestartBudget
+from holdfast.lifecycle.restarts import BROWNOUT_SECONDS, RestartBudget
 from holdfast.lifecycle.service import Service
 from holdfast.lifecycle.standing import Standing
 from holdfast.lifecycle.states import State
@@ -87,7 +88,7 @@ class Supervisor:
 
     @property
     def reason(self) -> str:
-        """Why it stands there, for people."""
+        """Why it stands there, in words that anyone may read."""
         return self._standing.reason
 
     @property
@@ -120,6 +121,7 @@ class Supervisor:
         return Status(
             state=self.state,
             reason=self.reason,
+            detail=self._standing.detail,
             since_unix_seconds=self._standing.since_unix_seconds,
             eta_seconds=self.eta_seconds,
             has_been_ready=self._has_been_ready,
@@ -132,6 +134,10 @@ class Supervisor:
     def request_stop(self) -> None:
         """Drain and end. Asking twice is asking once."""
         self._stop_requested.set()
+
+    async def until_asked_to_stop(self) -> None:
+        """Return when somebody has asked for the end."""
+        await self._stop_requested.wait()
 
     def order(self, order: Order) -> asyncio.Future[Any]:
         """Have the engine that serves carry out an order; the answer comes when it is done.
@@ -214,7 +220,18 @@ class Supervisor:
                 again = State.STARTING if self._last_death is None else State.RECOVERING
                 self._standing.enter(again, "once more, with another reservation")
             else:
-                await self._restarts.back_off(death, is_restartable=launcher.is_restartable)
+                await self._back_off(death)
+
+    async def _back_off(self, death: Death) -> None:
+        """Wait before the next start; EngineLostError if there is not to be one."""
+        wait_seconds = self._restarts.wait_seconds(death, is_restartable=self._is_restartable)
+        if wait_seconds >= BROWNOUT_SECONDS:
+            reason = f"requests ended too many engines, the next start is in {wait_seconds:.0f} s"
+            self._standing.enter(State.RECOVERING, f"{reason}: {death}")
+        if wait_seconds:
+            logger.info("waiting %.0f s before the next start", wait_seconds)
+        self._forecast.delayed(wait_seconds)
+        await asyncio.sleep(wait_seconds)
 
     async def _one_life(self, launcher: EngineLauncher) -> Death | None:
         """Start, prove and serve with one generation; how it died, or None to learn from it.
@@ -234,10 +251,10 @@ class Supervisor:
                 )
                 if outcome == "again":
                     return None
-                if outcome == "proven" and await unless(fate, launcher.calls.try_suspects()):
+                if outcome == "proven" and await self._has_tried_suspects(launcher.calls, fate):
                     async with self._served(engine, launcher.calls, fate):
                         await fate
-                return self._mourn(engine, launcher.calls, await fate)
+                return await self._mourn(engine, launcher.calls, await fate)
         except EngineStartError as error:
             has_unlearned = self._learning.unlearn()
             if has_unlearned:
@@ -248,7 +265,12 @@ class Supervisor:
                 raise
             death = Death("start_failure", error.cause)
             self._outages.died(death.cause)
-            return self._fallen(death)
+            return self._fallen(death, Verdict())
+
+    async def _has_tried_suspects(self, calls: Calls, fate: Fate) -> bool:
+        """Try who may have ended the last engine, for the time of one start; False if it dies."""
+        start_seconds = self._report.last_start_seconds or 0.0
+        return bool(await unless(fate, calls.try_suspects(start_seconds)))
 
     @asynccontextmanager
     async def _running(self, launcher: EngineLauncher) -> AsyncIterator[Engine]:
@@ -341,23 +363,26 @@ class Supervisor:
         self._last_death = None
         calls.opened()
 
-    def _mourn(self, engine: Engine, calls: Calls | None, death: Death) -> Death:
+    async def _mourn(self, engine: Engine, calls: Calls, death: Death) -> Death:
         """Take in a death while its engine can still be asked for its last words."""
         if words := engine.last_words():
             logger.error("what the engine's processes left:\n%s", words)
-        if calls is not None:
-            calls.ended()
-            calls.accuse(death)
-        return self._fallen(death)
+        calls.ended()
+        verdict = calls.accuse(death)
+        self._fallen(death, verdict)
+        if verdict.explained:
+            await asyncio.to_thread(calls.save)
+        return death
 
-    def _fallen(self, death: Death) -> Death:
+    def _fallen(self, death: Death, verdict: Verdict) -> Death:
         logger.error("the engine died: %s", death)
+        self._restarts.died(death, verdict)
         self._last_death = death
         if death.cause == "workspace_rejection":
             self._proof.doubt()
         self._report = replace(self._report, last_exit=str(death))
         self._forecast.began("recovery", guess_seconds=self._report.last_start_seconds)
-        self._standing.enter(State.RECOVERING, f"the engine died: {death}")
+        self._standing.enter(State.RECOVERING, f"the engine died: {death.cause}", death.reason)
         return death
 
     async def _drain(self, living: asyncio.Task[None]) -> None:
@@ -383,7 +408,9 @@ class Supervisor:
         if error is None:
             self._standing.move(State.STOPPED, "stopped")
             return
-        self._standing.move(State.FAILED, str(error))
+        known = error if isinstance(error, HoldfastError) else HoldfastError
+        detail = str(error).removeprefix(known.outline).lstrip(": ")
+        self._standing.move(State.FAILED, known.outline, detail)
         raise error
 
 

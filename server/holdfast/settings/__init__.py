@@ -96,6 +96,12 @@ class Settings:
     """The command line as given, keys included, for vLLM's own parser."""
 
     @property
+    def is_open(self) -> bool:
+        """Whether clients are asked for neither an API key nor a certificate."""
+        has_key = bool(self.listen.api_keys or self.keys.api_key_file)
+        return not has_key and not self.listen.ssl_cert_reqs
+
+    @property
     def placeless_arguments(self) -> tuple[str, ...]:
         """The command line without where it listens: the same for the same engine elsewhere."""
         kept: list[str] = []

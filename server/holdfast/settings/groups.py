@@ -134,7 +134,7 @@ class SupervisionSettings:
         count,
         3,
         "N",
-        "restarts of a dead engine within the restart window before the server ends with exit 5",
+        "restarts within the restart window before exit 5; deaths that requests cause do not count",
     )
     restart_window_seconds: float = flag(
         "--restart-window",
@@ -208,6 +208,15 @@ class LimitSettings:
         "most bytes of a request body, counted as they come in; more is answered 413",
         shown="32MiB",
     )
+    max_buffered_bytes: int = flag(
+        "--max-buffered-size",
+        positive_size_bytes,
+        1 << 30,
+        "SIZE",
+        "most bytes of all request bodies together, beyond the first 64 KiB of each; a key, "
+        "or without keys an address, has no more than it leaves free; more is answered 503",
+        shown="1GiB",
+    )
     max_json_depth: int = flag(
         "--max-json-depth",
         positive_count,
@@ -240,7 +249,8 @@ class LimitSettings:
         10.0,
         "SECONDS",
         "time for the first line and the headers of a request, after which it is answered 408; a "
-        "new connection that says nothing is closed; 0 for no limit",
+        "new connection that says nothing, or does not end its TLS handshake, is closed; 0 for no "
+        "limit",
         shown="10",
     )
     body_timeout_seconds: float = flag(
@@ -268,6 +278,15 @@ class LimitSettings:
         "SECONDS",
         "a request that takes longer is aborted, and answered 504",
         shown="0 (none)",
+    )
+    grammar_timeout_seconds: float = flag(
+        "--grammar-timeout",
+        positive_seconds,
+        30.0,
+        "SECONDS",
+        "a grammar (`response_format`, tools, `structured_outputs`) that takes longer to compile "
+        "is answered 400",
+        shown="30",
     )
     keep_alive_timeout_seconds: float | None = flag(
         "--keep-alive-timeout",

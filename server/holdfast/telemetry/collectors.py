@@ -88,6 +88,7 @@ class HoldfastCollector(Collector):
         calls: Callable[[], Calls | None],
         restarts_left: Callable[[], int],
         loop_lag_seconds: Callable[[], float],
+        broken_key_files: Callable[[], Mapping[str, bool]] = dict,
         version: str,
         vllm_version: str,
     ) -> None:
@@ -99,6 +100,7 @@ class HoldfastCollector(Collector):
         self._calls = calls
         self._restarts_left = restarts_left
         self._loop_lag_seconds = loop_lag_seconds
+        self._broken_key_files = broken_key_files
         self._build = (version, vllm_version)
 
     def collect(self) -> Iterator[Metric]:
@@ -113,6 +115,7 @@ class HoldfastCollector(Collector):
             *_engine_families(status),
             _family("engine_deaths_total", _labelled(self._outages.deaths)),
             _family("engine_restarts_left", [((), self._restarts_left())]),
+            _family("key_file_broken", _labelled(self._broken_key_files())),
             _family("event_loop_lag_seconds", [((), self._loop_lag_seconds())]),
             _family("last_step_age_seconds", _last_step_age(status.ranks)),
             _family("requests_in_flight", [((), self._traffic.in_flight)]),
@@ -124,10 +127,11 @@ class HoldfastCollector(Collector):
         return (family for family in families if family.samples)
 
 
-def registry_of(collector: Collector) -> CollectorRegistry:
+def registry_of(*collectors: Collector) -> CollectorRegistry:
     """A registry of its own, so that vLLM may clear the global one without touching ours."""
     registry = CollectorRegistry()
-    registry.register(collector)
+    for collector in collectors:
+        registry.register(collector)
     return registry
 
 

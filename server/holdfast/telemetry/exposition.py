@@ -15,8 +15,23 @@ from holdfast.telemetry.forms import Encode, Form, end_of, text_of
 from holdfast.telemetry.readings import Labels, collectors, reading
 
 Registries = Iterable[Collector]
-MOST_FORMATS = 4
-"""A scraper asks for one; the version in its name is the client's to choose."""
+LONGEST_ACCEPT = 1024
+"""Characters. Prometheus sends 250; to look through 64 KiB takes longer than to write the page."""
+_OPENMETRICS = "application/openmetrics-text"
+_ESCAPINGS = ("underscores", "allow-utf-8", "dots", "values")
+CONTENT_TYPES = frozenset(
+    choose_encoder(accept)[1]
+    for accept in (
+        "",
+        _OPENMETRICS,
+        *(
+            f"{kind};version=1.0.0;escaping={escaping}"
+            for kind in ("text/plain", _OPENMETRICS)
+            for escaping in _ESCAPINGS
+        ),
+    )
+)
+"""What is answered, and remembered. The library would repeat any version that a client makes up."""
 
 
 def vllm_registry() -> CollectorRegistry:
@@ -47,8 +62,6 @@ class Pages:
     def render(self, accept: str) -> tuple[bytes, str]:
         """The page of this moment and its content type."""
         encode, content_type = _encoder(accept)
-        if content_type not in self._formats and len(self._formats) == MOST_FORMATS:
-            return encode(_Page(self._registries())), content_type
         known = self._formats.setdefault(content_type, _Format(encode))
         lines: list[str] = []
         for registry in self._registries():
@@ -100,9 +113,10 @@ class _Format:
 
 def _encoder(accept: str) -> tuple[Encode, str]:
     try:
-        return choose_encoder(accept)
-    except TypeError:  # it compares a version that is none
+        found = choose_encoder(accept if len(accept) <= LONGEST_ACCEPT else "")
+    except (TypeError, ValueError):  # it compares a version that is none
         return choose_encoder("")
+    return found if found[1] in CONTENT_TYPES else choose_encoder(_OPENMETRICS)
 
 
 class _Page(Collector):

@@ -121,6 +121,12 @@ METRICS: tuple[Metric, ...] = (
         "Restarts that --max-engine-restarts still allows within the restart window.",
     ),
     Metric(
+        "key_file_broken",
+        "gauge",
+        "Whether a file of keys is broken, so that those read last stay right (1), or not (0).",
+        ("ring",),
+    ),
+    Metric(
         "event_loop_lag_seconds",
         "gauge",
         "Longest delay of the event loop of the front end in the last minute.",

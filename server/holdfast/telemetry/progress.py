@@ -6,8 +6,9 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType, TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Any, Protocol, Self, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.control import Control
@@ -78,8 +79,30 @@ class Progress(Protocol):
 def progress_for(stream: TextIO) -> Progress:
     """The live view if `stream` is a terminal that can move its cursor, else log lines."""
     if stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}:
-        return LiveProgress(Console(file=stream, highlight=False))
+        terminal = cast("TextIO", _Terminal(stream))
+        return LiveProgress(Console(file=terminal, highlight=False))
     return LogProgress(logging.getLogger(__name__))
+
+
+class _Terminal:
+    """A terminal that may be closed while the server drains: what it cannot show is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Show the text, if there is still anything to show it on."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """As above."""
+        with suppress(OSError):
+            self._stream.flush()
 
 
 class LogProgress:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
+from typing import Any
 
 LONGEST_WAIT_SECONDS = 30.0
 """Prometheus scrapes every 15 s or 30 s; who scrapes less often is not waited for to the end."""
@@ -29,16 +30,26 @@ class Scrapes:
         self._seconds.append(self._clock())
         self._came.set()
 
-    async def until_next(self) -> None:
-        """Wait for a scrape that is due within half a minute; not where nobody scrapes."""
+    async def until_next(self, *, unless: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Wait for a scrape that is due within half a minute; not where nobody scrapes.
+
+        Anyone who reaches the page can have it seem due, so the wait is over when `unless` is.
+        """
         self._came.clear()
         left_seconds = self._due_seconds() - self._clock()
-        if left_seconds > 0:
-            try:
-                async with asyncio.timeout(min(left_seconds, LONGEST_WAIT_SECONDS)):
-                    await self._came.wait()
-            except TimeoutError:
-                return
+        if left_seconds <= 0:
+            return
+        ends = {asyncio.create_task(unless()), asyncio.create_task(self._came.wait())}
+        try:
+            await asyncio.wait(
+                ends,
+                timeout=min(left_seconds, LONGEST_WAIT_SECONDS),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.wait(ends)
 
     def _due_seconds(self) -> float:
         """When one should have come; in the past if none did at all, or not twice."""

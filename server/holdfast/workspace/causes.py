@@ -12,7 +12,8 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,6 +21,9 @@ from types import FrameType
 from holdfast.files import ending_with
 
 _SUFFIX = ".cause"
+MOST_BYTES = 1 << 20
+"""After which a process keeps no more exceptions, but for those that end it."""
+_MOST_CHARACTERS = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,16 @@ _CONSEQUENCES = (
     "cancelled",
 )
 _FATAL = ("EngineCore encountered a fatal error", "EngineCore failed", "WorkerProc failed")
+_TRACEBACK = "Traceback (most recent call last)"
 _TERMINATED_SUFFIX = ".terminated"
 
 
 class _CauseHandler(logging.Handler):
-    """Appends each logged exception to a file of this process."""
+    """Appends each logged exception to a file of this process, which does not grow without end.
+
+    What ends the process is kept however long the file is. A disk that takes nothing costs the
+    cause, and not the thread that logs it.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.ERROR)
@@ -69,24 +78,65 @@ class _CauseHandler(logging.Handler):
             os.getpid(),
             time.monotonic(),
             record.getMessage(),
-            f"{type(error).__name__}: {error}",
-            "".join(traceback.format_exception(error)),
+            f"{type(error).__name__}: {error}"[:_MOST_CHARACTERS],
+            "".join(traceback.format_exception(error))[-_MOST_CHARACTERS:],
         )
-        with self._path.open("a") as file:
-            file.write(json.dumps(asdict(cause)) + "\n")
+        try:
+            with self._path.open("a") as file:
+                if cause.is_fatal or file.tell() < MOST_BYTES:
+                    # The line before may have been cut off by a full disk.
+                    file.write(f"\n{json.dumps(asdict(cause))}\n")
+        except OSError:
+            self.handleError(record)
 
 
 class _WithoutTraceback(logging.Filter):
-    """Leaves the message of an error, while `is_quiet`, and takes its traceback."""
+    """Puts the last line of an error's traceback in the place of the whole, while `is_quiet`."""
 
     def __init__(self, is_quiet: Callable[[], bool]) -> None:
         super().__init__()
         self._is_quiet = is_quiet
 
     def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
         if record.exc_info and self._is_quiet():
             record.exc_info = record.exc_text = None
+            if error is not None:
+                record.msg, record.args = f"{record.getMessage()} ({last_line(error)})", ()
         return True
+
+
+class _Noted(logging.Handler):
+    """Keeps what was logged last as an exception."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.line = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.line = last_line(record.exc_info[1])
+
+
+@contextmanager
+def logged_causes() -> Iterator[Callable[[], str]]:
+    """While entered, the last line of the exception that vLLM logged last; empty if it did not."""
+    logger, noted = logging.getLogger("vllm"), _Noted()
+    # The first, see `record_causes`.
+    logger.handlers.insert(0, noted)
+    try:
+        yield lambda: noted.line
+    finally:
+        logger.removeHandler(noted)
+
+
+def last_line(error: BaseException) -> str:
+    """What was raised, on one line; of another process's traceback its last one."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and _TRACEBACK in text:
+        return lines[-1]
+    return f"{type(error).__name__}: {' '.join(lines)}" if lines else type(error).__name__
 
 
 def record_causes(directory: Path) -> None:
@@ -116,7 +166,8 @@ def note_termination(directory: Path) -> None:
         return
 
     def noted(number: int, frame: FrameType | None) -> None:
-        (directory / f"{os.getpid()}{_TERMINATED_SUFFIX}").touch()
+        with suppress(OSError):  # the disk may be full
+            (directory / f"{os.getpid()}{_TERMINATED_SUFFIX}").touch()
         handle(number, frame)
 
     signal.signal(signal.SIGTERM, noted)
@@ -141,7 +192,11 @@ def read_causes(directory: Path) -> tuple[Cause, ...]:
     """What the processes of a generation left behind, oldest first; half-written lines left out."""
     found: list[Cause] = []
     for path in ending_with(_SUFFIX, directory):
-        for line in path.read_text(errors="replace").splitlines():
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:  # a death without its cause is still a death
+            continue
+        for line in lines:
             try:
                 found.append(Cause(**json.loads(line)))
             except (ValueError, TypeError):

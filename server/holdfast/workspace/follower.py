@@ -35,7 +35,7 @@ from holdfast.workspace.plan import (
 from holdfast.workspace.reservers import ReserverContext, declared_terms
 from holdfast.workspace.reservers.lamport import lamport_bytes
 from holdfast.workspace.stats import StatsWriter
-from holdfast.workspace.suspects import scheduled_requests, write_suspects
+from holdfast.workspace.suspects import StepRequests
 
 MEMORY_MARGIN_BYTES = 256 * MIB
 """Left free on the device when ranks agree on how much each may grow."""
@@ -63,7 +63,13 @@ class WorkerFollower:
         )
         self._ledger = MemoryLedger(worker, self._stats)
         self._is_started = False
-        self._last_step: Any | None = None
+        self._requests = StepRequests(
+            self._directory,
+            engine=vllm_config.parallel_config.data_parallel_index,
+            rank=worker.rank,
+            most_requests=vllm_config.scheduler_config.max_num_seqs,
+        )
+        self._are_requests_unknown = False
 
     @contextmanager
     def device_initialised(self) -> Iterator[None]:
@@ -81,27 +87,28 @@ class WorkerFollower:
         self._follow("determine_available_memory", self._sizing)
         self._follow("initialize_from_config", self._caching)
         self._follow("compile_or_warm_up_model", self._warming_up)
-        self._follow_step("sample_tokens", lambda: self._last_step)
-        self._follow_step("execute_dummy_batch", lambda: None)
+        self._follow_step("sample_tokens")
+        self._follow_step("execute_dummy_batch")
         self._follow_capture()
 
-    @contextmanager
-    def step(self, scheduler_output: Any) -> Iterator[None]:
-        """Entered around one `execute_model`; a failure is written down before it is raised.
+    def step(self, scheduler_output: Any, execute_model: Callable[[], Any]) -> Any:
+        """What `execute_model` answers; a failure is written down before it is raised.
 
         vLLM also calls it with nothing scheduled, to say that requests are finished: no step.
         """
         scheduled_tokens = scheduler_output.total_num_scheduled_tokens
         if not scheduled_tokens:
-            yield
-            return
-        self._last_step = scheduler_output
+            return execute_model()
+        self._note_requests(scheduler_output)
         self._stats.step_started()
-        with self._fatal_step(scheduler_output):
-            yield
+        with self._fatal():
+            answer = execute_model()
         self._stats.step_ended(
             scheduled_tokens=scheduled_tokens, requests=len(scheduler_output.num_scheduled_tokens)
         )
+        if answer is not None:  # else `sample_tokens` is the rest of the step
+            self._requests.ended()
+        return answer
 
     def set_growth(self, policy: GrowthPolicy) -> None:
         """Change what happens to a request for more after the lock."""
@@ -137,16 +144,18 @@ class WorkerFollower:
 
         setattr(self._worker, name, followed)
 
-    def _follow_step(self, name: str, step: Callable[[], Any | None]) -> None:
-        """Follow a part of a step; `step` is what the scheduler said, None if it said nothing."""
+    def _follow_step(self, name: str) -> None:
+        """Follow what ends a step."""
         method = getattr(self._worker, name, None)
         if method is None:
             return
 
         @functools.wraps(method)
         def followed(*args: Any, **kwargs: Any) -> Any:
-            with self._fatal_step(step()):
-                return method(*args, **kwargs)
+            with self._fatal():
+                answer = method(*args, **kwargs)
+            self._requests.ended()
+            return answer
 
         setattr(self._worker, name, followed)
 
@@ -177,24 +186,14 @@ class WorkerFollower:
             self._lost(error)
             raise
 
-    @contextmanager
-    def _fatal_step(self, scheduler_output: Any | None) -> Iterator[None]:
-        """Entered around what kills the engine if it fails; its requests are written down first."""
+    def _note_requests(self, scheduler_output: Any) -> None:
         try:
-            yield
-        except BaseException as error:
-            if not isinstance(error, _LEAVING):
-                self._accuse(scheduler_output)
-            self._lost(error)
-            raise
-
-    def _accuse(self, scheduler_output: Any | None) -> None:
-        suspects = scheduled_requests(scheduler_output) if scheduler_output is not None else ()
-        try:
-            write_suspects(self._directory, suspects)
-        except (OSError, AttributeError, LookupError, ValueError) as error:
-            # vLLM may have changed what a scheduler says; the failure itself is what matters.
-            logger.warning("The requests of the failed step are not known: %s", error)
+            self._requests.began(scheduler_output)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            # vLLM may have changed what a scheduler says; the step itself is what matters.
+            if not self._are_requests_unknown:
+                logger.warning("The requests of a step are not known: %s", error)
+            self._are_requests_unknown = True
 
     def _lost(self, error: BaseException) -> None:
         if not isinstance(error, _LEAVING):

@@ -6,15 +6,11 @@ found by it. Knows neither vLLM nor torch.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import re
-import stat
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,17 +18,13 @@ from typing import Any
 from platformdirs import user_state_path
 
 from holdfast import __version__
-from holdfast.files import write_whole
+from holdfast.files import alone_in, read_record, write_whole
 from holdfast.workspace.plan import MIB, Slot
 from holdfast.workspace.stats import MAX_SLOTS
 
 SCHEMA = 1
 MOST_BYTES = 1 << 40
 """A need is below 1 TiB; more is a mistake that would end every start."""
-LOCK_SECONDS = 5.0
-"""A process that hangs while it writes holds up another no longer than this."""
-_LOCK_POLL_SECONDS = 0.02
-_LARGEST_FILE_BYTES = 64 * 1024
 _FINGERPRINT = re.compile(r"[A-Za-z0-9_-]{1,128}")
 logger = logging.getLogger(__name__)
 
@@ -76,7 +68,7 @@ def write(directory: Path, fingerprint: str, slots: Mapping[Slot, int]) -> None:
         if _merged(known, slots) == known:
             return
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _writing(directory):
+        with alone_in(directory):
             known = _load(path, fingerprint, is_alone=True)
             write_whole(path, _document(fingerprint, _merged(known, slots)))
     except OSError as error:
@@ -93,53 +85,15 @@ def _load(path: Path, fingerprint: str, *, is_alone: bool = False) -> Mapping[Sl
     Else a good file that another process put there since would be taken for the broken one.
     """
     try:
-        return _parsed(_content(path), fingerprint)
+        return _parsed(read_record(path), fingerprint)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
         if is_alone:
             _set_aside(path, error)
             return {}
-    with _writing(path.parent):
+    with alone_in(path.parent):
         return _load(path, fingerprint, is_alone=True)
-
-
-def _content(path: Path) -> bytes:
-    """The bytes of a file, up to one too many; a ValueError if it is none. Never waits."""
-    # A FIFO or a device would keep a reader waiting, and some cannot be opened at all.
-    if path.is_symlink() and not path.exists():
-        raise ValueError("it is a link to nothing")
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no file")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no file")
-        return file.read(_LARGEST_FILE_BYTES + 1)
-
-
-@contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    """Entered by one process at a time, as far as the file system and the deadline allow."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _lock(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> None:
-    deadline = time.monotonic() + LOCK_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOCK_POLL_SECONDS)
-        except OSError:  # some network file systems lock no directory
-            return
-        else:
-            return
 
 
 def _document(fingerprint: str, slots: Mapping[Slot, int]) -> str:
@@ -173,14 +127,8 @@ def _set_aside(path: Path, error: Exception) -> None:
     logger.warning("%s is ignored: %s; it cannot be set aside: %s", path, error, problem)
 
 
-def _parsed(content: bytes, fingerprint: str) -> Mapping[Slot, int]:
+def _parsed(record: Any, fingerprint: str) -> Mapping[Slot, int]:
     """The slots of a file; a ValueError says what is wrong with it."""
-    if len(content) > _LARGEST_FILE_BYTES:
-        raise ValueError("it is too large")
-    try:
-        record = json.loads(content)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise ValueError(f"it has not schema {SCHEMA}")
     if record.get("fingerprint") != fingerprint:

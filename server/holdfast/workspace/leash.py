@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import spawn
 
 _PR_SET_PDEATHSIG = 1
@@ -42,6 +43,28 @@ def end_if_orphan() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os._exit(1)
+
+
+def outlive_terminal() -> None:
+    """Leave it to the front end what a closed terminal means, which the kernel tells every process.
+
+    What this one starts inherits it.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@contextmanager
+def outliving_terminal() -> Iterator[None]:
+    """While entered, what this process starts is left alone by a closed terminal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def tie_spawned() -> None:

@@ -44,6 +44,8 @@ def register() -> None:
         return
     leash.end_if_orphan()
     leash.tie_spawned()
+    if multiprocessing.parent_process() is not None:  # else it is the front end, which drains
+        leash.outlive_terminal()
     spec = WorkspaceSpec.read(Path(path))
     use_names_of(Path(spec.stats_directory))
     record_causes(Path(spec.stats_directory))
@@ -100,8 +102,7 @@ def _measured(execute_model: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
         follower = getattr(wrapper, _ATTRIBUTE)
         if follower is None:
             return execute_model(wrapper, scheduler_output)
-        with follower.step(scheduler_output):
-            return execute_model(wrapper, scheduler_output)
+        return follower.step(scheduler_output, lambda: execute_model(wrapper, scheduler_output))
 
     return measured
 

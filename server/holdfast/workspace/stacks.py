@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import signal
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 STACKS_SIGNAL = signal.SIGUSR2
 """Used by neither vLLM nor torch (0.32, 2.13)."""
@@ -20,5 +23,10 @@ def offer_stacks(directory: Path, pid: int) -> None:
 
     It does so within C code that holds the interpreter's lock, too.
     """
+    try:
+        file = stacks_path(directory, pid).open("w")
+    except OSError as error:
+        logger.warning("this process will not tell its stacks: %s", error)
+        return
     # faulthandler keeps the file.
-    faulthandler.register(STACKS_SIGNAL, stacks_path(directory, pid).open("w"), all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file, all_threads=True)

@@ -1,57 +1,168 @@
 """Which requests were in the step that ended an engine: written by the worker, read by anyone.
 
-A front end that replays requests in the next generation has to know whom not to trust. Knows
-neither vLLM nor torch.
+A front end that replays requests in the next generation has to know which of them not to trust.
+A process that crashes in native code says nothing any more, so each rank keeps the requests of its
+running step, and of the one before it, in a file that it has mapped. The step before counts too:
+with asynchronous scheduling a kernel of it may still have run. Knows neither vLLM nor torch.
 """
 
 from __future__ import annotations
 
-import json
+import mmap
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import asdict
+import struct
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from holdfast.files import ending_with
 from holdfast.records import Suspect
 
-_NAME = "suspects.json"
+REQUEST_BYTES = 256
+"""Room for the name of a request and its numbers; the front end sends no longer name."""
+NOT_RUNNING, RUNNING = 0, 1
+
+_SUFFIX = ".step"
+_HEADER = struct.Struct("=qqq")
+"""Whether a step runs, how many were written, and the bytes of each of the two copies."""
+_COPY = struct.Struct("=qq")
+"""The number of the step, which is written last, and the bytes of its requests."""
+_UNKNOWN = _COPY.pack(0, 0)
+_NUMBER = "q"
+_SEPARATOR = "\n"
 
 
-def scheduled_requests(scheduler_output: Any) -> Iterator[Suspect]:
-    """Every request in vLLM's `SchedulerOutput` (0.32, 0.33)."""
-    scheduled_tokens = scheduler_output.num_scheduled_tokens
-    for new in scheduler_output.scheduled_new_reqs:
-        reached_tokens = new.num_computed_tokens + scheduled_tokens[new.req_id]
-        yield Suspect(new.req_id, reached_tokens, is_prefill=True)
-    cached = scheduler_output.scheduled_cached_reqs
-    for request_id, computed_tokens, made_tokens in zip(
-        cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
-    ):
-        count = scheduled_tokens[request_id]
-        drafts = len(scheduler_output.scheduled_spec_decode_tokens.get(request_id, ()))
-        is_prefill = made_tokens == 0 or count > 1 + drafts
-        yield Suspect(request_id, computed_tokens + count, is_prefill)
+class StepRequests:
+    """Keeps the requests of the last two steps of one rank; its worker alone writes."""
+
+    def __init__(self, directory: Path, *, engine: int, rank: int, most_requests: int) -> None:
+        """Make the file, all of it on disk.
+
+        Raises:
+            OSError: the disk has no room for it.
+        """
+        self._copy_bytes = _COPY.size + REQUEST_BYTES * max(1, most_requests)
+        size_bytes = _HEADER.size + 2 * self._copy_bytes
+        path = directory / f"engine-{engine}-rank-{rank}{_SUFFIX}"
+        temporary = path.with_suffix(f".{os.getpid()}.new")
+        with temporary.open("w+b") as file:
+            # Not a file with holes: a disk that fills up later would end the worker with SIGBUS.
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            self._map = mmap.mmap(file.fileno(), size_bytes)
+        self._count = 0
+        self._show(NOT_RUNNING)
+        temporary.replace(path)
+
+    def began(self, scheduler_output: Any) -> None:
+        """A step begins, with what vLLM's `SchedulerOutput` says (0.32, 0.33).
+
+        Raises:
+            AttributeError, LookupError, TypeError, ValueError: vLLM says it in another way; nothing
+                is known of this step.
+        """
+        self._count += 1
+        start = _HEADER.size + self._count % 2 * self._copy_bytes
+        # First: of a step whose requests cannot be written nothing is to be believed.
+        self._map[start : start + _COPY.size] = _UNKNOWN
+        self._show(RUNNING)
+        content = _packed(scheduler_output)
+        if _COPY.size + len(content) > self._copy_bytes:
+            raise ValueError(f"the names of the requests of a step take {len(content)} bytes")
+        begin = start + _COPY.size
+        self._map[begin : begin + len(content)] = content
+        # No checksum: it is read when the process is dead, or has been in this step for minutes.
+        self._map[start : start + _COPY.size] = _COPY.pack(self._count, len(content))
+
+    def ended(self) -> None:
+        """No step runs: what the process dies of now is not the doing of the last one."""
+        self._show(NOT_RUNNING)
+
+    def _show(self, state: int) -> None:
+        self._map[: _HEADER.size] = _HEADER.pack(state, self._count, self._copy_bytes)
 
 
-def write_suspects(directory: Path, suspects: Iterable[Suspect]) -> None:
-    """Name them, whole or not at all; what another rank wrote before stays.
+def read_suspects(directory: Path) -> Mapping[int, tuple[Suspect, ...]]:
+    """The requests of the running and the last step of each engine in which a rank runs one.
 
-    Raises:
-        OSError: the disk does not take it.
+    An engine is left out where no step runs, or where a rank does not know what it runs.
     """
-    temporary = directory / f"{_NAME}.{os.getpid()}"
-    temporary.write_text(json.dumps([asdict(suspect) for suspect in suspects]))
-    with suppress(FileExistsError):
-        (directory / _NAME).hardlink_to(temporary)
-    temporary.unlink()
+    found: dict[int, dict[str, Suspect]] = {}
+    unknown: set[int] = set()
+    for path in ending_with(_SUFFIX, directory):
+        try:
+            engine = int(path.name.split("-")[1])
+            suspects = _running(path.read_bytes())
+        except (OSError, ValueError, IndexError, struct.error):
+            continue
+        if suspects is None:
+            unknown.add(engine)
+            continue
+        known = found.setdefault(engine, {})
+        for suspect in suspects:
+            known.setdefault(suspect.request_id, suspect)
+    return MappingProxyType(
+        {
+            engine: tuple(suspects.values())
+            for engine, suspects in found.items()
+            if suspects and engine not in unknown
+        }
+    )
 
 
-def read_suspects(directory: Path) -> tuple[Suspect, ...] | None:
-    """What the first rank that failed wrote; None if none did."""
-    try:
-        written = json.loads((directory / _NAME).read_text())
-    except (OSError, ValueError):
+def _packed(scheduler_output: Any) -> bytes:
+    """Every request of a step: how many are new, for each what it had computed, had made and gets.
+
+    Called at every step of every rank: no object is made for a single request.
+    """
+    new, cached = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs
+    names = [one.req_id for one in new] + cached.req_ids
+    scheduled = scheduler_output.num_scheduled_tokens
+    numbers = array(
+        _NUMBER,
+        [
+            len(names),
+            *[one.num_computed_tokens for one in new],
+            *cached.num_computed_tokens,
+            *[0] * len(new),
+            *cached.num_output_tokens,
+            *[scheduled[name] for name in names],
+        ],
+    )
+    return numbers.tobytes() + _SEPARATOR.join(names).encode()
+
+
+def _running(content: bytes) -> tuple[Suspect, ...] | None:
+    """What is in a file: nothing where no step runs, None where the one that runs is unknown."""
+    state, count, copy_bytes = _HEADER.unpack_from(content)
+    if state != RUNNING:
+        return ()
+    current = _copy(content, count, copy_bytes)
+    before = _copy(content, count - 1, copy_bytes) or ()
+    if current is None:
         return None
-    return tuple(Suspect(**record) for record in written)
+    return (*current, *(replace(suspect, is_in_last_step=False) for suspect in before))
+
+
+def _copy(content: bytes, number: int, copy_bytes: int) -> tuple[Suspect, ...] | None:
+    """One step; None if it is not there, or not whole."""
+    start = _HEADER.size + number % 2 * copy_bytes
+    found, size_bytes = _COPY.unpack_from(content, start)
+    requests = content[start + _COPY.size : start + _COPY.size + size_bytes]
+    if number < 1 or found != number or len(requests) != size_bytes:
+        return None
+    return tuple(_unpacked(requests))
+
+
+def _unpacked(content: bytes) -> Iterable[Suspect]:
+    numbers = array(_NUMBER)
+    (count,) = struct.unpack_from(f"={_NUMBER}", content)
+    end = numbers.itemsize * (1 + 3 * count)
+    numbers.frombytes(content[numbers.itemsize : end])
+    names = content[end:].decode().split(_SEPARATOR) if count else []
+    computed, made = numbers[:count], numbers[count : 2 * count]
+    scheduled = numbers[2 * count :]
+    for name, before, output, tokens in zip(names, computed, made, scheduled, strict=True):
+        yield Suspect(name, before + tokens, is_prefill=output == 0)

@@ -14,7 +14,7 @@ from holdfast.errors import HoldfastError, ProbeFailedError
 from holdfast.lifecycle.probe import measure, wire
 from holdfast.lifecycle.probe.budget import Budget
 from holdfast.lifecycle.probe.prompts import Prompts, grouped
-from holdfast.lifecycle.probe.sizes import Limits, is_pooling
+from holdfast.lifecycle.probe.sizes import Limits, hears_alone, is_pooling
 from holdfast.records import EngineFacts, EngineStep, ProbeStep, RankStats, StepName
 
 T = TypeVar("T")
@@ -76,7 +76,8 @@ class Bench:
     @property
     def engines(self) -> tuple[int | None, ...]:
         """Whom each step is proven for; None is whichever engine vLLM chooses."""
-        if is_pooling(self.facts) and self.facts.data_parallel_size > 1:
+        chooses = is_pooling(self.facts) or hears_alone(self.facts)
+        if chooses and self.facts.data_parallel_size > 1:
             return (None,)
         return tuple(sorted({engine for engine, _ in self.facts.world}))
 

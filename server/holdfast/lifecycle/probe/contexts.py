@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.errors import ProbeFailedError
-from holdfast.lifecycle.probe import wire
+from holdfast.lifecycle.probe import speech, wire
 from holdfast.lifecycle.probe.bench import Bench
 from holdfast.lifecycle.probe.finding import Finding
 from holdfast.lifecycle.probe.sizes import (
@@ -11,6 +11,7 @@ from holdfast.lifecycle.probe.sizes import (
     TAIL_TOKENS,
     context_sizes,
     full_prompt_tokens,
+    hears_alone,
     is_pooling,
 )
 from holdfast.records import RankStats
@@ -20,7 +21,12 @@ FIRST_OUTPUT_TOKENS = 8
 
 
 async def first_token(bench: Bench) -> Finding:
-    """Prove that every engine answers: by a streamed chat where the model has one."""
+    """Prove that every engine answers: by a streamed chat where the model has one.
+
+    A model that takes audio alone transcribes silence.
+    """
+    if hears_alone(bench.facts):
+        return await _first_transcription(bench)
     tokens = min(FIRST_PROMPT_TOKENS, bench.limits.prompt_tokens)
     bench.trying("one short request", tokens)
     since = bench.mark()
@@ -28,6 +34,14 @@ async def first_token(bench: Bench) -> Finding:
         await bench.guarded(_answer(bench, engine, tokens))
     await bench.prove(lambda rank: since.new_tokens(rank) > 0, "no rank ran an engine step for it.")
     return Finding(tokens=tokens)
+
+
+async def _first_transcription(bench: Bench) -> Finding:
+    bench.trying(f"{speech.CLIP_SECONDS} s of silence to transcribe", 0)
+    since = bench.mark()
+    await bench.guarded(speech.transcribe(bench.client, bench.facts, FIRST_OUTPUT_TOKENS))
+    await bench.prove(lambda rank: since.new_tokens(rank) > 0, "no rank ran an engine step for it.")
+    return Finding(reason=f"{speech.CLIP_SECONDS} s of silence were transcribed")
 
 
 async def _answer(bench: Bench, engine: int | None, prompt_tokens: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from holdfast.files import is_writer_alive, written_while_alive
+from holdfast.files import is_writer_alive, read_record, written_while_alive
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +75,10 @@ def _read(path: Path, fingerprint: str) -> int | None:
     try:
         if is_writer_alive(path):
             return None
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_record(path)
         tokens = record["context_tokens"]
         is_ours = record["layout"] == LAYOUT and record["fingerprint"] == fingerprint
-        if is_ours and type(tokens) is int:
+        if is_ours and type(tokens) is int and tokens > 0:
             return tokens
     except FileNotFoundError:
         return None

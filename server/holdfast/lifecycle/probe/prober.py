@@ -105,11 +105,12 @@ class Prober:
         )
 
     async def run_again(self) -> ProbeReport:
-        """The outcome of one request: the first step that applies to the model."""
+        """The outcome of one request: the first step that applies to the model, if any does."""
         if self._settings.suite == "off":
             return await self.run()
         facts = self._engine.facts
-        return await self.run([next(name for name in QUICK_STEPS if not why_not(name, facts))])
+        applying = [name for name in QUICK_STEPS if not why_not(name, facts)]
+        return await self.run((applying or QUICK_STEPS)[:1])
 
     def _bench(self, client: httpx.AsyncClient, start: measure.Mark) -> Bench:
         facts = self._engine.facts

@@ -29,6 +29,12 @@ def is_pooling(facts: EngineFacts) -> bool:
     return "generate" not in facts.tasks
 
 
+def hears_alone(facts: EngineFacts) -> bool:
+    """Whether the model takes audio, and no prompt of bare tokens."""
+    takes_tokens = "generate" in facts.tasks and not facts.is_encoder_decoder
+    return "transcription" in facts.tasks and not takes_tokens
+
+
 def full_prompt_tokens(facts: EngineFacts) -> int:
     """The longest prompt the model takes: one token less where an answer must have room."""
     return facts.max_model_len - (0 if is_pooling(facts) else 1)

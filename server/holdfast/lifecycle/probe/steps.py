@@ -15,7 +15,7 @@ from holdfast.lifecycle.probe.contexts import (
 )
 from holdfast.lifecycle.probe.decodes import mixed, widest_decode
 from holdfast.lifecycle.probe.finding import Finding
-from holdfast.lifecycle.probe.sizes import is_pooling
+from holdfast.lifecycle.probe.sizes import hears_alone, is_pooling
 from holdfast.records import EngineFacts, StepName
 
 Step = Callable[[Bench], Awaitable[Finding]]
@@ -40,6 +40,8 @@ _DECODING: frozenset[StepName] = frozenset({"prefix_continuation", "widest_decod
 
 def why_not(step: StepName, facts: EngineFacts) -> str:
     """Why the step does not apply to the engine; empty if it does."""
+    if step == "first_token" and hears_alone(facts):
+        return ""
     pools = is_pooling(facts)
     is_scattered = pools and facts.data_parallel_size > 1
     rules = (

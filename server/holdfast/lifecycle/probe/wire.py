@@ -95,7 +95,7 @@ async def post(client: httpx.AsyncClient, message: Message) -> httpx.Response:
             message.path, json=message.body, headers=message.headers, timeout=None
         )
     except httpx.HTTPError as error:
-        raise ProbeFailedError(_broken(message, error)) from error
+        raise ProbeFailedError(broken(message, error)) from error
 
 
 async def exchange(client: httpx.AsyncClient, message: Message) -> Body:
@@ -115,7 +115,7 @@ def read(message: Message, response: httpx.Response) -> Body:
     """
     if response.status_code != httpx.codes.OK:
         raise ProbeFailedError(refusal(message, response.status_code, response.text))
-    answer = _object(message, response.text)
+    answer = parsed(message, response.text)
     if message.path in (COMPLETIONS, CHAT):
         _check_choices(message, answer)
     else:
@@ -234,10 +234,10 @@ class Stream:
                 text = line.removeprefix("data:").strip()
                 if text == "[DONE]":
                     return False
-                self._take(_object(self.message, text))
+                self._take(parsed(self.message, text))
                 return True
         except httpx.HTTPError as error:
-            raise ProbeFailedError(_broken(self.message, error)) from error
+            raise ProbeFailedError(broken(self.message, error)) from error
         raise ProbeFailedError(f"{self.message.path} closed its stream without [DONE].")
 
     def _take(self, event: Body) -> None:
@@ -265,7 +265,7 @@ async def stream(client: httpx.AsyncClient, message: Message) -> AsyncIterator[S
     try:
         response = await client.send(request, stream=True)
     except httpx.HTTPError as error:
-        raise ProbeFailedError(_broken(message, error)) from error
+        raise ProbeFailedError(broken(message, error)) from error
     try:
         if response.status_code != httpx.codes.OK:
             text = (await response.aread()).decode("utf-8", "replace")
@@ -290,11 +290,17 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
             yield line.decode("utf-8", "replace")
 
 
-def _broken(message: Message, error: httpx.HTTPError) -> str:
+def broken(message: Message, error: httpx.HTTPError) -> str:
+    """How a connection that failed is named."""
     return f"{message.path} gave no answer: {type(error).__name__} {error}"
 
 
-def _object(message: Message, text: str) -> Body:
+def parsed(message: Message, text: str) -> Body:
+    """The JSON object that was answered.
+
+    Raises:
+        ProbeFailedError: it is none.
+    """
     try:
         answer = json.loads(text)
     except ValueError:

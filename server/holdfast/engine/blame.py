@@ -1,0 +1,286 @@
+"""Which request ended an engine? What is concluded from a death, and from trials after it.
+
+* A request that was the only one in the step which failed is a lone suspect: it is not made again.
+  Its like with a second such death is quarantined.
+* Of several suspects each is tried alone, in an engine that nobody else uses, until it is past the
+  point where the engine died. One that ends the engine then is quarantined. Trials may cost two
+  engines and the time of one start; a suspect that is left untried is answered as a lone one.
+* Only what accuses makes suspects: an exception, a refusal, a stall, or a signal that a process
+  gives to itself. Of any other death, and of the first refusal of a workspace, which the next start
+  reserves, only those are suspects that were in the engine for the death before it too.
+* A client that leaves changes nothing: the request is tried without it.
+
+A death that was explained so is charged to the key that sent the request. So that nobody has the
+request of another key quarantined, or another key charged, only two things convict: to have been
+alone in the step twice, and to have ended an engine alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.engine.call import Call, Dialect
+from holdfast.engine.suspicions import Suspicions
+from holdfast.errors import HoldfastError, QuarantinedError, SuspectedError
+from holdfast.records import Death, Suspect
+
+logger = logging.getLogger("holdfast.engine")
+
+TRIAL_ENGINES = 2
+"""Engines that the trials after one death may end."""
+TRIABLE_SECONDS = 10.0
+"""So long a request that its client has left can still be tried; its prompt is kept."""
+KEPT_SECONDS = 900.0
+"""So long its digest is: longer than it takes to find an engine stalled."""
+KEPT = 256
+"""So many of them are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a death has shown."""
+
+    explained: int = 0
+    """Deaths that are explained now: this one, and the one that led to a trial."""
+    is_charged: bool = False
+    """Whether a key answers for them."""
+    has_suspects: bool = False
+    """Whether requests of clients may have caused this one."""
+
+
+@dataclass(slots=True)
+class _Inquiry:
+    """The trials after one death."""
+
+    untried: list[Call]
+    """Those that are least likely to have caused it come first."""
+    seconds_left: float | None = None
+    """None until the first trial."""
+    engines_left: int = TRIAL_ENGINES
+    is_explained: bool = False
+
+
+class Blame:
+    """Belongs to one event loop, and to the `Calls` whose calls it judges."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        suspicions: Suspicions,
+        *,
+        refused: Callable[[Call], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`refused` is told of each call that was given a refusal."""
+        self._dialect = dialect
+        self.suspicions = suspicions
+        self._refused = refused
+        self._clock = clock
+        self._left: deque[tuple[float, Call]] = deque(maxlen=KEPT)
+        self._triable: deque[tuple[float, Call]] = deque(maxlen=KEPT)
+        """Those of them whose prompts are kept."""
+        self._has_lost_some = False
+        """Whether so many have left since the last death that the first are not kept any more."""
+        self._inquiry: _Inquiry | None = None
+        self._on_trial: Call | None = None
+
+    def is_quarantined(self, call: Call) -> bool:
+        """Whether its like is not to reach an engine; next to nothing while there is none."""
+        self._forget_old()
+        return self.suspicions.has_quarantined and self.suspicions.is_quarantined(
+            self._digest(call)
+        )
+
+    def left(self, call: Call) -> None:
+        """Remember a call that ends while the engine has it."""
+        self._forget_old()
+        if not call.tracked.is_probe:
+            self._has_lost_some |= len(self._left) == KEPT
+            self._left.append((self._clock(), call))
+            self._triable.append((self._clock(), call))
+
+    def accuse(self, death: Death, present: Iterable[Call]) -> Verdict:
+        """Judge a death; `present` are the calls of clients that the engine had."""
+        self._forget_old()
+        tried, self._on_trial = self._on_trial, None
+        if tried is not None and self._inquiry is not None:
+            return self._judge_trial(death, tried, self._inquiry)
+        alive = list(present)
+        everybody = alive + [call for _, call in self._left]
+        self._left.clear()
+        self._triable.clear()
+        has_lost_some, self._has_lost_some = self._has_lost_some, False
+        if not everybody:
+            return Verdict()
+        self._inquiry = None
+        suspects, is_complete = self._suspects(death, everybody)
+        for call in alive:
+            call.deaths += 1
+        if not suspects:
+            # One that nobody knows any more is a client's all the same.
+            return Verdict(has_suspects=death.is_accusing and has_lost_some)
+        return self._judge(death, suspects, alive, is_complete=is_complete)
+
+    async def try_suspects(
+        self, survives: Callable[[Call], Awaitable[bool]], seconds: float
+    ) -> bool:
+        """Let each suspect run alone; False if the engine dies of it.
+
+        `survives` runs one, and says whether the engine has outlived it. The trials after one death
+        may take `seconds`.
+        """
+        inquiry = self._inquiry
+        if inquiry is None:
+            return True
+        if inquiry.seconds_left is None:
+            inquiry.seconds_left = seconds
+        while inquiry.untried:
+            if inquiry.engines_left < 1 or inquiry.seconds_left <= 0:
+                self._refuse_untried(inquiry.untried)
+                break
+            call = inquiry.untried[0]
+            logger.info("trying request %s alone, since an engine died with it", call.request_id)
+            self._on_trial = call
+            began_seconds = self._clock()
+            has_survived = await survives(call)
+            inquiry.seconds_left -= self._clock() - began_seconds
+            if not has_survived:
+                return False
+            self._on_trial = None
+            inquiry.untried.remove(call)
+            call.deaths = 0
+        self._inquiry = None
+        return True
+
+    # Who may have done it
+
+    def _suspects(self, death: Death, calls: Sequence[Call]) -> tuple[list[Call], bool]:
+        """Those that may have caused a death, and whether nobody else may have."""
+        is_cured = death.cause == "workspace_rejection"
+        if not death.is_accusing or (is_cured and not any(call.deaths for call in calls)):
+            return [call for call in calls if call.deaths], True
+        if death.suspects is None:
+            return list(calls), True
+        named: list[Call] = []
+        is_complete = True
+        for suspect in death.suspects:
+            call = self._call_of(suspect, calls)
+            if call is not None and call not in named:
+                call.reached_tokens = suspect.reached_tokens
+                call.is_prefilling = suspect.is_prefill
+                named.append(call)
+            elif call is None and suspect.is_in_last_step:
+                is_complete = False
+        return named, is_complete
+
+    def _call_of(self, suspect: Suspect, calls: Iterable[Call]) -> Call | None:
+        return next(
+            (
+                call
+                for call in calls
+                if self._dialect.is_same_request(suspect.request_id, call.request_id)
+            ),
+            None,
+        )
+
+    # What is concluded
+
+    def _judge(
+        self, death: Death, suspects: list[Call], alive: list[Call], *, is_complete: bool
+    ) -> Verdict:
+        known = [call for call in suspects if death.is_accusing and self._is_suspected(call)]
+        if known or (len(suspects) == 1 and is_complete):
+            for call in known or suspects:
+                self._blame_alone(death, call)
+            for call in alive:
+                call.deaths = 0
+            is_charged = death.is_accusing and bool((known or suspects)[0].tracked.key)
+            return Verdict(1, is_charged, has_suspects=True)
+        triable = [call for call in suspects if call.is_replayable]
+        self._inquiry = _Inquiry(self._ordered(triable))
+        return Verdict(has_suspects=death.is_accusing)
+
+    def _blame_alone(self, death: Death, call: Call) -> None:
+        if not death.is_accusing:
+            self._refuse(call, _suspected())
+        elif self._is_suspected(call):
+            self._convict(call, deaths=1)
+        else:
+            logger.error("request %s is not made again: an engine died of it", call.request_id)
+            self.suspicions.suspect(self._digest(call), call.tracked.key)
+            self._charge(call, deaths=1)
+            self._refuse(call, _suspected())
+
+    def _judge_trial(self, death: Death, tried: Call, inquiry: _Inquiry) -> Verdict:
+        inquiry.engines_left -= 1
+        if not death.is_accusing:  # it is tried once more, if there is an engine left for it
+            return Verdict()
+        inquiry.untried.remove(tried)
+        explained = 1 if inquiry.is_explained else 2
+        inquiry.is_explained = True
+        self._convict(tried, deaths=explained)
+        return Verdict(explained, bool(tried.tracked.key), has_suspects=True)
+
+    def _convict(self, call: Call, *, deaths: int) -> None:
+        logger.error("request %s is quarantined: engines died of it", call.request_id)
+        self.suspicions.quarantine(self._digest(call), call.tracked.key)
+        self._charge(call, deaths=deaths)
+        self._refuse(call, quarantine_error())
+
+    def _charge(self, call: Call, *, deaths: int) -> None:
+        if call.tracked.key:
+            self.suspicions.charge(call.tracked.key, deaths)
+
+    def _refuse_untried(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            logger.warning("request %s is not made again: it is left untried", call.request_id)
+            self._refuse(call, _suspected())
+
+    def _refuse(self, call: Call, error: HoldfastError) -> None:
+        call.refusal = error
+        self._refused(call)
+
+    def _ordered(self, suspects: Iterable[Call]) -> list[Call]:
+        """First those whose key has ended few engines and has few requests among the suspects."""
+        suspects = list(suspects)
+        crowds = Counter(call.tracked.key for call in suspects)
+        return sorted(
+            suspects,
+            key=lambda call: (
+                self.suspicions.charged(call.tracked.key),
+                crowds[call.tracked.key],
+                call.deaths,
+                call.is_prefilling,
+            ),
+        )
+
+    def _is_suspected(self, call: Call) -> bool:
+        return self.suspicions.is_suspected(self._digest(call), call.tracked.key)
+
+    def _digest(self, call: Call) -> str:
+        call.digest = call.digest or self._dialect.identity(call.arguments)
+        return call.digest
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        while self._left and self._left[0][0] < now - KEPT_SECONDS:
+            self._left.popleft()
+        while self._triable and self._triable[0][0] < now - TRIABLE_SECONDS:
+            _, call = self._triable.popleft()
+            self._digest(call)
+            call.forget_prompt()
+
+
+def quarantine_error() -> QuarantinedError:
+    """What a quarantined request is answered."""
+    return QuarantinedError("The engine has died of this request, and it is not tried again.")
+
+
+def _suspected() -> SuspectedError:
+    return SuspectedError(
+        "The engine died while it worked on this request, which may have caused it."
+    )

@@ -1,0 +1,101 @@
+"""What vLLM compiles of a request in the front end, before it has parameters.
+
+The types of its requests have xgrammar check a structural tag, and with tools and a format its
+parsers ask xgrammar whether it takes the format: what they ask answers without native code here.
+Cohere's parser makes a grammar of each tool (`OnlineRenderer.preprocess_chat`, 0.32), which is
+tried elsewhere before.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
+from vllm.v1.structured_output import backend_xgrammar
+from vllm.v1.structured_output.utils import choice_as_grammar
+from xgrammar import StructuralTag
+
+from holdfast.engine.grammars.checked import Grammars
+
+MOST_TOOL_BYTES = 64 << 10
+"""Of one tool of Cohere's: its rules are renamed one by one, each time in the whole text."""
+
+_COHERE = "vllm.parser.cohere_command"
+"""It can only be imported where a package of Cohere's is there."""
+_MARK = "holdfast_original"
+
+
+def keep_native_code_out(grammars: Grammars) -> None:
+    """Have vLLM give xgrammar nothing in this process that `grammars` has not let through."""
+    # Each caller takes it from its module when it calls (0.32).
+    backend_xgrammar.validate_xgrammar_grammar = validate_without_xgrammar
+    _check_before_parsers(grammars)
+
+
+def validate_without_xgrammar(parameters: SamplingParams) -> None:
+    """vLLM's `validate_xgrammar_grammar`, as far as it is Python; a worker does the rest.
+
+    Raises:
+        VLLMValidationError: xgrammar does not take it.
+    """
+    constraint = parameters.structured_outputs
+    if constraint is None:
+        return
+    check_json_nesting(constraint.json)
+    check_json_nesting(constraint.structural_tag, structural_tag=True)
+    try:
+        if constraint.choice:
+            constraint.grammar = choice_as_grammar(constraint.choice)
+            constraint.choice = None
+        elif constraint.json:
+            schema = constraint.json
+            schema = json.loads(schema) if isinstance(schema, str) else schema
+            if backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
+                raise VLLMValidationError("xgrammar does not support all of the JSON schema.")
+        elif constraint.structural_tag:
+            _validate_tag(json.loads(constraint.structural_tag))
+    except (LookupError, TypeError, ValueError) as error:
+        raise VLLMValidationError("Invalid grammar specification.") from error
+
+
+def _validate_tag(tag: Any) -> None:
+    if "structures" in tag:
+        for structure in tag["structures"]:
+            json.dumps((structure["begin"], structure["schema"], structure["end"]))
+    else:
+        StructuralTag.model_validate(tag)
+
+
+def _check_before_parsers(grammars: Grammars) -> None:
+    original = getattr(OnlineRenderer.preprocess_chat, _MARK, OnlineRenderer.preprocess_chat)
+
+    async def preprocess_chat(self: Any, request: Any, *args: Any, **options: Any) -> Any:
+        if getattr(request, "tools", None):
+            await _check(grammars, request, options.get("parser") or getattr(self, "parser", None))
+        return await original(self, request, *args, **options)
+
+    setattr(preprocess_chat, _MARK, original)
+    OnlineRenderer.preprocess_chat = preprocess_chat
+
+
+async def _check(grammars: Grammars, request: Any, parser: Any) -> None:
+    constraint = request.extract_structured_outputs()
+    if constraint is not None:
+        await grammars.check(replace(constraint))
+    if any(kind.__module__ == _COHERE for kind in getattr(parser, "__mro__", ())):
+        for tool in request.tools:
+            await _check_tool(grammars, tool)
+
+
+async def _check_tool(grammars: Grammars, tool: Any) -> None:
+    given = getattr(tool, "function", tool)
+    schema = getattr(given, "parameters", None)
+    if not schema:
+        return
+    if len(str(schema)) > MOST_TOOL_BYTES:
+        raise VLLMValidationError(f"A tool of the request is larger than {MOST_TOOL_BYTES} bytes.")
+    await grammars.check(StructuredOutputsParams(json=schema))

@@ -1,0 +1,323 @@
+"""How vLLM's front end comes by the media that clients send or name, and how much of them it holds.
+
+vLLM 0.32 bounds one image, one clip, one download. A body of 32 MB has room for sixty images that
+are half a gigabyte each once they are decoded, so all of a request, and of all requests, have a
+bound too, that is kept before anything is decoded.
+
+Whatever goes wrong with a URL is answered with the same words: who asks shall not learn which hosts
+and ports there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from http import HTTPStatus
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pybase64
+from mistral_common.tokens.tokenizers import image as mistral_image
+from PIL import Image
+from urllib3.util import parse_url
+from vllm import envs
+from vllm.entrypoints.speech_to_text.base import serving as speech_to_text
+from vllm.exceptions import (
+    GracefulHTTPError,
+    VLLMClientError,
+    VLLMUnprocessableEntityError,
+    VLLMValidationError,
+)
+from vllm.multimodal import image as vllm_image
+from vllm.multimodal.image import open_image
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, audio
+from vllm.multimodal.media.image import ImageMediaIO
+from vllm.multimodal.media.video import VideoMediaIO
+from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
+from yarl import URL
+
+from holdfast.engine.public_fetch import PublicConnection
+
+logger = logging.getLogger("holdfast.media")
+
+REDIRECTS_VARIABLE = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+NAMES_AT_ONCE = 16
+"""Looked up by the resolver of the system, which takes up to 30 s for one."""
+FRAMES_OF_PIXELS = 2
+"""Of the largest image there may be so many in one request: 1 GiB, or 32 frames of 4K."""
+REQUESTS_OF_PIXELS = 3
+"""What all requests have decoded is at most what so many of the largest have."""
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What clients send. vLLM takes 36, whose readers are rarely looked at; two of them have images of
+another size in them than they say."""
+
+_UNFETCHED = (
+    "The media of the URL could not be fetched, or is not what it should be. Only public addresses "
+    "are asked, unless the operator lists domains (--allowed-media-domains)."
+)
+_FAILURES = (aiohttp.ClientError, OSError, ValueError, RuntimeError, VLLMClientError)
+"""What fetching and decoding raise; a TimeoutError is an OSError."""
+_WIDTH_HEIGHT_FRAMES = (3, 4, 7)
+"""`CAP_PROP_FRAME_WIDTH` and so on of OpenCV, which may be missing."""
+_MARK = "is_bounded"
+_MARK_BYTES = 16
+_CONTAINERS = (
+    *((4, box) for box in (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")),  # MP4, M4A
+    (0, b"\x1a\x45\xdf\xa3"),  # Matroska, WebM
+    (0, b"OggS"),
+    (8, b"AVI "),
+    (8, b"WAVE"),
+    (8, b"AIFF"),
+    (8, b"AIFC"),
+    (0, b"fLaC"),
+    (0, b"ID3"),
+    *((0, bytes([0xFF, second])) for second in range(0xE0, 0x100)),  # MP3, AAC
+    (0, b"#!AMR"),
+    (0, b"caff"),
+    (0, b"FLV\x01"),
+    (0, b"\x30\x26\xb2\x75"),  # WMA, WMV
+    (0, b"\x00\x00\x01\xba"),  # MPEG
+    (0, b"\x00\x00\x01\xb3"),
+    (0, b"\x47\x40"),  # transport stream
+    (0, b"GIF8"),
+)
+"""Where each begins, and with what."""
+_STOCK = "http"
+"""The connector that vLLM uses unless VLLM_MEDIA_CONNECTOR names another."""
+
+
+def guard_media(allowed_domains: Sequence[str] | None) -> None:
+    """Have vLLM's front end fetch from public addresses alone, and hold no more than it can."""
+    pixels = Pixels(REQUESTS_OF_PIXELS * _pixels_a_request())
+    names = ThreadPoolExecutor(NAMES_AT_ONCE, thread_name_prefix="holdfast-names")
+    follows = os.environ.get(REDIRECTS_VARIABLE, "0") not in {"", "0"}
+
+    class Connector(GuardedConnector):
+        """For this process."""
+
+        def connect(self) -> PublicConnection:
+            return PublicConnection(
+                names, is_listed=bool(self.allowed_media_domains), follows_redirects=follows
+            )
+
+        def pixels_of_all(self) -> Pixels:
+            return pixels
+
+    MEDIA_CONNECTOR_REGISTRY.register(_STOCK)(Connector)
+    vllm_image.ALLOWED_IMAGE_FORMATS = FORMATS
+
+    def download_image(url: str, timeout: Any) -> Image.Image:  # noqa: ARG001 - mistral-common's name
+        connector = Connector(allowed_media_domains=list(allowed_domains or ()))
+        image: Image.Image = connector.fetch_image(url, image_mode=None).media
+        return image
+
+    # Mistral's tokenizer fetches an image again, which vLLM has fetched already, by itself.
+    mistral_image.download_image = download_image  # type: ignore[attr-defined]  # it imports it too
+    check_audio()
+
+
+class Pixels:
+    """Of images that are decoded now."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def has_taken(self, pixels: int) -> bool:
+        """Whether there was room for so many more; then they count until they are given back."""
+        with self._lock:
+            has_room = self._most <= 0 or self._held + pixels <= self._most
+            self._held += pixels if has_room else 0
+            return has_room
+
+    def give_back(self, pixels: int) -> None:
+        with self._lock:
+            self._held -= pixels
+
+
+class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to us
+    """For the media of one request, as vLLM makes one for each."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.connection = self.connect()
+        self._pixels = Pixels(_pixels_a_request())
+
+    def connect(self) -> PublicConnection:
+        """Its HTTP client."""
+        raise NotImplementedError
+
+    def pixels_of_all(self) -> Pixels:
+        """Those of all requests."""
+        raise NotImplementedError
+
+    def load_from_url(self, url: str, media_io: Any, *, fetch_timeout: int | None = None) -> Any:
+        """As vLLM's, within bounds; one error for whatever is wrong with a host."""
+        bounded = self._bounded(media_io)
+        if not self._is_fetched(url):
+            return super().load_from_url(url, bounded, fetch_timeout=fetch_timeout)
+        with _one_error(url):
+            return super().load_from_url(url, bounded, fetch_timeout=fetch_timeout)
+
+    async def load_from_url_async(
+        self, url: str, media_io: Any, *, fetch_timeout: int | None = None
+    ) -> Any:
+        """As `load_from_url`."""
+        bounded = self._bounded(media_io)
+        if not self._is_fetched(url):
+            return await super().load_from_url_async(url, bounded, fetch_timeout=fetch_timeout)
+        with _one_error(url):
+            return await super().load_from_url_async(url, bounded, fetch_timeout=fetch_timeout)
+
+    def _is_fetched(self, url: str) -> bool:
+        """Whether a host is asked for it; ValueError if that is none of those that are listed."""
+        if url[:5].lower() == "data:":
+            return False
+        named = parse_url(url)
+        if not (named.scheme or "").startswith("http"):
+            return False
+        self._assert_url_in_allowed_media_domains(named)
+        if self.allowed_media_domains and URL(named.url).host != named.hostname:
+            raise VLLMValidationError("The URL can be read in two ways.")
+        return True
+
+    def _bounded(self, media_io: Any) -> Any:
+        if isinstance(media_io, VideoMediaIO):
+            # A clip may be a list of images.
+            media_io.image_io = Bounded(media_io.image_io, self)
+        return Bounded(media_io, self)
+
+    def take(self, pixels: int) -> None:
+        """Count them as held by this request, and among those of all.
+
+        Raises:
+            VLLMValidationError: the request has too many; GracefulHTTPError: all have.
+        """
+        if not self._pixels.has_taken(pixels):
+            raise VLLMValidationError(
+                f"The media of one request have more than {_pixels_a_request()} pixels."
+            )
+        if not self.pixels_of_all().has_taken(pixels):
+            raise GracefulHTTPError(
+                "Too many large images are being read. Please try again later.",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+            )
+
+
+class Bounded:
+    """A MediaIO of vLLM's for images or clips that counts pixels before it decodes them."""
+
+    def __init__(self, media_io: Any, connector: GuardedConnector) -> None:
+        self._media_io = media_io
+        self._connector = connector
+
+    def get_max_bytes(self) -> int | None:
+        """Most bytes of one, before it is decoded."""
+        most: int | None = self._media_io.get_max_bytes()
+        return most
+
+    def load_bytes(self, data: bytes) -> Any:
+        if not isinstance(self._media_io, ImageMediaIO):
+            check_container(data)
+        pixels = pixels_of(self._media_io, data)
+        return self._counted(pixels, lambda: self._media_io.load_bytes(data))
+
+    def load_base64(self, media_type: str, data: str) -> Any:
+        is_list = media_type.lower() == "video/jpeg"
+        if is_list and isinstance(self._media_io, VideoMediaIO):
+            return self._media_io.load_base64(media_type, data)
+        if (most := self.get_max_bytes()) is not None and len(data) > 2 * most:
+            raise VLLMValidationError(f"The media has more than {most} bytes.")
+        return self.load_bytes(pybase64.b64decode(data, validate=True))
+
+    def load_file(self, filepath: Path) -> Any:
+        return self._media_io.load_file(filepath)
+
+    def _counted(self, pixels: int, load: Callable[[], Any]) -> Any:
+        self._connector.take(pixels)
+        held = [pixels]
+        give_back = partial(_give_back, self._connector.pixels_of_all(), held)
+        try:
+            loaded = load()
+            media = getattr(loaded, "media", None)
+            if isinstance(media, Image.Image) and (more := media.width * media.height - pixels) > 0:
+                # What a file says at its beginning need not be what is in it.
+                self._connector.take(more)
+                held.append(more)
+        except BaseException:
+            give_back()
+            raise
+        frames = media[0] if isinstance(media, tuple) else media
+        if frames is None:
+            give_back()
+        else:
+            weakref.finalize(frames, give_back)
+        return loaded
+
+
+def check_container(data: bytes) -> None:
+    """Refuse what is not a container of sound or pictures: FFmpeg takes much more than that.
+
+    A session description has it listen on the network, a list of files has it open them.
+    """
+    if not any(data[start : start + len(mark)] == mark for start, mark in _CONTAINERS):
+        raise VLLMValidationError("The media is in no container that this server reads.")
+
+
+def check_audio() -> None:
+    """Have all audio checked so, that of `/v1/audio` too; again changes nothing."""
+    original = audio.load_audio
+    if hasattr(original, _MARK):
+        return
+
+    def load_audio(path: Any, **options: Any) -> Any:
+        if isinstance(path, BytesIO):
+            check_container(path.getvalue()[:_MARK_BYTES])
+        return original(path, **options)
+
+    setattr(load_audio, _MARK, True)
+    for module in (audio, speech_to_text):
+        module.load_audio = load_audio
+
+
+def pixels_of(media_io: Any, data: bytes) -> int:
+    """How many it would decode, by what the file says at its beginning; 0 if that is wrong."""
+    if isinstance(media_io, ImageMediaIO):
+        with suppress(OSError, ValueError), open_image(BytesIO(data)) as image:
+            return int(image.width * image.height)
+    if isinstance(media_io, VideoMediaIO):
+        with suppress(OSError, ValueError, ImportError):
+            capture = OpenCVVideoBackendMixin.open_video_capture(data)
+            # It is not released: OpenCV 5.0 lets go of `data` then without the lock of the
+            # interpreter, which is SIGSEGV.
+            width, height, frames = (int(capture.get(one)) for one in _WIDTH_HEIGHT_FRAMES)
+            kept = media_io.num_frames
+            return max(0, width * height * (min(frames, kept) if kept > 0 else frames))
+    return 0
+
+
+def _give_back(pixels: Pixels, held: list[int]) -> None:
+    pixels.give_back(sum(held))
+
+
+def _pixels_a_request() -> int:
+    return FRAMES_OF_PIXELS * int(envs.VLLM_MAX_IMAGE_PIXELS)
+
+
+@contextmanager
+def _one_error(url: str) -> Iterator[None]:
+    try:
+        yield
+    except _FAILURES as error:
+        cause = " ".join(str(error).split())[:200] or type(error).__name__
+        logger.warning("the media of %s could not be fetched: %s", parse_url(url).hostname, cause)
+        raise VLLMUnprocessableEntityError(_UNFETCHED, parameter="url") from error

@@ -1,0 +1,221 @@
+"""Fetches what a client names by URL from public addresses alone, and within a bound of time.
+
+vLLM 0.32 asks whatever a URL names, follows redirects, and waits up to 105 s: clients could look
+at the network that the server stands in, and at the metadata of its cloud. Here the addresses of a
+name are judged when it is resolved, and each once more when its socket is made: what was judged is
+what is connected to, and a name that is given another address in between gains nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+import psutil
+from aiohttp.abc import AbstractResolver, ResolveResult
+from vllm import envs
+from vllm.connections import HTTPConnection
+from yarl import URL
+
+MOST_AT_ONCE = 8
+"""Of the media of one request."""
+TIMES_THE_TIME_OUT = 3
+"""All media of one request are there by then: 15 s for images, with vLLM's time-out of 5 s."""
+RETRY_SECONDS = 1.0
+CHUNK_BYTES = 64 * 1024
+MIB = 1024 * 1024
+
+_OF_CLOUDS = tuple(map(ipaddress.ip_network, ("168.63.129.16", "192.0.0.0/24", "64:ff9b:1::/48")))
+"""Services of Azure and Oracle for machines within, gateways to IPv4: all global to Python 3.11."""
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_TRANSIENT = (TimeoutError, aiohttp.ClientConnectionError)
+_FIRST_TRANSIENT_STATUS = 500
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class NotPublicError(ValueError):
+    """The address of a URL is one of this machine or its network, or none."""
+
+
+class FetchError(ValueError):
+    """What a URL names did not come, is too much, or is somewhere else now."""
+
+
+class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to us
+    """vLLM's HTTP client for the media of one request.
+
+    `is_listed` says that an operator has listed the hosts, which may have any address then;
+    `follows_redirects` that they may send elsewhere.
+    """
+
+    def __init__(self, names: Executor, *, is_listed: bool, follows_redirects: bool) -> None:
+        super().__init__()
+        self._names = names
+        self._is_listed = is_listed
+        self._follows_redirects = follows_redirects
+        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+        self._deadline: float | None = None
+        self._bytes_left = max(envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB, 1) * MIB
+
+    def get_bytes(self, url: str, **options: Any) -> bytes:
+        """As `async_get_bytes`, for a thread that has no event loop."""
+        return asyncio.run(self.async_get_bytes(url, **options))
+
+    async def async_get_bytes(
+        self,
+        url: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - vLLM's name
+        allow_redirects: bool = False,  # noqa: ARG002 - vLLM's default is to follow them
+        max_bytes: int | None = None,
+    ) -> bytes:
+        """The body that the URL answers with.
+
+        Raises:
+            NotPublicError, FetchError, TimeoutError, aiohttp.ClientError, OSError: there is none.
+        """
+        seconds = timeout or envs.VLLM_IMAGE_FETCH_TIMEOUT
+        now = time.monotonic()
+        self._deadline = self._deadline or now + TIMES_THE_TIME_OUT * seconds
+        async with asyncio.timeout(self._deadline - now), self._places:
+            for _ in range(max(envs.VLLM_MEDIA_FETCH_MAX_RETRIES, 1) - 1):
+                with contextlib.suppress(*_TRANSIENT):
+                    async with asyncio.timeout(seconds):
+                        return await self._fetched(url, max_bytes)
+                await asyncio.sleep(RETRY_SECONDS)
+            return await self._fetched(url, max_bytes)
+
+    async def _fetched(self, url: str, max_bytes: int | None) -> bytes:
+        async with (
+            self._session(URL(url)) as session,
+            session.get(url, allow_redirects=self._follows_redirects) as answer,
+        ):
+            if answer.status >= _FIRST_TRANSIENT_STATUS:
+                raise aiohttp.ClientConnectionError(f"status {answer.status}")
+            if answer.status != 200:
+                raise FetchError(f"status {answer.status}")
+            return await self._body(answer, max_bytes)
+
+    def _session(self, url: URL) -> aiohttp.ClientSession:
+        host = url.host or ""
+        if url.scheme not in {"http", "https"} or not host:
+            raise FetchError("not the URL of a host")
+        is_proxied = url.scheme in getproxies() and not proxy_bypass(host)
+        if not self._is_listed:
+            _check_literal(host)
+        # What a proxy may reach is for the proxy to say: it resolves the name, and is asked itself.
+        is_free = self._is_listed or is_proxied
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                resolver=Resolver(self._names, is_free=is_free),
+                socket_factory=None if is_free else public_socket,
+                use_dns_cache=False,
+            ),
+            # No cookie of one client is sent for another.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=self._headers(**{"Accept-Encoding": "identity"}),
+            timeout=aiohttp.ClientTimeout(total=None),
+            trust_env=is_proxied,
+        )
+
+    async def _body(self, answer: aiohttp.ClientResponse, max_bytes: int | None) -> bytes:
+        chunks: list[bytes] = []
+        received = 0
+        async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
+            received += len(chunk)
+            self._bytes_left -= len(chunk)
+            if self._bytes_left < 0 or received > (max_bytes or received):
+                raise FetchError("more bytes than one request may fetch")
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+class Resolver(AbstractResolver):
+    """Looks names up in threads of its own: a slow name server keeps nothing else."""
+
+    def __init__(self, threads: Executor, *, is_free: bool) -> None:
+        self._threads = threads
+        self._is_free = is_free
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """All addresses of a name; NotPublicError if one of them is not public."""
+        look_up = partial(socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        addresses = [str(to[0]) for *_, to in found]
+        if not self._is_free:
+            for address in addresses:
+                _check(ipaddress.ip_address(address))
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=kind,
+                proto=protocol,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for address, (kind, _, protocol, _, _) in zip(addresses, found, strict=True)
+        ]
+
+    async def close(self) -> None:
+        """The threads are others' too."""
+
+
+def public_socket(address: Any) -> socket.socket:
+    """A socket for what is about to be connected to; PermissionError if that is not public."""
+    family, kind, protocol, _, to = address
+    try:
+        _check(ipaddress.ip_address(to[0]))
+    except NotPublicError as error:
+        # aiohttp expects an OSError here.
+        raise PermissionError(str(error)) from error
+    return socket.socket(family, kind, protocol)
+
+
+def is_public(address: Address) -> bool:
+    """Whether it is nobody's own: not of this machine, of its network, or of its cloud."""
+    return all(
+        one.is_global
+        and not one.is_multicast
+        and not any(one in network for network in _OF_CLOUDS)
+        and str(one) not in _own_addresses()
+        for one in _meant(address)
+    )
+
+
+def _meant(address: Address) -> Iterator[Address]:
+    """The address, and the one of IPv4 that a gateway or the kernel takes it for."""
+    yield address
+    if isinstance(address, ipaddress.IPv6Address):
+        teredo = address.teredo[1] if address.teredo else None
+        nat64 = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
+        yield from filter(None, (address.ipv4_mapped, address.sixtofour, teredo, nat64))
+
+
+def _own_addresses() -> set[str]:
+    found = psutil.net_if_addrs().values()
+    return {one.address.partition("%")[0] for addresses in found for one in addresses}
+
+
+def _check(address: Address) -> None:
+    if not is_public(address):
+        raise NotPublicError(f"{address} is not a public address")
+
+
+def _check_literal(host: str) -> None:
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        if not is_public(address):
+            raise NotPublicError(f"{address} is not a public address")

@@ -1,0 +1,150 @@
+"""Who is next in the engine? Its sequences, of several keys the one that has the fewest there.
+
+One request may ask for many sequences, by `n` and by many prompts. Each of them has its own turn,
+so that a request has no more of the engine than its key may have, and vLLM's queue, which is first
+come, first served, stays short. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.engine.places import Places
+from holdfast.engine.tracked import Tracked
+
+LEAST_SEQUENCES = 2048
+"""A request may have so many at a time, or some for each that runs: as many as OpenAI's API
+embeds at once."""
+SEQUENCES_FOR_EACH_RUNNING = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """One sequence, from when vLLM knows it until the engine is done with it."""
+
+    tracked: Tracked
+    is_inside: bool = False
+    waiter: asyncio.Future[bool] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Turns:
+    """The sequences of one generation of the engine. Among those of one key, the order stays."""
+
+    places: Places = field(default_factory=Places)
+    count_keys: Callable[[], int] = lambda: 0
+    """How many keys there are; nobody has to wait for a turn where it is fewer than two."""
+    _sequences: dict[str, _Sequence] = field(default_factory=dict)
+    _queues: OrderedDict[str, OrderedDict[str, _Sequence]] = field(default_factory=OrderedDict)
+    """By key, in the order of their turns; none is empty."""
+    _inside: Counter[str] = field(default_factory=Counter)
+    """By key; none is 0."""
+    _taken: int = 0
+    _error: Callable[[], Exception] | None = None
+    """What there is to say once the engine is gone."""
+
+    @property
+    def most_sequences(self) -> float:
+        """What a request may have at a time, waiting and in the engine."""
+        return most_sequences(self.places.running)
+
+    def register(self, name: str, tracked: Tracked) -> None:
+        """vLLM has a sequence, which will `leave` in any case."""
+        self._sequences[name] = _Sequence(tracked)
+        tracked.sequences += 1
+
+    async def enter(self, name: str) -> bool:
+        """Return when it is its turn; False if it was given up meanwhile.
+
+        What is not registered, and what is in the engine already, does not wait. Once the engine is
+        gone, nothing has a turn any more.
+        """
+        if self._error is not None:
+            raise self._error()
+        sequence = self._sequences.get(name)
+        if sequence is None or sequence.is_inside:
+            return True
+        key = sequence.tracked.key
+        if sequence.tracked.is_probe or (key not in self._queues and self._has_place(key)):
+            self._let_in(sequence)
+            self._advance()  # nothing is kept any more for a key that is there
+            return True
+        sequence.waiter = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(key, OrderedDict())[name] = sequence
+        self._advance()
+        with sequence.tracked.waiting():
+            return await sequence.waiter
+
+    def leave(self, name: str) -> None:
+        """The engine is done with a sequence, or it is given up, wherever it is."""
+        sequence = self._sequences.pop(name, None)
+        if sequence is None:
+            return
+        tracked = sequence.tracked
+        if sequence.is_inside:
+            self._taken -= 1
+            self._inside[tracked.key] -= 1
+            if not self._inside[tracked.key]:
+                del self._inside[tracked.key]
+        elif sequence.waiter is not None:
+            self._remove(name, tracked.key)
+            if not sequence.waiter.done():
+                sequence.waiter.set_result(False)
+        self._advance()
+        tracked.sequences -= 1
+        if not tracked.sequences:
+            tracked.engine_is_done()
+
+    def end(self, error: Callable[[], Exception]) -> None:
+        """The engine is gone: what waits, or comes later, gets an error."""
+        self._error = error
+        self._queues.clear()
+        for sequence in self._sequences.values():
+            if sequence.waiter is not None and not sequence.waiter.done():
+                sequence.waiter.set_exception(error())
+            sequence.tracked.sequences -= 1
+        self._sequences.clear()
+        self._inside.clear()
+        self._taken = 0
+
+    def _has_place(self, key: str) -> bool:
+        keys = self.count_keys()
+        return keys < 2 or self.places.has_one(
+            taken=self._taken,
+            by_key=self._inside.get(key, 0),
+            keys_inside=len(self._inside),
+            keys=keys,
+        )
+
+    def _let_in(self, sequence: _Sequence) -> None:
+        sequence.is_inside = True
+        self._taken += 1
+        self._inside[sequence.tracked.key] += 1
+
+    def _advance(self) -> None:
+        while self._queues:
+            # Of those with as many the first: a key that had a turn goes to the end.
+            key = min(self._queues, key=lambda key: self._inside.get(key, 0))
+            if not self._has_place(key):
+                return
+            name, sequence = next(iter(self._queues[key].items()))
+            self._remove(name, key)
+            if key in self._queues:
+                self._queues.move_to_end(key)
+            if sequence.waiter is not None and not sequence.waiter.done():
+                self._let_in(sequence)
+                sequence.waiter.set_result(True)
+
+    def _remove(self, name: str, key: str) -> None:
+        queue = self._queues.get(key, OrderedDict())
+        queue.pop(name, None)
+        if not queue:
+            self._queues.pop(key, None)
+
+
+def most_sequences(running: float) -> float:
+    """What a request may have at a time of an engine that runs so many."""
+    return max(LEAST_SEQUENCES, SEQUENCES_FOR_EACH_RUNNING * running)

@@ -1,0 +1,114 @@
+"""Are the weights on this machine whole? Their headers say how large they must be.
+
+Only those are looked at that vLLM will read (`DefaultModelLoader._prepare_weights`, 0.32): beside
+them others of the same model may lie that were never fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from holdfast.errors import UsageError
+
+_FORMATS = {"auto", "hf", "mistral", "safetensors", "fastsafetensors", "instanttensor"}
+_CONSOLIDATED = "consolidated*.safetensors"
+"""Where there are some, they are what a model is loaded from by default."""
+_POINTER = b"version https://git-lfs"
+_LENGTH_BYTES = 8
+"""At the beginning of a safetensors file: the length of the header."""
+_LARGEST_HEADER_BYTES = 100_000_000
+"""The library takes no larger one."""
+
+
+def check(directory: Path, load_format: str) -> None:
+    """Look at the weights in a directory; what is not there, or of another format, is passed over.
+
+    Raises:
+        UsageError: one is a pointer of git-lfs, is cut off, or is missing.
+    """
+    if load_format not in _FORMATS:
+        return
+    is_consolidated = load_format == "mistral" or (
+        load_format == "auto" and any(directory.glob(_CONSOLIDATED))
+    )
+    kind = "consolidated" if is_consolidated else "model"
+    found = sorted(directory.glob(_CONSOLIDATED if is_consolidated else "*.safetensors"))
+    for path in _named(directory / f"{kind}.safetensors.index.json", found):
+        _check_whole(path)
+    if not found:
+        for path in sorted(directory.glob("*.bin")):
+            _refuse_pointer(path)
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether git-lfs has left its own file in the place of what was to be fetched."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
+
+
+def _named(index: Path, found: list[Path]) -> list[Path]:
+    """Those that the index names, all of which must be there; all, if there is no index."""
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return found
+    if not found:
+        return []
+    missing = sorted(names - {path.name for path in found})
+    if missing:
+        raise UsageError(
+            f"{index.parent / missing[0]} is not there, and {index.name} names it.",
+            remedy="download it, or the whole model again.",
+        )
+    return [path for path in found if path.name in names]
+
+
+def _refuse_pointer(path: Path) -> None:
+    if is_pointer(path):
+        raise UsageError(
+            f"{path} is a pointer of git-lfs, and no weights.",
+            remedy="run `git lfs pull` where it lies.",
+        )
+
+
+def _check_whole(path: Path) -> None:
+    """Compare the size of a safetensors file with what its header says.
+
+    https://github.com/huggingface/safetensors#format
+    """
+    _refuse_pointer(path)
+    try:
+        wanted_bytes = _wanted_bytes(path)
+        found_bytes = path.stat().st_size
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}.", remedy="let this user read it."
+        ) from error
+    if wanted_bytes is None:
+        raise UsageError(f"{path} is not a safetensors file.", remedy="download it again.")
+    if found_bytes != wanted_bytes:
+        raise UsageError(
+            f"{path} has {found_bytes} bytes, and its header speaks of {wanted_bytes}.",
+            remedy="download it again.",
+        )
+
+
+def _wanted_bytes(path: Path) -> int | None:
+    """The size that the header of a safetensors file asks for; None if there is no header."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if not 0 < header_bytes <= _LARGEST_HEADER_BYTES:
+            return None
+        header = file.read(header_bytes)
+    if len(header) < header_bytes:
+        return _LENGTH_BYTES + header_bytes
+    try:
+        tensors = {k: v for k, v in json.loads(header).items() if k != "__metadata__"}
+        data_bytes = max((int(t["data_offsets"][1]) for t in tensors.values()), default=0)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+    return _LENGTH_BYTES + header_bytes + data_bytes

@@ -1,0 +1,456 @@
+"""What is taken for granted of vLLM's grammars, and what becomes of those that break it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import json
+import os
+import resource
+import signal
+from collections.abc import AsyncIterator, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.parser import abstract_parser
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
+
+import grammars
+from holdfast.demo.files import ensure_demo_model
+from holdfast.engine import forkserver, processes
+from holdfast.engine.grammars import checked, compiling
+from holdfast.engine.grammars.checked import Grammars, grammars_for
+from holdfast.engine.grammars.compiling import Compiler
+from holdfast.engine.grammars.patience import LOOK_SECONDS, Patience, patiently
+from holdfast.engine.grammars.pool import Pool
+from holdfast.engine.grammars.requests import keep_native_code_out, validate_without_xgrammar
+from holdfast.engine.tracked import REQUEST, Tracked
+
+# vLLM gives xgrammar an argument that it does not need any more.
+pytestmark = pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning")
+
+DEADLINE_SECONDS = 60.0
+DEEP = "(" * 40_000 + "a" + ")" * 40_000
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+def with_pattern(pattern: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+
+
+def tagged(schema: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "structural_tag",
+        "format": {"type": "json_schema", "json_schema": schema},
+    }
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """That of the demo model, with its tokenizer."""
+    model = ensure_demo_model(tmp_path_factory.mktemp("models"))
+    return AsyncEngineArgs(model=str(model), max_model_len=256).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def compiler(config: Any) -> Compiler:
+    return Compiler(config)
+
+
+@pytest.fixture
+def _server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A fork server that has imported nothing."""
+    monkeypatch.setattr(forkserver, "PRELOADED", ())
+    with processes.owned(tmp_path, {}):
+        yield
+
+
+def ended(compiler: Compiler, grammar: dict[str, Any]) -> int:
+    """The exit code of a process that compiles a grammar."""
+    pid = os.fork()
+    if not pid:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        signal.alarm(int(DEADLINE_SECONDS))
+        os._exit(0 if "error" not in compiler(grammar) else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# What vLLM does
+
+
+def test_vllm_checks_no_grammar_without_a_configuration_for_them() -> None:
+    """That is how its front end is kept from compiling: it would end itself by this one."""
+    parameters = SamplingParams(structured_outputs=StructuredOutputsParams(json=with_pattern(DEEP)))
+    parameters._validate_structured_outputs(None, None, None)
+    assert "self.structured_outputs_config," in inspect.getsource(InputProcessor._validate_params)
+
+
+def test_a_worker_compiles_as_an_engine_does() -> None:
+    """The names of the backends, and what each is made with."""
+    source = inspect.getsource(StructuredOutputManager.grammar_init)
+    for name, (_, backend) in compiling._BACKENDS.items():
+        assert f'"{name}"' in source
+        assert backend in source
+    assert source.count("vocab_size=vocab_size") == len(compiling._BACKENDS)
+    assert "get_vocab_size()" in source
+    assert "cached_tokenizer_from_config" in inspect.getsource(StructuredOutputManager.__init__)
+
+
+def test_a_request_whose_grammar_compiles_is_deferred() -> None:
+    """It is among those that the scheduler skips, and not among those that wait."""
+    source = inspect.getsource(Scheduler)
+    assert "RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR" in inspect.getsource(
+        Scheduler._is_blocked_waiting_status
+    )
+    assert "num_waiting_reqs=num_waiting - num_deferred" in source
+    assert "num_skipped_waiting_reqs=num_deferred" in source
+
+
+# What a worker does
+
+
+@pytest.mark.parametrize(
+    ("grammar", "backend", "changed"),
+    [
+        ({"json": PERSON}, "xgrammar", set()),
+        ({"json": json.dumps(PERSON)}, "xgrammar", set()),
+        ({"json_object": True}, "xgrammar", set()),
+        ({"regex": "[a-z]+"}, "xgrammar", set()),
+        ({"choice": ["yes", "no"]}, "xgrammar", {"choice", "grammar"}),
+        ({"grammar": 'root ::= "a"'}, "xgrammar", set()),
+        ({"structural_tag": json.dumps(tagged(PERSON))}, "xgrammar", set()),
+        ({"json": {"type": "integer", "multipleOf": 3}}, "guidance", set()),
+    ],
+)
+def test_a_grammar_is_left_as_vllms_checks_leave_it(
+    compiler: Compiler, grammar: dict[str, Any], backend: str, changed: set[str]
+) -> None:
+    """With the backend that they choose."""
+    verdict = compiler(grammar)
+    assert verdict.get("backend") == backend, verdict
+    assert set(verdict["changed"]) == changed
+    expected = StructuredOutputsParams(**grammar)
+    SamplingParams(structured_outputs=expected).verify(
+        compiler._model, None, compiler._config.structured_outputs_config, compiler._tokenizer
+    )
+    assert verdict["changed"] == {name: getattr(expected, name) for name in changed}
+    assert verdict["was_auto"] == expected._backend_was_auto
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines"])
+def test_each_backend_that_can_be_named_compiles(config: Any, backend: str) -> None:
+    """As far as its masks; and what ends xgrammar is tried with that, too."""
+    named = copy.deepcopy(config)
+    named.structured_outputs_config.backend = backend
+    compiler = Compiler(named)
+    assert compiler({"regex": "[a-c]+"}).get("backend") == backend
+    assert ended(compiler, {"json": with_pattern(DEEP)}) != 0
+
+
+def test_a_wrong_grammar_is_refused_in_the_words_of_vllm(compiler: Compiler) -> None:
+    """As it always was."""
+    assert "cannot be an empty list" in compiler({"choice": []})["error"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        with_pattern(DEEP),
+        with_pattern("(?:" * 40_000 + "a" + ")" * 40_000),
+        with_pattern("a" + "*" * 100_000),
+        {"type": "object", "patternProperties": {DEEP: {"type": "string"}}},
+        {"type": "object", "propertyNames": {"pattern": DEEP}},
+        # Its fallback takes the pattern, and the engine has xgrammar.
+        {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}}
+        | {"patternProperties": {DEEP: {"type": "string"}}},
+    ],
+    ids=["groups", "no-captures", "stars", "names", "property-names", "fallback"],
+)
+def test_no_grammar_that_ends_a_process_survives_a_worker(
+    compiler: Compiler, schema: dict[str, Any]
+) -> None:
+    """It is ended by the signal, or refused: it never passes."""
+    assert ended(compiler, {"json": schema}) != 0
+
+
+def test_masks_that_take_long_are_refused(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EngineCore fills them between two steps of everybody."""
+    monkeypatch.setattr(compiling, "MOST_SECONDS_A_TOKEN", 0.0)
+    assert "for one token" in compiler({"json": PERSON})["error"]
+
+
+# What the front end makes of it
+
+
+def scripted(timeout_seconds: float = DEADLINE_SECONDS) -> tuple[Grammars, Pool]:
+    """Grammars that do as they say, see `grammars`."""
+    pool = Pool(grammars.make, workers=4, memory_bytes=256 << 20)
+    return Grammars(pool, timeout_seconds=timeout_seconds), pool
+
+
+async def check(asked: Grammars, regex: str, key: str = "") -> str:
+    """The backend that a grammar got."""
+    REQUEST.set(Tracked("one", key))
+    constraint = StructuredOutputsParams(regex=regex)
+    await asked.check(constraint)
+    return str(constraint._backend)
+
+
+@pytest.mark.usefixtures("_server")
+def test_the_front_end_outlives_a_grammar_that_ends_a_process(config: Any) -> None:
+    """It refuses it, remembers that, and goes on."""
+
+    async def scene() -> None:
+        asked = grammars_for(config, DEADLINE_SECONDS)
+        deadly = StructuredOutputsParams(json=with_pattern(DEEP))
+        for _ in range(2):
+            with pytest.raises(VLLMValidationError, match="crashed"):
+                await asked.check(deadly)
+        choice = StructuredOutputsParams(choice=["yes", "no"])
+        await asked.check(choice)
+        assert (choice.choice, choice._backend) == (None, "xgrammar")
+        assert choice.grammar is not None
+        asked._pool.stop()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_grammar_is_compiled_once_for_all_who_send_it() -> None:
+    """Side by side, and later."""
+
+    async def scene() -> None:
+        asked, pool = scripted()
+        workers = await asyncio.gather(*(check(asked, "sleep 0.2") for _ in range(8)))
+        assert len(set(workers)) == 1
+        processes.kill(pool.family())
+        assert await check(asked, "sleep 0.2") == workers[0]
+        pool.stop()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_slow_grammar_of_one_key_holds_up_no_other() -> None:
+    """Nor do many of them: those that are not slow go on, and so does a slow one of another key."""
+
+    async def scene() -> None:
+        asked, pool = scripted()
+        slow = [asyncio.create_task(check(asked, f"sleep 30.{n}", "bad")) for n in range(4)]
+        assert await check(asked, "", "good")
+        assert await check(asked, "sleep 1.5", "good")
+        assert await check(asked, "sleep 0.1", "good")
+        assert not any(one.done() for one in slow)
+        for one in slow:
+            one.cancel()
+        pool.stop()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_grammar_that_takes_too_long_is_refused() -> None:
+    """With the limit, and as the fault of the client."""
+
+    async def scene() -> None:
+        asked, pool = scripted(2.0)
+        with pytest.raises(VLLMValidationError, match="longer than 2 s to compile"):
+            await check(asked, "sleep 3600")
+        with pytest.raises(VLLMValidationError, match="GiB of memory"):
+            await check(asked, "grow")
+        pool.stop()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_slow_grammar_whose_turn_does_not_come_may_be_sent_again() -> None:
+    """It was not tried, so that nothing is known of it."""
+
+    async def scene() -> None:
+        asked, pool = scripted(3.0)
+        slow = [asyncio.create_task(check(asked, f"sleep 60.{n}")) for n in range(3)]
+        found = await asyncio.gather(*slow, return_exceptions=True)
+        late = [one for one in found if isinstance(one, GracefulHTTPError)]
+        assert late
+        assert {one.http_status for one in late} == {HTTPStatus.SERVICE_UNAVAILABLE}
+        assert any(isinstance(one, VLLMValidationError) for one in found)
+        pool.stop()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"regex": "a" * checked.LONGEST_BYTES},
+        {"json": {"enum": list(range(checked.LONGEST_BYTES))}},
+    ],
+    ids=["text", "items"],
+)
+def test_a_grammar_that_is_too_large_reaches_no_worker(grammar: dict[str, Any]) -> None:
+    """Nor is all of it made into text for that."""
+
+    async def scene() -> None:
+        asked, pool = scripted()
+        with pytest.raises(VLLMValidationError, match="larger than"):
+            await asked.check(StructuredOutputsParams(**grammar))
+        assert not pool.family()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("_server")
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest verdict goes first."""
+    monkeypatch.setattr(checked, "MOST_VERDICTS", 2)
+
+    async def scene() -> None:
+        asked, pool = scripted()
+        for what in ("a", "b", "c"):
+            await check(asked, what)
+        assert len(asked._verdicts) == 2
+        pool.stop()
+
+    asyncio.run(scene())
+
+
+# What vLLM compiles before
+
+
+def test_a_format_beside_tools_is_checked_before_a_parser_sees_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's parsers of tools have xgrammar compile it in the front end."""
+    assert "validate_xgrammar_grammar" in inspect.getsource(abstract_parser._xgrammar_supports)
+    seen: list[Any] = []
+
+    async def preprocess_chat(_self: Any, request: Any, **_options: Any) -> None:
+        seen.append(request)
+
+    class Refusing(Grammars):
+        async def check(self, constraint: StructuredOutputsParams) -> None:
+            raise VLLMValidationError(str(constraint.json))
+
+    validate = backend_xgrammar.validate_xgrammar_grammar
+    monkeypatch.setattr(backend_xgrammar, "validate_xgrammar_grammar", validate)  # put back later
+    monkeypatch.setattr(OnlineRenderer, "preprocess_chat", preprocess_chat)
+    asked, _ = scripted()
+    asked.__class__ = Refusing
+    keep_native_code_out(asked)
+    schema = {"name": "x", "schema": PERSON}
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "response_format": {"type": "json_schema", "json_schema": schema},
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": PERSON}}]
+    renderer = object.__new__(OnlineRenderer)
+    cohere = type("CohereCommandParser", (), {"__module__": "vllm.parser.cohere_command"})
+    source = Path(abstract_parser.__file__).with_name("cohere_command.py").read_text()
+    assert "xgr.Grammar.from_json_schema(" in source
+
+    async def scene() -> None:
+        await renderer.preprocess_chat(ChatCompletionRequest(**body))
+        assert len(seen) == 1
+        with pytest.raises(VLLMValidationError, match="age"):
+            await renderer.preprocess_chat(ChatCompletionRequest(**body, tools=tools))
+        plain = {"messages": body["messages"], "tools": tools}
+        with pytest.raises(VLLMValidationError, match="age"):
+            await renderer.preprocess_chat(ChatCompletionRequest(**plain), parser=cohere)
+        await renderer.preprocess_chat(ChatCompletionRequest(**plain))
+        assert len(seen) == 2
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": tagged(with_pattern(DEEP))},
+        {"structured_outputs": {"structural_tag": json.dumps(tagged(with_pattern(DEEP)))}},
+    ],
+    ids=["format", "tag"],
+)
+@pytest.mark.parametrize("kind", [ChatCompletionRequest, CompletionRequest])
+def test_the_type_of_a_request_gives_no_tag_to_native_code(
+    kind: type, body: dict[str, Any]
+) -> None:
+    """It would end this process: the worker is given it, and ends."""
+    whole = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"} | body
+    pid = os.fork()
+    if not pid:
+        backend_xgrammar.validate_xgrammar_grammar = validate_without_xgrammar
+        kind(**whole)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "[]",
+        "{",
+        json.dumps({"type": "structural_tag", "format": {"type": "nonsense"}}),
+        json.dumps({"structures": [{"begin": "a"}], "triggers": ["a"]}),
+    ],
+)
+def test_a_wrong_tag_is_still_refused_at_once(tag: str) -> None:
+    """As far as it can be told without native code."""
+    parameters = SamplingParams(structured_outputs=StructuredOutputsParams(structural_tag=tag))
+    with pytest.raises(VLLMValidationError):
+        validate_without_xgrammar(parameters)
+
+
+# What the engine does
+
+
+async def _never(ended: list[str]) -> AsyncIterator[Any]:
+    try:
+        await asyncio.Event().wait()
+        yield None
+    finally:
+        ended.append("aborted")
+
+
+def test_a_grammar_that_the_engine_defers_for_too_long_is_given_up() -> None:
+    """It is ended there, too, and the client is told."""
+    ended: list[str] = []
+    patience = Patience(1.0, lambda: 3600.0)
+
+    async def scene() -> None:
+        with pytest.raises(VLLMValidationError, match="longer than 1 s"):
+            await anext(patiently(_never(ended), patience))
+
+    asyncio.run(scene())
+    assert ended == ["aborted"]
+
+
+def test_a_request_that_may_be_running_is_never_given_up() -> None:
+    """One that is not streamed has no output until it is whole."""
+    patience = Patience(0.0, lambda: 0.0)
+
+    async def answered() -> AsyncIterator[str]:
+        await asyncio.sleep(3 * LOOK_SECONDS)
+        yield "first"
+        yield "second"
+
+    async def scene() -> None:
+        outputs = patiently(answered(), patience)
+        assert [one async for one in outputs] == ["first", "second"]
+
+    asyncio.run(scene())

@@ -1,0 +1,405 @@
+"""What vLLM's front end does for media that clients send or name: real sockets and decoders."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import http.server
+import ipaddress
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import vllm
+from mistral_common.tokens.tokenizers import image as mistral_image
+from PIL import Image
+from vllm import envs
+from vllm.entrypoints.speech_to_text.base import serving as speech_to_text
+from vllm.exceptions import (
+    GracefulHTTPError,
+    VLLMUnprocessableEntityError,
+    VLLMValidationError,
+)
+from vllm.multimodal import image as vllm_image
+from vllm.multimodal import media as vllm_media
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
+from vllm.multimodal.media.image import ImageMediaIO
+
+from holdfast.engine.media import REDIRECTS_VARIABLE, guard_media
+from holdfast.engine.public_fetch import is_public, public_socket
+
+DEADLINE_SECONDS = 30
+SESSION = (
+    "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\n"
+    "m=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n"
+)
+"""An FFmpeg that is given this opens two ports, and waits 10 s for what never comes."""
+
+
+def picture(width: int = 8, height: int = 8, kind: str = "PNG") -> bytes:
+    """An image of one colour."""
+    with BytesIO() as file:
+        Image.new("RGB", (width, height)).save(file, kind)
+        return file.getvalue()
+
+
+def as_data(content: bytes, kind: str = "image/png") -> str:
+    """The URL that has it within."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+class _Host(http.server.BaseHTTPRequestHandler):
+    """A host that a client may name."""
+
+    asked: list[str]
+    is_over: threading.Event
+
+    def do_GET(self) -> None:
+        """Answers each path in another way."""
+        self.asked.append(self.path)
+        if self.path == "/picture":
+            self._answer(200, picture())
+        elif self.path == "/redirect":
+            self.send_response(302)
+            self.send_header("Location", "/picture")
+            self.end_headers()
+        elif self.path == "/pit":
+            self.is_over.wait(DEADLINE_SECONDS)
+        elif self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            with suppress(ConnectionError):
+                while not self.is_over.is_set():
+                    self.wfile.write(b"x" * 65536)
+        else:
+            self._answer(int(self.path[1:]), b"no picture")
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def host() -> Iterator[http.server.ThreadingHTTPServer]:
+    """One on the loopback."""
+    handler: Any = type("Host", (_Host,), {"asked": [], "is_over": threading.Event()})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        handler.is_over.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What vLLM had before is there again afterwards."""
+    monkeypatch.setattr(
+        MEDIA_CONNECTOR_REGISTRY, "name2class", dict(MEDIA_CONNECTOR_REGISTRY.name2class)
+    )
+    monkeypatch.setattr(mistral_image, "download_image", vars(mistral_image)["download_image"])
+    monkeypatch.setattr(vllm_image, "ALLOWED_IMAGE_FORMATS", vllm_image.ALLOWED_IMAGE_FORMATS)
+    for module in (vllm_media.audio, speech_to_text):
+        monkeypatch.setattr(module, "load_audio", module.load_audio)
+    monkeypatch.delenv(REDIRECTS_VARIABLE, raising=False)
+    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
+    guard_media(None)
+    yield
+    gc.collect()
+
+
+def connector(*domains: str) -> Any:
+    """What vLLM makes for each request."""
+    return MEDIA_CONNECTOR_REGISTRY.load(
+        envs.VLLM_MEDIA_CONNECTOR, allowed_media_domains=list(domains)
+    )
+
+
+def fetched(url: str, *domains: str) -> Any:
+    """The image of it."""
+    return asyncio.run(connector(*domains).fetch_image_async(url))
+
+
+def answer_for(url: str, *domains: str) -> str:
+    """What the client is told."""
+    with pytest.raises(VLLMUnprocessableEntityError) as caught:
+        fetched(url, *domains)
+    return str(caught.value)
+
+
+def asked_of(host: http.server.ThreadingHTTPServer) -> list[str]:
+    """The paths that it was asked for."""
+    handler: Any = host.RequestHandlerClass
+    return list(handler.asked)
+
+
+def url_of(host: http.server.ThreadingHTTPServer, path: str) -> str:
+    """Where it answers."""
+    return f"http://127.0.0.1:{host.server_port}/{path}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "127.0.0.1",
+        "localhost",
+        "[::ffff:127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "0.0.0.0",  # noqa: S104 - asked, not bound
+        "2130706433",
+        "127.1",
+        "0x7f.1",
+        socket.gethostname(),
+    ],
+)
+def test_no_host_of_ours_is_asked(host: http.server.ThreadingHTTPServer, name: str) -> None:
+    """In whatever way it is written; on the loop and in a thread."""
+    url = url_of(host, "picture").replace("127.0.0.1", name)
+    told = answer_for(url)
+    with pytest.raises(VLLMUnprocessableEntityError, match=r"Only public addresses") as caught:
+        connector().fetch_image(url)
+    assert str(caught.value) == told
+    with pytest.raises(VLLMUnprocessableEntityError):
+        vars(mistral_image)["download_image"](url, None)
+    assert asked_of(host) == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.1",
+        "172.16.0.1",
+        "192.168.0.1",
+        "169.254.169.254",
+        "100.100.100.200",
+        "168.63.129.16",
+        "192.0.0.192",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "fe80::1",
+        "fd00:ec2::254",
+        "2002:7f00:1::",
+        "::ffff:169.254.169.254",
+    ],
+)
+def test_an_address_of_a_network_or_a_cloud_is_not_public(address: str) -> None:
+    """Judged once more when it is connected to, so that no name can change in between."""
+    assert not is_public(ipaddress.ip_address(address))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with pytest.raises(PermissionError):
+        public_socket((family, socket.SOCK_STREAM, 0, "", (address, 80)))
+
+
+@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"])
+def test_a_public_address_gets_a_socket(address: str) -> None:
+    """Which connects nowhere yet."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with public_socket((family, socket.SOCK_STREAM, 0, "", (address, 80))) as made:
+        assert made.family == family
+
+
+def test_an_address_of_this_machine_is_not_public() -> None:
+    """Though it may be one of the internet."""
+    found = [one.address for all_of in psutil.net_if_addrs().values() for one in all_of]
+    addresses = [one for one in found if one.count(".") == 3]
+    assert addresses
+    assert not any(is_public(ipaddress.ip_address(one)) for one in addresses)
+
+
+def test_a_host_that_the_operator_lists_is_asked(host: http.server.ThreadingHTTPServer) -> None:
+    """Wherever it is; on the loop and in a thread."""
+    url = url_of(host, "picture")
+    assert fetched(url, "127.0.0.1").size == (8, 8)
+    assert connector("127.0.0.1").fetch_image(url).size == (8, 8)
+    with pytest.raises(ValueError, match="allowed domains"):
+        fetched(url.replace("127.0.0.1", "localhost"), "127.0.0.1")
+
+
+def test_whatever_is_wrong_with_a_host_is_told_in_the_same_words(
+    host: http.server.ThreadingHTTPServer,
+) -> None:
+    """A client learns neither hosts nor ports, and not what is behind them."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        told = {
+            answer_for(url_of(host, path), "127.0.0.1")
+            for path in ("200", "204", "403", "404", "500", "redirect")
+        }
+        told.add(answer_for(f"http://127.0.0.1:{port}/", "127.0.0.1"))
+        told.add(answer_for("http://nowhere.invalid/", "nowhere.invalid"))
+        told.add(answer_for(url_of(host, "picture")))
+    assert len(told) == 1
+    assert "127.0.0.1" not in told.pop()
+
+
+def test_a_redirect_is_not_followed(host: http.server.ThreadingHTTPServer) -> None:
+    """A host of the list could send us anywhere."""
+    answer_for(url_of(host, "redirect"), "127.0.0.1")
+    assert asked_of(host) == ["/redirect"]
+
+
+def test_a_redirect_is_followed_where_the_operator_says_so(
+    host: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By vLLM's variable."""
+    monkeypatch.setenv(REDIRECTS_VARIABLE, "1")
+    guard_media(None)
+    assert fetched(url_of(host, "redirect"), "127.0.0.1").size == (8, 8)
+
+
+def test_a_tar_pit_is_left(
+    host: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All media of a request together, and not each after the other."""
+    monkeypatch.setenv("VLLM_IMAGE_FETCH_TIMEOUT", "1")
+    monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "9")
+    of_one_request = connector("127.0.0.1")
+
+    async def all_of_them() -> list[Any]:
+        urls = [url_of(host, "pit")] * 40
+        loads = [of_one_request.fetch_image_async(url) for url in urls]
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            return await asyncio.gather(*loads, return_exceptions=True)
+
+    found = asyncio.run(all_of_them())
+    assert {type(one) for one in found} == {VLLMUnprocessableEntityError}
+
+
+def test_no_more_is_read_than_a_request_may_fetch(
+    host: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a host that never ends."""
+    monkeypatch.setenv("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", "1")
+    answer_for(url_of(host, "endless"), "127.0.0.1")
+
+
+def test_all_images_of_a_request_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small as each of them is."""
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "10000")
+    of_one_request, url = connector(), as_data(picture(80, 80))
+    kept = [asyncio.run(of_one_request.fetch_image_async(url)) for _ in range(3)]
+    with pytest.raises(VLLMValidationError):
+        asyncio.run(of_one_request.fetch_image_async(url))
+    assert len(kept) == 3
+
+
+def test_the_frames_of_a_clip_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of JPEG images is one, of as many as fit into a body."""
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "10000")
+    frame = base64.b64encode(picture(80, 80, "JPEG")).decode()
+    with pytest.raises(VLLMValidationError):
+        asyncio.run(
+            connector().fetch_video_async("data:video/jpeg;base64," + ",".join([frame] * 9))
+        )
+
+
+def test_all_requests_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for as long as the images are held; who comes beyond is told to come back."""
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "10000")
+    guard_media(None)
+    url = as_data(picture(80, 80))
+    held = [asyncio.run(connector().fetch_image_async(url)) for _ in range(9)]
+    with pytest.raises(GracefulHTTPError) as caught:
+        asyncio.run(connector().fetch_image_async(url))
+    assert caught.value.http_status == 503
+    held.pop()
+    gc.collect()
+    assert fetched(url).size == (80, 80)
+
+
+@pytest.mark.parametrize("kind", ["ICO", "ICNS", "TGA", "PCX", "SGI"])
+def test_what_no_client_sends_is_not_decoded(kind: str) -> None:
+    """vLLM has its decoders at hand for some thirty formats."""
+    content = picture(16, 16, kind)
+    with pytest.raises(ValueError, match="identify"):
+        fetched(as_data(content))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_what_clients_send_is_decoded(kind: str) -> None:
+    """As vLLM does it."""
+    content = picture(16, 16, kind)
+    assert fetched(as_data(content)).size == ImageMediaIO().load_bytes(content).media.size
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        SESSION,
+        "ffconcat version 1.0\nfile clip.mp4\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1/\n#EXT-X-ENDLIST\n",
+        "",
+    ],
+)
+def test_ffmpeg_is_not_given_what_names_other_sources(content: str) -> None:
+    """It would open files and ports, or wait for ever."""
+    url = as_data(content.encode(), "video/mp4")
+    for load in (connector().fetch_video_async, connector().fetch_audio_async):
+        with pytest.raises(VLLMValidationError, match="container"):
+            asyncio.run(asyncio.wait_for(load(url), DEADLINE_SECONDS))
+    with pytest.raises(VLLMValidationError, match="container"):
+        speech_to_text.load_audio(BytesIO(content.encode()), sr=16000)
+
+
+def test_a_video_of_large_frames_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what its header says."""
+    import cv2
+    import numpy as np
+
+    file = tmp_path / "clip.avi"
+    codec = cv2.VideoWriter.fourcc(*"MJPG")
+    writer = cv2.VideoWriter(str(file), codec, 8, (160, 120))
+    for _ in range(8):
+        writer.write(np.zeros((120, 160, 3), np.uint8))
+    writer.release()
+    url = as_data(file.read_bytes(), "video/avi")
+    frames, _ = asyncio.run(connector().fetch_video_async(url))
+    assert frames.shape[1:] == (120, 160, 3)
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "50000")
+    with pytest.raises(VLLMValidationError, match="pixels"):
+        asyncio.run(connector().fetch_video_async(url))
+
+
+def test_vllm_fetches_by_no_other_way() -> None:
+    """A client of HTTP that a new vLLM adds to the front end is to be looked at."""
+    package = Path(vllm.__file__).parent
+    calls = re.compile(r"ClientSession\(|\brequests\.(get|post|Session)\(|urlopen\(|\bhttpx\.")
+    folders = ("renderers", "multimodal", "tokenizers", "parser", "tool_parsers", "reasoning")
+    paths = [path for folder in folders for path in (package / folder).rglob("*.py")]
+    served = package / "entrypoints"
+    paths += [path for path in served.rglob("*.py") if path.parent.name != "launchers"]
+    found = {str(path.relative_to(package)) for path in paths if calls.search(path.read_text())}
+    assert found == KNOWN_CLIENTS
+
+
+KNOWN_CLIENTS = {"entrypoints/mcp/tool_server.py"}
+"""Asks the tool servers that the operator names, and none that a client does."""
+
+
+def test_the_time_of_a_request_begins_with_its_first_fetch() -> None:
+    """And not with the server."""
+    connection: Any = connector("127.0.0.1").connection
+    before = connection._deadline
+    with pytest.raises(OSError, match="Cannot connect"):
+        connection.get_bytes("http://127.0.0.1:1/")
+    assert before is None
+    assert connection._deadline > time.monotonic()

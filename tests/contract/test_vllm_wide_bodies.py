@@ -1,0 +1,87 @@
+"""Bodies of very many values keep the event loop for no longer than others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.engine.compat import make_arg_parser
+from holdfast.engine.first_errors import MOST_ITEMS, stop_at_first_error
+from holdfast.engine.wrong_bodies import refuse_wrong_bodies
+
+DEADLINE_SECONDS = 60
+MOST_ERRORS = 1000
+"""Of one wrong item, which is compared with every type that it could be of."""
+WRONG: list[Any] = [{}] * 8192
+USER = {"role": "user", "content": "hold"}
+MESSAGES: dict[str, Any] = {"model": "m", "max_tokens": 1, "messages": [USER]}
+WIDE = {
+    "messages": ("/v1/chat/completions", {**MESSAGES, "messages": WRONG}),
+    "tools": ("/v1/chat/completions", {**MESSAGES, "tools": WRONG}),
+    "items": ("/v1/responses", {"model": "m", "input": WRONG}),
+    "messages of anthropic": ("/v1/messages", {**MESSAGES, "messages": WRONG}),
+    "messages to tokenize": ("/tokenize", {"model": "m", "messages": WRONG}),
+    "what is right": ("/v1/chat/completions", {**MESSAGES, "messages": [USER] * (MOST_ITEMS + 1)}),
+}
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    """vLLM's application for a generating model, bounded twice as two starts would."""
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m"])
+    built = build_app(arguments, ("generate",), None)
+    stop_at_first_error(built.routes)
+    stop_at_first_error(built.routes)
+    refuse_wrong_bodies(built)
+    return built
+
+
+def _errors(app: Any, path: str, body: Any) -> int:
+    """How many pydantic found."""
+    [field] = {route.body_field for route in app.routes if getattr(route, "path", "") == path}
+    _, errors = field.validate(body, {}, loc=("body",))
+    return len(errors or [])
+
+
+@pytest.mark.parametrize("case", WIDE)
+def test_a_list_is_read_to_its_first_error(app: Any, case: str) -> None:
+    """Each error costs, and is kept: a wrong item has up to hundreds of them."""
+    path, body = WIDE[case]
+    assert 0 < _errors(app, path, body) < MOST_ERRORS
+
+
+@pytest.mark.parametrize("case", WIDE)
+def test_the_answer_is_vllms_400(app: Any, case: str) -> None:
+    """In OpenAI's form."""
+    path, body = WIDE[case]
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as client:
+            return await client.post(path, json=body, timeout=DEADLINE_SECONDS)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**MESSAGES, "messages": [USER] * MOST_ITEMS}),
+        ("/v1/messages", {**MESSAGES, "messages": [USER] * 1000}),
+        ("/v1/completions", {"model": "m", "prompt": [1] * (MOST_ITEMS * 8)}),
+        ("/v1/completions", {"model": "m", "prompt": ["hold"] * 1000}),
+        ("/v1/responses", {"model": "m", "input": [USER] * 100}),
+        ("/detokenize", {"model": "m", "tokens": [1] * (MOST_ITEMS * 8)}),
+    ],
+)
+def test_what_was_taken_is_taken(app: Any, path: str, body: Any) -> None:
+    """Numbers and texts may be as many as before."""
+    assert _errors(app, path, body) == 0

@@ -1,0 +1,29 @@
+"""One hostile client beside eight honest ones, for a minute; `make soak` has half an hour of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from storm import Storm, stormed
+from storm_seen import Bounds
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+BOUNDS = Bounds(times_as_late=100, livez_seconds=15, times_the_memory=1.5)
+"""Times are deadlines here, where other engines take the same cores; the soak has the promise."""
+STORM = Storm(
+    seed=1,
+    seconds=75,
+    alone_seconds=10,
+    attack_seconds=5,
+    outside_faults=("SIGSTOP EngineCore",),
+)
+
+
+def test_a_hostile_client_costs_the_others_nothing(tmp_path: Path) -> None:
+    """Every honest answer is whole and right, the server lives, and nothing is left behind."""
+    seen = stormed(tmp_path, STORM)
+    print(seen.table())  # noqa: T201 - for who looks at a failure
+    assert not list(seen.broken_promises(BOUNDS))

@@ -1,0 +1,47 @@
+"""A compiler of grammars that does what a test tells it to."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def make() -> Any:
+    return obey
+
+
+def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
+    """Do as the grammar says: crash, sleep, spin, grow or refuse."""
+    what, _, argument = str(grammar.get("regex", "")).partition(" ")
+    match what:
+        case "crash":
+            os.kill(os.getpid(), int(argument))
+        case "sleep":
+            time.sleep(float(argument))
+        case "spin":
+            while True:
+                pass
+        case "grow":
+            held = []
+            while True:
+                held.append(bytearray(16 << 20))
+        case "refuse":
+            return {"error": argument}
+        case "environment":
+            return {"backend": os.environ.get(argument, ""), "was_auto": False, "changed": {}}
+        case "files":
+            return {"backend": _files(), "was_auto": False, "changed": {}}
+    return {"backend": str(os.getpid()), "was_auto": True, "changed": {}}
+
+
+def _files() -> str:
+    """What is open, by name."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of the folder itself, gone by now
+            found.append(str(link.readlink()).partition(":")[0])
+    return " ".join(sorted(found))

@@ -1,0 +1,56 @@
+"""Requests that end the engine; `hostile.poison` is the bug that they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from hostile.target import Outcomes, Target, told
+
+ENDINGS = ("SEGV", "ABRT", "BUS", "FPE", "ILL", "raise")
+LEAVING_SECONDS = 0.4
+
+
+def poison(target: Target, ending: str) -> Mapping[str, Any]:
+    """Options of a request that ends its worker so; what does not matter varies."""
+    return {
+        "vllm_xargs": {"end_by": ending},
+        "cache_salt": f"{target.chosen.random()}",
+        "seed": target.chosen.randrange(2**31),
+        "max_tokens": target.chosen.randrange(4, 64),
+    }
+
+
+async def one(ending: str, target: Target) -> Outcomes:
+    """One request, whose client waits for its answer."""
+    return await told([target.complete(poison(target, ending), prompt=[30 + len(ending)] * 9)])
+
+
+async def leaving(target: Target) -> Outcomes:
+    """One request, sent several times by a client that leaves."""
+    ending = target.chosen.choice(ENDINGS)
+    outcomes = Outcomes()
+    for _ in range(4):
+        options = poison(target, ending)
+        outcomes += await told([target.complete(options, LEAVING_SECONDS, prompt=[77] * 7)])
+    return outcomes
+
+
+async def several(target: Target) -> Outcomes:
+    """Several at once, each with a prompt of its own."""
+    return await told(
+        target.complete(poison(target, target.chosen.choice(ENDINGS)), prompt=[90 + number] * 5)
+        for number in range(4)
+    )
+
+
+ATTACKS: Mapping[str, Callable[[Target], Awaitable[Outcomes]]] = MappingProxyType(
+    {
+        **{f"crash by {ending}": partial(one, ending) for ending in ENDINGS},
+        "crash and leave": leaving,
+        "crash several times": several,
+        "crash by a stall": partial(one, "stall"),
+    }
+)

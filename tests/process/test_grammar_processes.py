@@ -1,0 +1,189 @@
+"""A grammar that crashes, hangs or grows takes a worker with it, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+import grammars
+from holdfast.engine import forkserver, processes
+from holdfast.engine.grammars.pool import Answer, Pool
+from holdfast.errors import NotReadyError
+
+DEADLINE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A fork server that has imported nothing."""
+    before = forkserver.PRELOADED
+    forkserver.PRELOADED = ()
+    with processes.owned(tmp_path_factory.mktemp("server"), {}):
+        yield
+    forkserver.PRELOADED = before
+
+
+@asynccontextmanager
+async def pool(make: Callable[[], Any] = grammars.make) -> AsyncIterator[Pool]:
+    made = Pool(make, workers=2, memory_bytes=256 << 20)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+async def ask(asked: Pool, what: str, limit_seconds: float = DEADLINE_SECONDS) -> Answer:
+    return await asked.ask(json.dumps({"regex": what}).encode(), limit_seconds)
+
+
+def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scene(), 2 * DEADLINE_SECONDS))
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
+def test_a_grammar_that_ends_its_process_is_answered_for(number: signal.Signals) -> None:
+    """With nothing said of it, and the next one finds a worker."""
+
+    async def scene() -> None:
+        async with pool() as asked:
+            for _ in range(3):
+                answer = await ask(asked, f"crash {number:d}")
+                assert (answer.said, answer.signal) == (None, number)
+            assert (await ask(asked, "")).said is not None
+
+    run(scene)
+
+
+@pytest.mark.parametrize("what", ["sleep 3600", "spin"])
+def test_a_grammar_ends_at_its_limit(what: str) -> None:
+    """Whether it works or waits; the others go on meanwhile."""
+
+    async def scene() -> None:
+        async with pool() as asked:
+            slow = asyncio.create_task(ask(asked, what, 1.5))
+            assert (await ask(asked, "")).said is not None
+            assert not slow.done()
+            answer = await slow
+            assert (answer.said, answer.signal) == (None, signal.SIGALRM)
+
+    run(scene)
+
+
+def test_a_grammar_whose_process_was_killed_may_be_sent_again() -> None:
+    """The kernel did that, or somebody, for want of memory elsewhere: the grammar did not."""
+
+    async def scene() -> None:
+        async with pool() as asked:
+            with pytest.raises(NotReadyError):
+                await ask(asked, f"crash {signal.SIGKILL:d}")
+            assert (await ask(asked, "")).said is not None
+
+    run(scene)
+
+
+def test_a_grammar_has_so_much_memory_and_no_more() -> None:
+    """It is told so."""
+
+    async def scene() -> None:
+        async with pool() as asked:
+            assert (await ask(asked, "grow")).said == {"error": "memory"}
+            assert (await ask(asked, "")).said is not None
+
+    run(scene)
+
+
+def test_a_worker_knows_no_secret_and_has_no_socket_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the environment it has what vLLM reads, and of sockets the two that it answers on."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setenv("VLLM_REGEX_COMPILATION_TIMEOUT_S", "7")
+
+    async def scene() -> None:
+        async with pool() as asked:
+            names = ("HF_TOKEN", "VLLM_API_KEY", "VLLM_REGEX_COMPILATION_TIMEOUT_S")
+            found = [(await ask(asked, f"environment {name}")).said for name in names]
+            assert [one and one["backend"] for one in found] == ["", "", "7"]
+            files = (await ask(asked, "files")).said
+            assert files is not None
+            assert files["backend"].split().count("socket") == 2
+
+    run(scene)
+
+
+def test_others_take_the_place_of_processes_that_are_gone() -> None:
+    """Killed before a grammar came, or while one was there: that one may be sent again."""
+
+    async def scene() -> None:
+        async with pool() as asked:
+            await ask(asked, "")
+            processes.kill(asked.family())
+            assert (await ask(asked, "")).said is not None
+            slow = asyncio.create_task(ask(asked, "sleep 3600"))
+            assert (await ask(asked, "")).said is not None
+            processes.kill(asked.family())
+            with pytest.raises(NotReadyError):
+                await slow
+            assert (await ask(asked, "")).said is not None
+
+    run(scene)
+
+
+def test_processes_that_are_stopped_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grammar may be sent again, and the next one has others."""
+    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 0.5)
+
+    async def scene() -> None:
+        async with pool() as asked:
+            await ask(asked, "")
+            stopped = asked.family()
+            for process in stopped:
+                process.suspend()
+            with pytest.raises(NotReadyError):
+                await ask(asked, "", 0.5)
+            assert (await ask(asked, "")).said is not None
+            assert not any(map(processes.is_alive, stopped))
+
+    run(scene)
+
+
+def test_a_compiler_that_cannot_be_made_refuses_nothing_for_good() -> None:
+    """The client may try again."""
+
+    async def scene() -> None:
+        async with pool(broken) as asked:
+            with pytest.raises(NotReadyError):
+                await ask(asked, "")
+
+    run(scene)
+
+
+def broken() -> Any:
+    raise ValueError("no tokenizer")
+
+
+def test_no_process_outlives_its_parents() -> None:
+    """Whatever is killed, all that it has started ends."""
+
+    async def scene() -> None:
+        async with pool() as asked:
+            await ask(asked, "")
+            family = asked.family()
+            assert len(family) == 3
+            server = forkserver.server_pid()
+            assert server is not None
+            os.kill(server, signal.SIGKILL)
+            _, alive = psutil.wait_procs(family, timeout=DEADLINE_SECONDS)
+            assert not [one for one in alive if processes.is_alive(one)]
+            assert (await ask(asked, "")).said is not None
+
+    run(scene)

@@ -1,0 +1,21 @@
+"""What a process meets that can open no more files."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """While entered, this process can open nothing."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open("/dev/null", os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
