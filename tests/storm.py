@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from faults import Patient, left_in_shared_memory
+from holdfast.engine.processes import is_alive
 from hostile.__main__ import Plan
 from hostile.target import QUERY_MARK
 from load import Answer, Question, loaded, questions, undisturbed
@@ -97,7 +98,7 @@ def stormed(
         shared = left_in_shared_memory()
         with running(directory, *FLAGS, *flags, environment=own) as server:
             seen, family = _lived(server, storm)
-        seen.left += [f"a process: {one}" for one in family if _is_alive(one)]
+        seen.left += [f"a process: {one}" for one in family if is_alive(one)]
         files = [one.name for one in Path(temporary).iterdir()]
         seen.left += [f"a file: {name}" for name in files if not _is_cache(name)]
         seen.left += [f"shared memory: {one}" for one in left_in_shared_memory() - shared]
@@ -255,13 +256,6 @@ def held_bytes(server: Server) -> dict[str, int]:
             rows = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
             held[name] += sum(int(row.split()[1]) * 1024 for row in rows if row.startswith("Pss:"))
     return held
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; one that nobody has buried yet does not."""
-    with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def _is_cache(name: str) -> bool:

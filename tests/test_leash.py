@@ -82,6 +82,14 @@ if __name__ == "__main__":
 """
 
 
+LEFT_BY_ITS_FIRST_THREAD = """
+import ctypes, platform, threading
+threading.Thread(target=threading.Event().wait).start()
+exit_of_a_thread = 60 if platform.machine() == "x86_64" else 93
+ctypes.CDLL(None).syscall(exit_of_a_thread, 0)
+"""
+
+
 @contextmanager
 def program(directory: Path, text: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A running program; what it started is ended in any case."""
@@ -170,3 +178,18 @@ def test_kill_ends_who_does_not_listen(number: signal.Signals) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         process.send_signal(number)
         assert processes.kill([psutil.Process(process.pid)]) == ()
+
+
+def test_a_process_lives_until_its_last_thread_has_ended(tmp_path: Path) -> None:
+    """Its first thread being gone, the kernel calls it a zombie; only a killed one can be left."""
+    with program(tmp_path, LEFT_BY_ITS_FIRST_THREAD) as process:
+        seen = psutil.Process(process.pid)
+        wait_until(
+            lambda: seen.status() == psutil.STATUS_ZOMBIE,
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: f"it is {seen.status()}",
+        )
+        assert processes.is_alive(seen)
+        assert processes.kill([seen]) == ()
+        assert not processes.is_alive(seen)
+        assert process.poll() is not None

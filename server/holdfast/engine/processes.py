@@ -140,9 +140,15 @@ def _until_ended(
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; a zombie has ended. What cannot be seen has not ended."""
+    """Whether it runs; a zombie has ended. What cannot be seen has not ended.
+
+    A killed process is called a zombie from the end of its first thread on. It holds its memory,
+    and nobody can take leave of it, until the last one has ended.
+    """
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        if not process.is_running():
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
     except psutil.NoSuchProcess:
         return False
     except OSError:  # too many open files

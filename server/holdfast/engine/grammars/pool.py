@@ -129,6 +129,7 @@ class Pool:
                 target=self._serve,
                 args=(theirs, self._workers, self._memory_bytes),
                 name="grammars",
+                daemon=True,  # or a front end that ends by itself waits for it
             )
             self._process = process
             try:
