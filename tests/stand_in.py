@@ -82,7 +82,6 @@ class StandInLauncher:
     """Starts a child process and says that it is an engine."""
 
     fingerprint = "stand-in"
-    is_restartable = True
 
     def __init__(self, directory: Path) -> None:
         self.calls = Calls(PlainDialect())

@@ -104,6 +104,10 @@ def test_a_wrong_value_is_refused(arguments: tuple[str, ...] | str) -> None:
         ("--data-parallel-multi-port-external-lb",),
         ("--api-server-count", "2"),
         ("--api-server-count=0",),
+        ("--nnodes", "2"),
+        ("--data-parallel-size-local=1", "--data-parallel-size=2"),
+        ("--data-parallel-size-local=0",),
+        ("--enable-elastic-ep",),
     ],
 )
 def test_what_we_cannot_do_is_refused_at_once(arguments: tuple[str, ...]) -> None:
@@ -114,9 +118,19 @@ def test_what_we_cannot_do_is_refused_at_once(arguments: tuple[str, ...]) -> Non
     assert "not supported" in line
 
 
-def test_one_api_server_is_what_we_are() -> None:
-    """The flag of vLLM is accepted where it changes nothing."""
-    assert read("--api-server-count", "1").is_demo
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--api-server-count", "1"),
+        ("--nnodes", "1"),
+        ("--data-parallel-size", "2"),
+        ("--data-parallel-size-local", "2", "--data-parallel-size", "2"),
+        ("--no-enable-elastic-ep",),
+    ],
+)
+def test_what_changes_nothing_is_accepted(arguments: tuple[str, ...]) -> None:
+    """One front end, one node that has all replicas, an engine of one size."""
+    assert read(*arguments).is_demo
 
 
 # The model
@@ -242,6 +256,16 @@ def test_a_startup_plan_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="VLLM_ENABLE_STARTUP_PLAN"):
         parse_serve(["--demo"], {"VLLM_ENABLE_STARTUP_PLAN": "1"})
     assert parse_serve(["--demo"], {"VLLM_ENABLE_STARTUP_PLAN": "0"}).is_demo
+
+
+@pytest.mark.parametrize("flag", ["--distributed-executor-backend", "--data-parallel-backend"])
+def test_the_older_executor_of_ray_is_refused_at_once(flag: str) -> None:
+    """It calls the model past the worker, so that the probe would see no step."""
+    older = {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0"}
+    with pytest.raises(UsageError, match="VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 is not supported"):
+        parse_serve(["--demo", flag, "ray"], older)
+    assert parse_serve(["--demo", flag, "mp"], older).is_demo
+    assert parse_serve(["--demo", flag, "ray"], NO_VARIABLES).is_demo
 
 
 def test_the_api_key_may_stand_in_the_environment() -> None:

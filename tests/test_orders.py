@@ -355,15 +355,6 @@ def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:
     assert world.calls.lost["stream_broken"] == 1
 
 
-def test_an_engine_on_several_nodes_takes_no_restart(tmp_path: Path) -> None:
-    """It would be the end of the server."""
-
-    async def act(life: Life) -> None:
-        assert refusals(life, RESTART) == [ConflictError]
-
-    lived(World(tmp_path, is_restartable=False), in_service(act))
-
-
 def test_orders_need_an_engine(tmp_path: Path) -> None:
     """STARTING is told when to ask again; DRAINING and STOPPED are final."""
     halt = Halt()

@@ -28,7 +28,7 @@ def wait(budget: RestartBudget, verdict: Verdict = NOBODY) -> float:
     """The wait after one more death."""
     death = RAISED if verdict.has_suspects else KILLED
     budget.died(death, verdict)
-    return budget.wait_seconds(death, is_restartable=True)
+    return budget.wait_seconds(death)
 
 
 def test_the_first_restart_waits_for_nothing() -> None:
@@ -106,9 +106,3 @@ def test_a_restart_on_request_is_free() -> None:
     for _ in range(3):
         budget.died(Death("requested", "an operator"), NOBODY)
     assert budget.left == 1
-
-
-def test_an_engine_of_several_nodes_is_not_started_again() -> None:
-    """Nobody tells the others."""
-    with pytest.raises(EngineLostError, match="nodes"):
-        RestartBudget(3, 100, FakeClock()).wait_seconds(KILLED, is_restartable=False)

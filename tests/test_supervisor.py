@@ -177,7 +177,6 @@ class World:
     suites: list[Suite | None] = field(default_factory=list)
     _passes: int = 0
 
-    is_restartable: bool = True
     calls: Calls = field(default_factory=lambda: Calls(PlainDialect()))
 
     async def load(self) -> World:
@@ -736,14 +735,6 @@ def test_requests_alone_do_not_end_the_server(tmp_path: Path) -> None:
 async def _ask(calls: Calls, prompt: str) -> list[Output]:
     arguments = {"prompt": prompt, "request_id": prompt}
     return [output async for output in calls.run("generate", arguments)]
-
-
-def test_an_engine_on_several_nodes_is_not_started_again(tmp_path: Path) -> None:
-    """The other nodes would not be told: exit 5."""
-    world = World(tmp_path, is_restartable=False)
-    life = lived(world, lambda life: _die(life, PLUG_PULLED))
-    assert isinstance(life.error, EngineLostError)
-    assert "several nodes" in life.error.cause
 
 
 def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def parse_serve(
     namespace, others = _serve_parser().parse_known_args(_with_file(given))
     refusals.refuse_mistyped(others)
     refusals.refuse_environment(environment, is_demo=namespace.demo)
-    refusals.refuse_unsupported(namespace)
+    refusals.refuse_unsupported(namespace, environment)
     if needs_model:
         _check_model(given, namespace, others)
     _take_h11_limits(namespace)
@@ -161,6 +161,14 @@ def _add_unsupported(parser: argparse.ArgumentParser) -> None:
             flag, action="store" if takes_value else "store_true", help=argparse.SUPPRESS
         )
     parser.add_argument("--api-server-count", type=int, help=argparse.SUPPRESS)
+    for flag in ("--nnodes", "--data-parallel-size"):
+        parser.add_argument(flag, type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--data-parallel-size-local", type=int, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--enable-elastic-ep", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS
+    )
+    for flag in ("--distributed-executor-backend", "--data-parallel-backend"):
+        parser.add_argument(flag, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
 
 

@@ -55,6 +55,9 @@ def test_an_abbreviation_of_what_we_read_is_refused(abbreviation: str, flag: str
         (("-dph",), "--data-parallel-hybrid-lb"),
         (("-dpe",), "--data-parallel-external-lb"),
         (("-asc", "2"), "--api-server-count"),
+        (("-n", "2"), "--nnodes 2"),
+        (("-dp", "2", "-dpl", "1"), "--data-parallel-size-local 1"),
+        (("--enable-elastic",), "--enable-elastic-ep"),
         (("--headl",), "--headless"),
     ],
 )

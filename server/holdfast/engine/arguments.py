@@ -51,7 +51,7 @@ def parse(settings: Settings) -> argparse.Namespace:
     compat.cli_env_setup()
     with compat.usage_errors():
         namespace: argparse.Namespace = _parser().parse_args(list(settings.vllm_arguments))
-    refusals.refuse_unsupported(namespace)
+    refusals.refuse_unsupported(namespace, os.environ)
     _refuse_abbreviations(namespace, settings)
     _forget_keys(namespace)
     namespace.model = _model(namespace, settings)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine import compat, named_files, openai, processes, variables
+from holdfast.engine import compat, named_files, openai, processes, refusals, variables
 from holdfast.engine.facts import fingerprint
 from holdfast.engine.launcher import EngineLauncher
 from holdfast.engine.native import NativeVariables
@@ -65,6 +65,11 @@ def configure(
     engine_arguments = vllm_arguments.engine_arguments(namespace)
     with logged_causes() as causes, compat.usage_errors(causes):
         config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        refusals.refuse_nodes(
+            nodes=config.parallel_config.nnodes,
+            replicas=config.parallel_config.data_parallel_size,
+            local_replicas=config.parallel_config.data_parallel_size_local,
+        )
         named_files.check(namespace, config.model_config)
         compat.spare_front_end(config)
         compat.kill_trees_by(processes.kill_tree)

@@ -137,10 +137,6 @@ class EngineLauncher(Protocol):
         """Names everything that a learned reservation depends on."""
 
     @property
-    def is_restartable(self) -> bool:
-        """Whether a dead engine can be started again."""
-
-    @property
     def calls(self) -> Calls:
         """What clients ask of the engine, whichever generation answers."""
 

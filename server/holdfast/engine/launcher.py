@@ -105,11 +105,6 @@ class EngineLauncher:
         """What clients ask of the engine, whichever generation answers."""
         return self.proxy.calls
 
-    @property
-    def is_restartable(self) -> bool:
-        """Whether a dead engine can be started again: on several nodes the others are not told."""
-        return int(self._config.parallel_config.nnodes) == 1
-
     def next_generation(self) -> tuple[int, Path]:
         self._generation += 1
         return self._generation, self._runtime_directory / str(self._generation)

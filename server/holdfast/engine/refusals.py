@@ -24,6 +24,7 @@ UNSUPPORTED = (
 REFUSED_VARIABLES = ("VLLM_PLUGINS", "VLLM_ENABLE_STARTUP_PLAN")
 """Those that `refuse_environment` looks at."""
 _OFF = {"", "0"}
+_OLD_RAY_EXECUTOR = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 _LIKENESS = 0.9
 """Of a mistyped flag to the one that was meant; no flag of vLLM is as like to one of ours."""
 
@@ -67,7 +68,7 @@ def refuse_mistyped(arguments: Iterable[str]) -> None:
             raise UsageError(f"{name} is not a flag.", remedy=f"did you mean {meant[0]}?")
 
 
-def refuse_unsupported(namespace: argparse.Namespace) -> None:
+def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, str]) -> None:
     """Check the flags, as our parser or vLLM's has read them.
 
     Raises:
@@ -86,6 +87,48 @@ def refuse_unsupported(namespace: argparse.Namespace) -> None:
             f"--api-server-count {namespace.api_server_count} is not supported: "
             "one front end supervises the engine.",
             remedy="leave out --api-server-count.",
+        )
+    refuse_nodes(
+        nodes=namespace.nnodes,
+        replicas=namespace.data_parallel_size,
+        local_replicas=namespace.data_parallel_size_local,
+    )
+    if namespace.enable_elastic_ep:
+        raise UsageError(
+            "--enable-elastic-ep is not supported: an engine that changes its size is warmed up "
+            "again while it serves, and nothing would prove what it can do then.",
+            remedy="leave out --enable-elastic-ep, or use `vllm serve` for it.",
+        )
+    has_ray = "ray" in {namespace.distributed_executor_backend, namespace.data_parallel_backend}
+    if has_ray and environment.get(_OLD_RAY_EXECUTOR, "1").strip() == "0":
+        raise UsageError(
+            f"{_OLD_RAY_EXECUTOR}=0 is not supported: that executor calls the model past the "
+            "worker, so that no step of the engine would be seen.",
+            remedy=f"unset {_OLD_RAY_EXECUTOR}.",
+        )
+
+
+def refuse_nodes(*, nodes: int, replicas: int, local_replicas: int | None) -> None:
+    """Check how an engine is spread; without `local_replicas` all of its replicas are here.
+
+    Ranks of a node that Holdfast did not start have vLLM's own workspace manager, and do not take
+    part in what our ranks agree on: a start would hang, and where it does not, they die of what
+    ours survive.
+
+    Raises:
+        UsageError: a part of the engine would run on another node.
+    """
+    if nodes > 1:
+        raise UsageError(
+            f"--nnodes {nodes} is not supported: the ranks of the other nodes would not be "
+            "Holdfast's, and those of this node would wait for them.",
+            remedy="leave out --nnodes, or use `vllm serve` on every node.",
+        )
+    if local_replicas is not None and local_replicas < replicas:
+        raise UsageError(
+            f"--data-parallel-size-local {local_replicas} of --data-parallel-size {replicas} is "
+            "not supported: the replicas of the other nodes would not be Holdfast's.",
+            remedy="give this node all replicas, or use `vllm serve` on every node.",
         )
 
 

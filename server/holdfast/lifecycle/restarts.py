@@ -65,17 +65,12 @@ class RestartBudget:
             if verdict.is_charged:  # the key has to wait for it, and nobody else
                 self._deaths.remove(one)
 
-    def wait_seconds(self, death: Death, *, is_restartable: bool) -> float:
+    def wait_seconds(self, death: Death) -> float:
         """How long to wait before the next start.
 
         Raises:
-            EngineLostError: the budget is spent, or this engine cannot be started again.
+            EngineLostError: the budget is spent.
         """
-        if not is_restartable:
-            raise EngineLostError(
-                f"the engine died: {death}, and one on several nodes is not started again.",
-                remedy="start all nodes again.",
-            )
         if death.cause == "requested":
             return 0.0
         recent = self._recent()

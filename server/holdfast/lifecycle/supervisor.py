@@ -79,7 +79,6 @@ class Supervisor:
         self._stop_requested = asyncio.Event()
         self._service: Service | None = None
         self._condemned: asyncio.Future[Death] | None = None
-        self._is_restartable = True
 
     @property
     def state(self) -> State:
@@ -145,8 +144,6 @@ class Supervisor:
         Raises:
             ConflictError: the state forbids it. NotReadyError: no engine serves or sleeps.
         """
-        if isinstance(order, RestartOrder):
-            self._require_restartable()
         return self._serving().take(order)
 
     def request_restart(self, reason: str) -> None:
@@ -159,7 +156,6 @@ class Supervisor:
         """
         is_there = self._condemned is not None and not self._condemned.done()
         if self._service is None and is_there and self.state is not State.DRAINING:
-            self._require_restartable()
             self._condemn(Death("requested", reason))
         else:
             self.order(RestartOrder(reason))
@@ -174,10 +170,6 @@ class Supervisor:
         if self._engine is None or self.state is not State.READY:
             raise ConflictError(f"the server is {self.state}: {self.reason}")
         return self._engine
-
-    def _require_restartable(self) -> None:
-        if not self._is_restartable:
-            raise ConflictError("an engine on several nodes is not started again by one of them")
 
     def _serving(self) -> Service:
         if self.state in {State.DRAINING, State.FAILED, State.STOPPED}:
@@ -212,7 +204,6 @@ class Supervisor:
         with timed("import", self._phases, self._progress):
             launcher = await self._with.load()
         self._calls = launcher.calls
-        self._is_restartable = launcher.is_restartable
         self._learning.open(launcher.fingerprint)
         while True:
             death = await self._one_life(launcher)
@@ -224,7 +215,7 @@ class Supervisor:
 
     async def _back_off(self, death: Death) -> None:
         """Wait before the next start; EngineLostError if there is not to be one."""
-        wait_seconds = self._restarts.wait_seconds(death, is_restartable=self._is_restartable)
+        wait_seconds = self._restarts.wait_seconds(death)
         if wait_seconds >= BROWNOUT_SECONDS:
             reason = f"requests ended too many engines, the next start is in {wait_seconds:.0f} s"
             self._standing.enter(State.RECOVERING, f"{reason}: {death}")
