@@ -77,8 +77,8 @@ class PlainDialect:
         del output
         return 1
 
-    def is_same_request(self, internal_id: str, request_id: str) -> bool:
-        return internal_id == request_id
+    def request_ids(self, internal_id: str) -> tuple[str, ...]:
+        return (internal_id,)
 
 
 @dataclass

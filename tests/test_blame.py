@@ -365,6 +365,58 @@ def test_a_crowd_that_leaves_makes_no_death_the_servers_own() -> None:
     on_the_bench(scene)
 
 
+def test_a_crowd_that_leaves_hides_nothing_that_the_engine_hangs_in() -> None:
+    """What is in the running step is kept, whoever comes and goes after it."""
+
+    async def scene(bench: Bench) -> None:
+        bench.calls.in_step = lambda: ("bad#1",)
+        bench.start().hold()
+        for number, prompt in enumerate(["bad", *["other"] * KEPT], start=1):
+            call = bench.call(f"{prompt}#{number}")
+            await bench.llm.until_received(number)
+            call.cancel()
+            await asyncio.wait({call})
+        assert bench.bury(named("bad#1", cause="stall")).explained == 1
+
+    on_the_bench(scene)
+
+
+def test_what_left_long_before_a_death_without_names_is_no_suspect_of_it() -> None:
+    """The engine was done with it."""
+    clock = FakeClock()
+
+    async def scene(bench: Bench) -> None:
+        bench.calls = Calls(PlainDialect(), clock=clock)
+        bench.start().hold()
+        innocent = bench.call("innocent")
+        await bench.llm.until_received(1)
+        innocent.cancel()
+        await asyncio.wait({innocent})
+        clock.now_seconds += TRIABLE_SECONDS + 1
+        bad = bench.call("bad")
+        await bench.llm.until_received(2)
+        assert bench.bury(RAISED).explained == 1
+        with lifted(SuspectedError):
+            await bad
+
+    on_the_bench(scene)
+
+
+def test_what_waits_for_its_turn_is_no_suspect() -> None:
+    """The engine has had nothing of it, so that the only one that it had is alone."""
+
+    async def scene(bench: Bench) -> None:
+        bench.calls.unsent = lambda _: frozenset({"waiting"})
+        (bad, waiting), verdict = await killed(bench, RAISED, ["bad", "waiting"], held=1)
+        assert verdict.explained == 1
+        with lifted(SuspectedError):
+            await bad
+        bench.start()
+        await waiting
+
+    on_the_bench(scene)
+
+
 def test_a_stream_that_kills_is_tried_without_its_client() -> None:
     """It cannot be made again for its client, but it can be tried."""
 

@@ -100,9 +100,9 @@ def test_a_request_is_known_by_the_name_the_engine_gives_it(request_id: str) -> 
     request = _request(request_id)
     InputProcessor.assign_request_id(request)
     child_id, _ = ParentRequest(request).get_child_info(1)
-    assert DIALECT.is_same_request(request.request_id, request_id)
-    assert DIALECT.is_same_request(child_id, request_id)
-    assert not DIALECT.is_same_request(request.request_id, request_id + "0")
+    assert request_id in DIALECT.request_ids(request.request_id)
+    assert request_id in DIALECT.request_ids(child_id)
+    assert request_id + "0" not in DIALECT.request_ids(request.request_id)
 
 
 def identity(prompt: Mapping[str, Any], **parameters: Any) -> str:

@@ -16,6 +16,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
+from holdfast.engine.dialect import VllmDialect
 from holdfast.engine.places import Places
 from holdfast.engine.tracked import REQUEST, Tracked
 from holdfast.engine.turns import Turns
@@ -175,6 +176,7 @@ def test_what_waits_for_its_turn_when_the_engine_dies_was_not_sent() -> None:
         await engine.until_sent(RUNNING - 1)
         engine.core.resources.engine_dead = True
         engine.llm.output_processor.propagate_error(EngineDeadError())
+        assert engine.turns.unsent(VllmDialect().request_ids) == {"b"}
         engine.turns.end(UnsentError)
         with pytest.raises(UnsentError):
             await waits

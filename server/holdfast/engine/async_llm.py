@@ -83,6 +83,10 @@ class AsyncEngine:
     def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
         return read_all(Path(self._spec.stats_directory), with_steps=with_steps)
 
+    def requests_in_step(self) -> frozenset[str]:
+        """What the engine calls the requests of the steps that run now."""
+        return frozenset(suspect.request_id for suspect in self.suspects() or ())
+
     @asynccontextmanager
     async def scheduling_held(self) -> AsyncIterator[None]:
         self._is_held = True

@@ -72,15 +72,20 @@ class Blame:
         dialect: Dialect,
         suspicions: Suspicions,
         *,
+        in_step: Callable[[], Iterable[str]],
         refused: Callable[[Call], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`refused` is told of each call that was given a refusal."""
+        """`refused` is told of each call that was given a refusal.
+
+        `in_step` says what the engine calls the requests of the steps that run now.
+        """
         self._dialect = dialect
         self.suspicions = suspicions
+        self._in_step = in_step
         self._refused = refused
         self._clock = clock
-        self._left: deque[tuple[float, Call]] = deque(maxlen=KEPT)
+        self._left: deque[tuple[float, Call]] = deque()
         self._triable: deque[tuple[float, Call]] = deque(maxlen=KEPT)
         """Those of them whose prompts are kept."""
         self._has_lost_some = False
@@ -99,7 +104,8 @@ class Blame:
         """Remember a call that ends while the engine has it."""
         self._forget_old()
         if not call.tracked.is_probe:
-            self._has_lost_some |= len(self._left) == KEPT
+            if len(self._left) == KEPT:
+                self._forget_one()
             self._left.append((self._clock(), call))
             self._triable.append((self._clock(), call))
 
@@ -110,18 +116,19 @@ class Blame:
         if tried is not None and self._inquiry is not None:
             return self._judge_trial(death, tried, self._inquiry)
         alive = list(present)
-        everybody = alive + [call for _, call in self._left]
+        left, has_lost_some = list(self._left), self._has_lost_some
         self._left.clear()
         self._triable.clear()
-        has_lost_some, self._has_lost_some = self._has_lost_some, False
-        if not everybody:
+        self._has_lost_some = False
+        if not alive and not left:
             return Verdict()
         self._inquiry = None
-        suspects, is_complete = self._suspects(death, everybody)
+        suspects, is_complete = self._suspects(death, alive, left)
         for call in alive:
             call.deaths += 1
         if not suspects:
             # One that nobody knows any more is a client's all the same.
+            has_lost_some |= death.suspects is None and bool(left)
             return Verdict(has_suspects=death.is_accusing and has_lost_some)
         return self._judge(death, suspects, alive, is_complete=is_complete)
 
@@ -158,34 +165,38 @@ class Blame:
 
     # Who may have done it
 
-    def _suspects(self, death: Death, calls: Sequence[Call]) -> tuple[list[Call], bool]:
+    def _suspects(
+        self, death: Death, alive: Sequence[Call], left: Sequence[tuple[float, Call]]
+    ) -> tuple[list[Call], bool]:
         """Those that may have caused a death, and whether nobody else may have."""
+        everybody = [*alive, *(call for _, call in left)]
         is_cured = death.cause == "workspace_rejection"
-        if not death.is_accusing or (is_cured and not any(call.deaths for call in calls)):
-            return [call for call in calls if call.deaths], True
+        if not death.is_accusing or (is_cured and not any(call.deaths for call in everybody)):
+            return [call for call in everybody if call.deaths], True
         if death.suspects is None:
-            return list(calls), True
-        named: list[Call] = []
+            # What left long before was in no step any more, unless that one has never ended.
+            since = self._clock() - TRIABLE_SECONDS
+            recent = [call for at, call in left if at >= since]
+            is_complete = death.cause != "stall" or len(recent) == len(left)
+            return [*alive, *recent], is_complete
+        return self._named(death.suspects, everybody)
+
+    def _named(self, suspects: Iterable[Suspect], calls: Iterable[Call]) -> tuple[list[Call], bool]:
+        by_name: dict[str, Call] = {}
+        for call in calls:
+            by_name.setdefault(call.request_id, call)
+        named: dict[Call, None] = {}
         is_complete = True
-        for suspect in death.suspects:
-            call = self._call_of(suspect, calls)
-            if call is not None and call not in named:
+        for suspect in suspects:
+            names = self._dialect.request_ids(suspect.request_id)
+            found = [by_name[name] for name in names if name in by_name]
+            if not found:
+                is_complete = is_complete and not suspect.is_in_last_step
+            elif (call := found[0]) not in named:
                 call.reached_tokens = suspect.reached_tokens
                 call.is_prefilling = suspect.is_prefill
-                named.append(call)
-            elif call is None and suspect.is_in_last_step:
-                is_complete = False
-        return named, is_complete
-
-    def _call_of(self, suspect: Suspect, calls: Iterable[Call]) -> Call | None:
-        return next(
-            (
-                call
-                for call in calls
-                if self._dialect.is_same_request(suspect.request_id, call.request_id)
-            ),
-            None,
-        )
+                named[call] = None
+        return list(named), is_complete
 
     # What is concluded
 
@@ -264,6 +275,13 @@ class Blame:
     def _digest(self, call: Call) -> str:
         call.digest = call.digest or self._dialect.identity(call.arguments)
         return call.digest
+
+    def _forget_one(self) -> None:
+        """The first that no running step has: a crowd must not hide what the engine hangs in."""
+        running = {name for one in self._in_step() for name in self._dialect.request_ids(one)}
+        found = (at for at, (_, call) in enumerate(self._left) if call.request_id not in running)
+        del self._left[next(found, 0)]
+        self._has_lost_some = True
 
     def _forget_old(self) -> None:
         now = self._clock()

@@ -46,8 +46,8 @@ class Dialect(Protocol):
     def new_tokens(self, output: Any) -> int:
         """Tokens of the answer that came with an output and with none before it."""
 
-    def is_same_request(self, internal_id: str, request_id: str) -> bool:
-        """Whether the engine's name of a request is that of a call with `request_id`."""
+    def request_ids(self, internal_id: str) -> tuple[str, ...]:
+        """The `request_id` of a call that the engine may have named so: one, or one of two."""
 
 
 @dataclass(slots=True, eq=False)

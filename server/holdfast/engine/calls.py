@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,8 @@ from holdfast.errors import (
     SuspectedError,
 )
 from holdfast.records import LOSS_REASONS, Death, LossReason
+
+Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
 
 LONGEST_NAME = 128
 """A longer name of a request, or one of other characters than ASCII's visible ones, is replaced."""
@@ -52,7 +54,13 @@ class Calls:
         self._in_engine = 0
         self._owed = 0
         self._suspicions = suspicions or Suspicions()
-        self._blame = Blame(dialect, self._suspicions, refused=_wake, clock=clock)
+        self._blame = Blame(
+            dialect,
+            self._suspicions,
+            in_step=lambda: self.in_step(),  # noqa: PLW0108 - it is set later
+            refused=_wake,
+            clock=clock,
+        )
         self._lost: dict[LossReason, int] = dict.fromkeys(LOSS_REASONS, 0)
         self.held = 0
         """Calls that wait for an engine."""
@@ -64,6 +72,10 @@ class Calls:
         """Whether somebody told the engine not to schedule, or to sleep."""
         self.gave_up: Callable[[], None] = lambda: None
         """Called when the engine gives requests up that nobody asked it to."""
+        self.in_step: Callable[[], Iterable[str]] = tuple
+        """What the engine calls the requests of the steps that run now."""
+        self.unsent: Unsent = lambda _: frozenset()
+        """The calls that wait for their turn, of which the engine has had nothing."""
 
     @property
     def lost(self) -> Mapping[LossReason, int]:
@@ -288,10 +300,13 @@ class Calls:
 
     def accuse(self, death: Death) -> Verdict:
         """Take in who may have caused a death, and say what it has shown."""
+        unsent = self.unsent(self._dialect.request_ids)
         present = [
             call
             for call in self._calls
-            if call.generation == self._generation and not call.tracked.is_probe
+            if call.generation == self._generation
+            and not call.tracked.is_probe
+            and call.request_id not in unsent
         ]
         return self._blame.accuse(death, present)
 

@@ -111,11 +111,11 @@ class VllmDialect:
         """All of its tokens: vLLM's routes ask for what is new, or for the whole at once."""
         return sum(len(getattr(one, "token_ids", None) or ()) for one in _completions(output))
 
-    def is_same_request(self, internal_id: str, request_id: str) -> bool:
+    def request_ids(self, internal_id: str) -> tuple[str, ...]:
         """vLLM appends `-` and 8 characters, and puts the index of a child and `_` before it."""
         name = internal_id.rpartition(_RANDOM_SEPARATOR)[0]
         index, _, rest = name.partition(_CHILD_SEPARATOR)
-        return request_id in {name, rest if index.isdigit() else name}
+        return (name, rest) if index.isdigit() else (name,)
 
 
 def _essential(parameters: Any) -> dict[str, Any]:

@@ -149,6 +149,8 @@ class EngineLauncher:
         engine.llm.take_turns(turns)
         self.proxy.use(engine.llm)
         self.calls.gave_up = engine.accuse_termination
+        self.calls.in_step = engine.requests_in_step
+        self.calls.unsent = turns.unsent
         self.calls.started(engine.llm, engine.generation)
         try:
             yield

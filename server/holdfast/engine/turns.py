@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from holdfast.engine.places import Places
@@ -97,6 +97,16 @@ class Turns:
         tracked.sequences -= 1
         if not tracked.sequences:
             tracked.engine_is_done()
+
+    def unsent(self, request_ids: Callable[[str], Iterable[str]]) -> frozenset[str]:
+        """The calls that have a sequence here, and none of them in the engine.
+
+        `request_ids` says which call a sequence may be of.
+        """
+        found: dict[bool, set[str]] = {False: set(), True: set()}
+        for name, sequence in self._sequences.items():
+            found[sequence.is_inside].update(request_ids(name))
+        return frozenset(found[False] - found[True])
 
     def end(self, error: Callable[[], Exception]) -> None:
         """The engine is gone: what waits, or comes later, gets an error."""
