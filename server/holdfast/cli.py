@@ -328,7 +328,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"--config: {path}: {error.strerror}.", remedy="name a readable YAML file."
         ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: also a date, bytes
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: also a number, bytes
         # Not its message, which quotes the file: a key may stand there.
         mark = getattr(error, "problem_mark", None)
         raise UsageError(
