@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from holdfast.records import MemoryKind
+from holdfast.workspace.device import DeviceReading
 from holdfast.workspace.memory import MemoryLedger, as_table, unexplained_bytes
 from holdfast.workspace.plan import MIB
 from holdfast.workspace.stats import StatsWriter, read_stats
@@ -24,11 +25,8 @@ class GpuLedger(MemoryLedger):
 
     used = 0
 
-    def used_bytes(self) -> int:
-        return self.used
-
-    def _total_bytes(self) -> int:
-        return 80 * 1024 * MIB
+    def _reading(self) -> DeviceReading:
+        return DeviceReading(80 * 1024 * MIB - self.used, 80 * 1024 * MIB)
 
 
 @pytest.fixture

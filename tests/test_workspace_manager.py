@@ -40,7 +40,7 @@ def test_a_reservation_fills_every_slot_from_any_thread() -> None:
     assert [held(manager, index).numel() for index in range(4)] == list(
         manager.slot_sizes().values()
     )
-    assert manager.total_size_bytes() == 10 * GRANULE
+    assert sum(manager.slot_sizes().values()) == 10 * GRANULE
 
 
 def test_reserving_again_changes_nothing() -> None:

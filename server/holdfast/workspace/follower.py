@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed
 from vllm.distributed.parallel_state import get_world_group
@@ -22,10 +21,10 @@ from vllm.platforms import current_platform
 from vllm.v1.worker import workspace
 
 from holdfast.records import StartPhase
+from holdfast.workspace.device import is_unified_memory, read_device
 from holdfast.workspace.manager import WorkspaceManager, bound_class
 from holdfast.workspace.memory import MemoryLedger, as_table
 from holdfast.workspace.plan import (
-    MIB,
     GrowthPolicy,
     Reservation,
     WorkspaceSpec,
@@ -36,9 +35,6 @@ from holdfast.workspace.reservers import ReserverContext, declared_terms
 from holdfast.workspace.reservers.lamport import lamport_bytes
 from holdfast.workspace.stats import StatsWriter
 from holdfast.workspace.suspects import StepRequests
-
-MEMORY_MARGIN_BYTES = 256 * MIB
-"""Left free on the device when ranks agree on how much each may grow."""
 
 _LEAVING = (SystemExit, KeyboardInterrupt)
 """How vLLM's worker obeys a signal in the middle of whatever it does: no failure of its own."""
@@ -82,7 +78,7 @@ class WorkerFollower:
                 workspace.init_workspace_manager(torch.device("cpu"), 1, 1)
             yield
         self._bind(self._manager)  # one that was there before
-        self._stats.unified_memory(is_unified=_is_unified_memory(self._worker.device))
+        self._stats.unified_memory(is_unified=is_unified_memory(self._worker.device))
         self._follow("load_model", self._loading)
         self._follow("determine_available_memory", self._sizing)
         self._follow("initialize_from_config", self._caching)
@@ -215,6 +211,7 @@ class WorkerFollower:
     def _sizing(self, call: Callable[[], int]) -> int:
         self._phase("kv_sizing")
         self._reserve()
+        self._ledger.sizing()
         available_bytes = call()
         self._ledger.sized(workspace_bytes=self._manager.books.held_bytes)
         if self._vllm_config.cache_config.kv_cache_memory_bytes is None:
@@ -222,11 +219,14 @@ class WorkerFollower:
         return self._deduct(available_bytes)
 
     def _deduct(self, given_bytes: int) -> int:
-        """A given KV cache size bypasses vLLM's sizing, which would have seen the reservation."""
-        reserved_bytes = self._manager.total_size_bytes()
+        """A given KV cache size bypasses vLLM's sizing, which would have seen the reservation.
+
+        Without us workspaces would have grown to what was asked of them, beside the given size.
+        """
+        reserved_bytes = self._manager.unasked_bytes()
         if reserved_bytes >= given_bytes:
             raise ValueError(
-                f"the workspaces take {reserved_bytes} bytes, and the KV cache was given only "
+                f"the workspaces reserve {reserved_bytes} bytes, and the KV cache was given only "
                 f"{given_bytes} bytes: raise --kv-cache-memory-bytes (VLLM_CPU_KVCACHE_SPACE)"
             )
         return given_bytes - reserved_bytes
@@ -273,7 +273,8 @@ class WorkerFollower:
         manager = self._manager
         sizes = manager.slot_sizes()
         wanted_bytes = growth_limit_bytes(self._spec.growth_limit_bytes, sizes)
-        free_bytes = max(0, _free_bytes(self._worker.device) - MEMORY_MARGIN_BYTES)
+        reading = read_device(self._worker.device)
+        free_bytes = reading.growable_bytes(self._ledger.activation_peak_bytes)
         manager.lock(limit_bytes=_smallest(min(wanted_bytes, free_bytes)))
 
 
@@ -299,16 +300,3 @@ def _reduced(values: list[int], operation: Any) -> list[int]:
     tensor = torch.tensor(values, dtype=torch.int64)
     torch.distributed.all_reduce(tensor, op=operation, group=group.cpu_group)
     return [int(value) for value in tensor.tolist()]
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
-
-
-def _is_unified_memory(device: torch.device) -> bool:
-    """Whether filling the device's memory fills the host's, as on GB10 and on the CPU."""
-    if device.type == "cuda":
-        return bool(torch.cuda.get_device_properties(device).is_integrated)
-    return str(device.type) == "cpu"

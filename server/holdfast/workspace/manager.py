@@ -97,9 +97,11 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         """The current size of each slot in bytes."""
         return dict(zip(self.slots, self.books.size_bytes, strict=True))
 
-    def total_size_bytes(self) -> int:
-        """The current size of all slots together."""
-        return sum(self.books.size_bytes)
+    def unasked_bytes(self) -> int:
+        """What the slots hold beyond the largest request of each: reserved, and not yet needed."""
+        books = self.books
+        sizes = zip(books.size_bytes, books.high_water_bytes, strict=True)
+        return sum(max(0, size_bytes - needed_bytes) for size_bytes, needed_bytes in sizes)
 
     # Life
 

@@ -15,6 +15,7 @@ import torch
 from vllm import envs
 
 from holdfast.records import MEMORY_KINDS, MemoryKind
+from holdfast.workspace.device import DeviceReading, read_device
 from holdfast.workspace.footprint import tensor_bytes
 from holdfast.workspace.plan import MIB
 
@@ -43,6 +44,7 @@ class MemoryLedger:
     def __init__(self, worker: Any, sink: MemorySink) -> None:
         self._worker = worker
         self._sink = sink
+        self._is_peak_reset = False
         self.sizes: dict[MemoryKind, int] = {}
 
     def loaded(self, *, made_workspace_bytes: int) -> None:
@@ -53,6 +55,17 @@ class MemoryLedger:
         usage_bytes = getattr(self._worker.model_runner, "model_memory_usage", None)
         if usage_bytes is not None:
             self._enter("weights", int(usage_bytes) - made_workspace_bytes)
+
+    @property
+    def activation_peak_bytes(self) -> int:
+        """What a step takes beyond what is held for good; 0 where nobody measured it."""
+        return self.sizes.get("activation_peak", 0)
+
+    def sizing(self) -> None:
+        """Told before the KV cache is sized: the peak of the activations counts from here."""
+        if not self._is_on_cpu:
+            torch.accelerator.reset_peak_memory_stats(self._worker.device)
+            self._is_peak_reset = True
 
     def sized(self, *, workspace_bytes: int) -> None:
         """Enter what the sizing of the KV cache found out."""
@@ -66,6 +79,8 @@ class MemoryLedger:
         peak_bytes = getattr(worker, "peak_activation_memory", None)
         if peak_bytes is not None:
             self._enter("activation_peak", int(peak_bytes) - _applied_estimate_bytes(worker))
+        elif self._is_peak_reset:  # vLLM runs a step, but measures none, for a given KV cache size
+            self._enter("activation_peak", self._reading().transient_peak_bytes)
 
     def captured(self, size_bytes: object) -> None:
         """Enter what `capture_model` says the graphs take; it says 0 if it captured none."""
@@ -84,23 +99,20 @@ class MemoryLedger:
         )
         if budget_bytes is not None:
             self._enter("budget", int(budget_bytes))
-        self._enter("total", self._total_bytes())
+        self._enter("total", self._reading().total_bytes)
 
     def used_bytes(self) -> int:
-        """The device's own reading."""
+        """The device's own reading; on the CPU what is resident of this process."""
         if self._is_on_cpu:
             return int(psutil.Process().memory_info().rss)
-        free_bytes, total_bytes = torch.accelerator.get_memory_info(self._worker.device)
-        return int(total_bytes) - int(free_bytes)
+        return self._reading().used_bytes
 
     @property
     def _is_on_cpu(self) -> bool:
         return bool(self._worker.device.type == "cpu")
 
-    def _total_bytes(self) -> int:
-        if self._is_on_cpu:
-            return int(psutil.virtual_memory().total)
-        return int(torch.accelerator.get_memory_info(self._worker.device)[1])
+    def _reading(self) -> DeviceReading:
+        return read_device(self._worker.device)
 
     def _enter(self, kind: MemoryKind, size_bytes: int) -> None:
         # A difference of two readings can fall below zero, and a size cannot.

@@ -1,0 +1,119 @@
+"""How much may workspaces grow after the lock? What vLLM itself takes for free on each device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from vllm.utils.mem_utils import MemorySnapshot
+
+from gpu_paths.fake_memory import DEVICE, GIB, FakeMemory, gb10
+from gpu_paths.followed_worker import (
+    FakeWorker,
+    config,
+    followed,
+    growth_limit_bytes,
+    manager,
+    stats,
+)
+from holdfast.workspace.device import MARGIN_BYTES, is_unified_memory
+from holdfast.workspace.plan import MIB
+from managers import view
+
+NO_LIMIT_OF_ITS_OWN_BYTES = 200 * GIB
+"""A reservation whose default limit is larger than any of these devices."""
+
+
+def start(worker: FakeWorker) -> None:
+    """From the weights to the lock."""
+    worker.load_model()
+    worker.determine_available_memory()
+    worker.compile_or_warm_up_model()
+
+
+@pytest.mark.parametrize(
+    "memory", [FakeMemory(), gb10(page_cache_bytes=0), gb10(page_cache_bytes=49 * GIB)]
+)
+def test_the_limit_is_what_vllm_takes_for_free(
+    memory: FakeMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GB10 the page cache of the weights is memory that a growth may have."""
+    memory.install(monkeypatch)
+    with followed(tmp_path, monkeypatch, floor_bytes=NO_LIMIT_OF_ITS_OWN_BYTES) as worker:
+        start(worker)
+        free_bytes = MemorySnapshot(device=DEVICE).free_memory
+        assert growth_limit_bytes() == free_bytes - MARGIN_BYTES
+
+
+def test_a_gb10_with_a_full_page_cache_still_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver says that nothing is free, and it is."""
+    gb10(page_cache_bytes=50 * GIB).install(monkeypatch)
+    with followed(tmp_path, monkeypatch, floor_bytes=2 * MIB) as worker:
+        start(worker)
+        assert view(manager(), 100 * MIB).numel() == 100 * MIB
+    assert stats(tmp_path).growths["locked"] == 1
+
+
+@pytest.mark.parametrize("memory", [FakeMemory(), gb10(page_cache_bytes=49 * GIB)])
+def test_the_ledger_counts_as_vllm_does(
+    memory: FakeMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page cache is nobody's memory, so that it does not stand under `non_torch`."""
+    memory.install(monkeypatch)
+    with followed(tmp_path, monkeypatch) as worker:
+        worker.model_runner.model_memory_usage = 5 * GIB
+        start(worker)
+        in_use_bytes = MemorySnapshot(device=DEVICE).cuda_memory
+    assert stats(tmp_path).memory["non_torch"] == in_use_bytes - 5 * GIB
+    assert stats(tmp_path).memory["total"] == memory.total_bytes
+
+
+@pytest.mark.parametrize("is_integrated", [True, False])
+def test_the_rank_says_whether_its_memory_is_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_integrated: bool
+) -> None:
+    """By the property that vLLM's platform reads."""
+    FakeMemory(is_integrated=is_integrated).install(monkeypatch)
+    assert is_unified_memory(DEVICE) == is_integrated
+    with followed(tmp_path, monkeypatch):
+        assert stats(tmp_path).is_unified_memory == is_integrated
+
+
+@pytest.mark.parametrize(
+    ("cached_bytes", "claimed_bytes"), [(0, 8 * GIB), (3 * GIB, 5 * GIB), (9 * GIB, 0)]
+)
+def test_the_limit_leaves_the_activations_their_peak(
+    cached_bytes: int, claimed_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the lock it looks free, but for what torch's cache still holds of it."""
+    memory = FakeMemory(allocated_bytes=20 * GIB, reserved_bytes=20 * GIB + cached_bytes)
+    memory.install(monkeypatch)
+    with followed(tmp_path, monkeypatch, floor_bytes=NO_LIMIT_OF_ITS_OWN_BYTES) as worker:
+        # As vLLM's profile leaves them: the graphs are captured by the time of the lock.
+        worker.peak_activation_memory = 10 * GIB
+        worker.cudagraph_memory_estimate = 2 * GIB
+        start(worker)
+        assert growth_limit_bytes() == memory.free_bytes - claimed_bytes - MARGIN_BYTES
+
+
+def test_the_peak_is_measured_where_vllm_measures_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a given KV cache size vLLM runs the largest step, and looks at nothing."""
+    memory = FakeMemory(allocated_bytes=20 * GIB, reserved_bytes=20 * GIB, peak_bytes=70 * GIB)
+    memory.install(monkeypatch)
+
+    def profile() -> None:
+        memory.peak_bytes = memory.allocated_bytes + 4 * GIB
+
+    given = config(kv_cache_memory_bytes=900 * GIB)
+    with followed(
+        tmp_path, monkeypatch, vllm_config=given, floor_bytes=NO_LIMIT_OF_ITS_OWN_BYTES
+    ) as worker:
+        worker.profile = profile
+        start(worker)
+        assert growth_limit_bytes() == memory.free_bytes - 4 * GIB - MARGIN_BYTES
+    assert memory.peak_resets == 1
+    assert stats(tmp_path).memory["activation_peak"] == 4 * GIB
