@@ -36,6 +36,7 @@ from holdfast.engine.grammars.patience import LOOK_SECONDS, Patience, patiently
 from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import keep_native_code_out, validate_without_xgrammar
 from holdfast.engine.tracked import REQUEST, Tracked
+from placed import APlace
 
 # vLLM gives xgrammar an argument that it does not need any more.
 pytestmark = pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning")
@@ -273,6 +274,41 @@ def test_a_grammar_that_takes_too_long_is_refused() -> None:
             await check(asked, "sleep 3600")
         with pytest.raises(VLLMValidationError, match="GiB of memory"):
             await check(asked, "grow")
+        pool.stop()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_request_has_no_place_while_its_grammar_is_tried() -> None:
+    """A host of slow ones keeps no place from others; what is known already keeps its own."""
+
+    async def scene() -> list[str]:
+        asked, pool = scripted()
+        place = APlace()
+        REQUEST.set(Tracked("one", "key", place=place))
+        trying = asyncio.create_task(asked.check(StructuredOutputsParams(regex="sleep 0.1")))
+        await place.given.wait()
+        assert not trying.done()
+        await trying
+        await asked.check(StructuredOutputsParams(regex="sleep 0.1"))
+        pool.stop()
+        return place.said
+
+    assert asyncio.run(scene()) == ["given", "taken"]
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_short_trial_whose_turn_does_not_come_may_be_sent_again() -> None:
+    """Nobody waits for ever behind the grammars of others."""
+
+    async def scene() -> None:
+        asked, pool = scripted(1.0)
+        slow = [asyncio.create_task(check(asked, f"sleep 60.{n}")) for n in range(8)]
+        found = await asyncio.gather(*slow, return_exceptions=True)
+        late = [one for one in found if isinstance(one, GracefulHTTPError)]
+        assert {one.http_status for one in late} == {HTTPStatus.SERVICE_UNAVAILABLE}
+        assert any(isinstance(one, VLLMValidationError) for one in found)
         pool.stop()
 
     asyncio.run(scene())

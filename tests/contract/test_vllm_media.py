@@ -36,6 +36,8 @@ from vllm.multimodal.media.image import ImageMediaIO
 
 from holdfast.engine.media import REDIRECTS_VARIABLE, guard_media
 from holdfast.engine.public_fetch import is_public, public_socket
+from holdfast.engine.tracked import REQUEST, Tracked
+from placed import APlace
 
 DEADLINE_SECONDS = 30
 SESSION = (
@@ -280,6 +282,25 @@ def test_a_tar_pit_is_left(
 
     found = asyncio.run(all_of_them())
     assert {type(one) for one in found} == {VLLMUnprocessableEntityError}
+
+
+def test_a_request_has_no_place_while_a_host_is_asked(
+    host: http.server.ThreadingHTTPServer,
+) -> None:
+    """A host of tar pits keeps no place from others; what came in the body is asked of nobody."""
+    place = APlace()
+
+    async def all_of_them() -> None:
+        REQUEST.set(Tracked("one", place=place))
+        of_one_request = connector("127.0.0.1")
+        await of_one_request.fetch_image_async(as_data(picture()))
+        assert not place.said
+        urls = [url_of(host, "picture")] * 3
+        await asyncio.gather(*(of_one_request.fetch_image_async(url) for url in urls))
+
+    asyncio.run(all_of_them())
+    assert set(place.said[:-1]) == {"given"}
+    assert place.said[-1] == "taken"
 
 
 def test_no_more_is_read_than_a_request_may_fetch(

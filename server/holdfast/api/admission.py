@@ -150,14 +150,24 @@ class Admission:
             ticket = line.join(key, needs_place=work != "none")
             self._idle.clear()
         ticket.work = work
-        if ticket.standing == "waiting" and (self._follower is None or self._follower.done()):
-            self._follower = asyncio.create_task(self._follow(), name="line")
+        self._follow_for(ticket)
         return ticket
 
     def begin(self, ticket: Ticket) -> None:
         """A request that was called goes on; how long it takes is known when it leaves."""
         if self._overload.max_requests_per_key and ticket.key and ticket.needs_place:
             self.durations.begin(ticket.key, ticket)
+
+    def set_aside(self, ticket: Ticket) -> None:
+        """A request waits for something else than the engine: others have its place meanwhile."""
+        self._line_of(ticket).set_aside(ticket)
+
+    async def come_back(self, ticket: Ticket) -> None:
+        """Return when a request that was set aside has a place again, or is refused one."""
+        self._look()
+        self._line_of(ticket).come_back(ticket)
+        self._follow_for(ticket)
+        await self.until_settled(ticket)
 
     def release(self, ticket: Ticket) -> None:
         """The engine is done with a request, whose client may read its answer for long still."""
@@ -245,6 +255,10 @@ class Admission:
         """See whether the line moves: in READY, and in a drain if it moved before."""
         state = self.view.state
         self._is_moving = state in SERVING or (self._is_moving and state is State.DRAINING)
+
+    def _follow_for(self, ticket: Ticket) -> None:
+        if ticket.standing == "waiting" and (self._follower is None or self._follower.done()):
+            self._follower = asyncio.create_task(self._follow(), name="line")
 
     async def _follow(self) -> None:
         """While somebody waits, have the line follow the state."""

@@ -103,6 +103,8 @@ class Gate:
                 if work == "engine":
                     self._admission.waits.count(waited_seconds)
                     tracked.engine_is_done = partial(self._admission.release, ticket)
+                if work != "none":
+                    tracked.place = _Place(self._admission, ticket)
                 await self._let_in(scope, receive, send, tracked)
             else:
                 await self._refuse(ticket, scope, receive, send)
@@ -110,16 +112,7 @@ class Gate:
             self._admission.leave(ticket)
 
     async def _refuse(self, ticket: Ticket, scope: Scope, receive: Receive, send: Send) -> None:
-        self._admission.count_refusal(ticket.refusal)
-        error: NotReadyError | OverloadedError
-        if ticket.refusal in _OVERLOADS:
-            error = OverloadedError(
-                _OVERLOADS[ticket.refusal],
-                retry_after_seconds=self._admission.retry_after_seconds(ticket),
-            )
-        else:
-            error = _not_ready(self._admission.view)
-        await self._turn_away(error, scope, receive, send)
+        await self._turn_away(_refused(self._admission, ticket), scope, receive, send)
 
     async def _turn_away(
         self, error: NotReadyError | OverloadedError, scope: Scope, receive: Receive, send: Send
@@ -148,6 +141,32 @@ class Gate:
         if len(kept) == len(headers):
             return scope, False
         return {**scope, "headers": kept}, self._admission.is_probe(scope)
+
+
+class _Place:
+    """`tracked.Place` of a request that was called."""
+
+    def __init__(self, admission: Admission, ticket: Ticket) -> None:
+        self._admission = admission
+        self._ticket = ticket
+
+    def give(self) -> None:
+        self._admission.set_aside(self._ticket)
+
+    async def take(self) -> None:
+        await self._admission.come_back(self._ticket)
+        if self._ticket.standing == "refused":
+            raise _refused(self._admission, self._ticket)
+
+
+def _refused(admission: Admission, ticket: Ticket) -> NotReadyError | OverloadedError:
+    admission.count_refusal(ticket.refusal)
+    if ticket.refusal in _OVERLOADS:
+        return OverloadedError(
+            _OVERLOADS[ticket.refusal],
+            retry_after_seconds=admission.retry_after_seconds(ticket),
+        )
+    return _not_ready(admission.view)
 
 
 def _suspended(seconds: float) -> KeySuspendedError:

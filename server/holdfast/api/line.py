@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
 from holdfast.api.service_rate import ServiceRate
@@ -33,6 +34,8 @@ class Ticket:
     work: Work = "engine"
     standing: Standing = "waiting"
     has_place: bool = False
+    has_come_back: bool = False
+    """Whether it waits once more, after it was set aside."""
     refusal: RefusalReason = "not_ready"
     """Why it is refused, if it is."""
     _stirred: asyncio.Event = field(default_factory=asyncio.Event)
@@ -114,14 +117,38 @@ class Line:
             self.inside -= 1
             self._forget(ticket.key)
         ticket.standing = "gone"
-        self._take_back(ticket)
+        if ticket.has_place:
+            self._take_back(ticket)
+            self.rate.done()
         self.advance()
 
     def release(self, ticket: Ticket) -> None:
-        """Give the place of a ticket to the next, though it has not left. Once is enough."""
+        """Give the place of a ticket, whose work is done, to the next, though it has not left."""
+        if ticket.has_place:
+            self._take_back(ticket)
+            self.rate.done()
+            self.advance()
+
+    def set_aside(self, ticket: Ticket) -> None:
+        """Give the place of a ticket to the next, until it comes back for one."""
         if ticket.has_place:
             self._take_back(ticket)
             self.advance()
+
+    def come_back(self, ticket: Ticket) -> None:
+        """Have a ticket that was set aside wait for a place, before all others of its key."""
+        if ticket.standing != "called" or ticket.has_place:
+            return
+        if self._queues:
+            self.advance()
+        self.inside -= 1
+        if self._has_place_for(ticket.key):
+            self._call(ticket)
+        else:
+            ticket.standing = "waiting"
+            self._append(ticket)
+            _bring_forward(ticket, self._queues[ticket.key])
+        self._note_saturation()
 
     def advance(self) -> None:
         """Call whoever may go on now."""
@@ -173,16 +200,15 @@ class Line:
             self._placed += 1
             self._placed_of[ticket.key] += 1
         ticket.standing = "called"
+        ticket.has_come_back = False
         ticket.stir()
 
     def _take_back(self, ticket: Ticket) -> None:
-        if ticket.has_place:
-            ticket.has_place = False
-            self._placed -= 1
-            self._placed_of[ticket.key] -= 1
-            if not self._placed_of[ticket.key]:
-                del self._placed_of[ticket.key]
-            self.rate.done()
+        ticket.has_place = False
+        self._placed -= 1
+        self._placed_of[ticket.key] -= 1
+        if not self._placed_of[ticket.key]:
+            del self._placed_of[ticket.key]
 
     def _append(self, ticket: Ticket) -> None:
         self.waiting += 1
@@ -233,6 +259,14 @@ def _next(queues: Queues, key: str) -> Ticket:
     else:
         del queues[key]
     return ticket
+
+
+def _bring_forward(ticket: Ticket, queue: Queue) -> None:
+    """To before those who wait for the first time, and behind those who came back earlier."""
+    earlier = list(takewhile(lambda one: one.has_come_back, queue))
+    ticket.has_come_back = True
+    for one in reversed((*earlier, ticket)):
+        queue.move_to_end(one, last=False)
 
 
 def _refuse(ticket: Ticket, reason: RefusalReason) -> None:

@@ -44,6 +44,7 @@ from vllm.multimodal.media.video import VideoMediaIO
 from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 from yarl import URL
 
+from holdfast.engine.absence import away_from_engine
 from holdfast.engine.public_fetch import PublicConnection
 
 logger = logging.getLogger("holdfast.media")
@@ -171,12 +172,13 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
     async def load_from_url_async(
         self, url: str, media_io: Any, *, fetch_timeout: int | None = None
     ) -> Any:
-        """As `load_from_url`."""
+        """As `load_from_url`; while a host is asked, the request has no place in the engine."""
         bounded = self._bounded(media_io)
         if not self._is_fetched(url):
             return await super().load_from_url_async(url, bounded, fetch_timeout=fetch_timeout)
-        with _one_error(url):
-            return await super().load_from_url_async(url, bounded, fetch_timeout=fetch_timeout)
+        async with away_from_engine():
+            with _one_error(url):
+                return await super().load_from_url_async(url, bounded, fetch_timeout=fetch_timeout)
 
     def _is_fetched(self, url: str) -> bool:
         """Whether a host is asked for it; ValueError if that is none of those that are listed."""

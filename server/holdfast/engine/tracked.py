@@ -7,11 +7,25 @@ the context of the task.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+
+class Place(Protocol):
+    """What a request holds while the engine works for it."""
+
+    def give(self) -> None:
+        """Let the next have it. Once is enough."""
+
+    async def take(self) -> None:
+        """Return when there is one again; at once if it has one.
+
+        Raises:
+            NotReadyError: the gate was closed for too long. OverloadedError: too many wait.
+        """
 
 
 @dataclass(slots=True)
@@ -58,6 +72,31 @@ class Tracked:
     """How many sequences of it the engine has, or is to have when it is their turn."""
     engine_is_done: Callable[[], None] = lambda: None
     """Called when the engine has no sequence of it any more, however slowly its client reads."""
+
+    place: Place | None = None
+    """None where none is counted."""
+    absences: int = 0
+    """How many steps of it wait for something else than the engine."""
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """While entered, it waits for something else than the engine, and others have its place.
+
+        With its last such step it waits for a place again, unless the step failed.
+
+        Raises:
+            NotReadyError, OverloadedError: there is none, see `Place.take`.
+        """
+        self.absences += 1
+        if self.place is not None:
+            self.place.give()
+        try:
+            yield
+        finally:
+            self.absences -= 1
+        if self.place is not None and not self.absences:
+            with self.waiting():
+                await self.place.take()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 A grammar is tried for a second; one that needs longer waits for a turn of its own, of which a key
 has one at a time, and the place stays taken for as long as EngineCore will need for it in turn. So
-the grammars that everybody sends never wait for long behind the slow ones of one client.
+the grammars that everybody sends never wait for long behind the slow ones of one client. A request
+whose grammar is tried holds no place in the engine meanwhile.
 
 Verdicts are remembered by digest: a schema that is sent with each request costs some microseconds.
 """
@@ -18,13 +19,13 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 import psutil
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
+from holdfast.engine.absence import away_from_engine
 from holdfast.engine.exit_codes import signal_name
 from holdfast.engine.grammars.compiling import Compiler
 from holdfast.engine.grammars.lanes import Lane
@@ -101,7 +102,11 @@ class Grammars:
         constraint._backend_was_auto = verdict.was_auto  # noqa: SLF001 - as above
 
     async def verdict(self, grammar: bytes) -> Verdict:
-        """What is known of a grammar, or what a worker says of it."""
+        """What is known of a grammar, or what a worker says of it.
+
+        Raises:
+            GracefulHTTPError: as `check` does.
+        """
         digest = hashlib.sha256(grammar).digest()
         if (known := self._remembered(digest)) is not None:
             return known
@@ -112,10 +117,8 @@ class Grammars:
             task.add_done_callback(partial(self._ended, digest))
         trial.waiting += 1
         try:
-            return await asyncio.shield(trial.task)
-        except NotReadyError as error:
-            tracked_request().may_be_retried = True
-            raise GracefulHTTPError(error.cause, HTTPStatus(error.http_status)) from error
+            async with away_from_engine():
+                return await asyncio.shield(trial.task)
         finally:
             trial.waiting -= 1
 
@@ -130,7 +133,7 @@ class Grammars:
     async def _quickly(self, digest: bytes, grammar: bytes, key: str) -> Verdict | None:
         """The verdict of a short trial; None if it takes longer."""
         limit_seconds = min(QUICK_SECONDS, self.timeout_seconds)
-        await self._quick.take(key)
+        await self._turn(self._quick, key)
         try:
             self._require_somebody(digest)
             answer = await self._pool.ask(grammar, limit_seconds)
@@ -141,19 +144,8 @@ class Grammars:
         return self._judged(answer)
 
     async def _slowly(self, digest: bytes, grammar: bytes, key: str) -> Verdict:
-        """The verdict of a trial as long as any may take, when it is the key's turn.
-
-        Raises:
-            NotReadyError: others' slow grammars, or the key's own, come first for too long.
-        """
-        try:
-            async with asyncio.timeout(self.timeout_seconds):
-                await self._slow.take(key)
-        except TimeoutError:
-            raise NotReadyError(
-                "The grammar takes long to compile, and others that do are before it.",
-                retry_after_seconds=int(self.timeout_seconds),
-            ) from None
+        """The verdict of a trial as long as any may take, when it is the key's turn."""
+        await self._turn(self._slow, key)
         seconds = 0.0
         try:
             self._require_somebody(digest)
@@ -164,6 +156,21 @@ class Grammars:
         finally:
             # EngineCore compiles it once more, and has few threads for that.
             asyncio.get_running_loop().call_later(seconds, partial(self._slow.give, key))
+
+    async def _turn(self, lane: Lane, key: str) -> None:
+        """Take a place of a lane.
+
+        Raises:
+            NotReadyError: the grammars of others, or the key's own, come first for too long.
+        """
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await lane.take(key)
+        except TimeoutError:
+            raise NotReadyError(
+                "The grammar has to be tried, and for long others have come before it.",
+                retry_after_seconds=int(self.timeout_seconds),
+            ) from None
 
     def _judged(self, answer: Answer) -> Verdict:
         until_seconds = asyncio.get_running_loop().time() + REFUSALS_SECONDS
