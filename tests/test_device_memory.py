@@ -7,7 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from holdfast.engine.device_memory import MARGIN_BYTES, DeviceMemory, device_memory
+from holdfast.engine.device_memory import (
+    MARGIN_BYTES,
+    DeviceMemory,
+    TakenMemory,
+    device_memory,
+)
 from holdfast.workspace.plan import MIB
 
 BEFORE_BYTES = 1000 * MIB
@@ -21,9 +26,11 @@ class Readings:
         self._readings = list(readings)
         self.taken = 0
 
-    def __call__(self) -> int | None:
+    def __call__(self) -> TakenMemory | None:
         self.taken += 1
-        return self._readings.pop(0) if len(self._readings) > 1 else self._readings[0]
+        more = len(self._readings) > 1
+        used_bytes = self._readings.pop(0) if more else self._readings[0]
+        return None if used_bytes is None else TakenMemory(used_bytes)
 
 
 async def two_starts(readings: Readings, deadline_seconds: float) -> None:
@@ -65,4 +72,4 @@ def test_a_device_of_which_nothing_is_known_is_not_waited_for(readings: list[int
 
 def test_the_cpu_has_its_memory_back_when_the_process_is_gone() -> None:
     """On a machine without a GPU nothing is asked."""
-    asyncio.run(device_memory(1).until_returned())
+    asyncio.run(device_memory(None).until_returned())

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import psutil
 from vllm.platforms import current_platform
@@ -19,18 +22,28 @@ from vllm.third_party import pynvml
 from holdfast.workspace.plan import MIB
 
 MARGIN_BYTES = 512 * MIB
-"""What neighbours on the device, or the host's own processes, may take meanwhile."""
+"""What neighbours on the device may take meanwhile."""
+HOST_MARGIN_SHARE = 0.03
+"""Of the host's memory: what its other processes may take meanwhile, where the device has that."""
 POLL_SECONDS = 0.2
 RETURN_DEADLINE_SECONDS = 30.0
 
 logger = logging.getLogger("holdfast.engine")
 
 
+@dataclass(frozen=True, slots=True)
+class TakenMemory:
+    """What is taken of the devices, and how much more may be without being the dead engine's."""
+
+    used_bytes: int
+    margin_bytes: int = MARGIN_BYTES
+
+
 class DeviceMemory:
     """The memory that is taken, compared with what was before the first engine."""
 
-    def __init__(self, used_bytes: Callable[[], int | None]) -> None:
-        self._used_bytes = used_bytes
+    def __init__(self, read: Callable[[], TakenMemory | None]) -> None:
+        self._read = read
         self._baseline_bytes: int | None = None
 
     async def until_returned(self, deadline_seconds: float = RETURN_DEADLINE_SECONDS) -> None:
@@ -38,45 +51,70 @@ class DeviceMemory:
 
         A neighbour that took it is no reason not to try: vLLM says what it lacks.
         """
-        used_bytes = await asyncio.to_thread(self._used_bytes)
-        if self._baseline_bytes is None or used_bytes is None:
-            self._baseline_bytes = used_bytes
+        taken = await asyncio.to_thread(self._read)
+        if self._baseline_bytes is None or taken is None:
+            self._baseline_bytes = None if taken is None else taken.used_bytes
             return
         deadline = time.monotonic() + deadline_seconds
-        while used_bytes is not None and used_bytes > self._baseline_bytes + MARGIN_BYTES:
+        while taken is not None:
+            more_bytes = taken.used_bytes - self._baseline_bytes
+            if more_bytes <= taken.margin_bytes:
+                return
             if time.monotonic() > deadline:
-                more = (used_bytes - self._baseline_bytes) // MIB
-                logger.warning("%d MiB more are taken than before the first engine", more)
+                logger.warning(
+                    "%d MiB more are taken than before the first engine", more_bytes // MIB
+                )
                 return
             await asyncio.sleep(POLL_SECONDS)
-            used_bytes = await asyncio.to_thread(self._used_bytes)
+            taken = await asyncio.to_thread(self._read)
 
 
-def device_memory(engine_devices: int) -> DeviceMemory:
-    """That of the devices that an engine of so many local ranks uses."""
+def device_memory(parallel_config: Any) -> DeviceMemory:
+    """That of the devices that the engines of this host use."""
     if not current_platform.is_cuda():
         return DeviceMemory(lambda: None)
-    devices = [current_platform.device_id_to_physical_device_id(i) for i in range(engine_devices)]
-    return DeviceMemory(lambda: _used_bytes(devices))
+    names = _names(parallel_config)
+    return DeviceMemory(lambda: _taken(names))
 
 
-def _used_bytes(devices: Iterable[int]) -> int | None:
+def _names(parallel_config: Any) -> tuple[str, ...]:
+    """The NVML index or the UUID of each device that a rank on this host gets.
+
+    As vLLM's workers choose them: `--device-ids` if given, else what `CUDA_VISIBLE_DEVICES` lists,
+    else all; local rank r of local engine e gets entry e x (ranks of an engine) + r. Where fewer
+    are listed than there are ranks, as under Ray, the others run where nobody here can ask.
+    """
+    engines = max(1, int(parallel_config.data_parallel_size_local))
+    count = int(parallel_config.local_world_size) * engines
+    assigned = parallel_config.assigned_physical_gpu_ids
+    if assigned:
+        return tuple(str(index) for index in assigned[:count])
+    listed = os.environ.get(current_platform.device_control_env_var, "")
+    if listed:
+        return tuple(name.strip() for name in listed.split(","))[:count]
+    return tuple(str(index) for index in range(count))
+
+
+def _taken(names: Iterable[str]) -> TakenMemory | None:
     """By NVML; the host's where the device has none of its own, as on GB10. None if unknown."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
     try:
-        return sum(_used_bytes_of(device) for device in devices)
+        return TakenMemory(sum(_used_bytes(name) for name in names))
     except pynvml.NVMLError_NotSupported:
         memory = psutil.virtual_memory()
-        return int(memory.total - memory.available)
+        return TakenMemory(
+            int(memory.total - memory.available), int(memory.total * HOST_MARGIN_SHARE)
+        )
     except pynvml.NVMLError:
         return None
     finally:
         pynvml.nvmlShutdown()
 
 
-def _used_bytes_of(device: int) -> int:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(device)
+def _used_bytes(name: str) -> int:
+    by_name = pynvml.nvmlDeviceGetHandleByUUID
+    handle = pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else by_name(name)
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)

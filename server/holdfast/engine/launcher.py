@@ -87,7 +87,7 @@ class EngineLauncher:
         self._logger_class = prometheus_logger(self._is_quiet, self.queues)
         self._renderer: Any | None = None
         self._generation = 0
-        self._memory = device_memory(config.parallel_config.local_world_size)
+        self._memory = device_memory(config.parallel_config)
         self._grammars: Grammars = grammars_for(config, grammar_timeout_seconds)
         suspicions = Suspicions(_suspicions_path(learned_directory, fingerprint))
         self.proxy = EngineProxy(self._grammars, suspicions)
