@@ -82,11 +82,20 @@ def test_nothing_asked_is_nothing_reserved() -> None:
 def test_a_plan_weighs_floor_learned_and_declared_for_each_slot() -> None:
     """Each slot takes the largest of its terms and says who asked."""
     given_spec = spec(floor_bytes=3 * MIB, learned=((0, 1, 9 * MIB),))
-    first, second = plan_reservations(given_spec, [(0, 0), (0, 1)], iter([declared(5 * MIB)]))
+    both = Term("declared", "test", 5 * MIB, lanes=(0, 1))
+    first, second = plan_reservations(given_spec, [(0, 0), (0, 1)], iter([both]))
     assert (first.slot, first.size_bytes) == ((0, 0), 6 * MIB)
     assert [term.source for term in first.terms] == ["floor", "declared"]
     assert (second.slot, second.size_bytes) == ((0, 1), 10 * MIB)
     assert [term.source for term in second.terms] == ["floor", "learned", "declared"]
+
+
+def test_a_declared_term_holds_for_every_ubatch_of_its_lanes() -> None:
+    """For that of the model alone, unless it names others."""
+    slots = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    of_the_draft = Term("declared", "draft", 2 * MIB, lanes=(1,))
+    planned = plan_reservations(spec(), slots, [declared(4 * MIB), of_the_draft])
+    assert [one.size_bytes for one in planned] == [4 * MIB, 2 * MIB, 4 * MIB, 2 * MIB]
 
 
 def test_a_spec_survives_its_file(tmp_path: Path) -> None:

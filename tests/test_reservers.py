@@ -97,6 +97,8 @@ def test_installed_reservers_are_asked(installed: Installer) -> None:
         (GOOD.replace("context.max_model_len", "True"), "not True"),
         (GOOD.replace('"good"', '""'), "a term names who asks"),
         (GOOD.replace('"good"', "None"), "a term names who asks"),
+        (GOOD.replace("max_model_len)", "max_model_len, ())"), "whole numbers from 0, not ()"),
+        (GOOD.replace("max_model_len)", "max_model_len, (-1,))"), "not (-1,)"),
         (GOOD + "    raise ValueError('after a term')\n", "after a term"),
     ],
 )
@@ -117,15 +119,30 @@ def test_the_demo_is_a_reserver() -> None:
     assert "holdfast_demo" in {point.name for point in entry_points(group=reservers.GROUP)}
 
 
-def test_a_model_reserves_in_every_slot(manager: WorkspaceManager) -> None:
-    """The bytes are there at once in every lane, and the plan hears who asked."""
+def test_a_model_reserves_in_its_lane(manager: WorkspaceManager) -> None:
+    """The bytes are there at once, and the plan hears who asked."""
     reserve_workspace(((MIB,), torch.int32), ((1,), torch.uint8))
-    assert list(manager.slot_sizes().values()) == [6 * MIB, 6 * MIB]
+    assert list(manager.slot_sizes().values()) == [6 * MIB, 0]
     (term,) = by_test(declared_terms(CONTEXT))
     assert term.source == "declared"
     assert term.needed_bytes == 4 * MIB + 256
     assert term.asked_by.startswith("test_reservers.py:")
-    assert term.asked_by.endswith(":test_a_model_reserves_in_every_slot")
+    assert term.asked_by.endswith(":test_a_model_reserves_in_its_lane")
+
+
+def test_a_draft_that_shares_code_with_its_target_reserves_for_itself(
+    manager: WorkspaceManager,
+) -> None:
+    """One line that runs in both lanes is a term of each."""
+    for lane, size_bytes in ((0, 4 * MIB), (1, 2 * MIB)):
+        with workspace.use_workspace_lane(lane):
+            reserve_workspace(((size_bytes,), torch.uint8))
+    assert list(manager.slot_sizes().values()) == [4 * MIB, 2 * MIB]
+    terms = by_test(declared_terms(CONTEXT))
+    assert [(term.needed_bytes, term.lanes) for term in terms] == [
+        (4 * MIB, (0,)),
+        (2 * MIB, (1,)),
+    ]
 
 
 def test_many_layers_declare_once(manager: WorkspaceManager) -> None:
@@ -133,7 +150,7 @@ def test_many_layers_declare_once(manager: WorkspaceManager) -> None:
     for rows in (10, 30, 20):
         reserve_workspace(((rows, 256), torch.uint8))
     assert [term.needed_bytes for term in by_test(declared_terms(CONTEXT))] == [30 * 256]
-    assert manager.books.reserved_bytes == [2 * MIB, 2 * MIB]
+    assert manager.books.reserved_bytes == [2 * MIB, 0]
 
 
 def test_a_model_that_reserves_after_the_lock_is_told(manager: WorkspaceManager) -> None:

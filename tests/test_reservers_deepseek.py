@@ -19,7 +19,7 @@ from vllm.transformers_utils.configs.deepseek_v41 import DeepseekV41Config
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWAMetadata
 
 from asked import listen
-from holdfast.workspace.plan import MIB, Term
+from holdfast.workspace.plan import MIB, Term, WorkspaceSpec, plan_reservations
 from holdfast.workspace.reservers import Device, ReserverContext, Undetermined
 from holdfast.workspace.reservers.deepseek import PrefillSizes, declare, layer_bytes, prefill_bytes
 
@@ -199,6 +199,15 @@ def test_the_model_is_read_from_its_configuration() -> None:
     (with_images,) = declare(context(version_4(vision_n_layers=2), HOPPER))
     assert isinstance(with_images, Term)
     assert with_images.needed_bytes == expected.needed_bytes + 65536 * 384 * 4
+
+
+def test_a_draft_of_dspark_is_not_reserved_the_targets_prefill() -> None:
+    """It attends to a window, in a lane of its own; a gigabyte there would be used by nobody."""
+    spec = WorkspaceSpec("stats", 1, 0, 0.0, "alongside", None)
+    declared = [term for term in declare(context(version_4(), HOPPER)) if isinstance(term, Term)]
+    target, draft = plan_reservations(spec, [(0, 0), (0, 1)], declared)
+    assert target.size_bytes > 1000 * MIB
+    assert draft.size_bytes == 0
 
 
 def test_a_ratio_of_one_has_a_full_cache_in_version_4_1_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 from types import SimpleNamespace
@@ -162,6 +163,28 @@ def test_a_part_of_a_step_needs_no_more(asked_by: Asked) -> None:
         asked_by(partial(full_step, layer, tokens)) <= term.needed_bytes
         for tokens in (1, 7, 4096, 8191)
     )
+
+
+@pytest.mark.usefixtures("asked_by")
+@pytest.mark.parametrize(("lane", "tokens"), [(0, 8192), (1, 8 * (1 + 7))])
+def test_the_experts_of_a_draft_are_asked_too(lane: int, tokens: int) -> None:
+    """In its lane, for what one of its steps can hold: with its own lane that is no prompt."""
+    random = Random(3)
+    target, draft = (
+        torch.nn.ModuleList([layer_of("triton", random, configuration(random, data_parallel=1))])
+        for _ in range(2)
+    )
+    speculative = SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=7))
+    both = replace(
+        context(target, 8192), draft_model=draft, draft_lane=lane, vllm_config=speculative
+    )
+    own, drafts = moe.declare(both)
+    (alone,) = moe.declare(context(draft, tokens))
+    assert isinstance(own, Term)
+    assert isinstance(drafts, Term)
+    assert isinstance(alone, Term)
+    assert own.lanes == (0,)
+    assert (drafts.needed_bytes, drafts.lanes) == (alone.needed_bytes, (lane,))
 
 
 def test_on_the_cpu_nothing_is_reserved() -> None:

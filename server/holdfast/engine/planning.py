@@ -27,7 +27,7 @@ from holdfast.engine.plan_report import PlanReport, RankPlan, SlotPlan, TermCost
 from holdfast.engine.planned_config import DEVICES, PlannedConfig, planned_config
 from holdfast.errors import ExitCode, UsageError
 from holdfast.settings import Settings
-from holdfast.workspace.plan import Reservation, Slot, Term, reserve
+from holdfast.workspace.plan import Reservation, Slot, Term, reserve, terms_of
 from holdfast.workspace.reservers import ReserverContext, Survey, Undetermined, survey
 from holdfast.workspace.reservers.registry import Device, device_of_platform
 
@@ -133,7 +133,7 @@ def _report(
     floor_bytes = settings.workspace.reserve_bytes
     floor = (Term("floor", "--workspace-reserve", floor_bytes),) if floor_bytes else ()
     reservations = [
-        reserve(slot, (*floor, *answers.terms), settings.workspace.headroom)
+        reserve(slot, (*floor, *terms_of(slot, answers.terms)), settings.workspace.headroom)
         for slot in _slots(arguments, device)
     ]
     architectures = tuple(config.model_config.hf_config.architectures or ())

@@ -256,6 +256,8 @@ class WorkerFollower:
     def _reserve(self) -> None:
         manager = self._manager
         scheduler, model = self._vllm_config.scheduler_config, self._vllm_config.model_config
+        # Not each of vLLM's runners has it.
+        ask_for_draft = getattr(self._worker.model_runner, "get_draft_model", None)
         context = ReserverContext(
             vllm_config=self._vllm_config,
             max_model_len=model.max_model_len,
@@ -263,6 +265,8 @@ class WorkerFollower:
             max_num_seqs=scheduler.max_num_seqs,
             hf_config=model.hf_config,
             model=self._worker.get_model(),
+            draft_model=ask_for_draft() if ask_for_draft is not None else None,
+            draft_lane=max(lane for _, lane in manager.slots),
         )
         reservations = plan_reservations(self._spec, manager.slots, declared_terms(context))
         manager.reserve(_agreed(reservations))

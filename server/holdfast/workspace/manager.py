@@ -27,6 +27,7 @@ from holdfast.workspace.plan import (
     Term,
     growth_limit_bytes,
     round_up,
+    terms_of,
 )
 from holdfast.workspace.resources import Resources
 from holdfast.workspace.scratch import Allocator, Scratch, Spec
@@ -59,8 +60,8 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
             divmod(index, num_lanes) for index in range(len(self._current_workspaces))
         )
         self.books = Books(self.slots)
-        self.declared: dict[str, Term] = {}
-        """What models asked for through `reserve_workspace`, by caller."""
+        self.declared: dict[tuple[str, int], Term] = {}
+        """What models asked for through `reserve_workspace`, by caller and lane."""
         # Nothing below refers back to the manager, so that one that is dropped frees at once.
         self._gate = GrowthGate(self.books, partial(_is_capturing, device))
         self._holdings = Holdings(self.books, self._persistent_resources)
@@ -114,14 +115,20 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         for reservation in reservations:
             self._scratch.reserve(self.slots.index(reservation.slot), reservation.size_bytes)
 
-    def declare(self, term: Term) -> None:
-        """Reserve `term` in every slot before the lock, and keep it for the plan."""
+    def declare(self, asked_by: str, needed_bytes: int) -> None:
+        """Reserve that much for each ubatch of this lane before the lock; kept for the plan."""
+        lane = self._get_workspace_id() % self._num_lanes
+        term = Term("declared", asked_by, needed_bytes, lanes=(lane,))
         with self._gate.changing:
-            known = self.declared.get(term.asked_by)
-            if known is None or known.needed_bytes < term.needed_bytes:
-                self.declared[term.asked_by] = term
-            size_bytes = round_up(term.needed_bytes, RESERVE_GRANULE_BYTES)
-            self.reserve(Reservation(slot, (term,), size_bytes) for slot in self.slots)
+            known = self.declared.get((asked_by, lane))
+            if known is None or known.needed_bytes < needed_bytes:
+                self.declared[asked_by, lane] = term
+            size_bytes = round_up(needed_bytes, RESERVE_GRANULE_BYTES)
+            self.reserve(
+                Reservation(slot, (term,), size_bytes)
+                for slot in self.slots
+                if terms_of(slot, (term,))
+            )
 
     def level(self) -> None:
         """Make the ubatches of each lane alike, if it is bound: as large as the largest of them.

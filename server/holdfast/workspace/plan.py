@@ -16,6 +16,8 @@ GROWTH_LIMIT_ABOVE_LARGEST_SLOT_BYTES = 256 * MIB
 GrowthPolicy = Literal["deny", "alongside"]
 Slot = tuple[int, int]
 """(ubatch, lane)."""
+TARGET_LANE = 0
+"""Where the model itself asks. Drafts of DSpark ask in a lane of their own, other drafts here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Term:
     source: Literal["floor", "learned", "declared"]
     asked_by: str
     needed_bytes: int
+    lanes: tuple[int, ...] = (TARGET_LANE,)
+    """Where a declared need arises. A floor holds in each slot, and what was learned in its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +104,20 @@ def plan_reservations(
 ) -> tuple[Reservation, ...]:
     """The reservation of each slot: what the user, an earlier run and the reservers ask for.
 
-    A declared term holds for every slot. That all ranks reserve the same is up to the caller.
+    A declared term holds for every ubatch of its lanes. That all ranks reserve the same is up to
+    the caller.
     """
-    everywhere = tuple(declared)
+    terms = tuple(declared)
     return tuple(
-        reserve(slot, (*_floor(spec), *_learned(spec, slot), *everywhere), spec.headroom)
+        reserve(slot, (*_floor(spec), *_learned(spec, slot), *terms_of(slot, terms)), spec.headroom)
         for slot in slots
     )
+
+
+def terms_of(slot: Slot, declared: Iterable[Term]) -> tuple[Term, ...]:
+    """Those that arise in the lane of `slot`."""
+    _, lane = slot
+    return tuple(term for term in declared if lane in term.lanes)
 
 
 def _floor(spec: WorkspaceSpec) -> tuple[Term, ...]:

@@ -2,7 +2,7 @@
 
 A package declares the need of its models with an entry point of the group `holdfast.reservers`: a
 function from `ReserverContext` to terms. A model may instead call `reserve_workspace` while it is
-built or warmed up. A term holds for every slot.
+built or warmed up. A term holds for every ubatch of the lanes that it names.
 """
 
 from __future__ import annotations

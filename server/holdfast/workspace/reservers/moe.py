@@ -15,7 +15,7 @@ import torch
 from vllm.model_executor.layers.fused_moe import modular_kernel
 from vllm.platforms import current_platform
 
-from holdfast.workspace.plan import Term, round_up
+from holdfast.workspace.plan import TARGET_LANE, Term, round_up
 from holdfast.workspace.reservers.registry import ReserverContext, Undetermined
 
 _ASKED_BY = "fused MoE"
@@ -73,7 +73,7 @@ def layer_bytes(layer: Any, kernel: Any, max_num_batched_tokens: int) -> int:
 
 
 def declare(context: ReserverContext) -> Iterable[Term | Undetermined]:
-    """One term for the layer that asks for most; nothing for models without such experts."""
+    """A term for the layer that asks for most, and one for the draft's; none without experts."""
     if context.model is None:
         if _has_experts(context.hf_config):
             yield Undetermined(_ASKED_BY, "the device decides which kernel its experts use")
@@ -81,14 +81,27 @@ def declare(context: ReserverContext) -> Iterable[Term | Undetermined]:
     if current_platform.is_cpu():
         # vLLM's experts take nothing from the workspace there.
         return
+    yield from _term(context.model, context.max_num_batched_tokens, TARGET_LANE)
+    if context.draft_model is not None:
+        yield from _term(context.draft_model, _draft_tokens(context), context.draft_lane)
+
+
+def _term(model: Any, tokens: int, lane: int) -> Iterator[Term]:
     needs: dict[str, int] = {}
-    for layer, kernel in _layers(context.model):
+    for layer, kernel in _layers(model):
         name = type(kernel.impl.fused_experts).__name__
-        size_bytes = layer_bytes(layer, kernel, context.max_num_batched_tokens)
-        needs[name] = max(needs.get(name, 0), size_bytes)
+        needs[name] = max(needs.get(name, 0), layer_bytes(layer, kernel, tokens))
     if needs:
         most = max(needs, key=needs.__getitem__)
-        yield Term("declared", f"{_ASKED_BY}: {most}", needs[most])
+        yield Term("declared", f"{_ASKED_BY}: {most}", needs[most], lanes=(lane,))
+
+
+def _draft_tokens(context: ReserverContext) -> int:
+    """The most in one step of the draft: with a lane of its own it sees no prompt, see DFlash."""
+    if context.draft_lane == TARGET_LANE:
+        return context.max_num_batched_tokens
+    drafted = int(context.vllm_config.speculative_config.num_speculative_tokens)
+    return min(context.max_num_batched_tokens, context.max_num_seqs * (1 + drafted))
 
 
 def _layers(model: Any) -> Iterator[tuple[Any, Any]]:

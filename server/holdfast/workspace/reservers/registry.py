@@ -14,7 +14,7 @@ from vllm.v1.worker import workspace as vllm_workspace
 from holdfast.errors import HoldfastError
 from holdfast.workspace.callers import first_frame
 from holdfast.workspace.manager import WorkspaceManager
-from holdfast.workspace.plan import Term
+from holdfast.workspace.plan import TARGET_LANE, Term
 from holdfast.workspace.scratch import Spec, spec_bytes
 
 GROUP = "holdfast.reservers"
@@ -46,6 +46,10 @@ class ReserverContext:
     hf_config: Any
     model: Any = None
     device: Device | None = None
+    draft_model: Any = None
+    """The loaded module that drafts, if there is one."""
+    draft_lane: int = TARGET_LANE
+    """Where it asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def survey(context: ReserverContext) -> Survey:
 
 
 def reserve_workspace(*shapes_and_dtypes: Spec) -> None:
-    """Make every slot large enough for `shapes_and_dtypes` at once, before the lock.
+    """Make every ubatch of this lane large enough for `shapes_and_dtypes`, before the lock.
 
     Under vLLM's own manager it requests them once, which is how vLLM's own layers reserve.
 
@@ -113,7 +117,7 @@ def reserve_workspace(*shapes_and_dtypes: Spec) -> None:
         )
     manager = vllm_workspace.current_workspace_manager()
     if isinstance(manager, WorkspaceManager):
-        manager.declare(Term("declared", _caller(), spec_bytes(shapes_and_dtypes)))
+        manager.declare(_caller(), spec_bytes(shapes_and_dtypes))
     else:
         manager.get_simultaneous(*shapes_and_dtypes)
 
@@ -139,6 +143,8 @@ def _checked(answer: object) -> Term | Undetermined:
         raise ValueError(f"bytes are a whole number from 0, not {answer.needed_bytes!r}")
     if type(answer.asked_by) is not str or not answer.asked_by:
         raise ValueError("a term names who asks")
+    if not answer.lanes or any(type(lane) is not int or lane < 0 for lane in answer.lanes):
+        raise ValueError(f"lanes are whole numbers from 0, not {answer.lanes!r}")
     return answer
 
 
