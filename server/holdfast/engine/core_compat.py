@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -22,6 +23,22 @@ def fork_workers(forking: Any) -> None:
     multiproc_executor.get_mp_context = forking_context
 
 
-def worker_module() -> str:
+def import_engine() -> None:
+    """Import what an EngineCore and the platform's workers run, but no plugin.
+
+    Nothing of it initialises a device where vLLM finds its GPUs by NVML (0.32, 0.33).
+    """
+    for name in (
+        "vllm.v1.engine.core",
+        "vllm.v1.executor.multiproc_executor",
+        "vllm.v1.executor.uniproc_executor",
+        "vllm.v1.structured_output",
+        "vllm.v1.worker.worker_base",
+        _worker_module(),
+    ):
+        importlib.import_module(name)
+
+
+def _worker_module() -> str:
     """Where the class of the platform's workers is, as its `check_and_update_config` names it."""
     return f"vllm.v1.worker.{'cpu' if current_platform.is_cpu() else 'gpu'}_worker"

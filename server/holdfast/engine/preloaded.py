@@ -28,17 +28,7 @@ if directory := os.environ.get(exit_codes.DIRECTORY_VARIABLE):
     exit_codes.note_in(Path(directory))
 
 # An import takes seconds, in which the parent may end, so that this stands below.
-for name in (
-    "vllm.v1.engine.core",
-    "vllm.v1.executor.multiproc_executor",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.structured_output",
-    "vllm.v1.worker.worker_base",
-):
-    importlib.import_module(name)
-
-core_compat = importlib.import_module("holdfast.engine.core_compat")
-importlib.import_module(core_compat.worker_module())
+importlib.import_module("holdfast.engine.core_compat").import_engine()
 
 with suppress(ImportError):  # which vLLM does without, too
     # It finds its place beside the environment that the process was started with; what is forked
