@@ -1,8 +1,10 @@
-"""A place in the engine that says what became of it."""
+"""Places in the engine that say what became of them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 
 class APlace:
@@ -20,3 +22,19 @@ class APlace:
     async def take(self) -> None:
         """Write it down."""
         self.said.append("taken")
+
+
+class ASession:
+    """`tracked.Session`, for each of whose calls there is a place."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Write it down."""
+        self.said.append("called")
+        try:
+            yield
+        finally:
+            self.said.append("done")

@@ -43,6 +43,7 @@ VALUES = {
     "--header-timeout": ("0", 0.0, "2.5", 2.5),
     "--body-timeout": ("0", 0.0, "60", 60.0),
     "--send-timeout": ("0", 0.0, "300", 300.0),
+    "--websocket-idle-timeout": ("0", 0.0, "3600", 3600.0),
     "--request-timeout": ("0", 0.0, "600", 600.0),
     "--keep-alive-timeout": ("0", 0.0, "75", 75.0),
     "--grammar-timeout": ("30", 30.0, "5", 5.0),

@@ -197,6 +197,7 @@ def _connection_limits(limits: LimitSettings) -> ConnectionLimits:
         header_timeout_seconds=limits.header_timeout_seconds,
         body_timeout_seconds=limits.body_timeout_seconds,
         send_timeout_seconds=limits.send_timeout_seconds,
+        websocket_idle_timeout_seconds=limits.websocket_idle_timeout_seconds,
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import replace
 from random import Random
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -27,7 +28,7 @@ from holdfast.api.service_rate import MEMORY_SECONDS, ServiceRate
 from holdfast.api.work import RENDERINGS, work_of
 from holdfast.engine.places import Places
 from holdfast.engine.tracked import Tracked, tracked_request
-from holdfast.errors import NotReadyError
+from holdfast.errors import NotReadyError, OverloadedError
 from holdfast.lifecycle.states import State
 from holdfast.settings import OverloadSettings
 from holdfast.telemetry.refusals import Refusals
@@ -310,7 +311,7 @@ def test_what_a_request_occupies(method: str, path: str, work: str) -> None:
     """The engine, if nothing else is known: what frees a full engine must never wait for it."""
     scope = {"type": "http", "method": method, "path": path}
     assert work_of(scope, "/base") == work
-    assert work_of({"type": "websocket", "path": path}) == "engine"
+    assert work_of({"type": "websocket", "path": path}) == "session"
 
 
 # The line before an application
@@ -377,6 +378,9 @@ class Shop:
             await receive()
             await send({"type": "lifespan.shutdown.complete"})
             return
+        if scope["type"] == "websocket":
+            await self._talk(WebSocket(scope, receive, send))
+            return
         if scope["method"] == "POST":
             tracked = tracked_request()
             if self.is_elsewhere:
@@ -392,6 +396,23 @@ class Shop:
         body = (await receive()).get("body", b"")
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
+
+    async def _talk(self, websocket: WebSocket) -> None:
+        """A call for each message."""
+        session = tracked_request().session
+        assert session is not None
+        await websocket.accept()
+        with suppress(WebSocketDisconnect):
+            while True:
+                await websocket.receive_text()
+                try:
+                    async with session.call():
+                        self.at_work.append(tracked_request())
+                        await self._released.acquire()
+                except OverloadedError:
+                    await websocket.send_text("OverloadedError")
+                else:
+                    await websocket.send_text("done")
 
 
 def ask(
@@ -850,16 +871,23 @@ def test_a_wait_for_the_next_engine_ends_with_the_hold_time_out() -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (503, str(DEADLINE_SECONDS + 30))
 
 
-def test_a_websocket_beyond_the_line_is_closed_with_1013() -> None:
+def websocket(client: httpx.AsyncClient) -> connect:
+    """One to the same server."""
+    url = str(client.base_url).replace("http", "ws")
+    return connect(f"{url}/v1/realtime", open_timeout=DEADLINE_SECONDS)
+
+
+def test_a_websocket_beyond_what_its_key_may_have_is_closed_with_1013() -> None:
     """'Try again later', with the number of seconds in the reason."""
 
     async def scene() -> tuple[int, str]:
-        shop = Shop(waiting=0)
+        shop = Shop(per_key=1)
         async with shop.serving() as client:
-            first = ask(client)
+            first = ask(client, "key")
             await shop.until_there(inside=1, waiting=0)
             url = str(client.base_url).replace("http", "ws")
-            async with connect(f"{url}/v1/realtime", open_timeout=DEADLINE_SECONDS) as connection:
+            headers = {"x-key": "key"}
+            async with connect(f"{url}/v1/realtime", additional_headers=headers) as connection:
                 with pytest.raises(ConnectionClosed) as closed:
                     await connection.recv()
             shop.release()
@@ -868,6 +896,49 @@ def test_a_websocket_beyond_the_line_is_closed_with_1013() -> None:
         return closed.value.rcvd.code, closed.value.rcvd.reason
 
     assert asyncio.run(scene()) == (1013, "retry after 5 s")
+
+
+def test_an_open_websocket_has_no_place() -> None:
+    """However many there are, requests are served; and it is let in to a full server."""
+
+    async def scene() -> int:
+        shop = Shop(waiting=0)
+        async with shop.serving() as client, websocket(client):
+            first = ask(client)
+            await shop.until(lambda: len(shop.at_work) == 1)
+            async with websocket(client):
+                await shop.until_there(inside=3, waiting=0)
+                shop.release()
+                return (await first).status_code
+
+    assert asyncio.run(scene()) == 200
+
+
+def test_a_call_of_a_websocket_has_a_place_while_it_is_at_work() -> None:
+    """For which it waits like any request, and which is the next one's then."""
+
+    async def scene() -> list[str | bytes]:
+        shop = Shop(waiting=1)
+        async with shop.serving() as client, websocket(client) as one:
+            first = ask(client)
+            await shop.until(lambda: len(shop.at_work) == 1)
+            await one.send("")
+            await shop.until_there(inside=2, waiting=1)
+            async with websocket(client) as two:
+                await two.send("")
+                said = [await two.recv()]
+            shop.release()
+            await first
+            await shop.until(lambda: len(shop.at_work) == 2)
+            second = ask(client)
+            await shop.until_there(inside=2, waiting=1)
+            shop.release(2)
+            said.append(await one.recv())
+            await second
+            await shop.until_there(inside=1, waiting=0)
+            return said
+
+    assert asyncio.run(scene()) == ["OverloadedError", "done"]
 
 
 def test_a_connection_survives_a_refused_upload() -> None:

@@ -8,10 +8,11 @@ import logging
 import pytest
 from websockets.asyncio.client import connect
 
+from holdfast.connections import book
 from holdfast.connections.websocket import MOST_FRAGMENTS
 from holdfast.settings import LimitSettings, ListenSettings
 from listening import DEADLINE_SECONDS, Listening, Wire
-from playing import HOUR_SECONDS, KIB, App, played
+from playing import GET, HOUR_SECONDS, KIB, App, played
 
 HANDSHAKE = (
     b"GET /v1/%b HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -160,6 +161,55 @@ def test_a_websocket_whose_client_sends_no_more_is_closed() -> None:
             await server.until_connections(0)
 
     played(scene)
+
+
+def test_a_websocket_on_which_nothing_is_said_is_closed() -> None:
+    """Accepted as it is; a client answers pings by itself, which says nothing."""
+    limits = LimitSettings(websocket_idle_timeout_seconds=0.3)
+    app = App()
+
+    async def scene(server: Listening) -> tuple[int | None, dict[str, int]]:
+        async with connect(f"ws://127.0.0.1:{server.port}/v1/counted", ping_interval=0.05) as one:
+            await one.wait_closed()
+            return one.close_code, server.refused
+
+    assert played(scene, limits, app) == (1001, {"idle_connection": 1})
+
+
+def test_the_time_of_a_websocket_begins_anew_with_each_message() -> None:
+    """Of two the one that was opened later is closed first, if the other has talked since."""
+    limits = LimitSettings(websocket_idle_timeout_seconds=0.5)
+
+    async def scene(server: Listening) -> bool:
+        url = f"ws://127.0.0.1:{server.port}/v1/counted"
+        async with connect(url) as one, connect(url) as two:
+            await asyncio.sleep(0.1)
+            await one.send("x")
+            closing = [asyncio.create_task(each.wait_closed()) for each in (one, two)]
+            done, _ = await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(closing)
+            return closing[1] in done
+
+    assert played(scene, limits)
+
+
+def test_a_silent_websocket_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that say nothing cannot shut anybody out, and are told to come again."""
+    monkeypatch.setattr(book, "SILENT_SECONDS", 0.05)
+    limits = LimitSettings(max_connections=1, websocket_idle_timeout_seconds=HOUR_SECONDS)
+
+    async def scene(server: Listening) -> tuple[int, int | None]:
+        async with connect(f"ws://127.0.0.1:{server.port}/v1/counted") as one:
+            status = 0
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while status != 200:
+                    async with server.wire() as wire:
+                        await wire.send(GET + b"\r\n")
+                        status = (await wire.answer()).status
+            await one.wait_closed()
+            return status, one.close_code
+
+    assert played(scene, limits) == (200, 1013)
 
 
 @pytest.mark.parametrize("level", ["debug", "info"])

@@ -29,6 +29,7 @@ RETRY_AFTER_MOST_SECONDS = 120
 
 _RENDERING_PLACES = Places(RENDERINGS, RENDERINGS)
 _NO_PLACES = Places(0, 0)
+_PLACED = frozenset[Work]({"engine", "rendering"})
 _REFUSAL_OF = MappingProxyType[State, RefusalReason](
     {State.DRAINING: "draining", State.STOPPED: "draining", State.FAILED: "failed"}
 )
@@ -133,9 +134,10 @@ class Admission:
             return False
         return not self._is_worth_to_wait(self._hold_deadline())
 
-    def join(self, key: str, *, work: Work) -> Ticket:
+    def join(self, key: str, *, work: Work, is_limited: bool = True) -> Ticket:
         """A ticket for a request that comes now: called, waiting or refused. It must `leave`.
 
+        `is_limited` says whether its key may have too many.
         A lost engine is worth to wait for while its next generation is expected within the hold
         time-out.
         """
@@ -143,11 +145,11 @@ class Admission:
         most = self._overload.max_requests_per_key
         if self.is_in_vain():
             ticket = Ticket(key, standing="refused", refusal=self._refusal_of_state())
-        elif key and most and work != "none" and self._count(key) >= most:
+        elif is_limited and key and most and work != "none" and self._count(key) >= most:
             ticket = Ticket(key, standing="refused", refusal="key_concurrency")
         else:
             line = self._renderings if work == "rendering" else self._line
-            ticket = line.join(key, needs_place=work != "none")
+            ticket = line.join(key, needs_place=work in _PLACED)
             self._idle.clear()
         ticket.work = work
         self._follow_for(ticket)

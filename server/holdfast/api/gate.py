@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType
 
@@ -103,7 +104,9 @@ class Gate:
                 if work == "engine":
                     self._admission.waits.count(waited_seconds)
                     tracked.engine_is_done = partial(self._admission.release, ticket)
-                if work != "none":
+                if work == "session":
+                    tracked.session = _Session(self._admission, tracked)
+                elif work != "none":
                     tracked.place = _Place(self._admission, ticket)
                 await self._let_in(scope, receive, send, tracked)
             else:
@@ -157,6 +160,32 @@ class _Place:
         await self._admission.come_back(self._ticket)
         if self._ticket.standing == "refused":
             raise _refused(self._admission, self._ticket)
+
+
+class _Session:
+    """`tracked.Session` of a WebSocket, each call of which stands in line by itself."""
+
+    def __init__(self, admission: Admission, tracked: Tracked) -> None:
+        self._admission = admission
+        self._tracked = tracked
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        admission, tracked = self._admission, self._tracked
+        # The session is counted for its key already.
+        ticket = admission.join(tracked.key, work="engine", is_limited=False)
+        began_seconds = time.monotonic()
+        try:
+            with tracked.waiting():
+                await admission.until_settled(ticket)
+            if ticket.standing != "called":
+                raise _refused(admission, ticket)
+            admission.waits.count(time.monotonic() - began_seconds)
+            tracked.place = _Place(admission, ticket)
+            yield
+        finally:
+            tracked.place = None
+            admission.leave(ticket)
 
 
 def _refused(admission: Admission, ticket: Ticket) -> NotReadyError | OverloadedError:

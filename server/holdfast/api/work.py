@@ -1,5 +1,7 @@
 """What does a request occupy: the engine, the one thread that renders prompts, or neither?
 
+A WebSocket is a session, which occupies the engine at times.
+
 And which of vLLM's routes are an operator's?
 """
 
@@ -10,7 +12,7 @@ from typing import Literal
 
 from starlette.types import Scope
 
-Work = Literal["engine", "rendering", "none"]
+Work = Literal["engine", "rendering", "session", "none"]
 
 RENDERINGS = 4
 """So many that are answered without the engine are at work at a time. vLLM renders in one thread,
@@ -77,9 +79,9 @@ _CANCELLATION = re.compile(r"/v1/responses/[^/]+/cancel")
 
 
 def work_of(scope: Scope, root_path: str = "") -> Work:
-    """What a request may occupy. What is not known asks the engine, and so does a WebSocket."""
+    """What a request may occupy. What is not known asks the engine."""
     if scope["type"] == "websocket":
-        return "engine"
+        return "session"
     if scope["method"] in _READING_METHODS:
         return "none"
     path: str = scope["path"].removeprefix(scope.get("root_path", "") or root_path)

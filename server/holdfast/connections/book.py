@@ -21,6 +21,8 @@ TOLD_CONNECTIONS = 256
 LINGER_SECONDS = 1.0
 """Without a byte, between a last answer and the close. A client that still sends when it is closed
 loses the answer, and most look for it only when they have sent all."""
+SILENT_SECONDS = 10.0
+"""A WebSocket on which nothing was said for so long makes room for another connection."""
 LEAST_RATE_BYTES = 1024
 """A second, of a body that comes or of an answer that goes; what is slower holds a connection for
 nothing."""
@@ -40,6 +42,7 @@ class ConnectionLimits:
     header_timeout_seconds: float
     body_timeout_seconds: float
     send_timeout_seconds: float
+    websocket_idle_timeout_seconds: float
 
 
 class Sender(Hashable, Protocol):
@@ -64,6 +67,16 @@ class Lingering(Hashable, Protocol):
 
     def linger_is_over(self) -> None:
         """The client has had its time to read that."""
+
+
+class Session(Hashable, Protocol):
+    """What stays open between two messages, of either side."""
+
+    def silence_is_long(self) -> None:
+        """Nothing has been said for `SILENT_SECONDS`."""
+
+    def silence_is_over(self) -> None:
+        """The time is over in which something had to be said."""
 
 
 class Book:
@@ -98,6 +111,14 @@ class Book:
             LINGER_SECONDS, lambda lingering: lingering.linger_is_over()
         )
         """Who has had its last answer."""
+        self.talking: Deadlines[Session] = Deadlines(
+            SILENT_SECONDS, lambda session: session.silence_is_long()
+        )
+        """Who may not be closed for another yet."""
+        self.sessions: Deadlines[Session] = Deadlines(
+            limits.websocket_idle_timeout_seconds, lambda session: session.silence_is_over()
+        )
+        """Who is closed if neither side says anything."""
         self._pools = (
             Pool(Standing.WELCOME, limits.max_connections),
             Pool(Standing.SPARE, limits.spare_connections),

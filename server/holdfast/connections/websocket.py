@@ -21,8 +21,14 @@ MOST_AT_ONCE = 8 * 1024
 """Bytes of frames taken in one turn: a read holds thousands of the smallest, which take long."""
 
 
+_WORDS = frozenset({"websocket.accept", "websocket.send"})
+
+
 class WebSocketConnection(WebSocketsSansIOProtocol):
-    """Until the application accepts it, it may be closed for another connection."""
+    """It may be closed for another until the application accepts it, and when it is silent.
+
+    A ping and its answer say nothing: clients of WebSockets answer them by themselves.
+    """
 
     transport: Any
     """A `BoundedTransport`."""
@@ -44,6 +50,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more comes, for whatever reason."""
         super().connection_lost(exc)
+        self._book.talking.stop(self)
+        self._book.sessions.stop(self)
         self.transport.lost()
 
     def eof_received(self) -> None:
@@ -79,8 +87,19 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self._waiting.clear()
             self.data_received(data)
 
+    def handle_text(self, event: Frame) -> None:
+        """A message, or its first part."""
+        self._talk()
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        """A message, or its first part."""
+        self._talk()
+        super().handle_bytes(event)
+
     def handle_cont(self, event: Frame) -> None:
         """A further part of a message."""
+        self._talk()
         if len(self.frames) >= MOST_FRAGMENTS:
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, "too many fragments")
             self.handle_parser_exception()
@@ -109,13 +128,36 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         """Pass on what the application sends; an accepted WebSocket keeps its seat."""
         await super().send(message)
-        if message["type"] == "websocket.accept":
+        if message["type"] in _WORDS:
+            self._talk()
+
+    def _talk(self) -> None:
+        if self.handshake_complete and not (self.close_sent or self.transport.is_closing()):
             self._seat.keep()
+            self._book.talking.start(self)
+            self._book.sessions.start(self)
+
+    def silence_is_long(self) -> None:
+        """From now on it may be closed for another."""
+        self._seat.offer(self)
+
+    def silence_is_over(self) -> None:
+        """Close it."""
+        self._book.refusals.count("idle_connection")
+        self._leave(CloseCode.GOING_AWAY, "nothing was said for too long")
+
+    def _leave(self, code: CloseCode, reason: str) -> None:
+        if not (self.close_sent or self.transport.is_closing()):
+            self.conn.fail(code, reason)
+            self.handle_parser_exception()
 
     def make_room(self) -> None:
-        """Close, for one that came later; the application has not accepted it yet."""
-        if self.handshake_complete or self.transport.get_write_buffer_size():
+        """Close, for one that came later; nothing is said here, or it is not accepted yet."""
+        is_closing = self.close_sent or self.transport.is_closing()
+        if is_closing or self.transport.get_write_buffer_size():
             self.transport.abort()
+        elif self.handshake_complete:
+            self._leave(CloseCode.TRY_AGAIN_LATER, "all connections are in use")
         else:
             self._refuse(answers.too_many_connections(self._book.limits.max_connections))
 

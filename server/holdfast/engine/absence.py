@@ -6,13 +6,13 @@ of them: they keep nobody else from the engine.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 
 from vllm.exceptions import GracefulHTTPError
 
-from holdfast.engine.tracked import tracked_request
+from holdfast.engine.tracked import Session, Tracked, tracked_request
 from holdfast.errors import NotReadyError, OverloadedError
 
 
@@ -25,9 +25,27 @@ async def away_from_engine() -> AsyncIterator[None]:
             OverloadedError; the request may be made again.
     """
     tracked = tracked_request()
-    try:
+    with _lifted(tracked):
         async with tracked.away():
             yield
+
+
+@asynccontextmanager
+async def called(session: Session) -> AsyncIterator[None]:
+    """While entered, a session holds a place for a call.
+
+    Raises:
+        GracefulHTTPError: there is none for it.
+    """
+    with _lifted(tracked_request()):
+        async with session.call():
+            yield
+
+
+@contextmanager
+def _lifted(tracked: Tracked) -> Iterator[None]:
+    try:
+        yield
     except (NotReadyError, OverloadedError) as error:
         tracked.may_be_retried = True
         raise GracefulHTTPError(error.cause, HTTPStatus(error.http_status)) from error

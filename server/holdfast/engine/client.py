@@ -16,11 +16,13 @@ from vllm.engine.protocol import EngineClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine import compat
+from holdfast.engine.absence import called
 from holdfast.engine.call import Method
 from holdfast.engine.calls import Calls
 from holdfast.engine.dialect import VllmDialect
 from holdfast.engine.grammars.checked import Grammars
 from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.tracked import Session, tracked_request
 from holdfast.engine.workers import call_workers
 from holdfast.errors import EngineRefusedError
 
@@ -110,6 +112,21 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     ) -> AsyncIterator[Any]:
         names = _POSITIONAL[method]
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        session = tracked_request().session
+        if session is None:
+            return self._run_anywhere(method, arguments)
+        return self._run_in_session(session, method, arguments)
+
+    async def _run_in_session(
+        self, session: Session, method: Method, arguments: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        async with called(session):
+            run = cast("AsyncGenerator[Any, None]", self._run_anywhere(method, arguments))
+            async with aclosing(run) as outputs:
+                async for output in outputs:
+                    yield output
+
+    def _run_anywhere(self, method: Method, arguments: dict[str, Any]) -> AsyncIterator[Any]:
         constraint = getattr(arguments.get("sampling_params"), "structured_outputs", None)
         if constraint is None or self.grammars is None:
             return self.calls.run(method, arguments)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +25,17 @@ class Place(Protocol):
 
         Raises:
             NotReadyError: the gate was closed for too long. OverloadedError: too many wait.
+        """
+
+
+class Session(Protocol):
+    """What stays open between its calls, and holds a place for each of them alone."""
+
+    def call(self) -> AbstractAsyncContextManager[None]:
+        """While entered, it holds a place, for which it waits first.
+
+        Raises:
+            NotReadyError, OverloadedError: there is none, see `Place.take`.
         """
 
 
@@ -75,6 +86,8 @@ class Tracked:
 
     place: Place | None = None
     """None where none is counted."""
+    session: Session | None = None
+    """None where it is a single request."""
     absences: int = 0
     """How many steps of it wait for something else than the engine."""
 

@@ -271,6 +271,15 @@ class LimitSettings:
         "is cut off; 0 for no limit",
         shown="60",
     )
+    websocket_idle_timeout_seconds: float = flag(
+        "--websocket-idle-timeout",
+        seconds,
+        300.0,
+        "SECONDS",
+        "a WebSocket on which neither side has said anything for so long is closed, with 1001; 0 "
+        "for no limit",
+        shown="300",
+    )
     request_timeout_seconds: float = flag(
         "--request-timeout",
         seconds,
