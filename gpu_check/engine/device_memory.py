@@ -1,0 +1,30 @@
+"""How many bytes of the devices are in use, by whomever?
+
+Asked in a process of its own, which takes a context of the same size each time: the process of a
+check must hold nothing of the device, and not every driver tells it otherwise.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_READ_SECONDS = 60.0
+_PROGRAM = """
+import torch
+readings = [torch.cuda.mem_get_info(i) for i in range(torch.cuda.device_count())]
+print(sum(total - free for free, total in readings))
+"""
+
+
+def used_bytes() -> int:
+    """The sum over all devices, with one context on each.
+
+    Raises:
+        subprocess.SubprocessError: the driver did not answer.
+    """
+    command = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, timeout=_READ_SECONDS
+    )
+    return int(done.stdout)

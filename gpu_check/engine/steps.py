@@ -1,0 +1,58 @@
+"""How long do the steps of the engine take, as a client sees them and as Holdfast counts them?"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+from gpu_check.engine.growth import LONG, prompt
+from gpu_check.engine.servers import completion
+from gpu_check.engine.subjects import Engine
+from gpu_check.records import CheckFailedError, Measured
+
+_TOKENS = 128
+_LONG_TOKENS = 2
+
+
+def check(engine: Engine) -> Sequence[Measured]:
+    """A short and a long prompt, streamed. It fails only if the steps are not counted."""
+    before = _steps(engine)
+    first_seconds, gaps = _streamed(engine, 64, _TOKENS)
+    counted = _steps(engine) - before
+    if counted < _TOKENS:
+        raise CheckFailedError(f"{_TOKENS} tokens were made one by one, {counted} steps counted")
+    long_seconds, _ = _streamed(engine, LONG, _LONG_TOKENS)
+    return [
+        Measured("start until ready", round(engine.start_seconds, 1), "s"),
+        Measured("first token of 64", _ms(first_seconds), "ms"),
+        Measured(f"first token of {LONG}", _ms(long_seconds), "ms"),
+        Measured("decode step, median", _ms(statistics.median(gaps)), "ms"),
+        Measured("decode step, slowest", _ms(max(gaps)), "ms"),
+        Measured("steps counted", counted),
+    ]
+
+
+def _steps(engine: Engine) -> int:
+    return max(int(rank["steps"]) for rank in engine.server.status()["workspace"])
+
+
+def _streamed(engine: Engine, length: int, count: int) -> tuple[float, list[float]]:
+    """Seconds to the first token, and from each to the next."""
+    began_seconds = time.monotonic()
+    body = {**completion(prompt(length), count), "stream": True}
+    times = []
+    with engine.server.opened("/v1/completions", body) as response:
+        for line in response:
+            text = line.decode().removeprefix("data: ").strip()
+            if text.startswith("{") and json.loads(text)["choices"]:
+                times.append(time.monotonic())
+    if len(times) < 2:
+        raise CheckFailedError(f"a stream of {count} tokens came in {len(times)} parts")
+    return times[0] - began_seconds, [b - a for a, b in pairwise(times)]
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 2)

@@ -1,0 +1,158 @@
+"""The subjects with an engine: the demo model, served by Holdfast or by stock vLLM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_check.checks import SUBJECTS
+from gpu_check.engine import device_memory, packages
+from gpu_check.engine.cpu_lock import WARMED_VARIABLE
+from gpu_check.engine.servers import Server, free_port, running
+from gpu_check.engine.witness import DIRECTORY_VARIABLE, Event, read
+from gpu_check.errands import Errand
+from holdfast.demo.files import ensure_demo_model
+from holdfast.demo.switches import DemoSwitches
+
+MAX_MODEL_LEN = 8192
+SCRATCH_BYTES_PER_TOKEN = 8192
+"""So that a long prompt takes 56 MiB, and a short one what is reserved."""
+RESERVED_MIB = 4
+_BUDGET_BYTES = 4 << 30
+"""Of the device, for an engine of which nearly all is KV cache."""
+_WARMED_BYTES = 4 << 20
+_COMMON_FLAGS = (
+    "--served-model-name=demo",
+    "--host=127.0.0.1",
+    f"--max-model-len={MAX_MODEL_LEN}",
+    "--max-num-seqs=16",
+    "--max-num-batched-tokens=2048",
+    # A prompt that is asked again is computed again, in the same steps.
+    "--no-enable-prefix-caching",
+)
+_CPU_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes=128M")
+_HOLDFAST_FLAGS = ("--learned-dir=none",)
+_SILENT = DemoSwitches(declares_need=False, scratch_bytes_per_token=SCRATCH_BYTES_PER_TOKEN)
+_DECLARED = DemoSwitches(scratch_bytes_per_token=SCRATCH_BYTES_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A server that is ready, and what was seen of it."""
+
+    server: Server
+    errand: Errand
+    events_directory: Path
+    start_seconds: float
+    readings: dict[str, int] = field(default_factory=dict)
+    """Bytes in use on the devices, by the moment at which they were read."""
+
+    @property
+    def has_device(self) -> bool:
+        """Whether it runs on a GPU."""
+        return bool(self.errand.machine.devices)
+
+    @property
+    def patience(self) -> float:
+        """By which deadlines are multiplied."""
+        return self.errand.patience
+
+    @property
+    def tokens_path(self) -> Path:
+        """Where the tokens of one subject are kept for the next."""
+        return Path(self.errand.directory) / "tokens.json"
+
+    def events(self) -> list[Event]:
+        """What the workers of this server have written."""
+        return read(self.events_directory)
+
+    def note_memory(self, moment: str) -> None:
+        """Read what is in use on the devices, if there are any."""
+        if self.has_device:
+            self.readings[moment] = device_memory.used_bytes()
+
+    def tail(self) -> str:
+        """The end of the server's log."""
+        return self.server.tail()
+
+
+@contextmanager
+def growing(errand: Errand) -> Iterator[Engine]:
+    """Holdfast with a need that nobody declared and no probe, so that the first prompts meet it."""
+    flags = ("--probe=off", f"--workspace-reserve={RESERVED_MIB}MiB")
+    with _holdfast(errand, _SILENT, *flags) as engine:
+        yield engine
+
+
+@contextmanager
+def declared(errand: Errand) -> Iterator[Engine]:
+    """Holdfast with a declared need and the whole probe."""
+    with _holdfast(errand, _DECLARED) as engine:
+        yield engine
+
+
+@contextmanager
+def ranks(errand: Errand) -> Iterator[Engine]:
+    """As `growing`, over two devices."""
+    flags = ("--probe=off", f"--workspace-reserve={RESERVED_MIB}MiB", "--tensor-parallel-size=2")
+    with _holdfast(errand, _SILENT, *flags) as engine:
+        yield engine
+
+
+@contextmanager
+def stock(errand: Errand) -> Iterator[Engine]:
+    """Stock vLLM with the same undeclared need; on the CPU its manager is made for it."""
+    directory = Path(errand.directory)
+    model = ensure_demo_model(directory / "models", _SILENT)
+    command = ("vllm.entrypoints.cli.main", "serve", str(model), *_flags(errand))
+    environment = {**_environment(directory), "VLLM_PLUGINS": "holdfast_demo"}
+    if not errand.machine.devices:
+        environment["VLLM_PLUGINS"] += f",{packages.LOCK_PLUGIN}"
+        environment[WARMED_VARIABLE] = str(_WARMED_BYTES)
+    with running("stock", command, environment, directory, free_port()) as server:
+        seconds = _until_ready(server, errand, "/health")
+        yield Engine(server, errand, directory, seconds)
+
+
+@contextmanager
+def _holdfast(errand: Errand, switches: DemoSwitches, *flags: str) -> Iterator[Engine]:
+    directory = Path(errand.directory)
+    events_directory = directory / f"events-{os.getpid()}"
+    events_directory.mkdir()
+    model = ensure_demo_model(directory / "models", switches)
+    command = ("holdfast", "serve", str(model), *_flags(errand), *_HOLDFAST_FLAGS, *flags)
+    environment = {**_environment(directory), DIRECTORY_VARIABLE: str(events_directory)}
+    readings = {"before": device_memory.used_bytes()} if errand.machine.devices else {}
+    with running(errand.subject, command, environment, directory) as server:
+        seconds = _until_ready(server, errand, "/readyz")
+        yield Engine(server, errand, events_directory, seconds, readings)
+
+
+def _until_ready(server: Server, errand: Errand, path: str) -> float:
+    limit_seconds = next(s.opening_seconds for s in SUBJECTS if s.name == errand.subject)
+    deadline_seconds = 0.9 * limit_seconds * errand.patience
+    return server.until(lambda: server.answers_200(path), "READY", deadline_seconds)
+
+
+def _flags(errand: Errand) -> tuple[str, ...]:
+    if not errand.machine.devices:
+        return (*_COMMON_FLAGS, *_CPU_FLAGS)
+    share = _BUDGET_BYTES / min(device.total_bytes for device in errand.machine.devices)
+    return (*_COMMON_FLAGS, f"--gpu-memory-utilization={min(0.5, share):.4f}")
+
+
+def _environment(directory: Path) -> Mapping[str, str]:
+    path = [str(packages.make(directory)), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "XDG_STATE_HOME": str(directory / "state"),
+        "VLLM_PLUGINS": _PLUGINS,
+    }
+
+
+_PLUGINS = f"holdfast,holdfast_demo,{packages.WITNESS_PLUGIN}"

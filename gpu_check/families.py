@@ -1,0 +1,70 @@
+"""Ends what the kit has started: every process below this one, and those that lost their parent.
+
+Only the standard library, because a machine may have nothing but torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_END_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+def end_with_parent() -> None:
+    """Have SIGTERM sent to this process when its parent ends, however that ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """When left, nothing is below this process that was not when it was entered.
+
+    What loses its parent meanwhile comes to this process, and is ended too.
+    """
+    before = set(descendants(os.getpid()))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _end(before)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _end(spared: set[int]) -> None:
+    deadline_seconds = time.monotonic() + _END_SECONDS
+    while below := set(descendants(os.getpid())) - spared:
+        if time.monotonic() > deadline_seconds:
+            return
+        for pid in below:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(_POLL_SECONDS)
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid`, zombies among them."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found = children.get(pid, [])[:]
+    for child in found:
+        found.extend(children.get(child, ()))
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
