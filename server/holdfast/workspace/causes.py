@@ -52,6 +52,7 @@ _CONSEQUENCES = (
     "See root cause above",
     "initialization failed due to an exception in a background process",
     "Executor failed.",
+    "could not agree with the other ranks",
     "cancelled",
 )
 _FATAL = ("EngineCore encountered a fatal error", "EngineCore failed", "WorkerProc failed")

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed
-from vllm.distributed.parallel_state import get_world_group
 from vllm.platforms import current_platform
 from vllm.v1.worker import workspace
 
 from holdfast.records import StartPhase
+from holdfast.workspace.agreement import Subject, largest, smallest
 from holdfast.workspace.device import is_unified_memory, read_device
 from holdfast.workspace.manager import WorkspaceManager, bound_class
 from holdfast.workspace.memory import MemoryLedger, as_table
@@ -269,38 +268,30 @@ class WorkerFollower:
             draft_lane=max(lane for _, lane in manager.slots),
         )
         reservations = plan_reservations(self._spec, manager.slots, declared_terms(context))
-        manager.reserve(_agreed(reservations))
+        manager.reserve(self._agreed(reservations))
         manager.level()
 
     def _lock(self) -> None:
-        """Close the manager with a growth limit that every rank can hold, see `_smallest`."""
+        """Close the manager with a growth limit that every rank can hold.
+
+        One that runs out of memory alone hangs the others.
+        """
         manager = self._manager
         sizes = manager.slot_sizes()
         wanted_bytes = growth_limit_bytes(self._spec.growth_limit_bytes, sizes)
         reading = read_device(self._worker.device)
         free_bytes = reading.growable_bytes(self._ledger.activation_peak_bytes)
-        manager.lock(limit_bytes=_smallest(min(wanted_bytes, free_bytes)))
+        manager.lock(limit_bytes=self._smallest(min(wanted_bytes, free_bytes)))
 
+    def _agreed(self, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
+        """The largest size of each slot over all ranks, so that all size the KV cache alike."""
+        sizes = [reservation.size_bytes for reservation in reservations]
+        agreed = largest(sizes, Subject.RESERVATION, self._vllm_config.parallel_config)
+        return tuple(
+            Reservation(reservation.slot, reservation.terms, size_bytes)
+            for reservation, size_bytes in zip(reservations, agreed, strict=True)
+        )
 
-def _agreed(reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
-    """The largest size of each slot over all ranks, so that all ranks size the KV cache alike."""
-    sizes = [reservation.size_bytes for reservation in reservations]
-    largest = _reduced(sizes, torch.distributed.ReduceOp.MAX)
-    return tuple(
-        Reservation(reservation.slot, reservation.terms, size_bytes)
-        for reservation, size_bytes in zip(reservations, largest, strict=True)
-    )
-
-
-def _smallest(size_bytes: int) -> int:
-    """The smallest value over all ranks: one that runs out alone hangs the others."""
-    return _reduced([size_bytes], torch.distributed.ReduceOp.MIN)[0]
-
-
-def _reduced(values: list[int], operation: Any) -> list[int]:
-    group = get_world_group()
-    if group.world_size == 1:
-        return values
-    tensor = torch.tensor(values, dtype=torch.int64)
-    torch.distributed.all_reduce(tensor, op=operation, group=group.cpu_group)
-    return [int(value) for value in tensor.tolist()]
+    def _smallest(self, size_bytes: int) -> int:
+        parallel_config = self._vllm_config.parallel_config
+        return smallest([size_bytes], Subject.GROWTH_LIMIT, parallel_config)[0]

@@ -1,0 +1,216 @@
+"""A world of forked ranks, as vLLM makes it with gloo: some ours, and one that may go astray.
+
+A rank is a worker without a model under our follower. It goes through the start, and says what it
+agreed on with the others, or why it could not.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from vllm.distributed import parallel_state
+from vllm.v1.worker import workspace
+
+from holdfast.errors import HoldfastError
+from holdfast.workspace import agreement
+from holdfast.workspace.follower import WorkerFollower
+from holdfast.workspace.plan import MIB, WorkspaceSpec
+
+Moment = Literal["sizing", "warmup", "lock"]
+"""Before which of the agreements of a start a rank goes astray."""
+Fault = Literal["none", "raises", "comes late", "takes no part", "reduces something else"]
+
+END_SECONDS = 120.0
+"""More than any rank takes to end, whatever the others do."""
+ABORTED = "aborted"
+"""What a rank says that was sent more than it can take: gloo calls `std::terminate` then."""
+_POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What happens in one world; the last rank is the one that goes astray."""
+
+    directory: Path
+    ranks: int
+    moment: Moment = "sizing"
+    fault: Fault = "none"
+    timeout_seconds: float = END_SECONDS
+    given_seconds: float | None = None
+    """Of vLLM's own flag, if it is given."""
+
+    def mark(self, rank: int) -> Path:
+        """A file that is there when the rank has come to the moment."""
+        return self.directory / f"{rank}.came"
+
+    def end(self, rank: int) -> Path:
+        """A file that is there when the rank is done."""
+        return self.directory / f"{rank}.ended"
+
+
+def answers(scenario: Scenario) -> list[str]:
+    """What each rank said in the end.
+
+    Raises:
+        TimeoutError: one did not end.
+    """
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(scenario.ranks)]
+    processes = [
+        context.Process(target=_live, args=(scenario, rank, sender))
+        for rank, (_, sender) in enumerate(pipes)
+    ]
+    for process, (_, sender) in zip(processes, pipes, strict=True):
+        process.start()
+        sender.close()
+    deadline = time.monotonic() + END_SECONDS
+    said = []
+    try:
+        # The last is the last to be asked: it may wait for the others to end.
+        for process, (receiver, _) in zip(processes, pipes, strict=True):
+            if not receiver.poll(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"a rank of {scenario} said nothing")
+            said.append(_word(receiver))
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                raise TimeoutError(f"a rank of {scenario} did not end")
+    finally:
+        for process, (receiver, _) in zip(processes, pipes, strict=True):
+            process.kill()
+            process.join()
+            receiver.close()
+    return said
+
+
+def _word(receiver: Any) -> str:
+    """What a rank has said, unless gloo has ended it."""
+    with suppress(EOFError):
+        return str(receiver.recv())
+    return ABORTED
+
+
+def _live(scenario: Scenario, rank: int, sender: Any) -> None:
+    """One process: the start of one rank."""
+    agreement.AGREEMENT_SECONDS = scenario.timeout_seconds
+    faulthandler.disable()  # gloo aborts a rank that is sent what it does not expect
+    try:
+        said = _start(scenario, rank)
+    except HoldfastError as error:
+        said = f"{type(error).__name__}: {error.line}"
+    except (RuntimeError, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+    scenario.end(rank).touch()
+    sender.send(said)
+    sender.close()
+
+
+def _start(scenario: Scenario, rank: int) -> str:
+    meeting = f"file://{scenario.directory}/meeting"
+    parallel_state.init_distributed_environment(scenario.ranks, rank, meeting, rank, "gloo")
+    worker = _Worker(scenario, rank)
+    spec = WorkspaceSpec(
+        stats_directory=str(scenario.directory),
+        generation=1,
+        floor_bytes=(rank + 1) * MIB,
+        headroom=0.0,
+        growth="alongside",
+        growth_limit_bytes=(rank + 1) * MIB,
+    )
+    follower = WorkerFollower(worker, _followed_config(scenario.given_seconds), spec)
+    with follower.device_initialised():
+        pass
+    worker.determine_available_memory()
+    worker.compile_or_warm_up_model()
+    manager: Any = workspace.current_workspace_manager()
+    limit_bytes = manager._gate.rule.limit_bytes
+    return f"{manager.total_size_bytes() // MIB} MiB, {limit_bytes // MIB} MiB more"
+
+
+def _followed_config(given_seconds: float | None) -> Any:
+    """What the follower looks at, of a model that vLLM need not know."""
+    timeout = None if given_seconds is None else timedelta(seconds=given_seconds)
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(data_parallel_index=0, cpu_distributed_timeout=timeout),
+        cache_config=SimpleNamespace(kv_cache_memory_bytes=None),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=4),
+        model_config=SimpleNamespace(max_model_len=64, original_max_model_len=64, hf_config=None),
+    )
+
+
+class _Worker:
+    """What the follower wraps of a worker of vLLM; the last rank goes astray in it."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, scenario: Scenario, rank: int) -> None:
+        self.rank = rank
+        self.model_runner = SimpleNamespace(model_memory_usage=0)
+        self._scenario = scenario
+        self._models = iter(("sizing", "warmup"))
+
+    def get_model(self) -> torch.nn.Module:
+        """Asked for just before the sizes of a reservation are agreed on."""
+        self._come_to(next(self._models, "done"))
+        return torch.nn.Module()
+
+    def determine_available_memory(self) -> int:
+        return 64 * MIB
+
+    def compile_or_warm_up_model(self) -> None:
+        """Returns just before the growth limit is agreed on."""
+        self._come_to("lock")
+
+    def _come_to(self, moment: str) -> None:
+        if moment != self._scenario.moment:
+            return
+        self._scenario.mark(self.rank).touch()
+        if self.rank == self._scenario.ranks - 1:
+            _FAULTS[self._scenario.fault](self._scenario)
+
+
+def _raise(_: Scenario) -> None:
+    raise ValueError("a kernel of this rank cannot be compiled")
+
+
+def _come_last(scenario: Scenario) -> None:
+    """All the others are there, or about to be."""
+    _wait_for(lambda: all(scenario.mark(rank).exists() for rank in range(scenario.ranks)))
+
+
+def _take_no_part(scenario: Scenario) -> None:
+    """As the rank of another vLLM, which goes on into a collective of the model."""
+    _wait_for(lambda: all(scenario.end(rank).exists() for rank in range(scenario.ranks - 1)))
+    raise RuntimeError("nobody came to the collective of the model")
+
+
+def _reduce_something_else(_: Scenario) -> None:
+    group = parallel_state.get_world_group().cpu_group
+    torch.distributed.all_reduce(torch.ones(1), group=group)
+    raise RuntimeError("the other ranks are not those of this model")
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + END_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("waited in vain")
+        time.sleep(_POLL_SECONDS)
+
+
+_FAULTS: dict[Fault, Callable[[Scenario], None]] = {
+    "none": lambda _: None,
+    "raises": _raise,
+    "comes late": _come_last,
+    "takes no part": _take_no_part,
+    "reduces something else": _reduce_something_else,
+}
