@@ -6,6 +6,7 @@ import threading
 
 import psutil
 import pytest
+from torch.multiprocessing.reductions import StorageWeakRef
 from vllm.v1.worker import workspace
 
 from holdfast.workspace.books import NoStats
@@ -19,6 +20,7 @@ from managers import (
     reservation,
     view,
 )
+from pools import Pool
 
 
 @pytest.mark.parametrize("is_bound", [True, False])
@@ -149,6 +151,43 @@ def test_growth_after_the_lock_is_for_the_slot_that_asked() -> None:
     locked_manager("alongside", manager=manager)
     view(manager, 2 * MIB)
     assert list(manager.slot_sizes().values()) == [2 * MIB, MIB]
+
+
+def test_a_view_outlives_the_buffer_that_another_ubatch_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both ubatches run at a time, and each may hold views across a growth of the other.
+
+    So the memory that vLLM's profile measures has old and new buffer in it: no less than is needed,
+    and more by the old one at most, which is gone with the last view. Levelling when the ubatches
+    are done would be too late: the peak that was measured before lacks what it adds.
+    """
+    pool = Pool()
+    manager = WorkspaceManager(CPU, num_ubatches=2, alloc_context=lambda: pool)
+    manager.bind(NoStats(), "deny")
+    monkeypatch.setattr(workspace, "dbo_current_ubatch_id", lambda: 1)
+    held_by_the_other = view(manager, MIB).fill_(7)
+    monkeypatch.setattr(workspace, "dbo_current_ubatch_id", lambda: 0)
+    view(manager, 3 * MIB).fill_(9)
+    assert list(manager.slot_sizes().values()) == [3 * MIB, 3 * MIB]
+    assert bool((held_by_the_other == 7).all())
+    old = StorageWeakRef(held_by_the_other.untyped_storage())
+    assert not old.expired()
+    del held_by_the_other
+    assert old.expired()
+    assert sum(tensor.nbytes for tensor in pool.tensors()) == 6 * MIB
+
+
+def test_a_reservation_is_not_replaced_while_ubatches_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second start on what they need is there before they ask."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    manager.bind(NoStats(), "deny")
+    manager.reserve([reservation(slot, 2 * GRANULE) for slot in manager.slots])
+    addresses = [held(manager, index).data_ptr() for index in range(2)]
+    for ubatch in (0, 1):
+        monkeypatch.setattr(workspace, "dbo_current_ubatch_id", lambda ubatch=ubatch: ubatch)
+        view(manager, GRANULE)
+    assert [held(manager, index).data_ptr() for index in range(2)] == addresses
 
 
 def test_a_single_slot_is_never_levelled() -> None:

@@ -3,6 +3,10 @@
 Two ubatches run the same layers, but vLLM's metadata builders and its unsplit dummy runs ask in
 slot 0 alone. So once it is bound, what one ubatch needs before the lock every ubatch of its lane
 gets, at once: early enough for the sizing of the KV cache and for the addresses of the graphs.
+Another ubatch may run at that moment and hold views into its old buffer: they keep it alive until
+the step is over. vLLM's comment on `_ensure_workspace_size` warns of that peak, which makes the KV
+cache smaller by the old buffer at most, at a first start without a reservation. To level later
+would be worse: what it adds would be missing in the peak that the profile has measured.
 """
 
 from __future__ import annotations
