@@ -5,3 +5,8 @@
 process of its own, `subject_process`; `runner` starts it, holds each check to its deadline and ends
 all that it left. What a machine lacks skips checks by name, and `report` writes what came of it.
 """
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - whoever has an older one is told so
+    sys.exit("error: Python 3.11 or later is needed. Remedy: make gpu-check PYTHON=/path/to/it")

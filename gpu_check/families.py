@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _END_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 
@@ -30,12 +30,14 @@ def nothing_left() -> Iterator[None]:
     What loses its parent meanwhile comes to this process, and is ended too.
     """
     before = set(descendants(os.getpid()))
+    was_reaper = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(was_reaper))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
         _end(before)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        _prctl(_PR_SET_CHILD_SUBREAPER, was_reaper.value)
 
 
 def _end(spared: set[int]) -> None:
@@ -67,4 +69,4 @@ def descendants(pid: int) -> list[int]:
 
 
 def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0)

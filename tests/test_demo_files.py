@@ -150,6 +150,7 @@ def test_switches_survive_the_configuration(tmp_path: Path) -> None:
         ({"declare_need": True}, "declare_need"),
         ({"declares_need": 1}, "declares_need"),
         ({"scratch_bytes_per_token": 1000}, "scratch_bytes_per_token"),
+        ({"stages_decodes": 1}, "stages_decodes"),
         ({"faults": {}}, "faults"),
         ({"faults": [{"when": "context"}]}, "threshold"),
         ({"faults": [{"when": "never", "threshold": 1, "effect": "nan"}]}, "when"),

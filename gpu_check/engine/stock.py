@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from gpu_check.engine.growth import LONG, prompt
-from gpu_check.engine.servers import completion
+from gpu_check.engine.servers import POLL_SECONDS, completion
 from gpu_check.engine.subjects import Engine
 from gpu_check.records import CheckFailedError, Measured
 
+_LOG_SECONDS = 10.0
+"""For the log of a process that dies to reach its file."""
 _TEXT = "Workspace is locked but allocation from"
 
 
@@ -21,6 +24,9 @@ def check(engine: Engine) -> Sequence[Measured]:
     status, answer = server.ask("/v1/completions", completion(prompt(LONG), 4))
     if status == 200:
         raise CheckFailedError(f"stock vLLM answered a prompt of {LONG} tokens: it does not fail")
+    deadline_seconds = time.monotonic() + _LOG_SECONDS * engine.patience
+    while _TEXT not in server.log and time.monotonic() < deadline_seconds:
+        time.sleep(POLL_SECONDS)
     if _TEXT not in server.log:
         raise CheckFailedError(f"the long prompt got {status} {answer}, and no locked workspace")
     line = next(line for line in server.log.splitlines() if _TEXT in line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpu_check.checks import SUBJECTS
@@ -14,6 +14,7 @@ from gpu_check.engine.cpu_lock import WARMED_VARIABLE
 from gpu_check.engine.servers import Server, free_port, running
 from gpu_check.engine.witness import DIRECTORY_VARIABLE, Event, read
 from gpu_check.errands import Errand
+from gpu_check.survey import ROOT
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoSwitches
 
@@ -35,8 +36,8 @@ _COMMON_FLAGS = (
 )
 _CPU_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes=128M")
 _HOLDFAST_FLAGS = ("--learned-dir=none",)
-_SILENT = DemoSwitches(declares_need=False, scratch_bytes_per_token=SCRATCH_BYTES_PER_TOKEN)
-_DECLARED = DemoSwitches(scratch_bytes_per_token=SCRATCH_BYTES_PER_TOKEN)
+_DECLARED = DemoSwitches(scratch_bytes_per_token=SCRATCH_BYTES_PER_TOKEN, stages_decodes=True)
+_SILENT = replace(_DECLARED, declares_need=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,9 @@ def _flags(errand: Errand) -> tuple[str, ...]:
 
 
 def _environment(directory: Path) -> Mapping[str, str]:
-    path = [str(packages.make(directory)), os.environ.get("PYTHONPATH", "")]
+    ours = {str(ROOT), str(ROOT / "server")}  # whose other folders are no packages
+    others = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p not in ours]
+    path = [str(packages.make(directory)), *others]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONUNBUFFERED": "1",

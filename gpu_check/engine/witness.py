@@ -89,20 +89,20 @@ def _watch_manager(book: _Book) -> None:
 
     def noted_reserve(manager: Any, reservations: Iterable[Any]) -> None:
         reserve(manager, reservations)
-        book.tell("reserve", held_bytes=manager.total_size_bytes())
+        book.tell("reserve", held_bytes=sum(manager.slot_sizes().values()))
 
     def noted_seal(manager: Any) -> None:
         was_sealed = manager.is_sealed
         seal(manager)
         if not was_sealed:
-            book.tell("seal", held_bytes=manager.total_size_bytes())
+            book.tell("seal", held_bytes=sum(manager.slot_sizes().values()))
             _ask_for_more(manager)
 
     def noted_lock(manager: Any, limit_bytes: int | None = None) -> None:
         was_locked = manager.is_locked()
         lock(manager, limit_bytes)
         if not was_locked:
-            book.tell("lock", held_bytes=manager.total_size_bytes())
+            book.tell("lock", held_bytes=sum(manager.slot_sizes().values()))
 
     def noted_retire(holdings: Any, tensors: Iterable[Any]) -> None:
         kept = tuple(tensors)
@@ -128,6 +128,7 @@ def _watch_sizing(worker: Any, book: _Book) -> None:
     from holdfast.workspace.plan import Reservation  # noqa: PLC0415 - as above
 
     determine: Callable[[], int] = worker.determine_available_memory
+    runner = worker.model_runner
 
     def sized() -> int:
         available_bytes = determine()
@@ -139,17 +140,24 @@ def _watch_sizing(worker: Any, book: _Book) -> None:
         book.tell(
             "sized",
             available_bytes=available_bytes,
-            workspace_bytes=manager.total_size_bytes(),
+            workspace_bytes=sum(manager.slot_sizes().values()),
             **{name: int(size) for name, size in told.items() if size is not None},
         )
         return available_bytes
 
     def sized_thrice() -> int:
         determine()  # what is allocated once and for all is there from now on
+        # vLLM captures graphs to estimate their memory; that once is enough, and the same.
+        if estimate := getattr(runner, "profile_cudagraph_memory", None):
+            estimate_bytes = getattr(worker, "cudagraph_memory_estimate", 0)
+            runner.profile_cudagraph_memory = lambda: estimate_bytes
         sized()
         manager = workspace.current_workspace_manager()
         held_bytes = manager.slot_sizes()[0, 0]
         manager.reserve([Reservation((0, 0), (), held_bytes + ADDED_BYTES)])
-        return sized()
+        available_bytes = sized()
+        if estimate:
+            runner.profile_cudagraph_memory = estimate
+        return available_bytes
 
     worker.determine_available_memory = sized_thrice

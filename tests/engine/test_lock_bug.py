@@ -1,47 +1,30 @@
-"""The failure that Holdfast exists for, and its cure, on the same model with the same prompt."""
+"""The failure that Holdfast exists for, and its cure, on the same kind of model and prompt."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-import lock_shim
-from servers import SMALL, Server, reserved_port, running
+from gpu_kit import kit
+from servers import Server
 
 pytestmark = pytest.mark.engine
 
 
 LONG_PROMPT = [65 + i % 26 for i in range(3000)]
-STOCK = (sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry")
 
 
 def test_long_prompt_kills_stock_vllm_and_is_answered_by_holdfast(
-    silent_demo: Path, second_start: Server, tmp_path: Path
+    second_start: Server, tmp_path: Path
 ) -> None:
     """Stock: `/health` is 200, the first long prompt kills the engine. Holdfast: it is answered."""
-    environment = lock_shim.install(tmp_path / "shim")
-    model = str(silent_demo)
-    flags = (*SMALL, "--served-model-name=demo")
-    with (
-        reserved_port() as port,
-        running(
-            tmp_path / "stock",
-            "--model",
-            model,
-            *flags,
-            environment=environment,
-            command=STOCK,
-            port=port,
-        ) as stock,
-    ):
-        stock.until(lambda: stock.is_healthy, "stock vLLM")
-        assert stock.completion("short").status_code == 200
-        assert stock.is_healthy
-        assert stock.completion(LONG_PROMPT).status_code == 500
-        stock.until(lambda: "Workspace is locked but allocation from" in stock.log, "the assertion")
-        stock.wait()
+    code, written, output = kit(tmp_path, "--only", "stock_engine_dies")
+    assert code == 0, output
+    (stock,) = [check for check in written["checks"] if check["status"] == "passed"]
+    measured = {one["name"]: one["value"] for one in stock["measured"]}
+    assert measured["answer"] == "HTTP 500"
+    assert str(measured["cause"]).startswith("Workspace is locked but allocation from 'model.py:")
     assert second_start.completion(LONG_PROMPT).status_code == 200
     (rank,) = second_start.status["workspace"]
     assert rank["rejections"] == {"scratch": 0, "persistent": 0, "permute": 0}

@@ -22,6 +22,7 @@ from gpu_check.checks import CHECKS, SUBJECTS, Check, Subject
 from gpu_check.core import bench, exhaustion, graphs, lives, refusals
 from gpu_check.engine import budget, device_memory, order, packages, recovery, subjects, witness
 from gpu_check.records import CheckFailedError, CheckSkippedError, Device, Machine, Measured
+from gpu_kit import kit, status_of
 from holdfast.workspace import growth
 from holdfast.workspace import manager as holdfast_manager
 from holdfast.workspace.footprint import Holdings
@@ -42,29 +43,6 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
 """
-
-
-def kit(
-    directory: Path, *arguments: str, environment: Mapping[str, str] | None = None
-) -> tuple[int, dict[str, Any], str]:
-    """The exit code, the report and the output of a run of the kit."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gpu_check", "--output", str(directory), "--patience=6", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    path = directory / "report.json"
-    written = json.loads(path.read_text()) if path.exists() else {}
-    return done.returncode, written, done.stdout + done.stderr
-
-
-def status_of(written: Mapping[str, Any]) -> dict[str, str]:
-    """The status of each check."""
-    return {check["name"]: check["status"] for check in written["checks"]}
 
 
 @pytest.fixture
@@ -551,12 +529,18 @@ def test_memory_that_does_not_come_back_fails(
 ) -> None:
     """Of the killed engine while the next one runs, and of the server when it has stopped."""
     monkeypatch.setattr(device_memory, "used_bytes", lambda: 1 << 30)
-    engine = an_engine(tmp_path)
+    machine = replace(MACHINE, devices=(H200,))
+    errand = errands.Errand("growing", (), str(tmp_path), "", machine, 1.0)
+    engine = replace(an_engine(tmp_path), errand=errand)
     with pytest.raises(CheckSkippedError, match="no engine was replaced"):
         recovery.memory_returned(engine)
     stopped: Any = Stopped()
     full = {"before": 1 << 30, "first engine": 5 << 30, "second engine": 5 << 30}
     assert recovery.memory_returned(replace(engine, server=stopped, readings=dict(full)))
+    shared = replace(machine, devices=(replace(H200, is_integrated=True),))
+    on_gb10 = replace(engine, errand=replace(errand, machine=shared), readings=dict(full))
+    with pytest.raises(CheckSkippedError, match="page cache"):
+        recovery.memory_returned(on_gb10)
     leaking = {**full, "second engine": 9 << 30}
     with pytest.raises(CheckFailedError, match=r"second engine: .* more are in use"):
         recovery.memory_returned(replace(engine, server=stopped, readings=leaking))

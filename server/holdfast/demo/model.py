@@ -43,7 +43,9 @@ class DemoAttention(LlamaAttention):  # type: ignore[misc] # vLLM is untyped
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        self._scratch_bytes_per_token = _switches(config).scratch_bytes_per_token
+        switches = _switches(config)
+        self._scratch_bytes_per_token = switches.scratch_bytes_per_token
+        self._stages_decodes = switches.stages_decodes
         self.attn.attn_backend = _with_step_shape(self.attn.attn_backend)
         self.attn.impl.forward = functools.partial(self._attend, self.attn.impl.forward)
 
@@ -61,12 +63,15 @@ class DemoAttention(LlamaAttention):  # type: ignore[misc] # vLLM is untyped
     ) -> torch.Tensor:
         if attn_metadata is not None and is_workspace_manager_initialized():
             step: StepShape = attn_metadata.holdfast_step
-            if step.prefills:
+            if step.prefills or self._stages_decodes:
                 query = self._staged(query[: step.scheduled_tokens], step)
         return attend(layer, query, key, value, kv_cache, attn_metadata, *args, **kwargs)
 
     def _staged(self, query: torch.Tensor, step: StepShape) -> torch.Tensor:
-        """`query`, copied to the end of a scratch with a row for each token of the context."""
+        """`query`, copied to the end of a scratch with a row for each token of the context.
+
+        A step of decodes alone has a row for each of its tokens: a graph of it knows no context.
+        """
         row_bytes = query[0].numel() * query.element_size()
         if row_bytes > self._scratch_bytes_per_token:
             raise UsageError(
@@ -74,7 +79,8 @@ class DemoAttention(LlamaAttention):  # type: ignore[misc] # vLLM is untyped
                 f"scratch_bytes_per_token of {self._scratch_bytes_per_token}.",
                 remedy="Raise scratch_bytes_per_token, or split the model over more ranks.",
             )
-        rows = scratch_rows(step.longest_context_tokens, step.scheduled_tokens)
+        context_tokens = step.longest_context_tokens if step.prefills else 0
+        rows = scratch_rows(context_tokens, step.scheduled_tokens)
         shape = (rows, self._scratch_bytes_per_token)
         (scratch,) = current_workspace_manager().get_simultaneous((shape, torch.uint8))
         staged = scratch[-len(query) :, :row_bytes].view(query.dtype).view(query.shape)

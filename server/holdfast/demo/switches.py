@@ -72,6 +72,9 @@ class DemoSwitches:
     declares_need: bool = True
     """Whether the reserver declares what every prefill takes. Faults are never declared."""
     scratch_bytes_per_token: int = 1024
+    stages_decodes: bool = False
+    """Whether decodes pass their queries through scratch too, with a row for each request. On a GPU
+    their graphs then hold its address."""
     faults: tuple[DemoFault, ...] = ()
 
     def to_record(self) -> dict[str, Any]:
@@ -86,6 +89,9 @@ class DemoSwitches:
         _demand(isinstance(faults, list | tuple), "faults", faults)
         switches = cls(**values, faults=tuple(DemoFault.from_record(fault) for fault in faults))
         _demand(isinstance(switches.declares_need, bool), "declares_need", switches.declares_need)
+        _demand(
+            isinstance(switches.stages_decodes, bool), "stages_decodes", switches.stages_decodes
+        )
         row_bytes = switches.scratch_bytes_per_token
         is_row = _is_count(row_bytes, least=1) and row_bytes % _WORKSPACE_ALIGNMENT_BYTES == 0
         _demand(is_row, "scratch_bytes_per_token", row_bytes)

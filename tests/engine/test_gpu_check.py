@@ -1,0 +1,27 @@
+"""The kit's checks of a served engine, on the CPU: one start and one recovery."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_check.checks import CHECKS
+from gpu_kit import kit, status_of
+
+pytestmark = pytest.mark.engine
+
+NEED_A_GPU = ("seal_retire_lock", "memory_returned")
+
+
+def test_what_is_to_be_shown_on_a_gpu_passes_on_the_cpu(tmp_path: Path) -> None:
+    """Order, budget, growth, the long prompt, steps and recovery; graphs and memory are named."""
+    growing = [check.name for check in CHECKS if check.subject == "growing"]
+    code, written, output = kit(tmp_path, "--only", *growing)
+    assert code == 0, output
+    checks = {check["name"]: check for check in written["checks"]}
+    assert [checks[name]["reason"] for name in NEED_A_GPU] == ["torch sees no CUDA device"] * 2
+    passed = [name for name, status in status_of(written).items() if status == "passed"]
+    assert passed == [name for name in growing if name not in NEED_A_GPU]
+    (budget,) = [c["measured"] for c in checks.values() if c["name"] == "reservation_in_kv_budget"]
+    assert {one["name"]: one["value"] for one in budget}["reserved in between"] == 8 << 20
