@@ -47,6 +47,15 @@ def test_of_many_shards_the_one_that_is_cut_off_is_named(tmp_path: Path, lost_by
     assert str(broken) in told(tmp_path)
 
 
+@pytest.mark.parametrize("names", [["model-1.safetensors", 3, None, "x"], [["x"], {}], [None, 4]])
+def test_an_index_that_names_no_files_is_named(tmp_path: Path, names: list[object]) -> None:
+    """Whatever it has in their place."""
+    shard(tmp_path / "model-1.safetensors")
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": dict(enumerate(names))}))
+    assert str(path) in told(tmp_path)
+
+
 def test_what_lies_beside_the_weights_does_not_matter(tmp_path: Path) -> None:
     """A model may have been fetched in one of its forms alone."""
     shard(tmp_path / "model-1.safetensors")

@@ -53,11 +53,17 @@ def is_pointer(path: Path) -> bool:
 def _named(index: Path, found: list[Path]) -> list[Path]:
     """Those that the index names, all of which must be there; all, if there is no index."""
     try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
+        named = list(json.loads(index.read_bytes())["weight_map"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return found
     if not found:
         return []
+    names = {name for name in named if isinstance(name, str)}
+    if not all(isinstance(name, str) for name in named):
+        raise UsageError(
+            f"{index} names something else than files as the places of weights.",
+            remedy="download it, or the whole model again.",
+        )
     missing = sorted(names - {path.name for path in found})
     if missing:
         raise UsageError(
