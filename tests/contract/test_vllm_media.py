@@ -26,6 +26,7 @@ from vllm import envs
 from vllm.entrypoints.speech_to_text.base import serving as speech_to_text
 from vllm.exceptions import (
     GracefulHTTPError,
+    VLLMClientError,
     VLLMUnprocessableEntityError,
     VLLMValidationError,
 )
@@ -377,6 +378,34 @@ def test_ffmpeg_is_not_given_what_names_other_sources(content: str) -> None:
             asyncio.run(asyncio.wait_for(load(url), DEADLINE_SECONDS))
     with pytest.raises(VLLMValidationError, match="container"):
         speech_to_text.load_audio(BytesIO(content.encode()), sr=16000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        ("image", {"image_mode": 5}),
+        ("image", {"image_mode": {"a": 1}}),
+        ("image", {"rgba_background_color": "x"}),
+        ("video", {"num_frames": "x"}),
+        ("video", {"num_frames": [1]}),
+        ("video", {"fps": "x", "num_frames": 2}),
+        ("video", {"video_backend": 5}),
+        ("video", {"video_backend": ["opencv"]}),
+    ],
+)
+def test_media_that_cannot_be_read_as_asked_are_the_fault_of_the_client(
+    kind: str, asked: dict[str, Any]
+) -> None:
+    """Any value of JSON may stand there; vLLM answers ValueError and TypeError with 400."""
+    of_one = MEDIA_CONNECTOR_REGISTRY.load(
+        envs.VLLM_MEDIA_CONNECTOR, media_io_kwargs={kind: asked}, allowed_media_domains=[]
+    )
+    fetch = of_one.fetch_image_async if kind == "image" else of_one.fetch_video_async
+    url = as_data(picture())
+    if kind == "video":
+        url = as_data(b"GIF89a" + picture(8, 8, "GIF")[6:], "video/mp4")
+    with pytest.raises((VLLMClientError, ValueError, TypeError)):
+        asyncio.run(fetch(url))
 
 
 def test_a_video_of_large_frames_is_refused_before_it_is_decoded(

@@ -69,10 +69,15 @@ class Engine:
         self.turns = Turns(Places(RUNNING, RUNNING + 2), lambda: 3)
         self.llm.take_turns(self.turns)
 
-    def ask(self, name: str, tracked: Tracked, answers: int = 1) -> asyncio.Task[list[Any]]:
+    def ask(
+        self, name: str, tracked: Tracked, answers: int = 1, extra: dict[str, Any] | None = None
+    ) -> asyncio.Task[list[Any]]:
         """A caller of `generate`."""
         parameters = SamplingParams(
-            n=answers, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False
+            n=answers,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            detokenize=False,
+            extra_args=extra,
         )
         nothing: Any = dict.fromkeys(
             ("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank")
@@ -212,5 +217,23 @@ def test_a_request_of_too_many_sequences_is_refused() -> None:
         with pytest.raises(VLLMValidationError, match="2048 sequences"):
             await engine.ask("a", tracked, 49)
         assert engine.core.sent == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params"])
+@pytest.mark.parametrize("value", ["x", 3, [{}]])
+def test_what_is_said_of_a_transfer_has_to_be_an_object(name: str, value: Any) -> None:
+    """vLLM and its connectors take it for one, in EngineCore too; nothing is left of the rest."""
+
+    async def scene(engine: Engine) -> None:
+        with pytest.raises(VLLMValidationError, match=name):
+            await engine.ask("a", Tracked(), extra={name: value})
+        assert engine.core.sent == []
+        assert not engine.llm.output_processor.request_states
+        sent = engine.ask("b", Tracked(), extra={name: {"a": 1}, "other": "x"})
+        await engine.until_sent(1)
+        engine.finish(0)
+        await sent
 
     play(scene)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -12,6 +12,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from holdfast.engine.grammars.patience import Patience, patiently
 from holdfast.engine.tracked import tracked_request
 from holdfast.engine.turns import Turns
+
+_TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 
 
 class UnsentError(EngineDeadError):  # type: ignore[misc]  # vLLM is Any to us
@@ -67,9 +69,10 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         """Where its outputs come.
 
         Raises:
-            VLLMValidationError: a number in it is too large, or it asks for too many sequences;
-                nothing is left of it.
+            VLLMValidationError: a number in it is too large, it asks for too many sequences, or
+                what it says of a transfer is not an object; nothing is left of it.
         """
+        _check_transfers(getattr(params, "extra_args", None) or {})
         if self.turns is not None:
             _bound(getattr(params, "n", 1), self.turns.most_sequences)
         try:
@@ -107,6 +110,13 @@ class _States(dict[str, Any]):
     def pop(self, name: str, *default: Any) -> Any:
         self._turns.leave(name)
         return super().pop(name, *default)
+
+
+def _check_transfers(given: Mapping[str, Any]) -> None:
+    """Refuse what vLLM takes for an object: front end and EngineCore fail on it (0.32)."""
+    for name in _TRANSFERS:
+        if not isinstance(given.get(name), Mapping | None):
+            raise VLLMValidationError(f"{name} has to be an object.", parameter="vllm_xargs")
 
 
 def _bound(sequences: int, most: float) -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 import threading
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -66,6 +68,19 @@ _UNFETCHED = (
 )
 _FAILURES = (aiohttp.ClientError, OSError, ValueError, RuntimeError, VLLMClientError)
 """What fetching and decoding raise; a TimeoutError is an OSError."""
+_WRONG = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    SyntaxError,
+    TypeError,
+    struct.error,
+    zlib.error,
+)
+"""What decoders raise, beside those, of damaged content and of values of a wrong type."""
+_CAUSE_CHARACTERS = 200
 _WIDTH_HEIGHT_FRAMES = (3, 4, 7)
 """`CAP_PROP_FRAME_WIDTH` and so on of OpenCV, which may be missing."""
 _MARK = "is_bounded"
@@ -160,6 +175,21 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
     def pixels_of_all(self) -> Pixels:
         """Those of all requests."""
         raise NotImplementedError
+
+    async def fetch_audio_async(self, *args: Any, **options: Any) -> Any:
+        """As vLLM's, see `_as_asked`."""
+        with _as_asked():
+            return await super().fetch_audio_async(*args, **options)
+
+    async def fetch_image_async(self, *args: Any, **options: Any) -> Any:
+        """As vLLM's, see `_as_asked`."""
+        with _as_asked():
+            return await super().fetch_image_async(*args, **options)
+
+    async def fetch_video_async(self, *args: Any, **options: Any) -> Any:
+        """As vLLM's, see `_as_asked`."""
+        with _as_asked():
+            return await super().fetch_video_async(*args, **options)
 
     def load_from_url(self, url: str, media_io: Any, *, fetch_timeout: int | None = None) -> Any:
         """As vLLM's, within bounds; one error for whatever is wrong with a host."""
@@ -316,10 +346,26 @@ def _pixels_a_request() -> int:
 
 
 @contextmanager
+def _as_asked() -> Iterator[None]:
+    """Have what a medium, or `media_io_kwargs`, makes vLLM and its decoders fail on be a 400.
+
+    A request may give them any value of JSON, and they take it for what they need (0.32).
+    """
+    try:
+        yield
+    except _WRONG as error:
+        cause = " ".join(str(error).split())[:_CAUSE_CHARACTERS]
+        logger.warning("media cannot be read: %s: %s", type(error).__name__, cause)
+        raise VLLMValidationError(
+            "A medium of the request cannot be read, or not as media_io_kwargs asks."
+        ) from error
+
+
+@contextmanager
 def _one_error(url: str) -> Iterator[None]:
     try:
         yield
     except _FAILURES as error:
-        cause = " ".join(str(error).split())[:200] or type(error).__name__
+        cause = " ".join(str(error).split())[:_CAUSE_CHARACTERS] or type(error).__name__
         logger.warning("the media of %s could not be fetched: %s", parse_url(url).hostname, cause)
         raise VLLMUnprocessableEntityError(_UNFETCHED, parameter="url") from error
