@@ -56,7 +56,13 @@ class PlainDialect:
         return LiftedError(error)
 
     def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
-        return not arguments.get("is_consumed", False)
+        return not (arguments.get("is_consumed", False) or self.is_streamed(arguments))
+
+    def is_streamed(self, arguments: Mapping[str, Any]) -> bool:
+        return bool(arguments.get("is_streamed", False))
+
+    def size_bytes(self, arguments: Mapping[str, Any]) -> int:
+        return len(arguments["prompt"])
 
     def identity(self, arguments: Mapping[str, Any]) -> str:
         prompt = str(arguments["prompt"]).partition("#")[0]  # what follows is incidental

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from call_bench import KILLED, RAISED, TRIAL_SECONDS, Bench, lifted, on_the_bench
 from callers import PlainDialect, ScriptedLLM
 from fakes import FakeClock
+from holdfast.engine import blame
 from holdfast.engine.blame import KEPT, TRIABLE_SECONDS, Verdict
+from holdfast.engine.call import Call
 from holdfast.engine.calls import LONGEST_NAME, Calls
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.tracked import REQUEST, Tracked
@@ -548,3 +551,62 @@ def test_what_is_known_outlives_the_process(tmp_path: Path) -> None:
 
     on_the_bench(scene)
     assert "bad" not in path.read_text().replace("suspicions", "")
+
+
+def test_the_prompts_of_those_who_left_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first are forgotten for the last, and their digests are not."""
+    monkeypatch.setattr(blame, "TRIABLE_BYTES", 10)
+
+    async def scene(bench: Bench) -> None:
+        bench.start().hold()
+        for prompt in ("first-", "second", "third-"):
+            call = bench.call(prompt)
+            await bench.llm.until_received(1)
+            bench.llm.received.clear()
+            call.cancel()
+            await asyncio.wait({call})
+        bench.bury(named("first-"))
+        bench.start().hold()
+        call = bench.call("first-")
+        await bench.llm.until_received(1)
+        bench.bury(named("first-"))
+        with lifted(QuarantinedError):
+            await call
+
+    forgotten: list[str] = []
+    forget = Call.forget_prompt
+
+    def note(call: Call) -> None:
+        forgotten.append(call.request_id)
+        forget(call)
+
+    monkeypatch.setattr(Call, "forget_prompt", note)
+    on_the_bench(scene)
+    assert forgotten == ["first-", "second"]
+
+
+def test_the_prompt_of_who_left_is_digested_by_another_thread() -> None:
+    """With images it takes long, and nobody has to wait for that."""
+    threads: list[int] = []
+
+    class Dialect(PlainDialect):
+        """It notes who asks."""
+
+        def identity(self, arguments: Mapping[str, Any]) -> str:
+            threads.append(threading.get_ident())
+            return super().identity(arguments)
+
+    async def scene(bench: Bench) -> None:
+        bench.calls = Calls(Dialect())
+        bench.start().hold()
+        call = bench.call("a")
+        await bench.llm.until_received(1)
+        call.cancel()
+        await asyncio.wait({call})
+        while not threads:  # noqa: ASYNC110 - another thread fills it
+            await asyncio.sleep(0.01)
+        bench.bury(named("a"))
+
+    on_the_bench(scene)
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()

@@ -234,9 +234,23 @@ def test_a_prompt_that_is_still_being_sent_is_no_work_of_the_engine() -> None:
 
     async def scene(bench: Bench) -> None:
         bench.start().hold()
-        call = bench.call("a", is_consumed=True)
+        call = bench.call("a", is_streamed=True)
         await bench.llm.until_received(1)
         assert _business(bench) == (1, False)
+        bench.llm.release()
+        await call
+
+    on_the_bench(scene)
+
+
+def test_a_prompt_that_cannot_be_sent_again_is_work_like_any_other() -> None:
+    """The engine has all of it, and hangs if nothing comes."""
+
+    async def scene(bench: Bench) -> None:
+        bench.start().hold()
+        call = bench.call("a", is_consumed=True)
+        await bench.llm.until_received(1)
+        assert _business(bench) == (1, True)
         bench.llm.release()
         await call
 

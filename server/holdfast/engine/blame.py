@@ -34,6 +34,8 @@ TRIAL_ENGINES = 2
 """Engines that the trials after one death may end."""
 TRIABLE_SECONDS = 10.0
 """So long a request that its client has left can still be tried; its prompt is kept."""
+TRIABLE_BYTES = 256 << 20
+"""The prompts of all of those have at most so much; the first are forgotten for the last."""
 KEPT_SECONDS = 900.0
 """So long its digest is: longer than it takes to find an engine stalled."""
 KEPT = 256
@@ -86,7 +88,7 @@ class Blame:
         self._refused = refused
         self._clock = clock
         self._left: deque[tuple[float, Call]] = deque()
-        self._triable: deque[tuple[float, Call]] = deque(maxlen=KEPT)
+        self._triable: deque[tuple[float, Call]] = deque()
         """Those of them whose prompts are kept."""
         self._has_lost_some = False
         """Whether so many have left since the last death that the first are not kept any more."""
@@ -108,6 +110,8 @@ class Blame:
                 self._forget_one()
             self._left.append((self._clock(), call))
             self._triable.append((self._clock(), call))
+            call.size_bytes = self._dialect.size_bytes(call.arguments)
+            self._forget_prompts()
 
     def accuse(self, death: Death, present: Iterable[Call]) -> Verdict:
         """Judge a death; `present` are the calls of clients that the engine had."""
@@ -273,6 +277,8 @@ class Blame:
         return self.suspicions.is_suspected(self._digest(call), call.tracked.key)
 
     def _digest(self, call: Call) -> str:
+        if call.digest is None and call.digesting is not None:
+            call.digest = call.digesting.result()
         call.digest = call.digest or self._dialect.identity(call.arguments)
         return call.digest
 
@@ -288,9 +294,17 @@ class Blame:
         while self._left and self._left[0][0] < now - KEPT_SECONDS:
             self._left.popleft()
         while self._triable and self._triable[0][0] < now - TRIABLE_SECONDS:
-            _, call = self._triable.popleft()
-            self._digest(call)
-            call.forget_prompt()
+            self._forget_prompt()
+
+    def _forget_prompts(self) -> None:
+        kept_bytes = sum(call.size_bytes for _, call in self._triable)
+        while kept_bytes > TRIABLE_BYTES or len(self._triable) > KEPT:
+            kept_bytes -= self._triable[0][1].size_bytes
+            self._forget_prompt()
+
+    def _forget_prompt(self) -> None:
+        _, call = self._triable.popleft()
+        call.forget_prompt()
 
 
 def quarantine_error() -> QuarantinedError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -31,8 +32,17 @@ class Dialect(Protocol):
     def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the same call can be made once more."""
 
+    def is_streamed(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether the prompt comes as a stream, for which the engine may have to wait."""
+
     def identity(self, arguments: Mapping[str, Any]) -> str:
-        """The same digest, 64 hexadecimal digits, for the same prompt and parameters."""
+        """The same digest, 64 hexadecimal digits, for the same prompt and parameters.
+
+        May be called from another thread.
+        """
+
+    def size_bytes(self, arguments: Mapping[str, Any]) -> int:
+        """About how much memory the prompt takes."""
 
     def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that make the engine yield after each token."""
@@ -58,6 +68,7 @@ class Call:
     arguments: Mapping[str, Any]
     tracked: Tracked
     is_replayable: bool
+    is_streamed: bool
     generation: int = 0
     """The one that has or had it; 0 if none."""
     is_in_engine: bool = False
@@ -76,6 +87,10 @@ class Call:
     """Why no generation can make it any more."""
     digest: str | None = None
     """What it asks, see `Dialect.identity`; None until somebody wants to know."""
+    digesting: Future[str] | None = None
+    """What will be its digest, once its client has left it."""
+    size_bytes: int = 0
+    """Of its prompt, see `Dialect.size_bytes`; 0 until its client has left it."""
 
     @property
     def request_id(self) -> str:

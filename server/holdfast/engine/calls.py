@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -61,6 +62,7 @@ class Calls:
             refused=_wake,
             clock=clock,
         )
+        self._digesting = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digests")
         self._lost: dict[LossReason, int] = dict.fromkeys(LOSS_REASONS, 0)
         self.held = 0
         """Calls that wait for an engine."""
@@ -161,7 +163,13 @@ class Calls:
             NotReadyError: no engine will come.
         """
         named = {**arguments, "request_id": _tame(str(arguments.get("request_id", "")))}
-        call = Call(method, named, tracked_request(), self._dialect.is_replayable(arguments))
+        call = Call(
+            method,
+            named,
+            tracked_request(),
+            is_replayable=self._dialect.is_replayable(arguments),
+            is_streamed=self._dialect.is_streamed(arguments),
+        )
         if self._blame.is_quarantined(call):
             raise self._lift(call, quarantine_error(), "quarantined")
         return self._outputs(call)
@@ -185,7 +193,7 @@ class Calls:
                             else:
                                 return
                 except (asyncio.CancelledError, GeneratorExit):
-                    self._blame.left(call)
+                    self._leave(call)
                     raise
                 except Exception as error:
                     if not self._dialect.is_death(error, llm):
@@ -245,8 +253,8 @@ class Calls:
             self._in_engine -= 1
 
     def _works(self, call: Call) -> None:
-        """The engine owes the call an output. A prompt that comes as a stream may be waited for."""
-        if call.is_replayable and not call.is_owed:
+        """The engine owes the call an output, unless it waits for more of the prompt itself."""
+        if not (call.is_streamed or call.is_owed):
             call.is_owed = True
             self._owed += 1
             if self._owed == 1:
@@ -277,9 +285,15 @@ class Calls:
         if call.tracked.is_probe:
             raise self._dialect.lifted(RequestLostError("the engine died under the probe"))
         if call.has_yielded or not call.is_replayable:
-            self._blame.left(call)
+            self._leave(call)
             reason: LossReason = "stream_broken" if call.has_yielded else "not_replayable"
             raise self._lift(call, _lost_answer(), reason)
+
+    def _leave(self, call: Call) -> None:
+        if not call.tracked.is_probe:
+            # A prompt may have hundreds of megabytes of images.
+            call.digesting = self._digesting.submit(self._dialect.identity, call.arguments)
+        self._blame.left(call)
 
     def _lift(self, call: Call, error: HoldfastError, reason: LossReason) -> Exception:
         self._lost[reason] += 1

@@ -15,7 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from holdfast.engine.call import Method
 from holdfast.engine.checked_llm import UnsentError
-from holdfast.engine.digests import digest_of
+from holdfast.engine.digests import digest_of, size_bytes_of
 from holdfast.errors import HoldfastError
 
 _INCIDENTAL = frozenset({"arrival_time", "cache_salt"})
@@ -71,11 +71,14 @@ class VllmDialect:
         That is a KV cache to transfer, or an image that was sent before (0.32, 0.33). Where nothing
         is transferred, a client that speaks of it changes nothing.
         """
-        prompt = arguments.get("prompt")
-        if isinstance(prompt, AsyncGenerator) or _is_sent_in_part(prompt):
+        if self.is_streamed(arguments) or _is_sent_in_part(arguments.get("prompt")):
             return False
         extra = getattr(arguments.get("sampling_params"), "extra_args", None) or {}
         return "kv_transfer_params" not in extra or not self._transfers_kv()
+
+    def is_streamed(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether the prompt comes as a stream: that of a realtime transcription does."""
+        return isinstance(arguments.get("prompt"), AsyncGenerator)
 
     def identity(self, arguments: Mapping[str, Any]) -> str:
         """The digest of prompt and parameters, without what does not change what is computed first.
@@ -89,6 +92,10 @@ class VllmDialect:
             prompt = {name: part for name, part in prompt.items() if name not in _INCIDENTAL}
         lora = arguments.get("lora_request")
         return digest_of(prompt, _essential(parameters), getattr(lora, "lora_name", None))
+
+    def size_bytes(self, arguments: Mapping[str, Any]) -> int:
+        """That of the prompt; parameters are small."""
+        return size_bytes_of(arguments.get("prompt"))
 
     def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """With an output after each token, as a stream has it."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+_POINTER_BYTES = 8
+
 
 def digest_of(*values: Any) -> str:
     """The SHA-256 of values, as 64 hexadecimal digits. Of a tensor every element counts."""
@@ -15,6 +17,20 @@ def digest_of(*values: Any) -> str:
     for value in values:
         _feed(digest, value)
     return digest.hexdigest()
+
+
+def size_bytes_of(value: Any) -> int:
+    """About how much memory a value takes, found without a look at each of its numbers."""
+    if isinstance(value, Mapping):
+        return sum(map(size_bytes_of, value.values()))
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return len(value)
+    if isinstance(value, list | tuple | AbstractSet):
+        is_plain = isinstance(next(iter(value), None), int | float)
+        return _POINTER_BYTES * len(value) if is_plain else sum(map(size_bytes_of, value))
+    if isinstance(size_bytes := getattr(value, "nbytes", None), int):
+        return size_bytes
+    return sum(map(size_bytes_of, _fields(value) or ()))
 
 
 def _feed(digest: Any, value: Any) -> None:
@@ -27,7 +43,7 @@ def _feed(digest: Any, value: Any) -> None:
     elif isinstance(value, list | tuple):
         _feed_all(digest, "list", value)
     elif isinstance(value, bytes | bytearray | memoryview):
-        _feed_bytes(digest, "bytes", bytes(value))
+        _feed_bytes(digest, "bytes", value)
     elif _is_tensor(value):
         _feed_bytes(digest, f"tensor {value.dtype} {tuple(value.shape)}", _content(value))
     elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
@@ -50,7 +66,8 @@ def _feed_all(digest: Any, kind: str, values: Iterable[Any]) -> None:
         _feed_bytes(digest, f"{kind} of integers", content)
 
 
-def _feed_bytes(digest: Any, kind: str, content: bytes) -> None:
+def _feed_bytes(digest: Any, kind: str, content: bytes | bytearray | memoryview) -> None:
+    content = memoryview(content).cast("B")
     digest.update(f"{kind} {len(content)}:".encode())
     digest.update(content)
 
@@ -59,12 +76,15 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "untyped_storage")
 
 
-def _content(tensor: Any) -> bytes:
-    """All elements, as bytes: NumPy knows neither bfloat16 nor the 8-bit floats."""
+def _content(tensor: Any) -> bytes | memoryview:
+    """All elements, as bytes: NumPy knows neither bfloat16 nor the 8-bit floats.
+
+    They are not copied where they lie on the CPU in a row, since that would keep all threads.
+    """
     import torch  # noqa: PLC0415 - a process without torch has no tensor
 
     plain = tensor.detach().cpu().contiguous().reshape(-1)
-    return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return memoryview(plain.view(torch.uint8).numpy()) if plain.numel() else b""
 
 
 def _fields(value: Any) -> list[Any] | None:
