@@ -27,7 +27,9 @@ def engines(draw: st.DrawFn) -> EngineFacts:
     """Facts of engines large and small, with room for at least one whole request or not."""
     max_model_len = draw(st.integers(2, 5000))
     is_chunked = draw(st.booleans())
-    smallest_step = 1 if is_chunked else max_model_len
+    drafts = draw(st.sampled_from([0, 1, 3, 15]))
+    slots = draw(st.sampled_from([0, 1, drafts])) if drafts else 0
+    smallest_step = slots + (1 if is_chunked else max_model_len)
     block = draw(st.sampled_from([1, 16, 128]))
     blocks = draw(st.integers(0, 400))
     max_num_seqs = draw(st.integers(1, 300))
@@ -39,6 +41,10 @@ def engines(draw: st.DrawFn) -> EngineFacts:
         kv_capacity_tokens=block * blocks,
         kv_block_tokens=block,
         has_chunked_prefill=is_chunked,
+        draft_tokens=drafts,
+        draft_slots=slots,
+        draft_lookahead_tokens=draw(st.sampled_from([0, drafts])),
+        pipeline_stages=draw(st.sampled_from([1, 2])),
         tasks=frozenset({draw(st.sampled_from(["generate", "embed"]))}),
     )
 
@@ -49,7 +55,14 @@ CAPS = st.none() | st.integers(2, 6000)
 def held_tokens(facts: EngineFacts, lengths: tuple[int, ...]) -> int:
     """What requests of these lengths take from the KV cache, in whole blocks."""
     block = facts.kv_block_tokens
-    return sum(-(-length // block) * block for length in lengths)
+    ahead = facts.draft_tokens + facts.draft_lookahead_tokens
+    held = (min(length + ahead, facts.max_model_len) for length in lengths)
+    return sum(-(-tokens // block) * block for tokens in held)
+
+
+def budget(facts: EngineFacts, requests: int) -> int:
+    """The tokens that a step of so many requests may schedule."""
+    return facts.max_num_batched_tokens - requests * facts.draft_slots
 
 
 @given(engines(), CAPS)
@@ -59,9 +72,8 @@ def test_longest_prompt_is_the_smallest_bound(facts: EngineFacts, cap: int | Non
     room = 1 if "generate" in facts.tasks else 0
     assert longest <= facts.max_model_len - room
     assert cap is None or longest <= cap
-    assert (
-        not facts.kv_capacity_tokens or held_tokens(facts, (longest,)) <= facts.kv_capacity_tokens
-    )
+    held = held_tokens(facts, (longest,)) if longest else 0
+    assert not facts.kv_capacity_tokens or held <= facts.kv_capacity_tokens
 
 
 @given(engines(), CAPS)
@@ -96,7 +108,7 @@ def test_composed_steps_fit(facts: EngineFacts, cap: int | None, data: st.DataOb
     size = data.draw(st.integers(1, largest))
     for lengths in (fewest(limits, size), most(limits, size)):
         assert lengths is not None
-        assert sum(lengths) == size <= facts.max_num_batched_tokens
+        assert sum(lengths) == size <= budget(facts, len(lengths))
         assert len(lengths) <= facts.max_num_seqs
         assert min(lengths) >= 1
         assert max(lengths) <= limits.prompt_tokens
@@ -111,7 +123,8 @@ def test_widest_decodes_fit(facts: EngineFacts, cap: int | None) -> None:
     for plan in widest_decodes(Limits.of(facts, cap)):
         length = plan.prompt_tokens + plan.output_tokens
         assert 1 <= plan.requests <= facts.max_num_seqs
-        assert plan.requests * plan.prompt_tokens <= facts.max_num_batched_tokens
+        assert plan.requests * plan.prompt_tokens <= budget(facts, plan.requests)
+        assert plan.requests * (1 + facts.draft_tokens) <= budget(facts, plan.requests)
         assert plan.output_tokens >= 2
         assert length <= facts.max_model_len + 1
         assert not facts.kv_capacity_tokens or held_tokens(facts, (length,) * plan.requests) <= (
@@ -120,17 +133,16 @@ def test_widest_decodes_fit(facts: EngineFacts, cap: int | None) -> None:
 
 
 @given(engines(), CAPS)
-def test_mixed_plan_fits(facts: EngineFacts, cap: int | None) -> None:
-    """The decoders and the long prompt have seats and KV cache at the same time."""
-    plan = mixed(Limits.of(facts, cap))
-    if plan is None:
-        return
-    decoders = plan.decoders
-    lengths = (decoders.prompt_tokens + decoders.output_tokens,) * decoders.requests
-    assert decoders.requests + 1 <= facts.max_num_seqs
-    assert not facts.kv_capacity_tokens or held_tokens(facts, (*lengths, plan.prefill_tokens)) <= (
-        facts.kv_capacity_tokens
-    )
-    assert facts.has_chunked_prefill or (
-        plan.prefill_tokens + decoders.requests <= facts.max_num_batched_tokens
-    )
+def test_mixed_plans_fit(facts: EngineFacts, cap: int | None) -> None:
+    """Decoders and prompts have seats and KV cache at the same time, and fit in one step."""
+    limits = Limits.of(facts, cap)
+    for plan in mixed(limits):
+        decoders = plan.decoders
+        lengths = (decoders.prompt_tokens + decoders.output_tokens,) * decoders.requests
+        prompts = (*plan.leading, plan.prefill_tokens)
+        assert decoders.requests + len(prompts) <= facts.max_num_seqs
+        assert not facts.kv_capacity_tokens or held_tokens(facts, (*lengths, *prompts)) <= (
+            facts.kv_capacity_tokens
+        )
+        rest = budget(facts, decoders.requests + 1) - decoders.requests * (1 + facts.draft_tokens)
+        assert rest >= (1 if facts.has_chunked_prefill else plan.prefill_tokens)

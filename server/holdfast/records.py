@@ -251,6 +251,19 @@ class EngineFacts:
     has_sleep_mode: bool = False
     has_profiler: bool = False
     has_lora: bool = False
+    max_num_scheduled_tokens: int | None = None
+    """The most tokens of one step, where that is less than `max_num_batched_tokens`."""
+    draft_tokens: int = 0
+    """Tokens of speculation that a request takes into every step in which it decodes."""
+    draft_slots: int = 0
+    """What each request of a step takes of `max_num_batched_tokens` beside its tokens."""
+    draft_lookahead_tokens: int = 0
+    """Tokens past its own for which each request holds KV cache."""
+    long_prefill_tokens: int | None = None
+    """The most tokens of one prompt in a step with several requests; None for no such bound."""
+    pipeline_stages: int = 1
+    kv_watermark: float = 0.0
+    """The share of the KV cache that stays free when a request joins another."""
 
 
 @dataclass(frozen=True, slots=True)

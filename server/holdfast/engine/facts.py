@@ -43,8 +43,8 @@ def engine_facts(
         model=_served_name(model),
         world=world(config),
         max_model_len=model.max_model_len,
-        max_num_batched_tokens=_max_step_tokens(config),
-        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_seqs=getattr(scheduler, "max_num_active_seqs", None) or scheduler.max_num_seqs,
         kv_capacity_tokens=_kv_capacity_tokens(config),
         kv_block_tokens=cache.block_size or 1,
         vocab_size=_vocab_size(model, tokenizer),
@@ -63,6 +63,13 @@ def engine_facts(
         has_sleep_mode=bool(model.enable_sleep_mode),
         has_profiler=config.profiler_config.profiler is not None,
         has_lora=config.lora_config is not None,
+        max_num_scheduled_tokens=getattr(scheduler, "max_num_scheduled_tokens", None),
+        draft_tokens=config.num_speculative_tokens,
+        draft_slots=_draft_slots(config),
+        draft_lookahead_tokens=config.num_lookahead_tokens,
+        long_prefill_tokens=scheduler.long_prefill_token_threshold or None,
+        pipeline_stages=config.parallel_config.pipeline_parallel_size,
+        kv_watermark=scheduler.watermark,
     )
 
 
@@ -138,14 +145,10 @@ def _kv_capacity_tokens(config: Any) -> int:
     return int((cache.num_gpu_blocks or 0) // engines * (cache.block_size or 1))
 
 
-def _max_step_tokens(config: Any) -> int:
-    """The most tokens that the scheduler puts into one step.
-
-    Under speculation it keeps slots for drafts, see `Scheduler.max_num_scheduled_tokens`.
-    """
-    scheduler = config.scheduler_config
-    limit = getattr(scheduler, "max_num_scheduled_tokens", None)
-    return int(limit or scheduler.max_num_batched_tokens)
+def _draft_slots(config: Any) -> int:
+    """What the scheduler takes off its budget for each request (`Scheduler.schedule`, 0.32)."""
+    speculation = config.speculative_config
+    return int(speculation.max_num_new_slots_for_drafting) if speculation is not None else 0
 
 
 def _vocab_size(model: Any, tokenizer: Any) -> int:

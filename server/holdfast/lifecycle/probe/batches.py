@@ -4,45 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from holdfast.errors import ProbeFailedError
 from holdfast.lifecycle.probe import measure
 from holdfast.lifecycle.probe.bench import Bench
 from holdfast.lifecycle.probe.finding import Finding
-from holdfast.lifecycle.probe.sizes import batch_sizes, fewest, largest_step, most
+from holdfast.lifecycle.probe.sizes import (
+    batch_sizes,
+    fewest,
+    fullest_step,
+    largest_step,
+    most,
+)
 from holdfast.records import RankStats
 
 
 async def batch_sweep(bench: Bench) -> Finding:
     """Prove engine steps of many sizes, up to the largest that can be made."""
-    proven, obstacle = 0, ""
+    proven, obstacle, cut = 0, "", list[int]()
     for size in batch_sizes(largest_step(bench.allowed)):
         least_seconds = bench.steps_seconds(1)
         obstacle = bench.budget.time_obstacle(size, least_seconds=least_seconds)
         if obstacle:
             break
-        await _make_step(bench, size, bench.prompts.fresh, is_widest=bench.prefers_many_requests)
-        proven = size
-    return Finding(tokens=proven, limited=bool(obstacle), reason=obstacle, is_skipped=not proven)
+        is_widest = bench.prefers_many_requests
+        formed = await _make_step(bench, size, bench.prompts.fresh, is_widest=is_widest)
+        proven = max(proven, formed)
+        cut += [size] if formed < size else []
+    reasons = filter(None, (obstacle, _unformed(cut)))
+    return Finding(proven, bool(obstacle), is_skipped=not proven, reason="; ".join(reasons))
+
+
+def _unformed(sizes: list[int]) -> str:
+    if not sizes:
+        return ""
+    return f"the scheduler forms no step of {', '.join(map(str, sizes))} tokens from these prompts"
 
 
 async def full_batch(bench: Bench) -> Finding:
-    """Prove the largest engine step over as many requests as fit: once random, once one token."""
-    target, wanted = largest_step(bench.allowed), bench.limits.step_tokens
+    """Prove the largest engine step over as many requests as fit: once random, once one token.
+
+    Where each request takes draft slots, the largest step has few of them, so the one with the most
+    requests is proven too.
+    """
+    target, formed = largest_step(bench.allowed), 0
     if not target:
         return Finding(is_skipped=True, limited=True, reason="no prompt fits in an engine step")
-    for make in (bench.prompts.fresh, bench.prompts.repeated):
+    steps = [(target, bench.prompts.fresh), (target, bench.prompts.repeated)]
+    if bench.limits.draft_slots:
+        steps.append((fullest_step(bench.allowed), bench.prompts.fresh))
+    for size, make in steps:
         least_seconds = bench.steps_seconds(1)
-        if obstacle := bench.budget.time_obstacle(target, least_seconds=least_seconds):
+        if obstacle := bench.budget.time_obstacle(size, least_seconds=least_seconds):
             return Finding(is_skipped=True, limited=True, reason=obstacle)
-        await _make_step(bench, target, make, is_widest=True)
-    reason = f"no step can be larger than {target} of {wanted} tokens" if target < wanted else ""
-    return Finding(tokens=target, reason=reason)
+        formed = max(formed, await _make_step(bench, size, make, is_widest=True))
+    return Finding(tokens=formed, reason=_smaller(bench, target, formed))
+
+
+def _smaller(bench: Bench, target: int, formed: int) -> str:
+    """Why no step has all the tokens that a step may have; empty if one has."""
+    if formed < target:
+        return f"the scheduler formed no step of more than {formed} tokens"
+    wanted, slots = bench.facts.max_num_batched_tokens, bench.limits.draft_slots
+    if target == wanted:
+        return ""
+    drafts = f", since drafting takes {slots} of them for each request" if slots else ""
+    return f"no step can be larger than {target} of {wanted} tokens{drafts}"
 
 
 async def _make_step(
     bench: Bench, size: int, make: Callable[[int], list[int]], *, is_widest: bool
-) -> None:
-    """Prove a step of exactly `size` scheduled tokens.
+) -> int:
+    """Prove a step of `size` scheduled tokens, and return the size of the largest that was formed.
 
     Some schedulers cut prompts, for example at block boundaries of hybrid models, and so never make
     the step from few long prompts but from many short ones, or the other way round.
@@ -56,14 +87,12 @@ async def _make_step(
             return any(step.scheduled_tokens == size for step in since.new_steps(rank))
 
         await bench.guarded(bench.together(bench.messages(lengths, make)))
-        if await bench.is_seen(has_size):
-            return
+        missing = f"no engine step of {size} scheduled tokens was seen on every rank."
+        if await bench.is_formed(since, size, has_size, missing):
+            return size
         bench.prefers_many_requests = not bench.prefers_many_requests
         largest = max(largest, since.largest_step(bench.engine.ranks()))
-    raise ProbeFailedError(
-        f"no engine step of {size} scheduled tokens was seen on every rank; "
-        f"the largest had {largest}."
-    )
+    return largest
 
 
 def _splits(bench: Bench, size: int, *, is_widest: bool) -> Iterator[tuple[int, ...]]:

@@ -15,7 +15,7 @@ from holdfast.lifecycle.probe import measure, wire
 from holdfast.lifecycle.probe.budget import Budget
 from holdfast.lifecycle.probe.prompts import Prompts, grouped
 from holdfast.lifecycle.probe.sizes import Limits, hears_alone, is_pooling
-from holdfast.records import EngineFacts, EngineStep, ProbeStep, RankStats, StepName
+from holdfast.records import EngineFacts, ProbeStep, RankStats, StepName
 
 T = TypeVar("T")
 
@@ -198,15 +198,23 @@ class Bench:
         if not await self.is_seen(proof):
             raise ProbeFailedError(missing)
 
-    async def prove_step(
-        self, since: measure.Mark, is_it: Callable[[EngineStep], bool], missing: str
-    ) -> None:
-        """Wait until every rank shows a step, ended after `since`, of which `is_it` holds."""
+    async def is_formed(
+        self, since: measure.Mark, tokens: int, proof: measure.Proof, missing: str
+    ) -> bool:
+        """Whether the scheduler formed what `proof` looks for of `tokens` that it was given.
 
-        def proof(rank: RankStats) -> bool:
-            return any(map(is_it, since.new_steps(rank)))
+        It did not if every rank has run them all, after `since`, in other steps. Which it forms
+        depends on more than our plans know, for example on the groups of a hybrid model's KV cache.
 
-        await self.prove(proof, missing)
+        Raises:
+            ProbeFailedError: a rank shows neither the proof nor all the tokens.
+        """
+
+        def is_over(rank: RankStats) -> bool:
+            return proof(rank) or since.new_tokens(rank) >= tokens
+
+        await self.prove(is_over, missing)
+        return self._is_shown(proof)
 
     def _is_shown(self, proof: measure.Proof) -> bool:
         ranks = self.engine.ranks()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
 import httpx
 
-from holdfast.errors import ProbeFailedError
 from holdfast.lifecycle.probe import measure, sizes, wire
 from holdfast.lifecycle.probe.bench import Bench
 from holdfast.lifecycle.probe.finding import Finding
@@ -33,20 +33,34 @@ async def widest_decode(bench: Bench) -> Finding:
         return Finding(is_skipped=True, limited=True, reason=obstacle)
     bench.trying("one structured output", 1)
     refused = await bench.guarded(_structure_refusal(bench))
+    widest = 0
     for plan in plans:
         bench.trying(f"{plan.requests} requests decoding together", plan.requests)
-        if await _decode_together(bench, plan, has_structure=not refused):
-            return Finding(tokens=plan.requests, reason=_left_out(bench, refused))
-    raise ProbeFailedError(
-        f"no engine step with {plans[0].requests} decoding requests was seen on every rank."
-    )
+        widest = max(widest, await _decode_together(bench, plan, has_structure=not refused))
+        if widest == plan.requests:
+            break
+    reasons = (*_fewer(bench, plans[0].requests, widest), *_left_out(bench, refused))
+    return Finding(tokens=widest, reason="; ".join(reasons))
 
 
-def _left_out(bench: Bench, refused: str) -> str:
-    parts = [f"without a structured output: {refused}"] if refused else []
+def _fewer(bench: Bench, planned: int, widest: int) -> Iterator[str]:
+    limits = bench.limits
+    if limits.decoding_requests < limits.step_requests:
+        slots = f" and {limits.draft_slots} draft slots" if limits.draft_slots else ""
+        yield (
+            f"{limits.decoding_requests} of {limits.step_requests} requests decode together, since "
+            f"each takes {limits.decode_tokens} tokens{slots} of a step's "
+            f"{bench.facts.max_num_batched_tokens}"
+        )
+    if widest < planned:
+        yield f"the scheduler ran {widest} of {planned} requests together"
+
+
+def _left_out(bench: Bench, refused: str) -> Iterator[str]:
+    if refused:
+        yield f"without a structured output: {refused}"
     if not bench.facts.max_logprobs:
-        parts.append("without log-probs: the server allows none")
-    return "; ".join(parts)
+        yield "without log-probs: the server allows none"
 
 
 async def _structure_refusal(bench: Bench) -> str:
@@ -62,8 +76,8 @@ async def _structure_refusal(bench: Bench) -> str:
     return ""
 
 
-async def _decode_together(bench: Bench, plan: sizes.DecodePlan, *, has_structure: bool) -> bool:
-    """Whether all requests of the plan were served and seen decoding in one step.
+async def _decode_together(bench: Bench, plan: sizes.DecodePlan, *, has_structure: bool) -> int:
+    """How many requests of the plan, all of which were served, decoded in one step.
 
     The requests share their first step, which is a prefill, so the second with all of them decodes.
     """
@@ -83,7 +97,11 @@ async def _decode_together(bench: Bench, plan: sizes.DecodePlan, *, has_structur
         return len(steps) >= 2
 
     await bench.guarded(bench.together(messages))
-    return await bench.is_seen(is_shown)
+    tokens = plan.requests * (plan.prompt_tokens + plan.output_tokens - 1)
+    missing = f"no engine step with {plan.requests} decoding requests was seen on every rank."
+    if await bench.is_formed(since, tokens, is_shown, missing):
+        return plan.requests
+    return min(plan.requests, since.widest_steps(bench.engine.ranks()))
 
 
 def _sampling(bench: Bench) -> wire.Body:
@@ -103,43 +121,65 @@ def _sampling(bench: Bench) -> wire.Body:
 
 async def mixed(bench: Bench) -> Finding:
     """Prove an engine step in which a long prompt is prefilled while others decode."""
-    plan = sizes.mixed(bench.allowed)
-    if plan is None:
-        reason = "no prompt has room beside a request that decodes"
-        return Finding(is_skipped=True, reason=reason)
-    prefill, obstacle = plan.prefill_tokens, ""
+    plans, has_overlapped = sizes.mixed(bench.allowed), False
+    for plan in plans:
+        prefill, obstacle = _affordable(bench, plan)
+        if prefill < 2:
+            return Finding(is_skipped=True, limited=True, reason=obstacle)
+        decoders = plan.decoders.requests
+        bench.trying(f"a prompt of {prefill} tokens beside {decoders} decodes", prefill)
+        prompts = (*plan.leading, prefill)
+        since = await _prefill_beside(bench, plan.decoders, prompts)
+        has_overlapped = has_overlapped or since is not None
+        if since is not None and await _is_mixed(bench, since, decoders, sum(prompts)):
+            return Finding(tokens=prefill, limited=bool(obstacle), reason=obstacle)
+    if has_overlapped or not plans:
+        return Finding(is_skipped=True, reason="no prompt has room beside a request that decodes")
+    reason = "the decodes ended each time before a prompt could join them"
+    return Finding(is_skipped=True, limited=True, reason=reason)
+
+
+def _affordable(bench: Bench, plan: sizes.MixedPlan) -> tuple[int, str]:
+    """The longest prompt that the time left allows, and why it is shorter than was wanted."""
+    prefill, obstacle, others = plan.prefill_tokens, "", sum(plan.leading)
     # The decoders' prompts, the prefill beside them, and a decode before it.
-    least_seconds = bench.steps_seconds(3)
-    while prefill and (found := bench.budget.time_obstacle(prefill, least_seconds=least_seconds)):
+    seconds = bench.steps_seconds(3)
+    while prefill and (
+        found := bench.budget.time_obstacle(prefill + others, least_seconds=seconds)
+    ):
         obstacle, prefill = obstacle or found, prefill // 2
-    if prefill < 2:
-        return Finding(is_skipped=True, limited=True, reason=obstacle)
-    decoders = plan.decoders
-    bench.trying(f"a prompt of {prefill} tokens beside {decoders.requests} decodes", prefill)
-    since = await _prefill_beside(bench, decoders, prefill)
+    return prefill, obstacle
 
-    def is_mixed(step: EngineStep) -> bool:
-        # The prompt makes one token, in the step that ends its prefill: it never decodes.
-        return step.scheduled_tokens > step.requests == decoders.requests + 1
 
-    missing = f"no step with {decoders.requests} decodes and a prefill was seen on every rank."
-    await bench.prove_step(since, is_mixed, missing)
-    return Finding(tokens=prefill, limited=bool(obstacle), reason=obstacle)
+async def _is_mixed(bench: Bench, since: measure.Mark, decoders: int, tokens: int) -> bool:
+    def is_it(step: EngineStep) -> bool:
+        # A prompt makes one token, in the step that ends its prefill: it never decodes.
+        return step.scheduled_tokens > step.requests > decoders
+
+    def is_shown(rank: RankStats) -> bool:
+        return any(map(is_it, since.new_steps(rank)))
+
+    missing = f"no step with {decoders} decodes and a prefill was seen on every rank."
+    return await bench.is_formed(since, tokens, is_shown, missing)
 
 
 async def _prefill_beside(
-    bench: Bench, decoders: sizes.DecodePlan, prefill_tokens: int
-) -> measure.Mark:
-    """Serve the prompt while the decoders run, and return where the ranks stood before it."""
+    bench: Bench, decoders: sizes.DecodePlan, prompts: Sequence[int]
+) -> measure.Mark | None:
+    """Serve prompts while the decoders run, and return where the ranks stood before them.
+
+    None if the decoders ended each time before the prompts could join them, as where the KV cache
+    has no room for all of them.
+    """
     for _ in range(MIXED_ATTEMPTS):
-        since = await bench.guarded(_overlap(bench, decoders, prefill_tokens))
+        since = await bench.guarded(_overlap(bench, decoders, prompts))
         if since is not None:
             return since
-    raise ProbeFailedError("the decodes ended each time before a prompt could join them.")
+    return None
 
 
 async def _overlap(
-    bench: Bench, decoders: sizes.DecodePlan, prefill_tokens: int
+    bench: Bench, decoders: sizes.DecodePlan, prompts: Sequence[int]
 ) -> measure.Mark | None:
     """One attempt; None if the decoders were done before the engine could be held."""
     running = decoders.requests * len(bench.engines)
@@ -147,20 +187,20 @@ async def _overlap(
         for message in _decoder_messages(bench, decoders):
             events = await stack.enter_async_context(wire.stream(bench.client, message))
             await events.until_all_began()
-        since = await _send_beside(bench, running, prefill_tokens)
+        since = await _send_beside(bench, running, prompts)
     await bench.until_queued(0)
     return since
 
 
-async def _send_beside(bench: Bench, running: int, prefill_tokens: int) -> measure.Mark | None:
-    messages = bench.messages((prefill_tokens,), bench.prompts.fresh)
+async def _send_beside(bench: Bench, running: int, prompts: Sequence[int]) -> measure.Mark | None:
+    messages = bench.messages(prompts, bench.prompts.fresh)
     async with asyncio.TaskGroup() as group, bench.engine.scheduling_held():
         if await bench.engine.queued_requests() != running:
             return None
         since = bench.mark()
         for message in messages:
             group.create_task(wire.exchange(bench.client, message))
-        await bench.until_queued(running + len(messages))
+        await bench.until_queued(running + sum(message.prompts for message in messages))
     return since
 
 

@@ -29,9 +29,14 @@ class Mark:
         return rank.scheduled_tokens - self.scheduled_tokens.get((rank.engine, rank.rank), 0)
 
     def largest_step(self, ranks: Iterable[RankStats]) -> int:
-        """The most tokens that one step scheduled since."""
-        steps = (step for rank in ranks for step in self.new_steps(rank))
-        return max((step.scheduled_tokens for step in steps), default=0)
+        """The most tokens that every rank scheduled in one step since."""
+        found = ([step.scheduled_tokens for step in self.new_steps(rank)] for rank in ranks)
+        return min((max(tokens, default=0) for tokens in found), default=0)
+
+    def widest_steps(self, ranks: Iterable[RankStats]) -> int:
+        """The most requests that every rank had in at least two steps since."""
+        found = (sorted(step.requests for step in self.new_steps(rank))[-2:-1] for rank in ranks)
+        return min((max(requests, default=0) for requests in found), default=0)
 
     def grew(self, ranks: Iterable[RankStats]) -> bool:
         """Whether a workspace of any rank grew since, in whatever phase."""

@@ -1,0 +1,364 @@
+"""vLLM's own Scheduler behind our engine interface, with no model, no worker and no device.
+
+`ScheduledEngine` is the fake engine of `fakes` whose steps are formed by `vllm.v1.core.sched`: the
+loop is that of `EngineCore.step_with_batch_queue` (vLLM 0.32), the model samples one token a
+request and no draft is ever accepted, so that every decode keeps asking for all its drafts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from fakes import Body, FakeClock, FakeEngine, FakeRequest
+from holdfast.records import EngineFacts, EngineStep
+from holdfast.workspace.stats import RECENT_STEPS
+
+Groups = Literal["full", "full and window", "window", "full and mamba"]
+SAMPLED = 9
+MOST_EMPTY_STEPS = 100
+WINDOW_TOKENS = 64
+MAMBA_BLOCK_TOKENS = 128
+METHODS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "ngram": {"method": "ngram"},
+    "ngram_gpu": {"method": "ngram_gpu"},
+    "suffix": {"method": "suffix"},
+    "medusa": {"method": "medusa"},
+    "mlp_speculator": {"method": "mlp_speculator"},
+    "eagle": {"method": "eagle"},
+    "eagle3": {"method": "eagle3"},
+    "mtp": {"method": "mtp"},
+    "draft_model": {"method": "draft_model"},
+    "P-EAGLE": {"method": "eagle3", "parallel_drafting": True},
+    "PARD": {"method": "draft_model", "parallel_drafting": True},
+    "DFlash": {"method": "dflash", "parallel_drafting": True},
+    "DSpark": {"method": "dspark", "parallel_drafting": True},
+}
+"""The rows of `SpeculativeConfig.max_num_new_slots_for_drafting`, and the methods without a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How an engine is configured, as far as its scheduler asks."""
+
+    method: str = "none"
+    draft_tokens: int = 3
+    is_chunked: bool = True
+    is_async: bool = False
+    has_second_runner: bool = False
+    """Whether the workers run vLLM's second model runner, the default on GPUs."""
+    pipeline_stages: int = 1
+    engines: int = 1
+    has_lora: bool = False
+    has_prefix_caching: bool = True
+    groups: Groups = "full"
+    blocks: int | None = None
+    """Blocks of KV cache; None for as many as one request of `max_model_len` needs."""
+    max_model_len: int = 600
+    step_tokens: int = 640
+    step_requests: int = 24
+    others: Body = field(default_factory=dict)
+    """Further settings of the scheduler."""
+
+
+def configured(base: Any, setting: Setting) -> tuple[Any, Any]:
+    """vLLM's configuration and KV cache for `setting`, made from the one of a running model."""
+    config = copy.deepcopy(base)
+    config.model_config.max_model_len = setting.max_model_len
+    scheduler, cache = config.scheduler_config, config.cache_config
+    scheduler.max_num_batched_tokens = setting.step_tokens
+    scheduler.max_num_scheduled_tokens = None
+    scheduler.max_num_seqs = setting.step_requests
+    scheduler.enable_chunked_prefill = setting.is_chunked
+    scheduler.async_scheduling = setting.is_async
+    config.parallel_config.pipeline_parallel_size = setting.pipeline_stages
+    config.parallel_config.data_parallel_size = setting.engines
+    config.parallel_config.data_parallel_size_local = setting.engines
+    cache.enable_prefix_caching = setting.has_prefix_caching
+    config.speculative_config = _speculation(setting)
+    config.lora_config = _lora() if setting.has_lora else None
+    config._set_max_num_scheduled_tokens()
+    for name, value in setting.others.items():
+        setattr(scheduler, name, value)
+    kv_cache = _kv_cache(config, setting)
+    from vllm.v1.core.kv_cache_utils import update_kv_cache_capacity
+
+    cache.num_gpu_blocks = kv_cache.num_blocks * setting.engines
+    update_kv_cache_capacity(config, kv_cache)
+    return config, kv_cache
+
+
+def _speculation(setting: Setting) -> Any:
+    """vLLM's own record, past the reading of a draft model that no scheduler asks."""
+    from vllm.config import SpeculativeConfig
+
+    if setting.method == "none":
+        return None
+    made = SpeculativeConfig(method="ngram", num_speculative_tokens=setting.draft_tokens)
+    for name, value in METHODS[setting.method].items():
+        setattr(made, name, value)
+    made.draft_model_config = SimpleNamespace(hf_config=SimpleNamespace())
+    return made
+
+
+def _lora() -> Any:
+    from vllm.config.lora import LoRAConfig
+
+    return LoRAConfig(max_lora_rank=8, max_loras=1)
+
+
+def _kv_cache(config: Any, setting: Setting) -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+    )
+
+    shape = {"block_size": 16, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
+    full = FullAttentionSpec(**shape)
+    window = SlidingWindowSpec(**shape, sliding_window=WINDOW_TOKENS)
+    config.cache_config.block_size = 16
+    config.cache_config.mamba_cache_mode = "none"
+    specs = {"full": [full], "full and window": [full, window, window], "window": [window]}
+    if setting.groups == "full and mamba":
+        mode = "align" if setting.has_prefix_caching else "none"
+        config.cache_config.mamba_cache_mode = mode
+        config.cache_config.block_size = MAMBA_BLOCK_TOKENS
+        full = FullAttentionSpec(**{**shape, "block_size": MAMBA_BLOCK_TOKENS})
+        mamba = MambaSpec(
+            block_size=MAMBA_BLOCK_TOKENS if mode == "align" else setting.max_model_len,
+            shapes=((16, 16),),
+            dtypes=(torch.float32,),
+            page_size_padded=full.page_size_bytes,
+            mamba_cache_mode=mode,
+            num_speculative_blocks=config.num_speculative_tokens,
+        )
+        specs["full and mamba"] = [full, mamba]
+    groups = [KVCacheGroupSpec([f"layer{i}"], one) for i, one in enumerate(specs[setting.groups])]
+    blocks = setting.blocks or 1 + sum(
+        -(
+            -group.kv_cache_spec.max_memory_usage_bytes(config)
+            // group.kv_cache_spec.page_size_bytes
+        )
+        for group in groups
+    )
+    if setting.groups == "full and mamba" and not setting.blocks:
+        # With no more than it says that it needs, vLLM preempts its only request for ever (0.32).
+        blocks += 2 + config.num_speculative_tokens
+    return KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def facts_of(config: Any, tasks: frozenset[str] = frozenset({"generate"})) -> EngineFacts:
+    """What our engine says of itself under this configuration."""
+    from holdfast.engine.facts import engine_facts
+
+    engine = SimpleNamespace(vllm_config=config, renderer=SimpleNamespace(tokenizer=None))
+    return engine_facts(
+        engine, tasks, fingerprint="scheduled", has_template=False, is_unified=False
+    )
+
+
+class _Lane:
+    """One EngineCore: vLLM's scheduler and the queue of the batches that run."""
+
+    def __init__(self, config: Any, kv_cache: Any) -> None:
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        block_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache, config)
+        self.config = config
+        self.scheduler = config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=kv_cache,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=block_tokens,
+            hash_block_size=hash_tokens,
+        )
+        self.hasher = _hasher(config, hash_tokens)
+        self.asked: dict[str, FakeRequest] = {}
+        self.running_batches: deque[tuple[Any, list[list[int]]]] = deque()
+        self.steps: deque[EngineStep] = deque(maxlen=RECENT_STEPS)
+        self.scheduled_tokens = 0
+        self.growths = 0
+        self.done_steps = 0
+        self.empty_steps = 0
+        """How often in a row the scheduler formed no step."""
+
+    @property
+    def requests(self) -> int:
+        return len(self.asked)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running_batches) or self.scheduler.has_requests()
+
+
+def _hasher(config: Any, hash_tokens: int) -> Any:
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+    if not config.cache_config.enable_prefix_caching:
+        return None
+    function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+    init_none_hash(function)
+    return get_request_block_hasher(hash_tokens, function)
+
+
+class ScheduledEngine(FakeEngine):
+    """An engine whose steps vLLM's scheduler forms. Use it as a context manager."""
+
+    def __init__(self, config: Any, kv_cache: Any) -> None:
+        super().__init__(facts_of(config), clock=FakeClock())
+        self._numbers = count()
+        self._lanes: dict[int, Any] = {
+            engine: _Lane(config, kv_cache) for engine in {member for member, _ in self.facts.world}
+        }
+
+    def submit(self, prompt: list[int], max_tokens: int, engine: int | None = None) -> FakeRequest:
+        """Hand a request to the scheduler of its engine."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        lane = self._lanes[next(self._turns) if engine is None else engine]
+        name = f"r{next(self._numbers)}"
+        lane.asked[name] = request = FakeRequest(prompt, max_tokens)
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        lane.scheduler.add_request(
+            Request(
+                request_id=name,
+                prompt_token_ids=prompt,
+                sampling_params=sampling,
+                pooling_params=None,
+                block_hasher=lane.hasher,
+            )
+        )
+        self._work.set()
+        return request
+
+    def abort(self, request: FakeRequest) -> None:
+        """Drop a request whose client is gone."""
+        from vllm.v1.request import RequestStatus
+
+        for lane in self._lanes.values():
+            for name in [name for name, one in lane.asked.items() if one is request]:
+                del lane.asked[name]
+                lane.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def kill(self, cause: str) -> None:
+        """End the engine, and with it every request."""
+        super_lanes, self._lanes = self._lanes, {}
+        super().kill(cause)
+        self._lanes = super_lanes
+        for lane in self._lanes.values():
+            for request in lane.asked.values():
+                request.ended = cause
+                request.changed.set()
+            lane.asked.clear()
+
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache of every engine."""
+        self.forgotten += 1
+        for lane in self._lanes.values():
+            lane.scheduler.reset_prefix_cache()
+
+    @asynccontextmanager
+    async def scheduling_held(self) -> AsyncIterator[None]:
+        """As in EngineCore, where a pause that keeps the requests lets the running batches end."""
+        self.is_held = True
+        for lane in self._lanes.values():
+            while lane.running_batches:
+                self._end_batch(lane)
+        try:
+            yield
+        finally:
+            self.is_held = False
+            self._work.set()
+
+    async def _run(self) -> None:
+        while not self._death.done():
+            busy = [lane for lane in self._lanes.values() if lane.has_work]
+            if self.is_held or not busy:
+                self._work.clear()
+                await self._work.wait()
+            for lane in busy:
+                if not (self.is_held or self._death.done()):
+                    self._step_of(lane)
+            await asyncio.sleep(0)
+
+    def _step_of(self, lane: _Lane) -> None:
+        """One turn of `EngineCore.step_with_batch_queue`."""
+        output = None
+        if lane.scheduler.has_requests():
+            lane.done_steps += 1
+            interval = lane.config.scheduler_config.prefill_schedule_interval
+            output = lane.scheduler.schedule(lane.done_steps % interval != 0)
+            if output.total_num_scheduled_tokens:
+                self._begin_batch(lane, output)
+                if len(lane.running_batches) < lane.config.max_concurrent_batches:
+                    return
+        if lane.running_batches:
+            self._end_batch(lane)
+        elif output is not None:
+            self._end_empty(lane, output)
+
+    def _begin_batch(self, lane: _Lane, output: Any) -> None:
+        lane.empty_steps = 0
+        names = output.num_scheduled_tokens
+        chunks = (lane.scheduler.requests[name].is_prefill_chunk for name in names)
+        lane.running_batches.append((output, [[] if chunk else [SAMPLED] for chunk in chunks]))
+        index = lane.steps[-1].index + 1 if lane.steps else 1
+        tokens, now = output.total_num_scheduled_tokens, self.clock.now_seconds
+        self.clock.now_seconds += tokens / self.tokens_per_second
+        duration = self.clock.now_seconds - now
+        lane.steps.append(EngineStep(index, tokens, len(names), now, duration))
+        lane.scheduled_tokens += tokens
+
+    def _end_batch(self, lane: _Lane) -> None:
+        output, sampled = lane.running_batches.popleft()
+        self._update(lane, output, sampled)
+        speculation = lane.config.speculative_config
+        if speculation and not lane.config.scheduler_config.async_scheduling:
+            from vllm.v1.outputs import DraftTokenIds
+
+            names = list(output.num_scheduled_tokens)
+            drafts = [[SAMPLED] * speculation.num_speculative_tokens for _ in names]
+            lane.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
+
+    def _end_empty(self, lane: _Lane, output: Any) -> None:
+        """Tell a scheduler of a step in which nothing ran; one that goes on so is stuck."""
+        self._update(lane, output, [])
+        lane.empty_steps += 1
+        if lane.asked and lane.empty_steps > MOST_EMPTY_STEPS:
+            self.kill("the scheduler forms no step of what waits")
+
+    def _update(self, lane: _Lane, output: Any, sampled: list[list[int]]) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        names = list(output.num_scheduled_tokens)
+        places = {name: index for index, name in enumerate(names)}
+        made = ModelRunnerOutput(names, places, sampled_token_ids=sampled)
+        for outputs in lane.scheduler.update_from_output(output, made).values():
+            for one in outputs.outputs:
+                self._answer(lane, one)
+
+    @staticmethod
+    def _answer(lane: _Lane, output: Any) -> None:
+        request = lane.asked.get(output.request_id)
+        if request is None:
+            return
+        request.made_tokens += len(output.new_token_ids)
+        if output.finish_reason is not None:
+            request.ended = "length"
+            del lane.asked[output.request_id]
+        request.changed.set()

@@ -1,0 +1,202 @@
+"""Every plan of the probe against vLLM's own Scheduler: it asks for no step that cannot be.
+
+The probe's whole suite runs against `ScheduledEngine`, over a real socket. Each pair of values of
+the settings below meets in at least one test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from asgi_server import serving
+from fakes import openai_app
+from gpu_paths.scheduled_engine import METHODS, ScheduledEngine, Setting, configured
+from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
+from holdfast.records import ProbeReport, ProbeStep, StepName
+from holdfast.settings import ProbeSettings
+
+IMPATIENT = Patience(proof_seconds=0.5, death_seconds=0.1, cleanup_seconds=5.0)
+AMPLE_BLOCKS = 4000
+AXES: dict[str, tuple[Any, ...]] = {
+    "method": tuple(METHODS),
+    "groups": ("full", "full and window", "window", "full and mamba"),
+    "draft_tokens": (1, 3, 8),
+    "blocks": (AMPLE_BLOCKS, None),
+    "step_tokens": (640, 192),
+    "is_chunked": (True, False),
+    "is_async": (False, True),
+    "has_second_runner": (False, True),
+    "pipeline_stages": (1, 2),
+    "engines": (1, 2),
+    "has_lora": (False, True),
+    "has_prefix_caching": (True, False),
+}
+
+
+class _Silent:
+    """Hears what the probe does."""
+
+    def step_started(self, step: str, detail: str, tokens: int) -> None:
+        """Nobody asks."""
+
+    def step_finished(self, step: ProbeStep) -> None:
+        """Nobody asks."""
+
+
+def pairwise() -> Iterator[dict[str, Any]]:
+    """Choices of which each pair of values of two axes is in one, chosen greedily."""
+    random, names = Random(1), list(AXES)
+    left = {
+        ((first, one), (second, other))
+        for first, second in combinations(names, 2)
+        for one in AXES[first]
+        for other in AXES[second]
+    }
+    while left:
+        fixed = dict(min(left, key=repr))
+        tried = [
+            {name: fixed.get(name, random.choice(AXES[name])) for name in names} for _ in range(30)
+        ]
+        best = max(tried, key=lambda choice: len(left & _pairs(choice)))
+        left -= _pairs(best)
+        yield best
+
+
+def _pairs(choice: Mapping[str, Any]) -> set[Any]:
+    return set(combinations(choice.items(), 2))
+
+
+def setting_of(choice: Mapping[str, Any]) -> Setting:
+    """The choice, as vLLM takes it: a prompt that is not chunked fits in one step."""
+    setting = Setting(**choice)
+    return setting if setting.is_chunked else replace(setting, step_tokens=640)
+
+
+def named(choice: Mapping[str, Any]) -> str:
+    return "-".join(str(value) for value in choice.values())
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """vLLM's configuration of a model with a decoder alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        yield _configuration(tmp_path_factory.mktemp("scheduler"))
+
+
+def _configuration(directory: Path) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    from holdfast import demo
+    from holdfast.demo.files import ensure_demo_model
+
+    demo.register()
+    arguments = AsyncEngineArgs(model=str(ensure_demo_model(directory)), enforce_eager=True)
+    return arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+
+
+def probed(base: Any, setting: Setting) -> ProbeReport:
+    """What the whole suite finds of an engine whose steps vLLM's scheduler forms."""
+
+    async def run() -> ProbeReport:
+        engine = ScheduledEngine(*configured(base, setting))
+        async with serving(openai_app(engine)) as client, engine:
+            prober = Prober(
+                ProbeSettings(suite="worst-case", timeout_seconds=60.0, max_tokens=None),
+                engine,
+                lambda: httpx.AsyncClient(base_url=client.base_url),
+                ProbeJournal(None, "scheduled"),
+                _Silent(),
+                clock=engine.clock,
+                patience=IMPATIENT,
+                random=Random(7),
+            )
+            return await prober.run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(setting.has_second_runner)))
+        return asyncio.run(run())
+
+
+def step_of(report: ProbeReport, name: StepName) -> ProbeStep:
+    return next(step for step in report.steps if step.name == name)
+
+
+def told(report: ProbeReport) -> list[str]:
+    """What the steps say that did not pass whole."""
+    return [f"{step.name}: {step.reason}" for step in report.steps if step.reason]
+
+
+@pytest.mark.parametrize("choice", tuple(pairwise()), ids=named)
+def test_every_step_of_the_probe_can_be_formed(base: Any, choice: Mapping[str, Any]) -> None:
+    """The suite passes, and proves the whole context."""
+    report = probed(base, setting_of(choice))
+    assert report.passed, told(report)
+    assert not report.limited, told(report)
+    assert report.proven_tokens == Setting().max_model_len - 1
+
+
+SLOTS = {"draft_model": 1, "P-EAGLE": 7, "PARD": 8, "DFlash": 8, "DSpark": 7}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batch_leaves_room_for_draft_slots(base: Any, method: str) -> None:
+    """The largest step has a slot less for each that its one request drafts in, and says so."""
+    setting = Setting(method, draft_tokens=8, step_tokens=256, blocks=AMPLE_BLOCKS)
+    report = probed(base, setting)
+    slots = SLOTS.get(method, 0)
+    batch = step_of(report, "full_batch")
+    assert step_of(report, "batch_sweep").tokens == batch.tokens == 256 - slots
+    assert ("drafting takes" in batch.reason) == bool(slots)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_decodes_leave_room_for_drafts(base: Any, method: str) -> None:
+    """As many requests decode together as have room with drafts and slots, and the step says so."""
+    setting = Setting(
+        method, draft_tokens=8, step_tokens=512, step_requests=64, blocks=AMPLE_BLOCKS
+    )
+    decodes = step_of(probed(base, setting), "widest_decode")
+    taken = 1 + (0 if method == "none" else 8) + SLOTS.get(method, 0)
+    assert decodes.tokens == min(64, 512 // taken)
+    assert ("decode together" in decodes.reason) == (method != "none")
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"watermark": 0.5},
+        {"long_prefill_token_threshold": 10},
+        {"max_num_active_seqs": 5},
+        {"scheduler_reserve_full_isl": False},
+        {"max_num_scheduled_tokens": 100},
+        {"prefill_schedule_interval": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["none", "PARD"])
+def test_other_settings_of_the_scheduler(base: Any, method: str, others: dict[str, Any]) -> None:
+    """Whatever else bounds a step is known, or seen."""
+    report = probed(base, Setting(method, blocks=90, engines=2, others=others))
+    assert report.passed, told(report)
+    assert not report.limited, told(report)
+
+
+@pytest.mark.parametrize("method", ["none", "eagle3", "PARD"])
+def test_context_above_the_kv_cache(base: Any, method: str) -> None:
+    """A prompt is no longer than the KV cache with what drafts hold of it; the rest fits too."""
+    report = probed(base, Setting(method, blocks=20))
+    assert report.passed, told(report)
+    assert report.limited
+    assert 280 < report.proven_tokens <= 304
