@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from holdfast.engine.forkserver import START_METHOD_VARIABLE as METHOD
 
 PROGRAM = """
 import logging, os, signal, sys, tempfile
@@ -150,3 +153,45 @@ def test_a_directory_with_a_long_path_has_no_server(tmp_path: Path) -> None:
     said, log = asked(directory, "running")
     assert said == [f"now None {directory}", "0 True"]
     assert "they start slower" in log
+
+
+ASKED_FOR_SPAWN = """
+import os, sys
+from pathlib import Path
+from holdfast.engine import forkserver, processes
+
+def say(connection):
+    connection.send(forkserver._is_forked())
+
+def ask():
+    receiver, sender = forkserver.Context().Pipe(duplex=False)
+    child = forkserver.Context().Process(target=say, args=(sender,))
+    child.start()
+    is_forked = receiver.recv()
+    child.join()
+    return is_forked
+
+if __name__ == "__main__":
+    forkserver.PRELOADED = ()
+    with processes.owned(Path(sys.argv[1]), {}):
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as vLLM itself does
+        forkserver.ensure_running()
+        print(forkserver.is_in_use(), forkserver.server_pid() is not None, ask(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("method", "is_forked"), [("spawn", False), ("fork", True), (None, True)])
+def test_a_user_can_rule_out_forks(tmp_path: Path, method: str | None, is_forked: bool) -> None:
+    """By vLLM's own variable, if it was set before vLLM is imported: then no server is started."""
+    program = tmp_path / "program.py"
+    program.write_text(ASKED_FOR_SPAWN)
+    variables = {name: value for name, value in os.environ.items() if name != METHOD}
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=variables | ({METHOD: method} if method else {}),
+    )
+    assert (done.stdout.split(), done.stderr) == ([str(is_forked)] * 3, "")

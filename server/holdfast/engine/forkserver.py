@@ -4,6 +4,9 @@ An EngineCore or a worker that is spawned imports for seconds, at every restart.
 started before the front end's own imports, so that the first start gains too, and never initialises
 a device. What it forks takes over the environment of whoever asked for it, as if spawned, but for
 what native libraries have read already, see `native`: a worker that needs another is spawned.
+
+There is none where the user has asked vLLM to spawn its processes, and it ends itself where its
+imports have initialised CUDA's driver, which no forked process could use then.
 """
 
 from __future__ import annotations
@@ -35,6 +38,11 @@ from holdfast.workspace import leash
 PRELOADED: tuple[str, ...] = ("holdfast.engine.preloaded",)
 """What the server imports before it forks."""
 
+START_METHOD_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
+"""vLLM's own. Set to `spawn` by the user it means that nothing may be forked: profilers, sanitizers
+and some drivers do not bear it. vLLM sets it too, so it is looked at before vLLM is imported."""
+_SPOILT = "spoilt-"
+
 FORK_DEADLINE_SECONDS = 60.0
 """For the server to fork. It imports while the process does that asks it then."""
 
@@ -50,14 +58,56 @@ def ensure_running(
 
     Call it in the main thread: the server ends with the thread that starts it, see `leash`. Where
     there can be none, as in a directory whose path is too long for a socket, that is a warning, and
-    engines are spawned.
+    engines are spawned. Nothing is started where `is_in_use` says no.
     """
+    if not is_in_use():
+        return
     if native_variables is not None:
         _server().native_variables = dict(native_variables)
     try:
         _ensure_running(directory)
     except OSError as error:
         logger.warning("no process to fork engines from, they start slower: %s", error)
+
+
+def use(*, is_allowed: bool) -> None:
+    """Say whether processes may be forked from now on; they are spawned if not."""
+    _server().is_ruled_out = not is_allowed
+
+
+def is_allowed(environment: Mapping[str, str]) -> bool:
+    """Whether the user's own environment leaves it to Holdfast how processes are started."""
+    return environment.get(START_METHOD_VARIABLE) != "spawn"
+
+
+def is_in_use() -> bool:
+    """Whether processes are forked where that is sound.
+
+    The first answer after a server has ended because of the driver is a warning, too.
+    """
+    if not getattr(_server(), "is_ruled_out", False) and _has_spoilt_forks():
+        use(is_allowed=False)
+        logger.warning(
+            "CUDA's driver is initialised where vLLM is imported, as for MIG by UUID or without "
+            "NVML: no engine can be forked, they are spawned and start slower"
+        )
+    return not getattr(_server(), "is_ruled_out", False)
+
+
+def note_spoilt(directory: Path) -> None:
+    """In the server: say that it ends because what it forks could not use CUDA."""
+    directory.mkdir(exist_ok=True)
+    (directory / f"{_SPOILT}{os.getpid()}").touch()
+
+
+def _has_spoilt_forks() -> bool:
+    pid = server_pid()
+    if pid is None or not (exit_codes_directory() / f"{_SPOILT}{pid}").exists():
+        return False
+    with suppress(ChildProcessError):  # somebody else waited for its end
+        _server()._stop()  # noqa: SLF001 - nothing public ends it
+    _server()._forkserver_pid = None  # noqa: SLF001 - as above
+    return True
 
 
 def _ensure_running(directory: Path | None) -> None:
@@ -140,12 +190,15 @@ class Process(context.ForkServerProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
-        try:
-            with _answering():
-                return popen_forkserver.Popen(process_obj)
-        except (OSError, EOFError) as error:
-            logger.warning("no process that starts engines answers (%r): spawning one", error)
-            return popen_spawn_posix.Popen(process_obj)
+        if is_in_use():
+            try:
+                with _answering():
+                    return popen_forkserver.Popen(process_obj)
+            except (OSError, EOFError) as error:
+                if is_in_use():
+                    said = "no process that starts engines answers (%r): spawning one"
+                    logger.warning(said, error)
+        return popen_spawn_posix.Popen(process_obj)
 
 
 class Core(Process):

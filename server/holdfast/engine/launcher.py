@@ -12,7 +12,7 @@ import copy
 import gc
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,7 @@ class EngineLauncher:
         with (
             environment.changed(_variables(directory) | self._variables),
             compat.kept_renderer(self._renderer),
-            compat.forked_cores(self._config, forkserver.CoreContext()),
+            self._started_cores(),
         ):
             return CheckedLLM.from_vllm_config(
                 # A start adds to its configuration, so each gets its own copy.
@@ -218,6 +218,12 @@ class EngineLauncher:
                 disable_log_stats=is_silent,
                 stat_loggers=None if is_silent else [self._logger_class],
             )
+
+    def _started_cores(self) -> AbstractContextManager[None]:
+        """How vLLM starts its EngineCores while this is entered."""
+        if not forkserver.is_in_use():
+            return nullcontext()
+        return compat.forked_cores(self._config, forkserver.CoreContext())
 
     async def _met(self, llm: Any, spec: WorkspaceSpec, family: Family) -> AsyncEngine:
         """`_engine` of a vLLM that may die at any moment, and is shut down if it does."""

@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast.engine import exit_codes
+from holdfast.engine import exit_codes, forkserver
 from holdfast.workspace import leash
 
 STARTED_WITH = dict(os.environ)
@@ -34,6 +34,25 @@ with suppress(ImportError):  # which vLLM does without, too
     # It finds its place beside the environment that the process was started with; what is forked
     # has another, and would keep this title.
     importlib.import_module("setproctitle").setproctitle("holdfast::forkserver")
+
+
+def has_spoilt_forks() -> bool:
+    """Whether no process that is forked from this one can use CUDA.
+
+    Importing vLLM has Triton ask torch whether there is a GPU, and torch asks NVML. Where that does
+    not know, for MIG by UUID and on boards without NVML, torch initialises CUDA's driver (2.13,
+    `torch.cuda.device_count`). Its note of that is made for children, so that a child is asked.
+    """
+    pid = os.fork()
+    if not pid:
+        torch = importlib.import_module("torch")
+        os._exit(int(torch.cuda._is_in_bad_fork()))  # noqa: SLF001 - as vLLM asks, too
+    return os.waitpid(pid, 0)[1] != 0
+
+
+if directory and has_spoilt_forks():
+    forkserver.note_spoilt(Path(directory))
+    raise SystemExit
 
 gc.collect()
 # A collection in a child would write to every page that it shares with this process.

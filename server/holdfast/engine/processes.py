@@ -28,9 +28,11 @@ _QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 def owned(directory: Path, native_variables: Mapping[str, str]) -> Iterator[None]:
     """While entered, every descendant of this process is known to it, and ends with it.
 
-    The fork server starts at once, beside the imports of this process; `directory` takes its
-    socket, and `native_variables` is what it is started with. When left, no child runs.
+    The fork server starts at once, beside the imports of this process, unless the environment rules
+    it out; `directory` takes its socket, and `native_variables` is what it is started with. When
+    left, no child runs.
     """
+    forkserver.use(is_allowed=forkserver.is_allowed(os.environ))
     leash.adopt_orphans()
     leash.tie_spawned()
     _start_resource_tracker()
