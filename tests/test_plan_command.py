@@ -19,6 +19,7 @@ from holdfast.engine import planned_config, planning
 from holdfast.engine.plan_flags import DEVICE_NAMES, take_plan_flags
 from holdfast.engine.plan_report import FIRST_START, PlanReport, SlotPlan
 from holdfast.errors import UsageError
+from holdfast.versions import vllm_release
 from holdfast.workspace.plan import MIB
 
 LLAMA: dict[str, Any] = {
@@ -230,7 +231,7 @@ def test_two_ubatches_are_two_slots(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "name", "memory_gib"),
     [
-        ("gb10", "NVIDIA GB10", 119),
+        ("gb10", "NVIDIA GB10", None if vllm_release() < (0, 33) else 121.7),
         ("rtxpro6000", "NVIDIA RTX PRO 6000", 95),
         ("h100", "NVIDIA H100", 79),
         ("h200", "NVIDIA H200", 139),
@@ -238,11 +239,15 @@ def test_two_ubatches_are_two_slots(tmp_path: Path) -> None:
     ],
 )
 def test_defaults_of_a_device_are_those_of_vllm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, name: str, memory_gib: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    name: str,
+    memory_gib: float | None,
 ) -> None:
     """The size of a step that is not given is what vLLM takes on such a device."""
     report = planned(written(tmp_path, LLAMA), device=device)
-    platform = _Platform(name, memory_gib * 1024**3)
+    platform = _Platform(name, None if memory_gib is None else int(memory_gib * 1024**3))
     monkeypatch.setattr(arg_utils, "current_platform", platform)
     tokens, sequences = AsyncEngineArgs.get_batch_defaults(1)
     assert report.max_num_batched_tokens == tokens[UsageContext.OPENAI_API_SERVER]
@@ -252,11 +257,13 @@ def test_defaults_of_a_device_are_those_of_vllm(
 class _Platform:
     """What vLLM asks its platform about when it looks for defaults."""
 
-    def __init__(self, name: str, memory_bytes: int) -> None:
+    def __init__(self, name: str, memory_bytes: int | None) -> None:
         self._name = name
         self._memory_bytes = memory_bytes
 
     def get_device_total_memory(self) -> int:
+        if self._memory_bytes is None:
+            raise RuntimeError("NVML does not tell the memory of a unified device")
         return self._memory_bytes
 
     def get_device_name(self) -> str:
@@ -267,6 +274,21 @@ class _Platform:
 
     def is_cpu(self) -> bool:
         return False
+
+
+@pytest.mark.parametrize(
+    ("release", "sizes"), [((0, 32), (2048, 256)), ((0, 33), (8192, 1024)), ((0, 34), (8192, 1024))]
+)
+def test_defaults_of_gb10_are_those_of_the_installed_release(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    release: tuple[int, int],
+    sizes: tuple[int, int],
+) -> None:
+    """vLLM 0.32 cannot read its memory and takes it for a small one; 0.33 asks CUDA instead."""
+    monkeypatch.setattr(planned_config, "vllm_release", lambda: release)
+    report = planned(written(tmp_path, LLAMA), device="gb10")
+    assert (report.max_num_batched_tokens, report.max_num_seqs) == sizes
 
 
 def test_the_cpu_has_the_defaults_of_vllm(tmp_path: Path) -> None:

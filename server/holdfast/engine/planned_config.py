@@ -5,10 +5,13 @@ The names are those of vLLM's configuration, so that a reserver reads both alike
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.config.model import _get_and_verify_max_len
+from vllm.engine import arg_utils
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.transformers_utils.config import get_config, get_hf_text_config
 from vllm.transformers_utils.model_arch_config_convertor import (
@@ -17,6 +20,7 @@ from vllm.transformers_utils.model_arch_config_convertor import (
 )
 from vllm.usage.usage_lib import UsageContext
 
+from holdfast.versions import vllm_release
 from holdfast.workspace.reservers import Device
 
 DEVICES = {
@@ -27,12 +31,33 @@ DEVICES = {
     "b200": Device("b200", is_cuda=True, capability_major=10),
     "cpu": Device("cpu", is_cuda=False),
 }
-_GPU_STEP_TOKENS = {"gb10": 8192, "rtxpro6000": 8192, "h100": 8192, "h200": 8192, "b200": 16384}
-"""vLLM's defaults of `max_num_batched_tokens` for a server, by the memory of the device."""
-_GPU_SEQUENCES = 1024
-_CPU_STEP_TOKENS = 2048
-_CPU_SEQUENCES = 128
-"""On the CPU both are for each rank of an engine."""
+_MEMORY_GB = {"gb10": 130, "rtxpro6000": 102, "h100": 85, "h200": 150, "b200": 192}
+"""What their drivers say that they have, in 10^9 bytes."""
+_UNIFIED = frozenset({"gb10"})
+_READS_UNIFIED_MEMORY = (0, 33)
+"""Since this release vLLM asks CUDA where NVML does not tell a device's memory
+(`NvmlCudaPlatform.get_device_total_memory`); 0.32 takes such a device for a small one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedPlatform:
+    """What vLLM asks its platform when it looks for the defaults of a step, for a named device."""
+
+    device: Device
+
+    def get_device_total_memory(self) -> int:
+        if self.device.name in _UNIFIED and vllm_release() < _READS_UNIFIED_MEMORY:
+            raise NotImplementedError("NVML does not tell it")
+        return _MEMORY_GB[self.device.name] * 10**9 if self.device.is_cuda else 0
+
+    def get_device_name(self) -> str:
+        return self.device.name
+
+    def is_tpu(self) -> bool:
+        return False
+
+    def is_cpu(self) -> bool:
+        return not self.device.is_cuda
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +185,20 @@ def _default_sizes(
     arguments: AsyncEngineArgs, device: Device, *, is_named: bool
 ) -> tuple[int, int]:
     world = arguments.pipeline_parallel_size * arguments.tensor_parallel_size
-    if not is_named:
+    with _asked_of(device) if is_named else nullcontext():
         tokens, sequences = arguments.get_batch_defaults(world)
-        return tokens[UsageContext.OPENAI_API_SERVER], sequences[UsageContext.OPENAI_API_SERVER]
-    if not device.is_cuda:
-        return _CPU_STEP_TOKENS * world, _CPU_SEQUENCES * world
-    return _GPU_STEP_TOKENS[device.name], _GPU_SEQUENCES
+    return tokens[UsageContext.OPENAI_API_SERVER], sequences[UsageContext.OPENAI_API_SERVER]
+
+
+@contextmanager
+def _asked_of(device: Device) -> Iterator[None]:
+    """While entered, vLLM's defaults are those for `device`, whatever is here."""
+    found = arg_utils.current_platform
+    arg_utils.current_platform = _NamedPlatform(device)
+    try:
+        yield
+    finally:
+        arg_utils.current_platform = found
 
 
 def _has_other_default(arguments: AsyncEngineArgs, model: PlannedModel) -> bool:
