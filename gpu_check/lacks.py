@@ -10,11 +10,10 @@ from gpu_check.records import Lack, Machine
 
 def lacks(machine: Machine, *, has_workspace_file: bool) -> Mapping[Need, Lack]:
     """What this machine lacks, by the need that it leaves open."""
+    if not machine.torch:  # without which nothing else is known
+        what = f"torch cannot be imported by {machine.python} of Python"
+        return {"torch": Lack(what, "choose another: make gpu-check PYTHON=/path/to/python3")}
     found: dict[Need, Lack] = {}
-    if not machine.torch:
-        found["torch"] = Lack(
-            "torch cannot be imported by this Python", "choose another: make gpu-check PYTHON=..."
-        )
     if not machine.devices:
         found["cuda"] = Lack("torch sees no CUDA device", _remedy_of_no_device(machine))
     if len(machine.devices) < 2:

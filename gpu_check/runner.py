@@ -23,7 +23,7 @@ from gpu_check.records import TAIL_CHARACTERS, CheckResult, Machine
 from gpu_check.survey import ROOT
 
 _POLL_SECONDS = 0.1
-_END_SECONDS = 60.0
+_END_SECONDS = 40.0
 """For a subject to end by itself once its checks are made, or once it is asked to."""
 _TIME_IS_OVER = "the time for the whole run was over"
 

@@ -22,7 +22,7 @@ from gpu_check import families
 from gpu_check.records import TAIL_CHARACTERS, CheckFailedError
 
 ASK_SECONDS = 120.0
-STOP_SECONDS = 60.0
+STOP_SECONDS = 30.0
 POLL_SECONDS = 0.2
 _LISTENING = re.compile(r"listening on (\S+)")
 

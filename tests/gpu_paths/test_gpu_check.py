@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 import torch
 from vllm.v1.worker import workspace as vllm_workspace
@@ -28,6 +30,7 @@ from holdfast.workspace import manager as holdfast_manager
 from holdfast.workspace.footprint import Holdings
 from holdfast.workspace.plan import MIB
 from recorded_graphs import recorded
+from servers import descendants, wait_until
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "gpu-check.md"
@@ -241,7 +244,7 @@ def test_a_wheel_is_fetched_once_and_by_pip(
 @pytest.mark.parametrize(
     ("machine", "need", "what"),
     [
-        (replace(MACHINE, torch=""), "torch", "torch cannot be imported by this Python"),
+        (replace(MACHINE, torch=""), "torch", "torch cannot be imported by 3.12.3 of Python"),
         (MACHINE, "cuda", "torch sees no CUDA device"),
         (
             replace(MACHINE, devices=(H200,)),
@@ -385,6 +388,34 @@ def test_when_the_time_of_the_run_is_over_what_is_left_fails(
     over = replace(work, ends_at_seconds=time.monotonic() - 1)
     (result,) = runner.results(fakes("right"), over)
     assert (result.status, result.reason) == ("failed", "the time for the whole run was over")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_when_the_kit_is_ended(number: signal.Signals, tmp_path: Path) -> None:
+    """Asked to, or killed so that it can do nothing itself."""
+    command = [sys.executable, "-m", "gpu_check", "--output", str(tmp_path)]
+    started = subprocess.Popen([*command, "--only", "random_lives"], cwd=ROOT)
+    with started as process:
+        (below,) = wait_until(
+            lambda: [p for p in descendants(process.pid) if "subject_process" in command_line(p)],
+            deadline_seconds=120,
+            what=lambda: "the process of the subject",
+        )
+        process.send_signal(number)
+        process.wait(60)
+    wait_until(
+        lambda: not below.is_running() or below.status() == psutil.STATUS_ZOMBIE,
+        deadline_seconds=60,
+        what=lambda: f"{below} is left",
+    )
+
+
+def command_line(process: psutil.Process) -> str:
+    """Empty for a process that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 # The report.
