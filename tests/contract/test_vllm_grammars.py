@@ -31,8 +31,8 @@ from holdfast.demo.files import ensure_demo_model
 from holdfast.engine import forkserver, processes
 from holdfast.engine.grammars import checked, compiling
 from holdfast.engine.grammars.checked import Grammars, grammars_for
+from holdfast.engine.grammars.compile_limit import LOOK_SECONDS, CompileLimit, within_limit
 from holdfast.engine.grammars.compiling import Compiler
-from holdfast.engine.grammars.patience import LOOK_SECONDS, Patience, patiently
 from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import keep_native_code_out, validate_without_xgrammar
 from holdfast.engine.tracked import REQUEST, Tracked
@@ -139,15 +139,15 @@ def test_a_grammar_is_left_as_vllms_checks_leave_it(
     compiler: Compiler, grammar: dict[str, Any], backend: str, changed: set[str]
 ) -> None:
     """With the backend that they choose."""
-    verdict = compiler(grammar)
-    assert verdict.get("backend") == backend, verdict
-    assert set(verdict["changed"]) == changed
+    result = compiler(grammar)
+    assert result.get("backend") == backend, result
+    assert set(result["changed"]) == changed
     expected = StructuredOutputsParams(**grammar)
     SamplingParams(structured_outputs=expected).verify(
         compiler._model, None, compiler._config.structured_outputs_config, compiler._tokenizer
     )
-    assert verdict["changed"] == {name: getattr(expected, name) for name in changed}
-    assert verdict["was_auto"] == expected._backend_was_auto
+    assert result["changed"] == {name: getattr(expected, name) for name in changed}
+    assert result["was_auto"] == expected._backend_was_auto
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines"])
@@ -353,14 +353,14 @@ def test_a_grammar_that_is_too_large_reaches_no_worker(grammar: dict[str, Any]) 
 
 @pytest.mark.usefixtures("_server")
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest verdict goes first."""
-    monkeypatch.setattr(checked, "MOST_VERDICTS", 2)
+    """The oldest result goes first."""
+    monkeypatch.setattr(checked, "MOST_RESULTS", 2)
 
     async def scene() -> None:
         asked, pool = scripted()
         for what in ("a", "b", "c"):
             await check(asked, what)
-        assert len(asked._verdicts) == 2
+        assert len(asked._results) == 2
         pool.stop()
 
     asyncio.run(scene())
@@ -466,11 +466,11 @@ async def _never(ended: list[str]) -> AsyncIterator[Any]:
 def test_a_grammar_that_the_engine_defers_for_too_long_is_given_up() -> None:
     """It is ended there, too, and the client is told."""
     ended: list[str] = []
-    patience = Patience(1.0, lambda: 3600.0)
+    limit = CompileLimit(1.0, lambda: 3600.0)
 
     async def scene() -> None:
         with pytest.raises(VLLMValidationError, match="longer than 1 s"):
-            await anext(patiently(_never(ended), patience))
+            await anext(within_limit(_never(ended), limit))
 
     asyncio.run(scene())
     assert ended == ["aborted"]
@@ -478,7 +478,7 @@ def test_a_grammar_that_the_engine_defers_for_too_long_is_given_up() -> None:
 
 def test_a_request_that_may_be_running_is_never_given_up() -> None:
     """One that is not streamed has no output until it is whole."""
-    patience = Patience(0.0, lambda: 0.0)
+    limit = CompileLimit(0.0, lambda: 0.0)
 
     async def answered() -> AsyncIterator[str]:
         await asyncio.sleep(3 * LOOK_SECONDS)
@@ -486,7 +486,7 @@ def test_a_request_that_may_be_running_is_never_given_up() -> None:
         yield "second"
 
     async def scene() -> None:
-        outputs = patiently(answered(), patience)
+        outputs = within_limit(answered(), limit)
         assert [one async for one in outputs] == ["first", "second"]
 
     asyncio.run(scene())

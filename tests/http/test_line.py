@@ -54,9 +54,9 @@ def a_line(places: float = 1, most_waiting: int = 100) -> Line:
 def called(line: Line, tickets: Sequence[Ticket]) -> list[str]:
     """The keys of tickets in the order in which they are called, one place after the other."""
     order: list[str] = []
-    while waiting := [ticket for ticket in tickets if ticket.standing == "waiting"]:
-        line.leave(next(ticket for ticket in tickets if ticket.standing == "called"))
-        order += [ticket.key for ticket in waiting if ticket.standing == "called"]
+    while waiting := [ticket for ticket in tickets if ticket.status == "waiting"]:
+        line.leave(next(ticket for ticket in tickets if ticket.status == "called"))
+        order += [ticket.key for ticket in waiting if ticket.status == "called"]
     return order
 
 
@@ -75,13 +75,13 @@ def test_nobody_overtakes_those_who_wait() -> None:
     count = 1.0
     second = line.join("b")
     line.advance()
-    assert (first.standing, second.standing) == ("called", "waiting")
+    assert (first.status, second.status) == ("called", "waiting")
 
 
 def test_a_full_line_refuses() -> None:
     """Beyond the bound nobody waits."""
     line = a_line(places=1, most_waiting=1)
-    assert [line.join("a").standing for _ in range(3)] == ["called", "waiting", "refused"]
+    assert [line.join("a").status for _ in range(3)] == ["called", "waiting", "refused"]
 
 
 def test_a_full_line_is_shared() -> None:
@@ -89,8 +89,8 @@ def test_a_full_line_is_shared() -> None:
     line = a_line(places=1, most_waiting=4)
     crowd = [line.join("a") for _ in range(5)]
     late = [line.join("b") for _ in range(4)]
-    assert [ticket.standing for ticket in crowd] == ["called"] + ["waiting"] * 2 + ["refused"] * 2
-    assert [ticket.standing for ticket in late] == ["waiting"] * 2 + ["refused"] * 2
+    assert [ticket.status for ticket in crowd] == ["called"] + ["waiting"] * 2 + ["refused"] * 2
+    assert [ticket.status for ticket in late] == ["waiting"] * 2 + ["refused"] * 2
 
 
 def test_what_needs_no_place_passes() -> None:
@@ -99,21 +99,21 @@ def test_what_needs_no_place_passes() -> None:
     line = Line(lambda: Places(count, count), most_waiting=2)
     line.join("a")
     waiting = line.join("a")
-    assert line.join("b", needs_place=False).standing == "called"
+    assert line.join("b", needs_place=False).status == "called"
     count = 0.0
     passer = line.join("b", needs_place=False)
-    assert line.join("b", needs_place=False).standing == "refused"
+    assert line.join("b", needs_place=False).status == "refused"
     count = 1.0
     line.advance()
-    assert (passer.standing, waiting.standing) == ("called", "waiting")
+    assert (passer.status, waiting.status) == ("called", "waiting")
 
 
 def test_what_needs_no_place_shares_the_line_too() -> None:
     """One key that fills it while nobody is called keeps no other out."""
     line = a_line(0, most_waiting=3)
     lookers = [line.join("a", needs_place=False) for _ in range(3)]
-    assert [line.join("b").standing for _ in range(2)] == ["waiting", "refused"]
-    assert [ticket.standing for ticket in lookers] == ["waiting", "waiting", "refused"]
+    assert [line.join("b").status for _ in range(2)] == ["waiting", "refused"]
+    assert [ticket.status for ticket in lookers] == ["waiting", "waiting", "refused"]
 
 
 def test_who_comes_back_is_before_those_who_wait_for_the_first_time() -> None:
@@ -128,8 +128,8 @@ def test_who_comes_back_is_before_those_who_wait_for_the_first_time() -> None:
     assert (line.inside, line.waiting) == (3, 4)
     for ticket in (busy, fresh[0]):
         line.leave(ticket)
-    assert [ticket.standing for ticket in (one, two)] == ["called", "waiting"]
-    assert [ticket.standing for ticket in fresh[2:]] == ["waiting", "called"]
+    assert [ticket.status for ticket in (one, two)] == ["called", "waiting"]
+    assert [ticket.status for ticket in fresh[2:]] == ["waiting", "called"]
 
 
 def test_nobody_who_was_called_is_refused_for_a_full_line() -> None:
@@ -139,9 +139,9 @@ def test_nobody_who_was_called_is_refused_for_a_full_line() -> None:
     line.set_aside(ticket)
     others = [line.join("a") for _ in range(2)]
     line.come_back(ticket)
-    assert (ticket.standing, line.waiting) == ("waiting", 2)
+    assert (ticket.status, line.waiting) == ("waiting", 2)
     line.leave(others[0])
-    assert (ticket.standing, others[1].standing) == ("called", "waiting")
+    assert (ticket.status, others[1].status) == ("called", "waiting")
 
 
 class Lines(RuleBasedStateMachine):
@@ -165,7 +165,7 @@ class Lines(RuleBasedStateMachine):
     def join(self, key: str, needs_place: bool) -> Ticket:
         before = self.line.waiting
         ticket = self.line.join(key, needs_place=needs_place)
-        if ticket.standing == "refused":
+        if ticket.status == "refused":
             assert before >= 5
         self.joined.append(ticket)
         return ticket
@@ -186,8 +186,8 @@ class Lines(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_those_of_the_tickets(self) -> None:
-        waiting = [ticket for ticket in self.joined if ticket.standing == "waiting"]
-        inside = [ticket for ticket in self.joined if ticket.standing == "called"]
+        waiting = [ticket for ticket in self.joined if ticket.status == "waiting"]
+        inside = [ticket for ticket in self.joined if ticket.status == "called"]
         assert self.line.waiting == len(waiting) <= 5 + len(self.returned)
         assert self.line.inside == len(inside)
         for key in "abc":
@@ -211,13 +211,13 @@ class Lines(RuleBasedStateMachine):
     @invariant()
     def no_place_is_lost_and_none_is_given_twice(self) -> None:
         placed = sum(ticket.has_place for ticket in self.joined)
-        wanting = any(t.standing == "waiting" and t.needs_place for t in self.joined)
+        wanting = any(t.status == "waiting" and t.needs_place for t in self.joined)
         assert placed >= self.places - self.kept or not wanting
 
     @invariant()
     def a_key_without_a_place_waits_only_for_a_full_engine(self) -> None:
         placed = {ticket.key for ticket in self.joined if ticket.has_place}
-        waiting = {t.key for t in self.joined if t.standing == "waiting" and t.needs_place}
+        waiting = {t.key for t in self.joined if t.status == "waiting" and t.needs_place}
         assert not waiting - placed or self.line.waiting == 0 or self._count() >= self.places
 
     def _count(self) -> int:
@@ -228,8 +228,8 @@ class Lines(RuleBasedStateMachine):
         for key in "abc":
             of_key = [t for t in self.joined if t.key == key and t.needs_place]
             of_key = [t for t in of_key if t not in self.returned]
-            first = next((n for n, t in enumerate(of_key) if t.standing == "waiting"), len(of_key))
-            assert all(ticket.standing != "called" for ticket in of_key[first:])
+            first = next((n for n, t in enumerate(of_key) if t.status == "waiting"), len(of_key))
+            assert all(ticket.status != "called" for ticket in of_key[first:])
 
 
 class SharedLines(Lines):

@@ -144,9 +144,9 @@ class Admission:
         self._look()
         most = self._overload.max_requests_per_key
         if self.is_in_vain():
-            ticket = Ticket(key, standing="refused", refusal=self._refusal_of_state())
+            ticket = Ticket(key, status="refused", refusal=self._refusal_of_state())
         elif is_limited and key and most and work != "none" and self._count(key) >= most:
-            ticket = Ticket(key, standing="refused", refusal="key_concurrency")
+            ticket = Ticket(key, status="refused", refusal="key_concurrency")
         else:
             line = self._renderings if work == "rendering" else self._line
             ticket = line.join(key, needs_place=work in _PLACED)
@@ -199,7 +199,7 @@ class Admission:
         A drain goes on to call those whom it found waiting for a place.
         """
         hold_ends: float | None = None
-        while ticket.standing == "waiting":
+        while ticket.status == "waiting":
             if self.view.state in SERVING or (self._is_moving and hold_ends is None):
                 hold_ends = None
             else:
@@ -259,7 +259,7 @@ class Admission:
         self._is_moving = state in SERVING or (self._is_moving and state is State.DRAINING)
 
     def _follow_for(self, ticket: Ticket) -> None:
-        if ticket.standing == "waiting" and (self._follower is None or self._follower.done()):
+        if ticket.status == "waiting" and (self._follower is None or self._follower.done()):
             self._follower = asyncio.create_task(self._follow(), name="line")
 
     async def _follow(self) -> None:

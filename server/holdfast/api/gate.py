@@ -94,12 +94,12 @@ class Gate:
         ticket = self._admission.join(tracked.key, work=work)
         waited_seconds = 0.0
         try:
-            if ticket.standing == "waiting":
+            if ticket.status == "waiting":
                 began_seconds = time.monotonic()
                 if await patient.while_here(self._admission.until_settled(ticket)) is None:
                     return
                 waited_seconds = time.monotonic() - began_seconds
-            if ticket.standing == "called":
+            if ticket.status == "called":
                 self._admission.begin(ticket)
                 if work == "engine":
                     self._admission.waits.count(waited_seconds)
@@ -158,7 +158,7 @@ class _Place:
 
     async def take(self) -> None:
         await self._admission.come_back(self._ticket)
-        if self._ticket.standing == "refused":
+        if self._ticket.status == "refused":
             raise _refused(self._admission, self._ticket)
 
 
@@ -178,7 +178,7 @@ class _Session:
         try:
             with tracked.waiting():
                 await admission.until_settled(ticket)
-            if ticket.standing != "called":
+            if ticket.status != "called":
                 raise _refused(admission, ticket)
             admission.waits.count(time.monotonic() - began_seconds)
             tracked.place = _Place(admission, ticket)

@@ -19,7 +19,7 @@ from holdfast.api.work import Work
 from holdfast.engine.places import Places
 from holdfast.records import RefusalReason
 
-Standing = Literal["waiting", "called", "refused", "gone"]
+TicketStatus = Literal["waiting", "called", "refused", "gone"]
 Queue = OrderedDict["Ticket", None]
 Queues = OrderedDict[str, Queue]
 """By key; none is empty."""
@@ -32,7 +32,7 @@ class Ticket:
     key: str
     needs_place: bool = True
     work: Work = "engine"
-    standing: Standing = "waiting"
+    status: TicketStatus = "waiting"
     has_place: bool = False
     has_come_back: bool = False
     """Whether it waits once more, after it was set aside."""
@@ -105,18 +105,18 @@ class Line:
 
     def refuse(self, ticket: Ticket, reason: RefusalReason) -> None:
         """Give a ticket up that waits."""
-        if ticket.standing == "waiting":
+        if ticket.status == "waiting":
             self._remove(ticket)
             _refuse(ticket, reason)
 
     def leave(self, ticket: Ticket) -> None:
         """Take a ticket out, wherever it stands; its place goes to the next. Once is enough."""
-        if ticket.standing == "waiting":
+        if ticket.status == "waiting":
             self._remove(ticket)
-        elif ticket.standing == "called":
+        elif ticket.status == "called":
             self.inside -= 1
             self._forget(ticket.key)
-        ticket.standing = "gone"
+        ticket.status = "gone"
         if ticket.has_place:
             self._take_back(ticket)
             self.rate.done()
@@ -137,7 +137,7 @@ class Line:
 
     def come_back(self, ticket: Ticket) -> None:
         """Have a ticket that was set aside wait for a place, before all others of its key."""
-        if ticket.standing != "called" or ticket.has_place:
+        if ticket.status != "called" or ticket.has_place:
             return
         if self._queues:
             self.advance()
@@ -145,7 +145,7 @@ class Line:
         if self._has_place_for(ticket.key):
             self._call(ticket)
         else:
-            ticket.standing = "waiting"
+            ticket.status = "waiting"
             self._append(ticket)
             _bring_forward(ticket, self._queues[ticket.key])
         self._note_saturation()
@@ -199,7 +199,7 @@ class Line:
             ticket.has_place = True
             self._placed += 1
             self._placed_of[ticket.key] += 1
-        ticket.standing = "called"
+        ticket.status = "called"
         ticket.has_come_back = False
         ticket.stir()
 
@@ -270,5 +270,5 @@ def _bring_forward(ticket: Ticket, queue: Queue) -> None:
 
 
 def _refuse(ticket: Ticket, reason: RefusalReason) -> None:
-    ticket.standing, ticket.refusal = "refused", reason
+    ticket.status, ticket.refusal = "refused", reason
     ticket.stir()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.connections.deadlines import Deadlines
-from holdfast.connections.seats import Pool, Seat, Standing
+from holdfast.connections.seats import Seat, SeatKind, Seats
 from holdfast.telemetry.refusals import Refusals
 
 Counted = Callable[[str, bytes, int], None]
@@ -69,7 +69,7 @@ class Lingering(Hashable, Protocol):
         """The client has had its time to read that."""
 
 
-class Session(Hashable, Protocol):
+class Talker(Hashable, Protocol):
     """What stays open between two messages, of either side."""
 
     def silence_is_long(self) -> None:
@@ -111,18 +111,18 @@ class Book:
             LINGER_SECONDS, lambda lingering: lingering.linger_is_over()
         )
         """Who has had its last answer."""
-        self.talking: Deadlines[Session] = Deadlines(
-            SILENT_SECONDS, lambda session: session.silence_is_long()
+        self.talking: Deadlines[Talker] = Deadlines(
+            SILENT_SECONDS, lambda talker: talker.silence_is_long()
         )
         """Who may not be closed for another yet."""
-        self.sessions: Deadlines[Session] = Deadlines(
-            limits.websocket_idle_timeout_seconds, lambda session: session.silence_is_over()
+        self.idle: Deadlines[Talker] = Deadlines(
+            limits.websocket_idle_timeout_seconds, lambda talker: talker.silence_is_over()
         )
         """Who is closed if neither side says anything."""
         self._pools = (
-            Pool(Standing.WELCOME, limits.max_connections),
-            Pool(Standing.SPARE, limits.spare_connections),
-            Pool(Standing.TOLD, limits.told_connections, makes_room=False),
+            Seats(SeatKind.WELCOME, limits.max_connections),
+            Seats(SeatKind.SPARE, limits.spare_connections),
+            Seats(SeatKind.TOLD, limits.told_connections, makes_room=False),
         )
 
     def seat(self) -> Seat | None:

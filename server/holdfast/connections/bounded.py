@@ -11,7 +11,7 @@ from uvicorn.protocols.utils import get_client_addr
 from holdfast.connections import answers
 from holdfast.connections.book import LEAST_RATE_BYTES, Book
 from holdfast.connections.closing import BoundedTransport
-from holdfast.connections.seats import Seat, Standing
+from holdfast.connections.seats import Seat, SeatKind
 from holdfast.errors import RefusedError
 
 MOST_LINGER_SECONDS = 10.0
@@ -71,10 +71,10 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Take it, or say why not."""
         super().connection_made(BoundedTransport(transport, self._book, self._seat))  # type: ignore[arg-type]  # as one
-        if self._seat.standing is Standing.TOLD:
+        if self._seat.kind is SeatKind.TOLD:
             self._end(answers.too_many_connections(self._book.limits.max_connections))
         else:
-            self._is_spare = self._seat.standing is Standing.SPARE
+            self._is_spare = self._seat.kind is SeatKind.SPARE
             self._book.heads.start(self)
             self._seat.offer_last(self)
             # The event loop reads once between two turns; a request that was there is begun then.

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 
-class Standing(Enum):
+class SeatKind(Enum):
     """What a connection may do."""
 
     WELCOME = auto()
@@ -27,45 +27,45 @@ class Evictable(Protocol):
 class Seat:
     """The right of one connection to be there, from its accept until its socket is closed."""
 
-    __slots__ = ("_pool", "standing")
+    __slots__ = ("_owner", "kind")
 
-    def __init__(self, pool: Pool, standing: Standing) -> None:
-        self._pool: Pool | None = pool
-        self.standing = standing
+    def __init__(self, seats: Seats, kind: SeatKind) -> None:
+        self._owner: Seats | None = seats
+        self.kind = kind
 
     def offer(self, evictable: Evictable) -> None:
         """From now on, and after all that were offered before, it may be closed for another."""
-        if self._pool is not None:
-            if self._pool.fresh:
-                self._pool.fresh.pop(self, None)
-            self._pool.offered[self] = evictable
-            self._pool.offered.move_to_end(self)
+        if self._owner is not None:
+            if self._owner.fresh:
+                self._owner.fresh.pop(self, None)
+            self._owner.offered[self] = evictable
+            self._owner.offered.move_to_end(self)
 
     def offer_last(self, evictable: Evictable) -> None:
         """It may be closed for another if nothing else may: what it sent was not read yet."""
-        if self._pool is not None:
-            self._pool.fresh[self] = evictable
+        if self._owner is not None:
+            self._owner.fresh[self] = evictable
 
     def keep(self) -> None:
         """It may not be closed for another: it is at a request."""
-        if self._pool is not None:
-            if self._pool.fresh:
-                self._pool.fresh.pop(self, None)
-            self._pool.offered.pop(self, None)
+        if self._owner is not None:
+            if self._owner.fresh:
+                self._owner.fresh.pop(self, None)
+            self._owner.offered.pop(self, None)
 
     def release(self) -> None:
         """The connection is gone."""
-        if self._pool is not None:
+        if self._owner is not None:
             self.keep()
-            self._pool.taken -= 1
-            self._pool = None
+            self._owner.taken -= 1
+            self._owner = None
 
 
-class Pool:
-    """So many seats for connections of one standing."""
+class Seats:
+    """So many seats for connections of one kind."""
 
-    def __init__(self, standing: Standing, seats: int, *, makes_room: bool = True) -> None:
-        self._standing = standing
+    def __init__(self, kind: SeatKind, seats: int, *, makes_room: bool = True) -> None:
+        self._kind = kind
         self._seats = seats
         self._makes_room = makes_room
         self.taken = 0
@@ -79,7 +79,7 @@ class Pool:
         if self.taken >= self._seats and not (self._makes_room and self.take_away()):
             return None
         self.taken += 1
-        return Seat(self, self._standing)
+        return Seat(self, self._kind)
 
     def take_away(self) -> bool:
         """Close the connection that was offered first; False if none is."""

@@ -51,7 +51,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """Nothing more comes, for whatever reason."""
         super().connection_lost(exc)
         self._book.talking.stop(self)
-        self._book.sessions.stop(self)
+        self._book.idle.stop(self)
         self.transport.lost()
 
     def eof_received(self) -> None:
@@ -135,7 +135,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         if self.handshake_complete and not (self.close_sent or self.transport.is_closing()):
             self._seat.keep()
             self._book.talking.start(self)
-            self._book.sessions.start(self)
+            self._book.idle.start(self)
 
     def silence_is_long(self) -> None:
         """From now on it may be closed for another."""

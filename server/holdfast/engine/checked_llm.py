@@ -9,7 +9,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.engine.grammars.patience import Patience, patiently
+from holdfast.engine.grammars.compile_limit import CompileLimit, within_limit
 from holdfast.engine.tracked import tracked_request
 from holdfast.engine.turns import Turns
 
@@ -28,26 +28,26 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
     """
 
     turns: Turns | None = None
-    grammar_patience: Patience | None = None
+    compile_limit: CompileLimit | None = None
 
-    def leave_grammars_to(self, patience: Patience) -> None:
+    def leave_grammars_to(self, limit: CompileLimit) -> None:
         """From now on take grammars as they are: they were checked elsewhere, see `grammars`.
 
         vLLM checks none where it has no configuration for them (`SamplingParams.verify`, 0.32), and
         so compiles none in this process, which that may end.
         """
         self.input_processor.structured_outputs_config = None
-        self.grammar_patience = patience
+        self.compile_limit = limit
 
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
         """As vLLM's, but that a grammar on which the engine compiles for too long is given up."""
         outputs = super().generate(prompt, sampling_params, request_id, **options)
-        patience = self.grammar_patience
-        if patience is None or sampling_params.structured_outputs is None:
+        limit = self.compile_limit
+        if limit is None or sampling_params.structured_outputs is None:
             return outputs  # type: ignore[no-any-return]  # vLLM is Any to us
-        return patiently(outputs, patience)
+        return within_limit(outputs, limit)
 
     def take_turns(self, turns: Turns) -> None:
         """From now on each sequence waits for its turn before it is sent to the engine."""

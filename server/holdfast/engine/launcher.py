@@ -29,7 +29,7 @@ from holdfast.engine.client import EngineProxy
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.grammars.checked import Grammars, grammars_for
-from holdfast.engine.grammars.patience import Patience
+from holdfast.engine.grammars.compile_limit import CompileLimit
 from holdfast.engine.loras import Loras
 from holdfast.engine.native import NativeVariables
 from holdfast.engine.places import Places
@@ -236,7 +236,7 @@ class EngineLauncher:
 
     async def _engine(self, llm: Any, spec: WorkspaceSpec, family: Family) -> AsyncEngine:
         llm.leave_grammars_to(
-            Patience(
+            CompileLimit(
                 ENGINE_SLOWNESS * self._grammars.timeout_seconds, self.queues.deferring_seconds
             )
         )

@@ -5,7 +5,7 @@ has one at a time, and the place stays taken for as long as EngineCore will need
 the grammars that everybody sends never wait for long behind the slow ones of one client. A request
 whose grammar is tried holds no place in the engine meanwhile.
 
-Verdicts are remembered by digest: a schema that is sent with each request costs some microseconds.
+Results are remembered by digest: a schema that is sent with each request costs some microseconds.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ QUICK_PLACES = 2
 SLOW_PLACES = 2
 REFUSALS_SECONDS = 60.0
 """So long a refusal is remembered: on another day the machine may be less busy."""
-MOST_VERDICTS = 1024
+MOST_RESULTS = 1024
 LONGEST_REMEMBERED_BYTES = 16 << 10
-"""Of the fields that a verdict changes: they are kept with it."""
+"""Of the fields that a result changes: they are kept with it."""
 
 logger = logging.getLogger("holdfast.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialResult:
     """What a worker found, or that it died."""
 
     refusal: str = ""
@@ -65,9 +65,9 @@ class Verdict:
 
 @dataclass(slots=True, eq=False)
 class _Trial:
-    """One grammar on its way to a verdict, and how many requests wait for that."""
+    """One grammar on its way to a result, and how many requests wait for that."""
 
-    task: asyncio.Task[Verdict]
+    task: asyncio.Task[TrialResult]
     waiting: int = 0
 
 
@@ -79,7 +79,7 @@ class Grammars:
         self.timeout_seconds = timeout_seconds
         self._quick = Lane(QUICK_PLACES, places_per_key=QUICK_PLACES)
         self._slow = Lane(SLOW_PLACES, places_per_key=1)
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._results: OrderedDict[bytes, TrialResult] = OrderedDict()
         self._trials: dict[bytes, _Trial] = {}
 
     def family(self) -> frozenset[psutil.Process]:
@@ -93,15 +93,15 @@ class Grammars:
             VLLMValidationError: it is wrong, too large, or took a worker too much.
             GracefulHTTPError: nothing can be said of it now; the request may be made again.
         """
-        verdict = await self.verdict(_text(constraint))
-        if verdict.refusal:
-            raise VLLMValidationError(verdict.refusal)
-        for name, value in verdict.changed.items():
+        result = await self.result(_text(constraint))
+        if result.refusal:
+            raise VLLMValidationError(result.refusal)
+        for name, value in result.changed.items():
             setattr(constraint, name, value)
-        constraint._backend = verdict.backend  # noqa: SLF001 - where vLLM has it
-        constraint._backend_was_auto = verdict.was_auto  # noqa: SLF001 - as above
+        constraint._backend = result.backend  # noqa: SLF001 - where vLLM has it
+        constraint._backend_was_auto = result.was_auto  # noqa: SLF001 - as above
 
-    async def verdict(self, grammar: bytes) -> Verdict:
+    async def result(self, grammar: bytes) -> TrialResult:
         """What is known of a grammar, or what a worker says of it.
 
         Raises:
@@ -122,16 +122,16 @@ class Grammars:
         finally:
             trial.waiting -= 1
 
-    async def _tried(self, digest: bytes, grammar: bytes, key: str) -> Verdict:
+    async def _tried(self, digest: bytes, grammar: bytes, key: str) -> TrialResult:
         # A client that leaves ends nothing that a worker has begun: that ends by itself, in time.
-        verdict = await self._quickly(digest, grammar, key)
-        if verdict is None:
-            verdict = await self._slowly(digest, grammar, key)
-        self._remember(digest, verdict)
-        return verdict
+        result = await self._quickly(digest, grammar, key)
+        if result is None:
+            result = await self._slowly(digest, grammar, key)
+        self._remember(digest, result)
+        return result
 
-    async def _quickly(self, digest: bytes, grammar: bytes, key: str) -> Verdict | None:
-        """The verdict of a short trial; None if it takes longer."""
+    async def _quickly(self, digest: bytes, grammar: bytes, key: str) -> TrialResult | None:
+        """The result of a short trial; None if it takes longer."""
         limit_seconds = min(QUICK_SECONDS, self.timeout_seconds)
         await self._turn(self._quick, key)
         try:
@@ -143,16 +143,16 @@ class Grammars:
             return None
         return self._judged(answer)
 
-    async def _slowly(self, digest: bytes, grammar: bytes, key: str) -> Verdict:
-        """The verdict of a trial as long as any may take, when it is the key's turn."""
+    async def _slowly(self, digest: bytes, grammar: bytes, key: str) -> TrialResult:
+        """The result of a trial as long as any may take, when it is the key's turn."""
         await self._turn(self._slow, key)
         seconds = 0.0
         try:
             self._require_somebody(digest)
             answer = await self._pool.ask(grammar, self.timeout_seconds)
-            verdict = self._judged(answer)
-            seconds = 0.0 if verdict.refusal else answer.seconds
-            return verdict
+            result = self._judged(answer)
+            seconds = 0.0 if result.refusal else answer.seconds
+            return result
         finally:
             # EngineCore compiles it once more, and has few threads for that.
             asyncio.get_running_loop().call_later(seconds, partial(self._slow.give, key))
@@ -172,13 +172,13 @@ class Grammars:
                 retry_after_seconds=int(self.timeout_seconds),
             ) from None
 
-    def _judged(self, answer: Answer) -> Verdict:
+    def _judged(self, answer: Answer) -> TrialResult:
         until_seconds = asyncio.get_running_loop().time() + REFUSALS_SECONDS
         said = answer.said
         if said is not None and "error" not in said:
             return _accepted(said)
         if said is not None and said["error"] != OUT_OF_MEMORY:
-            return Verdict(str(said["error"]), until_seconds=until_seconds)
+            return TrialResult(str(said["error"]), until_seconds=until_seconds)
         if answer.signal == signal.SIGALRM:
             cause = f"it takes longer than {self.timeout_seconds:g} s to compile"
         elif said is None:
@@ -188,7 +188,7 @@ class Grammars:
         request_id = tracked_request().request_id
         died = f" ({signal_name(answer.signal)})" if answer.signal else ""
         logger.warning("the grammar of request %s is refused: %s%s", request_id, cause, died)
-        return Verdict(
+        return TrialResult(
             f"The grammar of the request is refused: {cause}.", until_seconds=until_seconds
         )
 
@@ -197,34 +197,36 @@ class Grammars:
         if trial is None or not trial.waiting:
             raise NotReadyError("Nobody waits for it.", retry_after_seconds=RETRY_SECONDS)
 
-    def _ended(self, digest: bytes, task: asyncio.Task[Verdict]) -> None:
+    def _ended(self, digest: bytes, task: asyncio.Task[TrialResult]) -> None:
         self._trials.pop(digest, None)
         if not task.cancelled():
             task.exception()  # seen, though all who waited for it may have left
 
-    def _remembered(self, digest: bytes) -> Verdict | None:
-        verdict = self._verdicts.get(digest)
-        if verdict is None:
+    def _remembered(self, digest: bytes) -> TrialResult | None:
+        result = self._results.get(digest)
+        if result is None:
             return None
-        until_seconds = verdict.until_seconds
+        until_seconds = result.until_seconds
         if until_seconds is not None and asyncio.get_running_loop().time() > until_seconds:
-            del self._verdicts[digest]
+            del self._results[digest]
             return None
-        self._verdicts.move_to_end(digest)
-        return verdict
+        self._results.move_to_end(digest)
+        return result
 
-    def _remember(self, digest: bytes, verdict: Verdict) -> None:
-        if len(str(verdict.changed)) <= LONGEST_REMEMBERED_BYTES:
-            self._verdicts[digest] = verdict
-        if len(self._verdicts) > MOST_VERDICTS:
-            self._verdicts.popitem(last=False)
+    def _remember(self, digest: bytes, result: TrialResult) -> None:
+        if len(str(result.changed)) <= LONGEST_REMEMBERED_BYTES:
+            self._results[digest] = result
+        if len(self._results) > MOST_RESULTS:
+            self._results.popitem(last=False)
 
 
-def _accepted(said: Mapping[str, Any]) -> Verdict:
+def _accepted(said: Mapping[str, Any]) -> TrialResult:
     """What a worker says, which native code of a client's may have made: by name and type."""
     names = {one.name for one in fields(StructuredOutputsParams) if one.init}
     changed = {name: value for name, value in said["changed"].items() if name in names}
-    return Verdict(backend=str(said["backend"]), was_auto=bool(said["was_auto"]), changed=changed)
+    return TrialResult(
+        backend=str(said["backend"]), was_auto=bool(said["was_auto"]), changed=changed
+    )
 
 
 def _text(constraint: StructuredOutputsParams) -> bytes:

@@ -1,6 +1,6 @@
 """The front end's side of the processes that try grammars: started when first needed, and replaced.
 
-None of what comes from them is trusted with more than a verdict: it is JSON, and bounded.
+None of what comes from them is trusted with more than a result: it is JSON, and bounded.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class CompileLimit:
     """How long the engine may compile a grammar."""
 
     timeout_seconds: float
@@ -22,7 +22,7 @@ class Patience:
     """For how long nothing but what is deferred has been in the engine."""
 
 
-async def patiently(outputs: Any, patience: Patience) -> AsyncIterator[Any]:
+async def within_limit(outputs: Any, limit: CompileLimit) -> AsyncIterator[Any]:
     """The outputs of a call whose request has a grammar.
 
     Raises:
@@ -31,14 +31,14 @@ async def patiently(outputs: Any, patience: Patience) -> AsyncIterator[Any]:
     async with aclosing(outputs):
         try:
             async with asyncio.timeout(None) as timer:
-                with _looking(timer, patience):
+                with _looking(timer, limit):
                     first = await anext(outputs, None)
         except TimeoutError as error:
             if not timer.expired():
                 raise
             raise VLLMValidationError(
                 "The grammar of the request is refused: the engine takes longer than "
-                f"{patience.timeout_seconds:g} s to compile it."
+                f"{limit.timeout_seconds:g} s to compile it."
             ) from error
         if first is not None:
             yield first
@@ -47,16 +47,16 @@ async def patiently(outputs: Any, patience: Patience) -> AsyncIterator[Any]:
 
 
 @contextmanager
-def _looking(timer: asyncio.Timeout, patience: Patience) -> Iterator[None]:
+def _looking(timer: asyncio.Timeout, limit: CompileLimit) -> Iterator[None]:
     """End the timer when the engine has had this request, and nothing that runs, for too long."""
     loop = asyncio.get_running_loop()
     began_seconds = loop.time()
 
     async def look() -> None:
         waited_seconds = 0.0
-        while waited_seconds <= patience.timeout_seconds:
+        while waited_seconds <= limit.timeout_seconds:
             await asyncio.sleep(LOOK_SECONDS)
-            waited_seconds = min(patience.deferring_seconds(), loop.time() - began_seconds)
+            waited_seconds = min(limit.deferring_seconds(), loop.time() - began_seconds)
         timer.reschedule(loop.time())
 
     looking = asyncio.create_task(look())
