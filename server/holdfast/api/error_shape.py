@@ -6,6 +6,8 @@ import json
 from http import HTTPStatus
 from typing import Any
 
+from holdfast.api.replies import error_body
+
 UNSUPPORTED_MEDIA_TYPE = "Unsupported Media Type"
 """So vLLM begins what it says of a body that is no JSON, with a status of 400."""
 
@@ -48,5 +50,4 @@ def _phrase(status: int) -> str:
 
 def _encoded(status: int, message: str) -> bytes:
     kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-    error = {"message": message, "type": kind, "param": None, "code": int(status)}
-    return json.dumps({"error": error}, separators=(",", ":")).encode()
+    return error_body(message, kind=kind, status=status)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.buffers import FREE_BYTES, Buffer, Buffers
 from holdfast.api.json_shape import JsonShape
-from holdfast.api.replies import SHOULD_RETRY_HEADER, openai_error, unsent
+from holdfast.api.replies import SHOULD_RETRY_HEADER, error_body, openai_error, unsent
 from holdfast.engine.tracked import REQUEST, tracked_request
 from holdfast.errors import RefusedError
 from holdfast.settings import LimitSettings
@@ -179,7 +178,8 @@ class _Exchange:
             tracked.is_broken = True
         if self._is_stream:
             # What is no stream of events ends without its last chunk, which says the same.
-            event = f"data: {json.dumps(_error_object(error))}\n\n".encode()
+            body = error_body(error.cause, kind=error.openai_type, status=error.http_status)
+            event = b"data: %b\n\n" % body
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
     def _pass(self, message: Message) -> Awaitable[None]:
@@ -268,13 +268,3 @@ def _may_be_json(scope: Scope) -> bool:
         if name == b"content-type":
             return b"json" in value.lower()
     return True
-
-
-def _error_object(error: RefusedError) -> dict[str, dict[str, str | int | None]]:
-    content = {
-        "message": error.cause,
-        "type": error.openai_type,
-        "param": None,
-        "code": error.http_status,
-    }
-    return {"error": content}

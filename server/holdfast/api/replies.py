@@ -18,14 +18,19 @@ BODIES = 64
 
 def openai_error(message: str, *, kind: str, status: int, headers: Mapping[str, str]) -> Response:
     """An error as OpenAI's clients read it."""
-    body = _body(message, kind, status)
+    body = _kept_body(message, kind, status)
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
+def error_body(message: str, *, kind: str, status: int) -> bytes:
+    """The body of such an error, in ASCII: a message may quote what cannot be encoded."""
+    error = {"message": message, "type": kind, "param": None, "code": int(status)}
+    return json.dumps({"error": error}, separators=(",", ":")).encode()
+
+
 @lru_cache(BODIES)
-def _body(message: str, kind: str, status: int) -> bytes:
-    error = {"message": message, "type": kind, "param": None, "code": status}
-    return json.dumps({"error": error}, ensure_ascii=False, separators=(",", ":")).encode()
+def _kept_body(message: str, kind: str, status: int) -> bytes:
+    return error_body(message, kind=kind, status=status)
 
 
 async def close_websocket(receive: Receive, send: Send, *, code: int, reason: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from http import HTTPStatus
 
+from holdfast.api.replies import error_body
 from holdfast.errors import RefusedError
 
 RETRY_AFTER_SECONDS = 5
@@ -84,13 +84,7 @@ def encoded(
     error: RefusedError, default_headers: Iterable[tuple[bytes, bytes]], *, has_body: bool
 ) -> bytes:
     """The whole answer, after which the connection is closed."""
-    content = {
-        "message": error.cause,
-        "type": error.openai_type,
-        "param": None,
-        "code": error.http_status,
-    }
-    body = json.dumps({"error": content}, separators=(",", ":")).encode()
+    body = error_body(error.cause, kind=error.openai_type, status=error.http_status)
     phrase = HTTPStatus(error.http_status).phrase
     lines = [
         f"HTTP/1.1 {error.http_status} {phrase}".encode(),
