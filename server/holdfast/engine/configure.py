@@ -21,6 +21,7 @@ from holdfast.engine import compat, named_files, openai, processes, refusals, va
 from holdfast.engine.facts import fingerprint
 from holdfast.engine.launcher import EngineLauncher
 from holdfast.engine.native import NativeVariables
+from holdfast.engine.places import running_at_once
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.settings import Settings
 from holdfast.workspace.causes import logged_causes, without_tracebacks
@@ -73,7 +74,7 @@ def configure(
         named_files.check(namespace, config.model_config)
         compat.spare_front_end(config)
         compat.kill_trees_by(processes.kill_tree)
-        running = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        running = running_at_once(config)
         os.environ.setdefault("VLLM_MAX_N_SEQUENCES", str(max(MOST_ANSWERS, running)))
         launcher = EngineLauncher(
             config,

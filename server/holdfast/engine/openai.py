@@ -24,6 +24,7 @@ from holdfast.engine.first_errors import stop_at_first_error
 from holdfast.engine.frequent import FREQUENT_PATHS
 from holdfast.engine.grammars.requests import keep_native_code_out
 from holdfast.engine.media import guard_media
+from holdfast.engine.places import running_at_once
 from holdfast.engine.prompt_counts import bound_prompts
 from holdfast.engine.realtime import bound_realtime_audio
 from holdfast.engine.rendering import await_one_without_a_task, render_short_prompts_at_once
@@ -46,7 +47,7 @@ async def openai_app(
     guard_media(arguments.allowed_media_domains)
     bound_realtime_audio()
     bound_tokenizer(proxy.renderer)
-    bound_prompts(proxy.renderer, most_sequences(_running(proxy.vllm_config)))
+    bound_prompts(proxy.renderer, most_sequences(running_at_once(proxy.vllm_config)))
     bound_tool_calls(proxy.renderer)
     bound_bad_words()
     bound_answer_parsers()
@@ -97,8 +98,3 @@ def with_frequent_first(routes: list[Any]) -> None:
     route takes.
     """
     routes.sort(key=lambda route: getattr(route, "path", "") not in FREQUENT_PATHS)
-
-
-def _running(config: Any) -> int:
-    """How many sequences the engine runs at once."""
-    return int(config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.records import EngineFacts
 
@@ -16,6 +17,16 @@ there already, and no step goes by with a gap."""
 LEAST_SPARE = 2
 KEPT_SHARE = 8
 """Of what runs at once, one in so many at most is kept for keys that have nothing there."""
+
+
+def running_at_once(config: Any) -> int:
+    """How many sequences an engine of vLLM's configuration runs at once."""
+    return _running(config.scheduler_config.max_num_seqs, config.parallel_config.data_parallel_size)
+
+
+def _running(max_num_seqs: int, data_parallel_size: int) -> int:
+    """All replicas together."""
+    return max_num_seqs * data_parallel_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,7 @@ class Places:
         """Those of an engine; vLLM's own bound (`--max-num-queued-reqs`) is never met before."""
         if facts is None:
             return cls()
-        running = facts.max_num_seqs * facts.data_parallel_size
+        running = _running(facts.max_num_seqs, facts.data_parallel_size)
         wanted = running + max(LEAST_SPARE, running // SPARE_SHARE)
         bound = facts.max_queued_requests
         return cls(running, wanted if bound is None else max(1, min(wanted, bound)))
