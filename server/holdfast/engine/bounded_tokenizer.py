@@ -22,6 +22,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers import chat_utils
 from vllm.sampling_params import SamplingParams
 
+from holdfast.engine.replaced import is_replaced, original, replace
+
 TOKENS_A_CONTEXT = 4
 """Of a text that need not fit into one, in contexts: somebody asks how much too long it is."""
 CHARACTERS_A_TOKEN = 32
@@ -30,7 +32,6 @@ PIECE_CHARACTERS = 16 * 1024
 LOOP_CHARACTERS = 64 * 1024
 """Of a text that is tokenized on the event loop: at worst some 60 ms."""
 
-_MARK = "is_bounded"
 _BORDER_TOKENS = 128
 """By so many may the tokens of two pieces exceed those of the whole, where a word was cut."""
 _MARGIN = 1.25
@@ -57,9 +58,7 @@ def bound_bad_words() -> None:
 
     vLLM 0.32 counts the tokens of all of them afterwards.
     """
-    original = SamplingParams.update_from_tokenizer
-    if hasattr(original, _MARK):
-        return
+    as_vllm = original(SamplingParams, "update_from_tokenizer")
 
     def update_from_tokenizer(self: Any, tokenizer: Any) -> None:
         most = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS * CHARACTERS_A_TOKEN
@@ -67,10 +66,9 @@ def bound_bad_words() -> None:
             raise VLLMValidationError(
                 f"The bad_words have more than {most} characters.", parameter="bad_words"
             )
-        original(self, tokenizer)
+        as_vllm(self, tokenizer)
 
-    setattr(update_from_tokenizer, _MARK, True)
-    SamplingParams.update_from_tokenizer = update_from_tokenizer
+    replace(SamplingParams, "update_from_tokenizer", update_from_tokenizer)
 
 
 def bound_tool_calls(renderer: Any) -> None:
@@ -78,23 +76,22 @@ def bound_tool_calls(renderer: Any) -> None:
 
     vLLM 0.32 reads them, a JSON text within the JSON of a chat, on the event loop.
     """
-    original = chat_utils._postprocess_messages  # noqa: SLF001 - there is no other way in
-    if renderer.tokenizer is None or hasattr(original, _MARK):
+    if renderer.tokenizer is None or is_replaced(chat_utils, "_postprocess_messages"):
         return
+    as_vllm = original(chat_utils, "_postprocess_messages")
 
     def postprocess_messages(messages: list[Any]) -> None:
         most = renderer.tokenizer.holdfast_bounds.most_characters
         if has_more_text_than(most, [messages]):
             raise _refused(f"{most} characters", "in one chat")
         try:
-            original(messages)
+            as_vllm(messages)
         except RecursionError as error:
             raise VLLMValidationError(
                 "The arguments of a tool are nested too deeply.", parameter="tool_calls"
             ) from error
 
-    setattr(postprocess_messages, _MARK, True)
-    chat_utils._postprocess_messages = postprocess_messages  # noqa: SLF001 - as above
+    replace(chat_utils, "_postprocess_messages", postprocess_messages)
 
 
 def score_in_a_thread() -> None:
@@ -102,15 +99,12 @@ def score_in_a_thread() -> None:
 
     vLLM 0.32 does so in a coroutine that awaits nothing, that is on the event loop.
     """
-    original = ServingGenerativeScoring._build_prompts  # noqa: SLF001 - there is no other way in
-    if hasattr(original, _MARK):
-        return
+    as_vllm = original(ServingGenerativeScoring, "_build_prompts")
 
     async def build_prompts(self: Any, *args: Any, **options: Any) -> Any:
-        return await asyncio.to_thread(lambda: _result(original(self, *args, **options)))
+        return await asyncio.to_thread(lambda: _result(as_vllm(self, *args, **options)))
 
-    setattr(build_prompts, _MARK, True)
-    ServingGenerativeScoring._build_prompts = build_prompts  # noqa: SLF001 - as above
+    replace(ServingGenerativeScoring, "_build_prompts", build_prompts)
 
 
 def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:

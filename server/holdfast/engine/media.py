@@ -48,6 +48,7 @@ from yarl import URL
 
 from holdfast.engine.absence import away_from_engine
 from holdfast.engine.public_fetch import PublicConnection
+from holdfast.engine.replaced import original, replace
 
 logger = logging.getLogger("holdfast.media")
 
@@ -83,7 +84,6 @@ _WRONG = (
 _CAUSE_CHARACTERS = 200
 _WIDTH_HEIGHT_FRAMES = (3, 4, 7)
 """`CAP_PROP_FRAME_WIDTH` and so on of OpenCV, which may be missing."""
-_MARK = "is_bounded"
 _MARK_BYTES = 16
 _CONTAINERS = (
     *((4, box) for box in (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")),  # MP4, M4A
@@ -307,18 +307,15 @@ def check_container(data: bytes) -> None:
 
 def check_audio() -> None:
     """Have all audio checked so, that of `/v1/audio` too; again changes nothing."""
-    original = audio.load_audio
-    if hasattr(original, _MARK):
-        return
+    as_vllm = original(audio, "load_audio")
 
     def load_audio(path: Any, **options: Any) -> Any:
         if isinstance(path, BytesIO):
             check_container(path.getvalue()[:_MARK_BYTES])
-        return original(path, **options)
+        return as_vllm(path, **options)
 
-    setattr(load_audio, _MARK, True)
     for module in (audio, speech_to_text):
-        module.load_audio = load_audio
+        replace(module, "load_audio", load_audio)
 
 
 def pixels_of(media_io: Any, data: bytes) -> int:

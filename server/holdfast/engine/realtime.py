@@ -14,6 +14,7 @@ from typing import Any
 from vllm.entrypoints.speech_to_text.realtime.connection import RealtimeConnection
 
 from holdfast.engine.absence import away_from_engine
+from holdfast.engine.replaced import original, replace
 from holdfast.engine.tracked import tracked_request
 
 CLIPS_OF_ALL = 8
@@ -21,7 +22,6 @@ CLIPS_OF_ALL = 8
 PATIENCE_SECONDS = 2.0
 """So long a transcription waits for more sound before it gives its place to others. Clients send
 some every tenth of a second, and a speaker's pause is shorter."""
-_MARK = "holdfast_original"
 
 
 def bound_realtime_audio() -> None:
@@ -29,8 +29,8 @@ def bound_realtime_audio() -> None:
 
     Again changes nothing.
     """
-    begin_as_vllm = _original("__init__")
-    end_as_vllm = _original("cleanup")
+    begin_as_vllm = original(RealtimeConnection, "__init__")
+    end_as_vllm = original(RealtimeConnection, "cleanup")
     sounds = _Sounds()
 
     def begin(self: Any, *args: Any, **options: Any) -> None:
@@ -44,14 +44,8 @@ def bound_realtime_audio() -> None:
         finally:
             self.audio_queue.forget()
 
-    for name, method in (("__init__", begin), ("cleanup", end)):
-        setattr(method, _MARK, _original(name))
-        setattr(RealtimeConnection, name, method)
-
-
-def _original(name: str) -> Any:
-    method = getattr(RealtimeConnection, name)
-    return getattr(method, _MARK, method)
+    replace(RealtimeConnection, "__init__", begin)
+    replace(RealtimeConnection, "cleanup", end)
 
 
 class _Sounds:

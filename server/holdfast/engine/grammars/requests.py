@@ -9,7 +9,7 @@ tried elsewhere before.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import replace as with_fields
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -20,13 +20,13 @@ from vllm.v1.structured_output.utils import choice_as_grammar
 from xgrammar import StructuralTag
 
 from holdfast.engine.grammars.checked import Grammars
+from holdfast.engine.replaced import original, replace
 
 MOST_TOOL_BYTES = 64 << 10
 """Of one tool of Cohere's: its rules are renamed one by one, each time in the whole text."""
 
 _COHERE = "vllm.parser.cohere_command"
 """It can only be imported where a package of Cohere's is there."""
-_MARK = "holdfast_original"
 
 
 def keep_native_code_out(grammars: Grammars) -> None:
@@ -71,21 +71,20 @@ def _validate_tag(tag: Any) -> None:
 
 
 def _check_before_parsers(grammars: Grammars) -> None:
-    original = getattr(OnlineRenderer.preprocess_chat, _MARK, OnlineRenderer.preprocess_chat)
+    as_vllm = original(OnlineRenderer, "preprocess_chat")
 
     async def preprocess_chat(self: Any, request: Any, *args: Any, **options: Any) -> Any:
         if getattr(request, "tools", None):
             await _check(grammars, request, options.get("parser") or getattr(self, "parser", None))
-        return await original(self, request, *args, **options)
+        return await as_vllm(self, request, *args, **options)
 
-    setattr(preprocess_chat, _MARK, original)
-    OnlineRenderer.preprocess_chat = preprocess_chat
+    replace(OnlineRenderer, "preprocess_chat", preprocess_chat)
 
 
 async def _check(grammars: Grammars, request: Any, parser: Any) -> None:
     constraint = request.extract_structured_outputs()
     if constraint is not None:
-        await grammars.check(replace(constraint))
+        await grammars.check(with_fields(constraint))
     if any(kind.__module__ == _COHERE for kind in getattr(parser, "__mro__", ())):
         for tool in request.tools:
             await _check_tool(grammars, tool)
