@@ -71,15 +71,7 @@ def read_record(path: Path) -> Any:
         ValueError: it is not a file, or not such a document; the text says why.
     """
     with _opened(path) as file:
-        content = file.read(LARGEST_RECORD_BYTES + 1)
-    if len(content) > LARGEST_RECORD_BYTES:
-        raise ValueError("it is too large")
-    try:
-        return json.loads(
-            content, parse_int=_integer, parse_float=_finite, parse_constant=_no_number
-        )
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        return _document(file)
 
 
 def is_writer_alive(path: Path) -> bool:
@@ -97,6 +89,28 @@ def is_writer_alive(path: Path) -> bool:
         except OSError:  # no locks here: its writer had none either
             return False
     return False
+
+
+@contextmanager
+def left_by_dead(path: Path) -> Iterator[Any]:
+    """While entered, a file is locked whose writer has ended; yields its document.
+
+    That of a file of this user's by `written_while_alive`; None of any other, or where there are no
+    locks: nobody is known to be dead then.
+
+    Raises:
+        OSError: it cannot be opened, as that of another user.
+    """
+    # Over NFS only a file that may be written can be locked alone.
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags), "r+b") as file:
+        found = os.fstat(file.fileno())
+        document = None
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            with suppress(OSError, ValueError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                document = _document(file)
+        yield document
 
 
 @contextmanager
@@ -139,6 +153,18 @@ def _opened(path: Path) -> IO[bytes]:
         file.close()
         raise ValueError("it is not a file")
     return file
+
+
+def _document(file: IO[bytes]) -> Any:
+    content = file.read(LARGEST_RECORD_BYTES + 1)
+    if len(content) > LARGEST_RECORD_BYTES:
+        raise ValueError("it is too large")
+    try:
+        return json.loads(
+            content, parse_int=_integer, parse_float=_finite, parse_constant=_no_number
+        )
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def _integer(digits: str) -> int:

@@ -6,21 +6,19 @@ that is: process numbers would mean something else in another container that sha
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.engine import remains
 from holdfast.errors import UsageError
-from holdfast.files import written_while_alive
+from holdfast.files import left_by_dead, written_while_alive
 
 PREFIX = "holdfast-"
 LONGEST_PATH = 60
@@ -29,7 +27,6 @@ adds a slash and a UUID.
 """
 _SHORT_BASES = (Path("/tmp"), Path("/dev/shm"), Path("/var/tmp"))  # noqa: S108 - the shortest that there are
 _OWNER = "owner"
-_LARGEST_RECORD_BYTES = 64 * 1024
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -138,26 +135,14 @@ def _of_dead(owner: Path) -> Iterator[_Record | None]:
     Raises:
         OSError: it cannot be opened; of another user's that is so.
     """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(owner, flags), "r+b") as file:
-        found = os.fstat(file.fileno())
-        is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-        yield _read(file.read(_LARGEST_RECORD_BYTES)) if is_ours and _lock(file.fileno()) else None
+    with left_by_dead(owner) as document:
+        yield _record(document)
 
 
-def _lock(descriptor: int) -> bool:
-    """Whether nobody had it locked. Where there are no locks nobody is known to be dead."""
+def _record(document: Any) -> _Record | None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _read(content: bytes) -> _Record | None:
-    try:
-        return _Record(**json.loads(content))
-    except (ValueError, TypeError, RecursionError):
+        return _Record(**document)
+    except TypeError:
         return None
 
 
