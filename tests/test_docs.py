@@ -16,6 +16,8 @@ import yaml
 from holdfast import cli
 from holdfast.api.admin import admin_app
 from holdfast.api.health import health_routes
+from holdfast.api.json_shape import COSTLY_VALUES
+from holdfast.api.limits import MOST_JSON_VALUES
 from holdfast.api.metrics import metrics_route
 from holdfast.doctor.findings import HAZARDS
 from holdfast.errors import ExitCode
@@ -325,3 +327,12 @@ def test_the_probes_of_kubernetes_name_our_routes() -> None:
         "livenessProbe": "/livez",
         "readinessProbe": "/readyz",
     }
+
+
+def test_the_bound_of_json_values_is_in_the_guide() -> None:
+    """With what a value counts that costs more than a number."""
+    row = next(
+        line for line in OPERATING.read_text().splitlines() if "| `json_too_large` |" in line
+    )
+    assert f"{MOST_JSON_VALUES:,} values" in row
+    assert f"count {COSTLY_VALUES} each" in row
