@@ -78,8 +78,9 @@ def has_docstring(path: Path) -> bool:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    """Every module of the server and every benchmark that has code has a docstring."""
-    modules = [*(ROOT / "server").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    """Every module of server, benchmarks and GPU check that has code has a docstring."""
+    folders = [ROOT / "server", ROOT / "benchmarks", ROOT / "gpu_check"]
+    modules = [path for folder in folders for path in folder.rglob("*.py")]
     assert [str(path) for path in modules if not has_docstring(path)] == []
 
 

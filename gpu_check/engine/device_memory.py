@@ -1,4 +1,4 @@
-"""How many bytes of the devices are in use, by whomever?
+"""How many bytes of the first device are in use, by whomever?
 
 Asked in a process of its own, which takes a context of the same size each time: the process of a
 check must hold nothing of the device, and not every driver tells it otherwise.
@@ -12,13 +12,13 @@ import sys
 _READ_SECONDS = 60.0
 _PROGRAM = """
 import torch
-readings = [torch.cuda.mem_get_info(i) for i in range(torch.cuda.device_count())]
-print(sum(total - free for free, total in readings))
+free, total = torch.cuda.mem_get_info(0)
+print(total - free)
 """
 
 
 def used_bytes() -> int:
-    """The sum over all devices, with one context on each.
+    """What the driver says, with the context of the asking process.
 
     Raises:
         subprocess.SubprocessError: the driver did not answer.

@@ -57,7 +57,7 @@ def memory_returned(engine: Engine) -> Sequence[Measured]:
     """The second engine found the memory of the first free, and the stop left none in use."""
     readings = engine.readings
     if not readings.keys() >= {"before", "first engine", "second engine"}:
-        raise CheckSkippedError("no engine was replaced while the devices' memory was watched")
+        raise CheckSkippedError("no engine was replaced while the device's memory was watched")
     if any(device.is_integrated for device in engine.errand.machine.devices):
         raise CheckSkippedError("the device shares the host's memory, whose page cache is in use")
     code = engine.server.stop()

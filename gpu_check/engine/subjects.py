@@ -22,7 +22,7 @@ MAX_MODEL_LEN = 8192
 SCRATCH_BYTES_PER_TOKEN = 8192
 """So that a long prompt takes 56 MiB, and a short one what is reserved."""
 RESERVED_MIB = 4
-_BUDGET_BYTES = 4 << 30
+_BUDGET_BYTES = 5 << 30
 """Of the device, for an engine of which nearly all is KV cache."""
 _WARMED_BYTES = 4 << 20
 _COMMON_FLAGS = (
@@ -49,7 +49,7 @@ class Engine:
     events_directory: Path
     start_seconds: float
     readings: dict[str, int] = field(default_factory=dict)
-    """Bytes in use on the devices, by the moment at which they were read."""
+    """Bytes in use on the first device, by the moment at which they were read."""
 
     @property
     def has_device(self) -> bool:
@@ -71,7 +71,7 @@ class Engine:
         return read(self.events_directory)
 
     def note_memory(self, moment: str) -> None:
-        """Read what is in use on the devices, if there are any."""
+        """Read what is in use on the first device, if there is one."""
         if self.has_device:
             self.readings[moment] = device_memory.used_bytes()
 

@@ -38,11 +38,16 @@ SCHEMA = json.loads((ROOT / "gpu_check" / "report.schema.json").read_text())
 CORE = ("refusal_words", "out_of_memory")
 H200 = Device("NVIDIA H200", "9.0", 150_000_000_000, is_integrated=False)
 MACHINE = Machine("Linux 6", "x86_64", "3.12.3", "2.13.0+cu130", "13.0", "580", "0.32.0")
+OF_TORCH = (
+    "torch torchgen functorch triton numpy sympy mpmath networkx jinja2 markupsafe filelock fsspec "
+    "typing_extensions cuda nvidia"
+)
 BLOCKER = """
 import sys
+ALLOWED = {{*sys.stdlib_module_names, "gpu_check", "holdfast", *{names!r}}}
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {names!r}:
+        if name.partition(".")[0] not in ALLOWED:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
 """
@@ -78,11 +83,10 @@ def test_the_core_runs_on_a_cpu_and_names_what_it_leaves_out(tmp_path: Path) -> 
 
 
 def test_the_core_needs_torch_and_one_file_of_vllm_alone(tmp_path: Path) -> None:
-    """Without vLLM and all that a server needs it runs on the file that it is given."""
+    """Where nothing else can be imported it runs on the file that it is given."""
     site = tmp_path / "site"
     site.mkdir()
-    names = {"vllm", "httpx", "psutil", "fastapi", "prometheus_client", "uvicorn", "rich"}
-    (site / "sitecustomize.py").write_text(BLOCKER.format(names=names))
+    (site / "sitecustomize.py").write_text(BLOCKER.format(names=OF_TORCH.split()))
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     given = str(Path(vllm_workspace.__file__))
     code, written, output = kit(
@@ -135,6 +139,13 @@ def test_the_page_has_every_check_as_it_is() -> None:
     ]
     named = [row[0] for row in rows if len(row) == 2]
     assert named == [f"| `{subject.name}`" for subject in SUBJECTS]
+
+
+def test_make_takes_the_python_that_it_is_given_and_sets_nothing_up() -> None:
+    """A machine with a GPU has its own torch and vLLM."""
+    command = ["make", "--no-print-directory", "-n", "gpu-check", "PYTHON=other", "ARGS=--list"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "exec other -m gpu_check --list\n"
 
 
 def test_nothing_is_said_of_gpus_before_there_is_a_report() -> None:
