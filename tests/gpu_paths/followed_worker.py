@@ -59,7 +59,7 @@ class FakeWorker:
 def config(*, kv_cache_memory_bytes: int | None = None, max_model_len: int = 4096) -> Any:
     """What the follower and a reserver look at."""
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(data_parallel_index=0),
+        parallel_config=SimpleNamespace(data_parallel_index=0, decode_context_parallel_size=1),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=2048, max_num_seqs=8),
         model_config=SimpleNamespace(
             max_model_len=max_model_len, original_max_model_len=max_model_len, hf_config=None

@@ -21,6 +21,7 @@ from vllm.v1.worker import workspace
 from holdfast.records import StartPhase
 from holdfast.workspace.agreement import Subject, largest, smallest
 from holdfast.workspace.device import is_unified_memory, read_device
+from holdfast.workspace.fitting import fitted_tokens, is_length_fitted, with_length
 from holdfast.workspace.manager import WorkspaceManager, bound_class
 from holdfast.workspace.memory import MemoryLedger, as_table
 from holdfast.workspace.plan import (
@@ -209,13 +210,15 @@ class WorkerFollower:
 
     def _sizing(self, call: Callable[[], int]) -> int:
         self._phase("kv_sizing")
-        self._reserve()
+        is_fitted = is_length_fitted(self._vllm_config)
+        # The longest context that a model knows may not fit, and what it needs may not either.
+        self._reserve(with_length(self._vllm_config, 1) if is_fitted else self._vllm_config)
         self._ledger.sizing()
         available_bytes = call()
         self._ledger.sized(workspace_bytes=self._manager.books.held_bytes)
-        if self._vllm_config.cache_config.kv_cache_memory_bytes is None:
-            return available_bytes
-        return self._deduct(available_bytes)
+        if self._vllm_config.cache_config.kv_cache_memory_bytes is not None:
+            available_bytes = self._deduct(available_bytes)
+        return self._fit(available_bytes) if is_fitted else available_bytes
 
     def _deduct(self, given_bytes: int) -> int:
         """A given KV cache size bypasses vLLM's sizing, which would have seen the reservation.
@@ -230,6 +233,23 @@ class WorkerFollower:
             )
         return given_bytes - reserved_bytes
 
+    def _fit(self, available_bytes: int) -> int:
+        """Reserve for the longest context that fits beside its reservation; what that leaves."""
+        config, books = self._vllm_config, self._manager.books
+        before_bytes = books.held_bytes
+        tokens = fitted_tokens(
+            config, self._worker.get_kv_cache_spec(), available_bytes, self._missing_bytes
+        )
+        self._reserve(with_length(config, max(1, tokens)))
+        return available_bytes - (books.held_bytes - before_bytes)
+
+    def _missing_bytes(self, tokens: int) -> int:
+        """What a reservation for contexts of that length would add."""
+        config = with_length(self._vllm_config, tokens)
+        sizes = self._manager.slot_sizes()
+        planned = self._planned(config, is_told=False)
+        return sum(max(0, each.size_bytes - sizes[each.slot]) for each in planned)
+
     def _caching(self, call: Callable[[], Any]) -> Any:
         self._phase("kv_cache")
         return call()
@@ -237,7 +257,7 @@ class WorkerFollower:
     def _warming_up(self, call: Callable[[], Any]) -> Any:
         self._phase("warmup")
         # Again: a model without KV cache and a worker that joins an elastic engine skip the sizing.
-        self._reserve()
+        self._reserve(self._vllm_config)
         answer = call()
         self._lock()
         self._is_started = True
@@ -252,24 +272,27 @@ class WorkerFollower:
         title = f"Memory of rank {self._worker.rank} of engine {engine}:"
         logger.info("%s", as_table(title, ledger.sizes, ledger.used_bytes()))
 
-    def _reserve(self) -> None:
+    def _reserve(self, config: Any) -> None:
         manager = self._manager
-        scheduler, model = self._vllm_config.scheduler_config, self._vllm_config.model_config
+        manager.reserve(self._agreed(self._planned(config)))
+        manager.level()
+
+    def _planned(self, config: Any, *, is_told: bool = True) -> tuple[Reservation, ...]:
+        slots = self._manager.slots
+        scheduler, model = config.scheduler_config, config.model_config
         # Not each of vLLM's runners has it.
         ask_for_draft = getattr(self._worker.model_runner, "get_draft_model", None)
         context = ReserverContext(
-            vllm_config=self._vllm_config,
+            vllm_config=config,
             max_model_len=model.max_model_len,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             max_num_seqs=scheduler.max_num_seqs,
             hf_config=model.hf_config,
             model=self._worker.get_model(),
             draft_model=ask_for_draft() if ask_for_draft is not None else None,
-            draft_lane=max(lane for _, lane in manager.slots),
+            draft_lane=max(lane for _, lane in slots),
         )
-        reservations = plan_reservations(self._spec, manager.slots, declared_terms(context))
-        manager.reserve(self._agreed(reservations))
-        manager.level()
+        return plan_reservations(self._spec, slots, declared_terms(context, is_told=is_told))
 
     def _lock(self) -> None:
         """Close the manager with a growth limit that every rank can hold.

@@ -83,19 +83,20 @@ def device_of_platform() -> Device | None:
     return Device(str(current_platform.get_device_name()), True, int(capability.major))
 
 
-def declared_terms(context: ReserverContext) -> tuple[Term, ...]:
+def declared_terms(context: ReserverContext, *, is_told: bool = True) -> tuple[Term, ...]:
     """What every reserver declares, by name, and what models asked for so far.
 
     A reserver that fails or answers nonsense is logged by its name and left out as a whole: the
-    model may not need it, and what it would have declared is learned when it does.
+    model may not need it, and what it would have declared is learned when it does. Where many
+    lengths are tried, `is_told` says whether this is one to log about.
     """
-    return (*survey(context).terms, *_asked_by_models())
+    return (*survey(context, is_told=is_told).terms, *_asked_by_models())
 
 
-def survey(context: ReserverContext) -> Survey:
+def survey(context: ReserverContext, *, is_told: bool = True) -> Survey:
     """What every reserver answers; one that fails or answers nonsense is logged, undetermined."""
     found = sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value))
-    answers = [answer for point in found for answer in _answers(point, context)]
+    answers = [answer for point in found for answer in _answers(point, context, is_told=is_told)]
     return Survey(
         tuple(answer for answer in answers if isinstance(answer, Term)),
         tuple(answer for answer in answers if isinstance(answer, Undetermined)),
@@ -122,13 +123,16 @@ def reserve_workspace(*shapes_and_dtypes: Spec) -> None:
         manager.get_simultaneous(*shapes_and_dtypes)
 
 
-def _answers(point: EntryPoint, context: ReserverContext) -> tuple[Term | Undetermined, ...]:
+def _answers(
+    point: EntryPoint, context: ReserverContext, *, is_told: bool
+) -> tuple[Term | Undetermined, ...]:
     try:
         reserver = cast("Reserver", point.load())
         return tuple(_checked(answer) for answer in reserver(context))
     except Exception as error:
         # The edge to foreign code: it may raise anything, and must not keep a model from starting.
-        logger.warning("Reserver %s (%s) is left out", point.name, point.value, exc_info=True)
+        level = logging.WARNING if is_told else logging.DEBUG
+        logger.log(level, "Reserver %s (%s) is left out", point.name, point.value, exc_info=True)
         return (Undetermined(f"reserver {point.name}", f"it failed with {type(error).__name__}"),)
 
 

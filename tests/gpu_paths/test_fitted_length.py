@@ -1,0 +1,152 @@
+"""Where vLLM fits the model length to the memory, the reservation is for what it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.core.kv_cache_utils import estimate_max_model_len
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from gpu_paths.fake_memory import GIB, FakeMemory
+from gpu_paths.followed_worker import config, followed, manager
+from holdfast.workspace.plan import RESERVE_GRANULE_BYTES, Term
+from holdfast.workspace.reservers import GROUP, ReserverContext, registry
+
+LONGEST_TOKENS = 1 << 20
+SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+LAYERS = 32
+AVAILABLE_BYTES = 50 * GIB
+
+Declared = Callable[[Callable[[ReserverContext], int]], None]
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Declared:
+    """Installs a reserver whose need is what a function makes of its context."""
+
+    def install(need: Callable[[ReserverContext], int]) -> None:
+        class Installed(EntryPoint):
+            def load(self) -> Any:
+                return lambda context: [Term("declared", "test", need(context))]
+
+        point = Installed("test", "test:declare", GROUP)
+        monkeypatch.setattr(registry, "entry_points", lambda **_: metadata.EntryPoints([point]))
+
+    return install
+
+
+def fitted_config() -> Any:
+    """As `--max-model-len auto` resolves it."""
+    vllm_config = config(max_model_len=LONGEST_TOKENS)
+    vllm_config.model_config.original_max_model_len = -1
+    return vllm_config
+
+
+@pytest.mark.parametrize("bytes_per_token", [0, 4096, 200_000, 1 << 20])
+@pytest.mark.parametrize("ubatches", [1, 2])
+def test_the_reservation_is_that_of_the_length_which_vllm_ends_with(
+    bytes_per_token: int,
+    ubatches: int,
+    declared: Declared,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """KV cache and workspaces take the memory there is, and neither is sized for more."""
+    FakeMemory().install(monkeypatch)
+    declared(lambda context: bytes_per_token * context.max_model_len)
+    vllm_config = fitted_config()
+    specs = {f"layer.{index}": SPEC for index in range(LAYERS)}
+    with followed(tmp_path, monkeypatch, vllm_config=vllm_config, ubatches=ubatches) as worker:
+        worker.kv_cache_spec = specs
+        worker.available_bytes = AVAILABLE_BYTES
+        held: list[int] = []
+        worker.profile = lambda: held.append(manager().books.held_bytes)
+        left_bytes = worker.determine_available_memory()
+        (early_bytes,) = held
+        late_bytes = manager().books.held_bytes - early_bytes
+        assert left_bytes + late_bytes == AVAILABLE_BYTES
+        # EngineCore keeps one block back.
+        usable_bytes = left_bytes - LAYERS * SPEC.page_size_bytes
+        tokens = estimate_max_model_len(vllm_config, specs, usable_bytes)
+        assert vllm_config.model_config.max_model_len == LONGEST_TOKENS
+        for size_bytes in manager().slot_sizes().values():
+            needed_bytes = tokens * bytes_per_token
+            # vLLM's length ends with a block, and a reservation with 2 MiB.
+            spare_bytes = 3 * SPEC.block_size * bytes_per_token + RESERVE_GRANULE_BYTES
+            assert 0 <= size_bytes - needed_bytes <= spare_bytes + 0.01 * needed_bytes
+        # As EngineCore tells its workers; what is reserved then is there already.
+        vllm_config.model_config.max_model_len = tokens
+        sizes = manager().slot_sizes()
+        worker.compile_or_warm_up_model()
+        assert manager().slot_sizes() == sizes
+
+
+def test_reservers_see_one_length_in_all_that_they_are_shown(
+    declared: Declared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two a reserver reads."""
+    FakeMemory().install(monkeypatch)
+    seen: list[tuple[int, int]] = []
+
+    def need(context: ReserverContext) -> int:
+        seen.append((context.max_model_len, context.vllm_config.model_config.max_model_len))
+        return 4096 * context.max_model_len
+
+    declared(need)
+    with followed(tmp_path, monkeypatch, vllm_config=fitted_config()) as worker:
+        worker.kv_cache_spec = {"layer": SPEC}
+        worker.available_bytes = GIB
+        worker.determine_available_memory()
+    assert len(set(seen)) > 2
+    assert all(one == other for one, other in seen)
+
+
+def test_a_length_that_was_given_is_reserved_for_whatever_it_takes(
+    declared: Declared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM cuts no length that the user gave, and refuses one that does not fit."""
+    FakeMemory().install(monkeypatch)
+    declared(lambda context: 4096 * context.max_model_len)
+    given = config(max_model_len=LONGEST_TOKENS)
+    with followed(tmp_path, monkeypatch, vllm_config=given) as worker:
+        worker.available_bytes = GIB
+        assert worker.determine_available_memory() == GIB
+        assert manager().slot_sizes() == {(0, 0): 4 * GIB}
+
+
+def test_where_no_token_fits_vllm_is_left_to_say_so(
+    declared: Declared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own error names the flag to raise."""
+    FakeMemory().install(monkeypatch)
+    declared(lambda context: 4096 * context.max_model_len)
+    with followed(tmp_path, monkeypatch, vllm_config=fitted_config()) as worker:
+        worker.kv_cache_spec = {"layer": SPEC}
+        worker.available_bytes = 100
+        assert worker.determine_available_memory() == 100
+
+
+def test_a_reserver_that_fails_is_told_of_once_for_each_reservation(
+    declared: Declared,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not for each length that is tried."""
+    FakeMemory().install(monkeypatch)
+
+    def need(context: ReserverContext) -> int:
+        raise OSError(context)
+
+    declared(need)
+    with followed(tmp_path, monkeypatch, vllm_config=fitted_config()) as worker:
+        worker.kv_cache_spec = {"layer": SPEC}
+        worker.available_bytes = GIB
+        worker.determine_available_memory()
+    assert caplog.text.count("Reserver test (test:declare) is left out") == 2
