@@ -5,6 +5,7 @@
   x EngineStartError           exit 3   the engine could not start
     + PluginMissingError       exit 3   a rank runs without the workspace plugin
   x ProbeFailedError           exit 4   the worst case was not served
+    + ProbeTooSlowError        none     the time was over while the engine went on: a limited proof
   x EngineLostError            exit 5   the engine died and is not started again
   x AddressInUseError          exit 6   another process listens there
   x ConflictError              HTTP 409 the state, or the way the server was started, forbids it
@@ -92,6 +93,10 @@ class ProbeFailedError(HoldfastError):
 
     exit_code = ExitCode.PROBE_FAILED
     outline = "the probe failed"
+
+
+class ProbeTooSlowError(ProbeFailedError):
+    """The time of the probe was over while the engine went on: the proof is limited, not failed."""
 
 
 class EngineLostError(HoldfastError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from holdfast.errors import ProbeTooSlowError
 from holdfast.lifecycle.probe import measure
 from holdfast.lifecycle.probe.bench import Bench
 from holdfast.lifecycle.probe.finding import Finding
@@ -26,7 +27,11 @@ async def batch_sweep(bench: Bench) -> Finding:
         if obstacle:
             break
         is_widest = bench.prefers_many_requests
-        formed = await _make_step(bench, size, bench.prompts.fresh, is_widest=is_widest)
+        try:
+            formed = await _make_step(bench, size, bench.prompts.fresh, is_widest=is_widest)
+        except ProbeTooSlowError as error:
+            obstacle = f"{bench.tried}: {error.cause}"
+            break
         proven = max(proven, formed)
         cut += [size] if formed < size else []
     reasons = filter(None, (obstacle, _unformed(cut)))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import httpx
 
 from holdfast.engine.interface import Engine
-from holdfast.errors import HoldfastError, ProbeFailedError
+from holdfast.errors import HoldfastError, ProbeFailedError, ProbeTooSlowError
 from holdfast.lifecycle.probe import measure, wire
 from holdfast.lifecycle.probe.budget import Budget
 from holdfast.lifecycle.probe.prompts import Prompts, grouped
@@ -20,6 +20,8 @@ from holdfast.records import EngineFacts, ProbeStep, RankStats, StepName
 T = TypeVar("T")
 
 POLL_SECONDS = 0.01
+LONGEST_STEP = 3
+"""A step is not taken for a hang before it takes so many times as long as the slowest before it."""
 PROMPTS_PER_MESSAGE = 256
 """Well below vLLM's limit of 1,024 prompts in one request."""
 
@@ -134,25 +136,37 @@ class Bench:
             for group in grouped(lengths, PROMPTS_PER_MESSAGE)
         ]
 
-    async def guarded(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, unless the engine dies or the time of the suite is over.
+    async def guarded(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        """The result of `work`, unless the engine dies or the time is over: all that is left.
 
         Raises:
-            ProbeFailedError: either happened, or `work` failed.
+            ProbeTooSlowError: the time was over, though every engine went on.
+            ProbeFailedError: an engine died or stood still, or `work` failed.
         """
+        left, since = self.budget.seconds_left(), self.mark()
+        if left <= 0:
+            work.close()
+            raise ProbeTooSlowError("no time was left")
+        seconds = left if seconds is None else seconds
         try:
-            async with asyncio.timeout(max(0.0, self.budget.seconds_left())):
+            async with asyncio.timeout(seconds):
                 async with asyncio.TaskGroup() as group:
                     watcher = group.create_task(self._fail_at_death())
                     result = await work
                     watcher.cancel()
                 return result
         except TimeoutError:
-            raise ProbeFailedError("it was not done when the time of the probe was over.") from None
+            raise self._late(since, seconds) from None
         except BaseExceptionGroup as group:
             raise first_failure(group) from None
         finally:
             work.close()
+
+    def _late(self, since: measure.Mark, waited_seconds: float) -> ProbeFailedError:
+        goes_on = self._is_shown(lambda rank: bool(since.new_steps(rank)))
+        if goes_on or waited_seconds < self.steps_seconds(LONGEST_STEP):
+            return ProbeTooSlowError("the engine was too slow for the time of the probe")
+        return ProbeFailedError("it was not done when the time of the probe was over.")
 
     async def _fail_at_death(self) -> NoReturn:
         raise ProbeFailedError(f"the engine died: {await self.engine.until_dead()}")

@@ -10,6 +10,8 @@ from holdfast.lifecycle.probe.journal import ProbeJournal
 
 SHARE_OF_TIME_LEFT = 0.5
 """A size is tried if it is expected to take at most this much of what is left."""
+SHARE_OF_AN_ATTEMPT = 0.75
+"""A context that takes more than this of what is left is given up: devices get slower."""
 
 
 class Budget:
@@ -34,6 +36,10 @@ class Budget:
         """Until the end of the whole suite."""
         return self._deadline_seconds - self._clock()
 
+    def seconds_of_an_attempt(self) -> float:
+        """How long one context may take at most: the rest is for the steps after it."""
+        return SHARE_OF_AN_ATTEMPT * self.seconds_left()
+
     @property
     def is_rate_known(self) -> bool:
         """Whether anything was measured by which a size can be refused."""
@@ -44,13 +50,16 @@ class Budget:
         """The smallest context that the journal forbids."""
         return self._journal.forbidden_tokens
 
-    def time_obstacle(self, tokens: int, *, least_seconds: float = 0.0) -> str:
+    def time_obstacle(
+        self, tokens: int, context_tokens: int = 0, *, least_seconds: float = 0.0
+    ) -> str:
         """Why `tokens` cannot be computed in the time left; empty if they can.
 
-        `least_seconds` is what any size takes, as the slowest steps seen tell.
+        They end at `context_tokens`, if they are of one prompt. `least_seconds` is what any size
+        takes, as the slowest steps seen tell.
         """
         left = self.seconds_left()
-        measured = measure.expected_seconds(self._runs, tokens)
+        measured = measure.expected_seconds(self._runs, tokens, context_tokens)
         expected = max(measured or 0.0, least_seconds)
         if left <= 0:
             return f"no time is left for {tokens} tokens"
@@ -69,7 +78,9 @@ class Budget:
                 f"an attempt at {forbidden} tokens took the machine down; "
                 f"delete {self._journal.evidence} to try it again"
             )
-        return self._memory_obstacle(context_tokens) or self.time_obstacle(new_tokens)
+        return self._memory_obstacle(context_tokens) or self.time_obstacle(
+            new_tokens, context_tokens
+        )
 
     def _memory_obstacle(self, context_tokens: int) -> str:
         if self._available_memory is None:
@@ -96,7 +107,8 @@ class Budget:
         with self._journal.attempt(context_tokens):
             yield
         if new_tokens:
-            self._runs.append(measure.Run(new_tokens, self._clock() - started))
+            seconds = self._clock() - started
+            self._runs.append(measure.Run(new_tokens, seconds, context_tokens))
         if self._available_memory:
             self._cost_bytes = max(0, before - self._available_memory())
             self._cost_tokens = context_tokens

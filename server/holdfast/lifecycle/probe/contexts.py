@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.errors import ProbeFailedError
+from holdfast.errors import ProbeFailedError, ProbeTooSlowError
 from holdfast.lifecycle.probe import speech, wire
 from holdfast.lifecycle.probe.bench import Bench
 from holdfast.lifecycle.probe.finding import Finding
@@ -18,6 +18,8 @@ from holdfast.records import RankStats
 
 FIRST_PROMPT_TOKENS = 8
 FIRST_OUTPUT_TOKENS = 8
+RATE_STEPS = 4
+"""So many steps of one prompt tell from one step what attention to a longer context costs."""
 
 
 async def first_token(bench: Bench) -> Finding:
@@ -69,7 +71,11 @@ async def context_sweep(bench: Bench) -> Finding:
         if obstacle:
             bench.ceiling_tokens = proven
             break
-        await _serve(bench, size, cached)
+        try:
+            await _serve(bench, size, cached)
+        except ProbeTooSlowError as error:
+            bench.ceiling_tokens, obstacle = proven, f"{bench.tried}: {error.cause}"
+            break
         proven = size
     return Finding(tokens=proven, limited=bool(obstacle), reason=obstacle, is_skipped=not proven)
 
@@ -84,7 +90,8 @@ async def _serve(bench: Bench, size: int, kept: int = 0) -> None:
     messages = [bench.message(engine, [prompt]) for engine, prompt in prompts.items()]
     with bench.budget.attempt(size, size - kept):
         since = bench.mark()
-        await bench.guarded(bench.exchange_all(messages))
+        seconds = bench.budget.seconds_of_an_attempt()
+        await bench.guarded(bench.exchange_all(messages), seconds)
         await bench.prove(
             lambda rank: since.new_tokens(rank) >= max(1, size - kept),
             f"the ranks did not schedule {size - kept} new tokens for it.",
@@ -109,8 +116,10 @@ async def _measure_rate(bench: Bench) -> None:
     limits = bench.limits
     if bench.budget.is_rate_known or limits.prompt_tokens <= limits.step_tokens:
         return
-    for size in (min(FIRST_CONTEXT_TOKENS, limits.step_tokens), limits.step_tokens):
-        if not bench.budget.context_obstacle(size, size):
+    step = limits.step_tokens
+    for size in (min(FIRST_CONTEXT_TOKENS, step), step, RATE_STEPS * step):
+        is_longer = size >= limits.prompt_tokens
+        if not is_longer and not bench.budget.context_obstacle(size, size):
             await _serve(bench, size)
 
 

@@ -145,7 +145,7 @@ def _affordable(bench: Bench, plan: sizes.MixedPlan) -> tuple[int, str]:
     # The decoders' prompts, the prefill beside them, and a decode before it.
     seconds = bench.steps_seconds(3)
     while prefill and (
-        found := bench.budget.time_obstacle(prefill + others, least_seconds=seconds)
+        found := bench.budget.time_obstacle(prefill + others, prefill, least_seconds=seconds)
     ):
         obstacle, prefill = obstacle or found, prefill // 2
     return prefill, obstacle

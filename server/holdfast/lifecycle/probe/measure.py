@@ -78,18 +78,44 @@ class Run:
 
     tokens: int
     seconds: float
+    context_tokens: int = 0
+    """Where the context of its one prompt ended; 0 if that is not known."""
+
+    @property
+    def attended_tokens(self) -> float:
+        """Tokens that its tokens looked back at, all together, with attention to all of them."""
+        return self.tokens * max(0.0, self.context_tokens - self.tokens / 2)
 
 
-def expected_seconds(runs: Sequence[Run], tokens: int) -> float | None:
-    """How long `tokens` take at the rate of the largest run; None while it is not known.
+def expected_seconds(runs: Sequence[Run], tokens: int, context_tokens: int = 0) -> float | None:
+    """How long `tokens` that end at `context_tokens` take; None while nothing is known.
 
-    The first run pays for kernels that compile on first use, so alone it says nothing.
+    The two runs with the longest contexts say what a token costs, and what each token costs that it
+    looks back at: of long contexts attention takes most of the time. One run tells a rate alone.
+    The first run pays for kernels that compile on first use, so it says nothing.
     """
     measured = runs[1:]
     if not measured:
         return None
     largest = max(measured, key=lambda run: run.tokens)
-    return tokens * largest.seconds / largest.tokens
+    linear = tokens * largest.seconds / largest.tokens
+    longest = sorted(measured, key=lambda run: run.attended_tokens)[-2:]
+    each, back = _costs(*longest) if len(longest) > 1 else (0.0, 0.0)
+    if not back or not context_tokens:
+        return linear
+    return each * tokens + back * Run(tokens, 0.0, context_tokens).attended_tokens
+
+
+def _costs(one: Run, other: Run) -> tuple[float, float]:
+    """Seconds of a token, and of one that it looks back at; the last is 0 if none is seen."""
+    determinant = one.tokens * other.attended_tokens - other.tokens * one.attended_tokens
+    if not determinant:
+        return 0.0, 0.0
+    back = (one.tokens * other.seconds - other.tokens * one.seconds) / determinant
+    each = (one.seconds * other.attended_tokens - other.seconds * one.attended_tokens) / determinant
+    if each < 0:
+        return 0.0, other.seconds / other.attended_tokens
+    return each, max(0.0, back)
 
 
 def leaves_margin(*, available_bytes: int, cost_bytes: int, growth: float) -> bool:

@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from holdfast.engine.interface import Engine
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, ProbeTooSlowError
 from holdfast.lifecycle.probe import measure
 from holdfast.lifecycle.probe.bench import Bench, Patience, Progress
 from holdfast.lifecycle.probe.budget import Budget
@@ -29,6 +29,8 @@ from holdfast.records import (
     StepName,
 )
 from holdfast.settings import ProbeSettings, Suite
+
+CLEANUP_STEPS = 3
 
 
 def available_memory_bytes() -> int:
@@ -86,7 +88,7 @@ class Prober:
             try:
                 found = await self._run_all(bench, names)
             finally:
-                not_forgotten = await self._forget_prefixes()
+                not_forgotten = await self._forget_prefixes(bench)
         if not_forgotten and all(step.outcome != "failed" for step in found):
             found[-1] = replace(found[-1], outcome="failed", reason=not_forgotten)
         ranks = self._engine.ranks()
@@ -148,6 +150,9 @@ class Prober:
         started = self._clock()
         try:
             finding = await STEPS[name](bench)
+        except ProbeTooSlowError as error:
+            reason = f"{bench.tried}: {error.cause}"
+            return ProbeStep(name, "skipped", self._clock() - started, limited=True, reason=reason)
         except HoldfastError as error:
             reason = await self._explain(bench, error.cause)
             return ProbeStep(name, "failed", self._clock() - started, reason=reason)
@@ -170,10 +175,14 @@ class Prober:
         parts.append(measure.accusation(self._engine.ranks()))
         return " ".join(filter(None, parts))
 
-    async def _forget_prefixes(self) -> str:
-        """Empty the prefix cache; why it could not be done, or empty."""
+    async def _forget_prefixes(self, bench: Bench) -> str:
+        """Empty the prefix cache; why it could not be done, or empty.
+
+        What was given up for want of time may still have a step to end.
+        """
+        seconds = max(self._patience.cleanup_seconds, bench.steps_seconds(CLEANUP_STEPS))
         try:
-            async with asyncio.timeout(self._patience.cleanup_seconds):
+            async with asyncio.timeout(seconds):
                 await self._engine.forget_prefixes()
         except TimeoutError:
             return "the prefix cache was not emptied in time"

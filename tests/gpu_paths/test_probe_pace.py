@@ -1,0 +1,185 @@
+"""The probe on engines as slow as GPUs are: quadratic attention, heat, a rate that changes.
+
+It ends whole or limited, and never as a failure: what runs is no reason to refuse a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from asgi_server import serving
+from fakes import FACTS, FakeClock, FakeEngine, FakeStep, Faults, openai_app
+from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
+from holdfast.lifecycle.probe.measure import Run, expected_seconds
+from holdfast.records import EngineFacts, ProbeReport, ProbeStep
+from holdfast.settings import ProbeSettings, Suite
+
+MILLION = 2**20
+STEP_TOKENS = 8192
+LARGE = replace(
+    FACTS,
+    max_model_len=MILLION,
+    max_num_batched_tokens=STEP_TOKENS,
+    max_num_seqs=4,
+    kv_capacity_tokens=4 * MILLION,
+    # The fake looks for a cached prefix at each block.
+    kv_block_tokens=2**18,
+)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a step costs: `token_seconds` for each token, `back_seconds` for each it looks at."""
+
+    token_seconds: float
+    back_seconds: float
+    factor: Callable[[float], float] = lambda _: 1.0
+    """How much slower the device is, so many seconds after the start."""
+
+
+class PacedEngine(FakeEngine):
+    """The fake engine at a pace: its clock, or the real one, goes on by what its steps cost."""
+
+    def __init__(self, facts: EngineFacts, pace: Pace, clock: Any, faults: Faults) -> None:
+        super().__init__(facts, faults, FakeClock())
+        self._pace = pace
+        self._fake = self.clock
+        self._is_real = clock is time.monotonic
+        self._began_seconds = self._fake.now_seconds
+
+    async def _step(self, lane: Any) -> None:
+        before = self._fake.now_seconds
+        await super()._step(lane)
+        if self._is_real:
+            await asyncio.sleep(self._fake.now_seconds - before)
+
+    def _compute(self, lane: Any, step: FakeStep) -> None:
+        looked = sum(taken * (r.computed_tokens + taken / 2) for r, taken in step.taken.items())
+        seconds = step.tokens * self._pace.token_seconds + looked * self._pace.back_seconds
+        seconds *= self._pace.factor(self._fake.now_seconds - self._began_seconds)
+        self.tokens_per_second = step.tokens / seconds
+        super()._compute(lane, step)
+
+
+class _Silent:
+    def step_started(self, step: str, detail: str, tokens: int) -> None:
+        """Nobody asks."""
+
+    def step_finished(self, step: ProbeStep) -> None:
+        """Nobody asks."""
+
+
+def probed(
+    facts: EngineFacts,
+    pace: Pace,
+    *,
+    seconds: float = 600.0,
+    suite: Suite = "worst-case",
+    is_real: bool = False,
+    faults: Faults | None = None,
+) -> ProbeReport:
+    """What the suite finds of an engine at this pace, within so many seconds."""
+
+    async def run() -> ProbeReport:
+        clock = time.monotonic if is_real else None
+        engine = PacedEngine(facts, pace, clock, faults or Faults())
+        async with serving(openai_app(engine)) as client, engine:
+            prober = Prober(
+                ProbeSettings(suite=suite, timeout_seconds=seconds, max_tokens=None),
+                engine,
+                lambda: httpx.AsyncClient(base_url=client.base_url),
+                ProbeJournal(None, "paced"),
+                _Silent(),
+                clock=clock or engine.clock,
+                patience=Patience(0.2, 0.1, 5.0),
+                random=Random(7),
+            )
+            return await prober.run()
+
+    return asyncio.run(run())
+
+
+def told(report: ProbeReport) -> list[str]:
+    return [f"{step.name}: {step.reason}" for step in report.steps if step.reason]
+
+
+QUADRATIC = Pace(token_seconds=1e-5, back_seconds=4e-10)
+"""10 s for the weights and 220 s for the attention of a prompt of a million tokens."""
+
+
+def heated(seconds: float) -> float:
+    """A device that throttles to half within a minute."""
+    return 1.0 + min(1.0, seconds / 60.0)
+
+
+def shared(seconds: float) -> float:
+    """A device of which a neighbour takes a share every other 20 s."""
+    return 4.0 if int(seconds / 20) % 2 else 1.0
+
+
+@pytest.mark.parametrize("suite", ["worst-case", "quick"])
+@pytest.mark.parametrize("factor", [lambda _: 1.0, heated, shared], ids=["even", "hot", "shared"])
+def test_long_contexts_are_proven_or_left_out(
+    suite: Suite, factor: Callable[[float], float]
+) -> None:
+    """A million tokens that do not fit in the time are left out, and the rest of the suite runs."""
+    report = probed(LARGE, replace(QUADRATIC, factor=factor), suite=suite)
+    assert report.passed, told(report)
+    assert report.limited or report.proven_tokens == MILLION - 1
+    assert report.proven_tokens >= STEP_TOKENS
+    assert all(step.outcome == "passed" for step in report.steps if step.name == "full_batch")
+
+
+def test_quadratic_attention_fits_in_time() -> None:
+    """The time left is never exceeded at a pace that holds."""
+    report = probed(LARGE, QUADRATIC, seconds=300.0)
+    assert report.limited
+    assert report.duration_seconds < 300.0
+
+
+SMALL = replace(LARGE, max_model_len=2**17, has_prefix_caching=False)
+
+
+def test_context_that_takes_too_long_is_given_up() -> None:
+    """What runs when its time is over is left out; what was proven before stands."""
+
+    def slowed(seconds: float) -> float:
+        return 1000.0 if seconds > 0.2 else 1.0
+
+    pace = Pace(token_seconds=1e-6, back_seconds=0.0, factor=slowed)
+    report = probed(SMALL, pace, seconds=5.0, is_real=True)
+    assert report.passed, told(report)
+    assert report.limited
+    assert 0 < report.proven_tokens < SMALL.max_model_len - 1
+
+
+def test_engine_that_stands_still_fails() -> None:
+    """A step that never ends is no slow one."""
+    faults = Faults(hangs=lambda step: step.tokens == STEP_TOKENS)
+    pace = Pace(token_seconds=1e-6, back_seconds=0.0)
+    report = probed(SMALL, pace, seconds=3.0, is_real=True, faults=faults)
+    assert not report.passed
+
+
+@pytest.mark.parametrize("back_seconds", [0.0, 1e-9])
+def test_expectation_is_that_of_the_cost(back_seconds: float) -> None:
+    """Two contexts tell what the next one takes, with attention and without."""
+
+    def run(tokens: int, context: int) -> Run:
+        made = Run(tokens, 0.0, context)
+        return replace(made, seconds=1e-4 * tokens + back_seconds * made.attended_tokens)
+
+    sizes = [128, 1024, 2048, 4096, 8192]
+    runs = [run(later - earlier, later) for earlier, later in pairwise([0, *sizes])]
+    for tokens, context in ((8192, 16384), (100_000, 100_000)):
+        expected = expected_seconds(runs, tokens, context)
+        assert expected == pytest.approx(run(tokens, context).seconds)
