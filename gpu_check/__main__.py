@@ -78,6 +78,7 @@ def _checked(arguments: argparse.Namespace, directory: Path, began_seconds: floa
     return Report(
         format=FORMAT,
         holdfast=str(survey.project()["version"]),
+        commit=survey.commit(),
         workspace_file=hashlib.sha256(file.read_bytes()).hexdigest() if file else "",
         started_at=started_at,
         duration_seconds=round(time.monotonic() - began_seconds, 1),

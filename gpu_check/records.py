@@ -105,6 +105,8 @@ class Report:
     format: int
     holdfast: str
     """The version of the checkout that was checked."""
+    commit: str
+    """Of the checkout, with `-dirty` if something in it differs; empty without git."""
     workspace_file: str
     """Of vLLM's one file that the core runs on: its SHA-256; empty if there was none."""
     started_at: str

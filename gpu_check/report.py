@@ -54,6 +54,7 @@ def _machine(report: Report) -> Iterator[str]:
         yield f"| device | {_cell(device.name)}, capability {device.capability}, {size} |"
     build = " (build for CPUs)" if machine.is_vllm_for_cpu else ""
     told = {
+        "commit": report.commit,
         "driver": machine.driver,
         "torch": " ".join(filter(None, (machine.torch, machine.cuda and f"CUDA {machine.cuda}"))),
         "vLLM": f"{machine.vllm}{build}" if machine.vllm else "",

@@ -21,7 +21,7 @@ from gpu_check.records import Device, Machine
 
 ROOT = Path(__file__).parent.parent
 SURVEY_SECONDS = 120.0
-_DRIVER_SECONDS = 20.0
+_ANSWER_SECONDS = 20.0
 
 
 def survey() -> Machine:
@@ -83,15 +83,24 @@ def _device(properties: Any) -> Device:
     )
 
 
+def commit() -> str:
+    """The commit of this checkout, with `-dirty` if a tracked file differs; empty without git."""
+    return _answer("git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty")
+
+
 def _driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    command = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return next(iter(_answer(*command).split()), "")
+
+
+def _answer(*command: str) -> str:
     try:
         done = subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=_DRIVER_SECONDS
+            command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=_ANSWER_SECONDS
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return next(iter(done.stdout.split()), "")
+    return done.stdout.strip()
 
 
 def _version(name: str) -> str:

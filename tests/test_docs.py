@@ -35,8 +35,10 @@ DEPLOYING = ROOT / "docs" / "deploying.md"
 HOW_IT_WORKS = ROOT / "docs" / "how-it-works.md"
 DASHBOARDS = ROOT / "docs" / "dashboards.md"
 ADMIN = ROOT / "docs" / "admin.md"
+GPU_CHECK = ROOT / "docs" / "gpu-check.md"
 PAGES = (
     README,
+    GPU_CHECK,
     HOW_IT_WORKS,
     DEPLOYING,
     OPERATING,

@@ -436,7 +436,15 @@ def a_report(*results: records.CheckResult) -> records.Report:
     """A report of an H200."""
     machine = replace(MACHINE, devices=(H200,))
     return records.Report(
-        1, "0.1.0", "ab" * 32, "2026-01-02T03:04:05+00:00", 60.0, machine, (), results
+        1,
+        "0.1.0",
+        "0123456789ab",
+        "ab" * 32,
+        "2026-01-02T03:04:05+00:00",
+        60.0,
+        machine,
+        (),
+        results,
     )
 
 
