@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -10,16 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.core.kv_cache_utils import estimate_max_model_len
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.core.kv_cache_utils import estimate_max_model_len, get_kv_cache_configs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from gpu_paths.fake_memory import GIB, FakeMemory
 from gpu_paths.followed_worker import config, followed, manager
-from holdfast.workspace.plan import RESERVE_GRANULE_BYTES, Term
+from holdfast import demo
+from holdfast.demo.files import ensure_demo_model
+from holdfast.workspace.fitting import fitted_tokens, with_length
+from holdfast.workspace.plan import MIB, RESERVE_GRANULE_BYTES, Term
 from holdfast.workspace.reservers import GROUP, ReserverContext, registry
 
 LONGEST_TOKENS = 1 << 20
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+WINDOWED = SlidingWindowSpec(
+    block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16, sliding_window=256
+)
 LAYERS = 32
 AVAILABLE_BYTES = 50 * GIB
 
@@ -85,6 +92,31 @@ def test_the_reservation_is_that_of_the_length_which_vllm_ends_with(
         sizes = manager().slot_sizes()
         worker.compile_or_warm_up_model()
         assert manager().slot_sizes() == sizes
+
+
+@pytest.fixture(scope="module")
+def demo_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """vLLM's whole configuration of the demo model, whose length vLLM is to fit."""
+    demo.register()
+    model = ensure_demo_model(tmp_path_factory.mktemp("fitted"))
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        resolved = AsyncEngineArgs(model=str(model), max_model_len=-1).create_engine_config()
+        resolved.cache_config.kv_cache_layout = "LBHNC"  # as EngineCore does before the sizing
+        yield resolved
+
+
+@pytest.mark.parametrize("windows", [0, 2, 3])
+def test_engine_core_chooses_no_longer_context(windows: int, demo_config: Any) -> None:
+    """vLLM's own fit, with the groups that it makes of full and of windowed layers."""
+    longest_tokens = demo_config.model_config.max_model_len
+    specs = {f"layer.{index}": SPEC if index >= windows else WINDOWED for index in range(6)}
+    available_bytes = 150 * MIB
+    tokens = fitted_tokens(demo_config, specs, available_bytes, lambda length: length * 30_000)
+    assert 0 < tokens < longest_tokens == demo_config.model_config.max_model_len
+    config_of_core = with_length(demo_config, longest_tokens)
+    get_kv_cache_configs(config_of_core, [specs], [available_bytes - tokens * 30_000])
+    assert 0.9 * tokens <= config_of_core.model_config.max_model_len <= tokens
 
 
 def test_reservers_see_one_length_in_all_that_they_are_shown(
