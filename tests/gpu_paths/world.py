@@ -133,7 +133,7 @@ def _start(scenario: Scenario, rank: int) -> str:
     worker.compile_or_warm_up_model()
     manager: Any = workspace.current_workspace_manager()
     limit_bytes = manager._gate.rule.limit_bytes
-    return f"{manager.total_size_bytes() // MIB} MiB, {limit_bytes // MIB} MiB more"
+    return f"{manager.books.held_bytes // MIB} MiB, {limit_bytes // MIB} MiB more"
 
 
 def _followed_config(given_seconds: float | None) -> Any:

@@ -34,6 +34,7 @@ from holdfast.workspace.plan import (
 from holdfast.workspace.reservers import ReserverContext, declared_terms
 from holdfast.workspace.reservers.lamport import lamport_bytes
 from holdfast.workspace.stats import StatsWriter
+from holdfast.workspace.steps import StepFollower
 from holdfast.workspace.suspects import StepRequests
 
 _LEAVING = (SystemExit, KeyboardInterrupt)
@@ -59,13 +60,13 @@ class WorkerFollower:
         )
         self._ledger = MemoryLedger(worker, self._stats)
         self._is_started = False
-        self._requests = StepRequests(
+        requests = StepRequests(
             self._directory,
             engine=vllm_config.parallel_config.data_parallel_index,
             rank=worker.rank,
             most_requests=vllm_config.scheduler_config.max_num_seqs,
         )
-        self._are_requests_unknown = False
+        self._steps = StepFollower(vllm_config, worker.rank, self._stats, requests, self._lost)
 
     @contextmanager
     def device_initialised(self) -> Iterator[None]:
@@ -83,8 +84,8 @@ class WorkerFollower:
         self._follow("determine_available_memory", self._sizing)
         self._follow("initialize_from_config", self._caching)
         self._follow("compile_or_warm_up_model", self._warming_up)
-        self._follow_step("sample_tokens")
-        self._follow_step("execute_dummy_batch")
+        self._guard("sample_tokens", self._steps.sample)
+        self._guard("execute_dummy_batch", lambda call: call())
         self._follow_capture()
 
     def step(self, scheduler_output: Any, execute_model: Callable[[], Any]) -> Any:
@@ -92,19 +93,13 @@ class WorkerFollower:
 
         vLLM also calls it with nothing scheduled, to say that requests are finished: no step.
         """
-        scheduled_tokens = scheduler_output.total_num_scheduled_tokens
-        if not scheduled_tokens:
+        if not scheduler_output.total_num_scheduled_tokens:
             return execute_model()
-        self._note_requests(scheduler_output)
-        self._stats.step_started()
-        with self._fatal():
-            answer = execute_model()
-        self._stats.step_ended(
-            scheduled_tokens=scheduled_tokens, requests=len(scheduler_output.num_scheduled_tokens)
-        )
-        if answer is not None:  # else `sample_tokens` is the rest of the step
-            self._requests.ended()
-        return answer
+        try:
+            return self._steps.execute(scheduler_output, execute_model)
+        except BaseException as error:  # as `_fatal`, which costs a microsecond more
+            self._lost(error)
+            raise
 
     def set_growth(self, policy: GrowthPolicy) -> None:
         """Change what happens to a request for more after the lock."""
@@ -140,18 +135,19 @@ class WorkerFollower:
 
         setattr(self._worker, name, followed)
 
-    def _follow_step(self, name: str) -> None:
-        """Follow what ends a step."""
+    def _guard(self, name: str, around: Callable[[Callable[[], Any]], Any]) -> None:
+        """Follow what is called again and again: a failure is written down before it is raised."""
         method = getattr(self._worker, name, None)
         if method is None:
             return
 
         @functools.wraps(method)
         def followed(*args: Any, **kwargs: Any) -> Any:
-            with self._fatal():
-                answer = method(*args, **kwargs)
-            self._requests.ended()
-            return answer
+            try:
+                return around(lambda: method(*args, **kwargs))
+            except BaseException as error:  # as `_fatal`, which costs a microsecond more
+                self._lost(error)
+                raise
 
         setattr(self._worker, name, followed)
 
@@ -181,15 +177,6 @@ class WorkerFollower:
         except BaseException as error:
             self._lost(error)
             raise
-
-    def _note_requests(self, scheduler_output: Any) -> None:
-        try:
-            self._requests.began(scheduler_output)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # vLLM may have changed what a scheduler says; the step itself is what matters.
-            if not self._are_requests_unknown:
-                logger.warning("The requests of a step are not known: %s", error)
-            self._are_requests_unknown = True
 
     def _lost(self, error: BaseException) -> None:
         if not isinstance(error, _LEAVING):

@@ -216,25 +216,38 @@ class StatsWriter:
         self._record.memory[MEMORY_KINDS.index(kind)] = size_bytes
 
     def step_started(self) -> None:
-        """Note that a step runs."""
+        """Note that a step was launched; while another runs, it waits for that."""
+        if self._record.running_step_started_seconds:
+            return
         with self._writing:
             self._record.running_step_started_seconds = time.monotonic()
             self._show()
 
-    def step_ended(self, *, scheduled_tokens: int, requests: int) -> None:
-        """Note that the running step is over, and what it was."""
+    def step_ended(
+        self,
+        *,
+        scheduled_tokens: int,
+        requests: int,
+        ended_seconds: float | None = None,
+        is_next_running: bool = False,
+    ) -> None:
+        """Note that the running step is over, and what it was.
+
+        `ended_seconds` is when, unless it is now; `is_next_running` whether another was launched.
+        """
         with self._writing:
             record = self._record
-            started, now = record.running_step_started_seconds, time.monotonic()
+            started = record.running_step_started_seconds
+            ended = max(started, time.monotonic() if ended_seconds is None else ended_seconds)
             index = record.steps + 1
             step = self._file.ring.steps[index % RING_STEPS]
-            fields = STEP_FIELDS.pack(index, scheduled_tokens, requests, started, now - started)
+            fields = STEP_FIELDS.pack(index, scheduled_tokens, requests, started, ended - started)
             ctypes.memmove(ctypes.addressof(step), fields, len(fields))
             step.checksum = step_checksum(fields)
             record.scheduled_tokens += scheduled_tokens
             record.steps = index
-            record.last_step_ended_seconds = now
-            record.running_step_started_seconds = 0.0
+            record.last_step_ended_seconds = ended
+            record.running_step_started_seconds = ended if is_next_running else 0.0
             self._show()
 
     @_whole
