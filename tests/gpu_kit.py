@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpu_check.records import Device, Machine
+
 ROOT = Path(__file__).parents[1]
+H200 = Device("NVIDIA H200", "9.0", 150_000_000_000, is_integrated=False)
+MACHINE = Machine("Linux 6", "x86_64", "3.12.3", "2.13.0+cu130", "13.0", "580", "0.32.0")
+"""With all that is needed but a GPU."""
 PATIENCE = 4.0
 """By which its deadlines are multiplied: the tests share their machine."""
 KIT_SECONDS = 280.0

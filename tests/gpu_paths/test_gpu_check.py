@@ -4,40 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+import zipfile
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jsonschema
-import psutil
 import pytest
-import torch
 from vllm.v1.worker import workspace as vllm_workspace
 
-from gpu_check import checks, errands, lacks, records, report, runner, vllm_file
-from gpu_check.checks import CHECKS, SUBJECTS, Check, Subject
-from gpu_check.core import bench, exhaustion, graphs, lives, refusals
-from gpu_check.engine import budget, device_memory, order, packages, recovery, subjects, witness
-from gpu_check.records import CheckFailedError, CheckSkippedError, Device, Machine, Measured
-from gpu_kit import kit, status_of
-from holdfast.workspace import growth
-from holdfast.workspace import manager as holdfast_manager
-from holdfast.workspace.footprint import Holdings
-from holdfast.workspace.plan import MIB
-from recorded_graphs import recorded
-from servers import descendants, wait_until
+from gpu_check import checks, errands, lacks, records, report, subject_process, vllm_file
+from gpu_check.checks import CHECKS, SUBJECTS
+from gpu_check.records import Machine, Measured
+from gpu_kit import H200, MACHINE, ROOT, kit, status_of
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "gpu-check.md"
 SCHEMA = json.loads((ROOT / "gpu_check" / "report.schema.json").read_text())
 CORE = ("refusal_words", "out_of_memory")
-H200 = Device("NVIDIA H200", "9.0", 150_000_000_000, is_integrated=False)
-MACHINE = Machine("Linux 6", "x86_64", "3.12.3", "2.13.0+cu130", "13.0", "580", "0.32.0")
 OF_TORCH = (
     "torch torchgen functorch triton numpy sympy mpmath networkx jinja2 markupsafe filelock fsspec "
     "typing_extensions cuda nvidia"
@@ -51,19 +34,6 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
 """
-
-
-@pytest.fixture
-def on_graphs(monkeypatch: pytest.MonkeyPatch) -> bench.Bench:
-    """The bench of a device with graphs."""
-    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
-    return bench.Bench(torch.device("cpu"), vllm_workspace, holdfast_manager, recorded)
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> runner.Workplace:
-    """A run that has a minute."""
-    return runner.Workplace(tmp_path, None, MACHINE, 1.0, time.monotonic() + 60)
 
 
 def test_the_core_runs_on_a_cpu_and_names_what_it_leaves_out(tmp_path: Path) -> None:
@@ -124,8 +94,6 @@ def test_the_schema_is_that_of_the_records() -> None:
 
 def test_every_check_can_be_found_and_is_named_once() -> None:
     """What the table names as functions is there."""
-    from gpu_check import subject_process
-
     assert len({check.name for check in CHECKS}) == len(CHECKS)
     for path in [check.function for check in CHECKS] + [subject.opened for subject in SUBJECTS]:
         assert callable(subject_process._named(path))
@@ -154,79 +122,12 @@ def test_nothing_is_said_of_gpus_before_there_is_a_report() -> None:
     assert not (ROOT / "docs" / "gpu-report.md").exists()
 
 
-# The checks of the manager, on a device whose graphs are recorded.
-
-
-@pytest.mark.usefixtures("capturing")
-@pytest.mark.parametrize(
-    "check", [graphs.growth, graphs.no_growth_in_capture, exhaustion.check, refusals.check]
-)
-def test_a_right_manager_passes(
-    on_graphs: bench.Bench, check: Callable[[bench.Bench], Sequence[Measured]]
-) -> None:
-    """Each check of the manager finds nothing, and says what it measured."""
-    assert check(on_graphs)
-
-
-def test_random_lives_of_a_right_manager_pass(
-    on_graphs: bench.Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is freed or written to."""
-    monkeypatch.setattr(lives, "_LIVES", 5)
-    assert lives.check(on_graphs)[0] == Measured("lives", 5)
-
-
-@pytest.fixture
-def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream is captured while a capture is recorded."""
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-    monkeypatch.setattr(
-        holdfast_manager, "_is_capturing", lambda _: _get_current_dispatch_mode() is not None
-    )
-
-
-def test_a_manager_that_frees_what_a_graph_holds_fails(
-    on_graphs: bench.Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without retired buffers a graph and a random life both meet freed memory."""
-    monkeypatch.setattr(lives, "_LIVES", 5)
-    monkeypatch.setattr(Holdings, "retire", lambda *_: None)
-    with pytest.raises(RuntimeError, match="nothing is at"):
-        graphs.growth(on_graphs)
-    with pytest.raises(CheckFailedError, match="was freed"):
-        lives.check(on_graphs)
-
-
-def test_a_manager_that_grows_in_a_capture_fails(on_graphs: bench.Bench) -> None:
-    """Here the manager is not told that the stream is captured."""
-    with pytest.raises(CheckFailedError, match="grew while the stream was captured"):
-        graphs.no_growth_in_capture(on_graphs)
-
-
-def test_a_manager_with_other_words_fails(
-    on_graphs: bench.Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both texts stand in the reason."""
-    monkeypatch.setattr(growth, "_verdict", lambda *_: "No.")
-    with pytest.raises(CheckFailedError, match=r"not allowed after locking.*MB\. No\."):
-        refusals.check(on_graphs)
-
-
-def test_a_device_without_graphs_skips_them(on_graphs: bench.Bench) -> None:
-    """A check that is run all the same says why it shows nothing."""
-    with pytest.raises(CheckSkippedError, match="captures no graphs"):
-        graphs.growth(replace(on_graphs, capture=None))
-
-
 # Where vLLM's one file comes from.
 
 
 @pytest.mark.parametrize("form", ["file", "folder", "site", "wheel"])
 def test_the_file_is_read_from_what_is_given(form: str, tmp_path: Path) -> None:
     """The file itself, vLLM's folder, the folder above it, or a wheel."""
-    import zipfile
-
     file = Path(vllm_workspace.__file__)
     given = {"file": file, "folder": file.parents[2], "site": file.parents[3]}
     if form == "wheel":
@@ -290,145 +191,6 @@ def test_two_gpus_with_all_that_is_needed_lack_nothing() -> None:
     assert [check.name for check in CHECKS if lacks.lack_of(check, found)] == []
 
 
-# The runner, with subjects made for it.
-
-FAKE_SUBJECT = """
-import os, signal, subprocess, sys, threading
-from contextlib import contextmanager
-from gpu_check.records import CheckFailedError, Measured
-
-class Bench:
-    def tail(self): return "its last words"
-
-@contextmanager
-def opened(errand):
-    subprocess.Popen(["sleep", "600"], start_new_session=True)
-    yield Bench()
-
-@contextmanager
-def broken(errand):
-    raise OSError("it cannot be made")
-
-def right(bench): return [Measured("answer", 42)]
-def wrong(bench): raise CheckFailedError("it is not")
-def broke(bench): return 1 / 0
-def died(bench): os.kill(os.getpid(), signal.SIGKILL)
-def hung(bench): threading.Event().wait()
-def last(bench): return []
-"""
-
-
-@pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Check]]:
-    """Makes the table of a run out of functions of `FAKE_SUBJECT`."""
-    package = tmp_path / "gpu_check_fakes"
-    package.mkdir()
-    (package / "gpu_check_fakes.py").write_text(FAKE_SUBJECT)
-
-    def made(*names: str, opened: str = "opened") -> list[Check]:
-        subject = Subject("stock", f"fakes:{opened}", (), 20.0)
-        table = [Check(n, "stock", f"fakes:{n}", "something", (), 5.0) for n in names]
-        monkeypatch.setattr(runner, "SUBJECTS", (subject,))
-        _serve_fakes(package, subject, table, monkeypatch)
-        return table
-
-    return made
-
-
-def _serve_fakes(
-    package: Path, subject: Subject, table: Sequence[Check], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Have the process of a subject find the fakes: by a module that Python runs at its start."""
-    (package / "sitecustomize.py").write_text(
-        "import gpu_check, gpu_check_fakes, sys\n"
-        "from gpu_check import checks\n"
-        "from gpu_check.checks import Check, Subject\n"
-        "sys.modules['gpu_check.fakes'] = gpu_check_fakes\n"
-        f"checks.SUBJECTS = ({subject!r},)\n"
-        f"checks.CHECKS = {tuple(table)!r}\n"
-    )
-    path = [str(ROOT), str(package), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-
-
-def sleepers() -> list[int]:
-    """The processes that the fake subjects have started."""
-    from gpu_check import families
-
-    return families.descendants(os.getpid())
-
-
-def test_each_check_has_its_result_and_the_others_go_on(
-    work: runner.Workplace, fakes: Callable[..., list[Check]]
-) -> None:
-    """One that fails, raises, hangs or takes its process down costs no other its result."""
-    before = sleepers()
-    table = fakes("right", "wrong", "broke", "died", "hung", "last")
-    results = {result.name: result for result in runner.results(table, work)}
-    assert {name: result.status for name, result in results.items()} == {
-        "right": "passed",
-        "wrong": "failed",
-        "broke": "failed",
-        "died": "failed",
-        "hung": "failed",
-        "last": "passed",
-    }
-    assert results["right"].measured == (Measured("answer", 42),)
-    assert results["wrong"].reason == "it is not"
-    assert results["wrong"].log_tail == "its last words"
-    assert results["broke"].reason == "ZeroDivisionError: division by zero"
-    assert results["died"].reason == "the process ended by signal SIGKILL in check died"
-    assert results["hung"].reason == "check hung took more than 5 s"
-    assert sleepers() == before
-
-
-def test_a_subject_that_cannot_be_made_fails_its_checks_once(
-    work: runner.Workplace, fakes: Callable[..., list[Check]]
-) -> None:
-    """Every check of it fails for the cause, and it is not tried for each anew."""
-    results = list(runner.results(fakes("right", "wrong", opened="broken"), work))
-    assert [result.status for result in results] == ["failed", "failed"]
-    assert {result.reason for result in results} == {"OSError: it cannot be made"}
-    assert len(list(work.directory.glob("*.errand"))) == 1
-
-
-def test_when_the_time_of_the_run_is_over_what_is_left_fails(
-    work: runner.Workplace, fakes: Callable[..., list[Check]]
-) -> None:
-    """Nothing is started any more."""
-    over = replace(work, ends_at_seconds=time.monotonic() - 1)
-    (result,) = runner.results(fakes("right"), over)
-    assert (result.status, result.reason) == ("failed", "the time for the whole run was over")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_is_left_when_the_kit_is_ended(number: signal.Signals, tmp_path: Path) -> None:
-    """Asked to, or killed so that it can do nothing itself."""
-    command = [sys.executable, "-m", "gpu_check", "--output", str(tmp_path)]
-    started = subprocess.Popen([*command, "--only", "random_lives"], cwd=ROOT)
-    with started as process:
-        (below,) = wait_until(
-            lambda: [p for p in descendants(process.pid) if "subject_process" in command_line(p)],
-            deadline_seconds=120,
-            what=lambda: "the process of the subject",
-        )
-        process.send_signal(number)
-        process.wait(60)
-    wait_until(
-        lambda: not below.is_running() or below.status() == psutil.STATUS_ZOMBIE,
-        deadline_seconds=60,
-        what=lambda: f"{below} is left",
-    )
-
-
-def command_line(process: psutil.Process) -> str:
-    """Empty for a process that has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
 # The report.
 
 
@@ -472,133 +234,3 @@ def test_an_errand_is_read_as_it_was_written(tmp_path: Path) -> None:
     errand = errands.Errand("stock", ("a", "b"), "d", "f", machine, 2.0)
     errand.write(tmp_path / "errand")
     assert errands.Errand.read(tmp_path / "errand") == errand
-
-
-# What is read from what the workers of a server have written.
-
-
-def an_engine(directory: Path, *events: tuple[str, Mapping[str, int]]) -> subjects.Engine:
-    """An engine of which one worker has written these events."""
-    lines = [
-        json.dumps(asdict(witness.Event(7, 0, name, float(at), dict(sizes))))
-        for at, (name, sizes) in enumerate(events)
-    ]
-    (directory / "7.events").write_text("\n".join(lines) + "\n")
-    nobody: Any = None
-    return subjects.Engine(nobody, nobody, directory, 1.0)
-
-
-def happened(*names: str) -> list[tuple[str, Mapping[str, int]]]:
-    """Events without sizes."""
-    return [(name, {}) for name in names]
-
-
-def test_the_right_order_passes(tmp_path: Path) -> None:
-    """What happens again later does not matter."""
-    names = ("reserve", "sized", "reserve", "seal", "retire", "lock", "retire")
-    engine = an_engine(tmp_path, *happened(*names))
-    assert order.locked(engine) == [Measured("events of rank 0", ", ".join(names))]
-    assert order.sealed(engine) == [Measured("events of rank 0", ", ".join(names))]
-
-
-@pytest.mark.parametrize(
-    ("check", "names"),
-    [
-        (order.locked, ("sized", "reserve", "lock")),
-        (order.locked, ("reserve", "lock", "sized")),
-        (order.locked, ("reserve", "sized")),
-        (order.sealed, ("retire", "seal", "lock")),
-        (order.sealed, ("seal", "lock", "retire")),
-    ],
-)
-def test_a_wrong_order_fails(
-    check: Callable[[subjects.Engine], object], names: tuple[str, ...], tmp_path: Path
-) -> None:
-    """The reason has what the process did."""
-    with pytest.raises(CheckFailedError, match=", ".join(names)):
-        check(an_engine(tmp_path, *happened(*names)))
-
-
-def test_a_worker_that_wrote_nothing_fails(tmp_path: Path) -> None:
-    """Silence is no order."""
-    (tmp_path / "7.events").touch()
-    with pytest.raises(CheckFailedError, match="no worker has written"):
-        order.locked(an_engine(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("lost_bytes", "peak_bytes", "is_right"),
-    [(8 * MIB, 0, True), (8 * MIB + 512, 512, True), (8 * MIB - 1, 0, False), (0, 0, False)],
-)
-def test_the_budget_is_compared_to_the_byte(
-    lost_bytes: int, peak_bytes: int, is_right: bool, tmp_path: Path
-) -> None:
-    """What the peak of the activations changed is not of the reservation."""
-    sizes = {"workspace_bytes": 6 * MIB, "available_bytes": 100 * MIB, "peak_bytes": MIB}
-    after = {
-        "workspace_bytes": 14 * MIB,
-        "available_bytes": 100 * MIB - lost_bytes,
-        "peak_bytes": MIB + peak_bytes,
-    }
-    engine = an_engine(tmp_path, ("sized", sizes), ("sized", after))
-    if is_right:
-        assert Measured("reserved in between", 8 * MIB, "bytes") in budget.check(engine)
-    else:
-        with pytest.raises(CheckFailedError, match=f"{8 * MIB} bytes more were reserved"):
-            budget.check(engine)
-
-
-def test_the_plugins_of_this_checkout_are_found_in_their_order(tmp_path: Path) -> None:
-    """Holdfast's own first, installed or not; then the kit's, which look at what those did."""
-    folder = packages.make(tmp_path)
-    program = (
-        "from importlib.metadata import entry_points\n"
-        "for e in entry_points(group='vllm.general_plugins'): print(e.name, e.load().__module__)\n"
-        "import holdfast; print(holdfast.__file__)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    *points, file = done.stdout.splitlines()
-    assert points[:4] == [
-        "holdfast holdfast.workspace.plugin",
-        "holdfast_demo holdfast.demo",
-        "holdfast_gpu_check gpu_check.engine.witness",
-        "holdfast_gpu_check_lock gpu_check.engine.cpu_lock",
-    ]
-    assert file.startswith(str(folder))
-
-
-def test_memory_that_does_not_come_back_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the killed engine while the next one runs, and of the server when it has stopped."""
-    monkeypatch.setattr(device_memory, "used_bytes", lambda: 1 << 30)
-    machine = replace(MACHINE, devices=(H200,))
-    errand = errands.Errand("growing", (), str(tmp_path), "", machine, 1.0)
-    engine = replace(an_engine(tmp_path), errand=errand)
-    with pytest.raises(CheckSkippedError, match="no engine was replaced"):
-        recovery.memory_returned(engine)
-    stopped: Any = Stopped()
-    full = {"before": 1 << 30, "first engine": 5 << 30, "second engine": 5 << 30}
-    assert recovery.memory_returned(replace(engine, server=stopped, readings=dict(full)))
-    shared = replace(machine, devices=(replace(H200, is_integrated=True),))
-    on_gb10 = replace(engine, errand=replace(errand, machine=shared), readings=dict(full))
-    with pytest.raises(CheckSkippedError, match="page cache"):
-        recovery.memory_returned(on_gb10)
-    leaking = {**full, "second engine": 9 << 30}
-    with pytest.raises(CheckFailedError, match=r"second engine: .* more are in use"):
-        recovery.memory_returned(replace(engine, server=stopped, readings=leaking))
-
-
-class Stopped:
-    """A server that ends as it is asked to."""
-
-    def stop(self) -> int:
-        """The exit code."""
-        return 0

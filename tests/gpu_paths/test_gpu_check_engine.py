@@ -1,0 +1,147 @@
+"""What the kit reads from what the workers of a server have written, and from the device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_check import errands
+from gpu_check.engine import budget, device_memory, order, packages, recovery, subjects, witness
+from gpu_check.records import CheckFailedError, CheckSkippedError, Measured
+from gpu_kit import H200, MACHINE
+from holdfast.workspace.plan import MIB
+
+
+def an_engine(directory: Path, *events: tuple[str, Mapping[str, int]]) -> subjects.Engine:
+    """An engine of which one worker has written these events."""
+    lines = [
+        json.dumps(asdict(witness.Event(7, 0, name, float(at), dict(sizes))))
+        for at, (name, sizes) in enumerate(events)
+    ]
+    (directory / "7.events").write_text("\n".join(lines) + "\n")
+    nobody: Any = None
+    return subjects.Engine(nobody, nobody, directory, 1.0)
+
+
+def happened(*names: str) -> list[tuple[str, Mapping[str, int]]]:
+    """Events without sizes."""
+    return [(name, {}) for name in names]
+
+
+def test_the_right_order_passes(tmp_path: Path) -> None:
+    """What happens again later does not matter."""
+    names = ("reserve", "sized", "reserve", "seal", "retire", "lock", "retire")
+    engine = an_engine(tmp_path, *happened(*names))
+    assert order.locked(engine) == [Measured("events of rank 0", ", ".join(names))]
+    assert order.sealed(engine) == [Measured("events of rank 0", ", ".join(names))]
+
+
+@pytest.mark.parametrize(
+    ("check", "names"),
+    [
+        (order.locked, ("sized", "reserve", "lock")),
+        (order.locked, ("reserve", "lock", "sized")),
+        (order.locked, ("reserve", "sized")),
+        (order.sealed, ("retire", "seal", "lock")),
+        (order.sealed, ("seal", "lock", "retire")),
+    ],
+)
+def test_a_wrong_order_fails(
+    check: Callable[[subjects.Engine], object], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The reason has what the process did."""
+    with pytest.raises(CheckFailedError, match=", ".join(names)):
+        check(an_engine(tmp_path, *happened(*names)))
+
+
+def test_a_worker_that_wrote_nothing_fails(tmp_path: Path) -> None:
+    """Silence is no order."""
+    (tmp_path / "7.events").touch()
+    with pytest.raises(CheckFailedError, match="no worker has written"):
+        order.locked(an_engine(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("lost_bytes", "peak_bytes", "is_right"),
+    [(8 * MIB, 0, True), (8 * MIB + 512, 512, True), (8 * MIB - 1, 0, False), (0, 0, False)],
+)
+def test_the_budget_is_compared_to_the_byte(
+    lost_bytes: int, peak_bytes: int, is_right: bool, tmp_path: Path
+) -> None:
+    """What the peak of the activations changed is not of the reservation."""
+    sizes = {"workspace_bytes": 6 * MIB, "available_bytes": 100 * MIB, "peak_bytes": MIB}
+    after = {
+        "workspace_bytes": 14 * MIB,
+        "available_bytes": 100 * MIB - lost_bytes,
+        "peak_bytes": MIB + peak_bytes,
+    }
+    engine = an_engine(tmp_path, ("sized", sizes), ("sized", after))
+    if is_right:
+        assert Measured("reserved in between", 8 * MIB, "bytes") in budget.check(engine)
+    else:
+        with pytest.raises(CheckFailedError, match=f"{8 * MIB} bytes more were reserved"):
+            budget.check(engine)
+
+
+def test_the_plugins_of_this_checkout_are_found_in_their_order(tmp_path: Path) -> None:
+    """Holdfast's own first, installed or not; then the kit's, which look at what those did."""
+    folder = packages.make(tmp_path)
+    program = (
+        "from importlib.metadata import entry_points\n"
+        "for e in entry_points(group='vllm.general_plugins'): print(e.name, e.load().__module__)\n"
+        "import holdfast; print(holdfast.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    *points, file = done.stdout.splitlines()
+    assert points[:4] == [
+        "holdfast holdfast.workspace.plugin",
+        "holdfast_demo holdfast.demo",
+        "holdfast_gpu_check gpu_check.engine.witness",
+        "holdfast_gpu_check_lock gpu_check.engine.cpu_lock",
+    ]
+    assert file.startswith(str(folder))
+
+
+def test_memory_that_does_not_come_back_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the killed engine while the next one runs, and of the server when it has stopped."""
+    monkeypatch.setattr(device_memory, "used_bytes", lambda: 1 << 30)
+    machine = replace(MACHINE, devices=(H200,))
+    errand = errands.Errand("growing", (), str(tmp_path), "", machine, 1.0)
+    engine = replace(an_engine(tmp_path), errand=errand)
+    with pytest.raises(CheckSkippedError, match="no engine was replaced"):
+        recovery.memory_returned(engine)
+    stopped: Any = Stopped()
+    full = {"before": 1 << 30, "first engine": 5 << 30, "second engine": 5 << 30}
+    assert recovery.memory_returned(replace(engine, server=stopped, readings=dict(full)))
+    shared = replace(machine, devices=(replace(H200, is_integrated=True),))
+    on_gb10 = replace(engine, errand=replace(errand, machine=shared), readings=dict(full))
+    with pytest.raises(CheckSkippedError, match="page cache"):
+        recovery.memory_returned(on_gb10)
+    leaking = {**full, "second engine": 9 << 30}
+    with pytest.raises(CheckFailedError, match=r"second engine: .* more are in use"):
+        recovery.memory_returned(replace(engine, server=stopped, readings=leaking))
+
+
+class Stopped:
+    """A server that ends as it is asked to."""
+
+    def stop(self) -> int:
+        """The exit code."""
+        return 0
