@@ -221,6 +221,25 @@ def test_stages_differ_and_ranks_do_not(tmp_path: Path) -> None:
     assert {line.split()[0] for line in report.lines()} >= {"0-1", "2-3"}
 
 
+def test_a_length_that_is_fitted_is_planned_for_the_longest(tmp_path: Path) -> None:
+    """Without a device nobody knows what fits, and the plan says so."""
+    model = written(tmp_path, DEEPSEEK_V4)
+    fitted, given = planned(model, "--max-model-len", "auto"), planned(model)
+    assert fitted.ranks == given.ranks
+    assert [note for note in fitted.notes if note.startswith("--max-model-len auto")]
+    assert not [note for note in given.notes if note.startswith("--max-model-len auto")]
+
+
+def test_the_lane_of_drafts_is_not_planned_the_targets_prefill(tmp_path: Path) -> None:
+    """DSpark's drafts ask in a lane of their own, for which no reserver of ours declares."""
+    drafting = json.dumps({"method": "dspark", "num_speculative_tokens": 4})
+    report = planned(written(tmp_path, DEEPSEEK_V4), "--speculative-config", drafting)
+    ((target, draft),) = (rank.slots for rank in report.ranks)
+    assert [(slot.ubatch, slot.lane) for slot in (target, draft)] == [(0, 0), (0, 1)]
+    assert target.size_bytes > 0
+    assert (draft.size_bytes, draft.terms) == (0, ())
+
+
 def test_two_ubatches_are_two_slots(tmp_path: Path) -> None:
     """With dual-batch overlap every rank reserves twice."""
     report = planned(written(tmp_path, LLAMA), "--enable-dbo")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from vllm.utils.mem_utils import MemorySnapshot
 
 from gpu_paths.fake_memory import DEVICE, GIB, FakeMemory, gb10
@@ -16,7 +18,7 @@ from gpu_paths.followed_worker import (
     manager,
     stats,
 )
-from holdfast.workspace.device import MARGIN_BYTES, is_unified_memory
+from holdfast.workspace.device import MARGIN_BYTES, is_unified_memory, read_device
 from holdfast.workspace.plan import MIB
 from managers import view
 
@@ -31,9 +33,24 @@ def start(worker: FakeWorker) -> None:
     worker.compile_or_warm_up_model()
 
 
-@pytest.mark.parametrize(
-    "memory", [FakeMemory(), gb10(page_cache_bytes=0), gb10(page_cache_bytes=49 * GIB)]
-)
+BOARDS = [FakeMemory(), gb10(page_cache_bytes=0), gb10(page_cache_bytes=49 * GIB)]
+
+
+@pytest.mark.parametrize("memory", BOARDS)
+def test_a_reading_is_vllms_snapshot(memory: FakeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU that the driver, torch and the host describe."""
+    memory = replace(memory, reserved_bytes=9 * GIB, allocated_bytes=7 * GIB, peak_bytes=8 * GIB)
+    memory.install(monkeypatch)
+    device = torch.device("cuda:0")
+    reading, snapshot = read_device(device), MemorySnapshot(device=device)
+    assert reading.free_bytes == snapshot.free_memory
+    assert reading.total_bytes == snapshot.total_memory
+    assert reading.used_bytes == snapshot.cuda_memory
+    assert reading.cached_bytes == snapshot.torch_memory - snapshot.torch_allocated
+    assert reading.transient_peak_bytes == snapshot.torch_peak - snapshot.torch_allocated
+
+
+@pytest.mark.parametrize("memory", BOARDS)
 def test_the_limit_is_what_vllm_takes_for_free(
     memory: FakeMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

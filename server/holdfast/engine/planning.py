@@ -35,6 +35,12 @@ _LEARNED_NOTE = (
     "What earlier runs learned is not in the plan: it belongs to the configuration that an engine"
     " resolves."
 )
+_FITTED_NOTE = (
+    "--max-model-len auto: this is for the longest context that the model knows, and at the start"
+    " the reservation is for the longest that fits."
+)
+_FITTED = -1
+"""What vLLM's parser makes of `--max-model-len auto`."""
 
 
 def print_plan(settings: Settings, flags: PlanFlags) -> ExitCode:
@@ -152,7 +158,7 @@ def _report(
             for rank, layers in _ranks(arguments, config)
         ),
         measured_at_first_start=answers.undetermined,
-        notes=_notes(answers, architectures),
+        notes=(*_fitted_note(arguments), *_notes(answers, architectures)),
     )
 
 
@@ -204,6 +210,10 @@ def _slot_plan(reservation: Reservation, layers: int, cost: KvCost) -> SlotPlan:
             for term in reservation.terms
         ),
     )
+
+
+def _fitted_note(arguments: AsyncEngineArgs) -> tuple[str, ...]:
+    return (_FITTED_NOTE,) if arguments.max_model_len == _FITTED else ()
 
 
 def _notes(answers: Survey, architectures: tuple[str, ...]) -> tuple[str, ...]:
