@@ -17,10 +17,11 @@ from vllm.models.deepseek_v41.nvidia import flashmla as v41
 from vllm.transformers_utils.configs.deepseek_v4 import DeepseekV4Config
 from vllm.transformers_utils.configs.deepseek_v41 import DeepseekV41Config
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWAMetadata
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from asked import listen
 from holdfast.workspace.plan import MIB, Term, WorkspaceSpec, plan_reservations
-from holdfast.workspace.reservers import Device, ReserverContext, Undetermined
+from holdfast.workspace.reservers import Device, ReserverContext, Undetermined, deepseek
 from holdfast.workspace.reservers.deepseek import PrefillSizes, declare, layer_bytes, prefill_bytes
 
 M_TOKENS = 1024 * 1024
@@ -232,6 +233,8 @@ def test_a_ratio_of_one_has_a_full_cache_in_version_4_1_alone() -> None:
         (GB10, None, 0),
         (GB10, "FLASHMLA_SPARSE_DSV4", 1),
         (HOPPER, "FLASHINFER_MLA_SPARSE_DSV4", 0),
+        (HOPPER, "FLASHINFER_MLA_SPARSE_DSV41", 0),
+        (GB10, "FLASHMLA_SPARSE_DSV41", 1),
     ],
 )
 def test_only_the_kernels_that_use_the_workspace_reserve(
@@ -251,3 +254,12 @@ def test_other_models_declare_nothing() -> None:
     """A configuration of another kind is left alone."""
     assert list(declare(context(SimpleNamespace(model_type="llama"), HOPPER))) == []
     assert list(declare(context(None, HOPPER))) == []
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in AttentionBackendEnum.__members__ if "DSV4" in name]
+)
+def test_every_backend_of_these_models_is_known(name: str) -> None:
+    """By vLLM's registry, so that one that is named is not taken for the device's default."""
+    lists = [names for names in (deepseek._FLASHINFER, deepseek._FLASHMLA) if name in names]
+    assert len(lists) == (0 if name.startswith("ROCM_") else 1)

@@ -26,8 +26,16 @@ _FULL_INDEX_RATIO = 128
 """The ratio whose layers index every compressed token instead of the best ones."""
 _ALIGNMENT_BYTES = 256
 _ASKED_BY = "DeepSeek-V4 prefill"
-_FLASHINFER = "FLASHINFER_MLA_SPARSE_DSV4"
-_FLASHMLA = ("FLASHMLA_SPARSE", "FLASHMLA_SPARSE_DSV4", "FLASHMLA_MEGA_ATTN_DSV41")
+_FLASHINFER = frozenset({"FLASHINFER_MLA_SPARSE_DSV4", "FLASHINFER_MLA_SPARSE_DSV41"})
+_FLASHMLA = frozenset(
+    {
+        "FLASHMLA_MEGA_ATTN_DSV41",
+        "FLASHMLA_SPARSE",
+        "FLASHMLA_SPARSE_DSV4",
+        "FLASHMLA_SPARSE_DSV41",
+    }
+)
+"""By the names of vLLM's registry, see `AttentionBackendEnum`."""
 _FLASHINFER_CAPABILITY_MAJOR = 12
 """GB10 and RTX PRO 6000: vLLM defaults to FlashInfer there, which keeps its own buffer."""
 
@@ -109,6 +117,6 @@ def _sizes(context: ReserverContext) -> PrefillSizes | None:
 
 def _gathers_in_workspace(vllm_config: Any, device: Device) -> bool:
     backend = getattr(vllm_config.attention_config.backend, "name", None)
-    if backend in {_FLASHINFER, *_FLASHMLA}:
-        return bool(backend != _FLASHINFER)
+    if backend in _FLASHINFER | _FLASHMLA:
+        return backend in _FLASHMLA
     return device.capability_major != _FLASHINFER_CAPABILITY_MAJOR
