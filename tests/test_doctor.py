@@ -257,7 +257,14 @@ def test_a_gpu_that_the_cpu_build_leaves_idle_is_a_warning() -> None:
 
 @pytest.mark.parametrize(
     ("version", "severity"),
-    [("0.32.0", "ok"), ("0.32.3+cu130", "ok"), ("0.33.0", "warning"), ("not installed", "failure")],
+    [
+        ("0.31.0", "warning"),
+        ("0.32.0", "ok"),
+        ("0.32.3+cu130", "ok"),
+        ("0.33.1", "ok"),
+        ("0.34.0", "warning"),
+        ("not installed", "failure"),
+    ],
 )
 def test_the_version_of_vllm(version: str, severity: str) -> None:
     """One that was not tried is a warning, none is a failure."""

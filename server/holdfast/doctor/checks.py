@@ -16,6 +16,7 @@ from holdfast.doctor.shared_memory import shared_memory
 from holdfast.doctor.sizes import gib
 from holdfast.engine.refusals import REFUSED_VARIABLES, refuse_environment
 from holdfast.errors import HoldfastError
+from holdfast.versions import is_supported_vllm
 
 _REFUSALS: tuple[HazardName, ...] = ("plugins", "startup-plan")
 """In the order of the refused variables."""
@@ -89,8 +90,8 @@ def _check_vllm(machine: Machine, _layout: Layout) -> Iterator[Finding]:
     version = machine.vllm_version
     if version == "not installed":
         yield failure("vllm", "vLLM is not installed.", "pip install 'holdfast[cuda]'.")
-    elif not version.startswith("0.32."):
-        yield warning("vllm", f"vLLM {version} was not tried.", "install vllm==0.32.*.")
+    elif not is_supported_vllm(version):
+        yield warning("vllm", f"vLLM {version} was not tried.", "pip install 'holdfast[cuda]'.")
     else:
         yield ok("vllm", f"vLLM {version}, {'CPU' if machine.is_cpu_build else 'CUDA'} build")
 
