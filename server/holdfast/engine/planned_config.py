@@ -13,6 +13,7 @@ from typing import Any
 from vllm.config.model import _get_and_verify_max_len
 from vllm.engine import arg_utils
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 from vllm.transformers_utils.config import get_config, get_hf_text_config
 from vllm.transformers_utils.model_arch_config_convertor import (
     MODEL_ARCH_CONFIG_CONVERTORS,
@@ -20,7 +21,6 @@ from vllm.transformers_utils.model_arch_config_convertor import (
 )
 from vllm.usage.usage_lib import UsageContext
 
-from holdfast.versions import vllm_release
 from holdfast.workspace.reservers import Device
 
 DEVICES = {
@@ -31,33 +31,10 @@ DEVICES = {
     "b200": Device("b200", is_cuda=True, capability_major=10),
     "cpu": Device("cpu", is_cuda=False),
 }
-_MEMORY_GB = {"gb10": 130, "rtxpro6000": 102, "h100": 85, "h200": 150, "b200": 192}
-"""What their drivers say that they have, in 10^9 bytes."""
-_UNIFIED = frozenset({"gb10"})
-_READS_UNIFIED_MEMORY = (0, 33)
-"""Since this release vLLM asks CUDA where NVML does not tell a device's memory
-(`NvmlCudaPlatform.get_device_total_memory`); 0.32 takes such a device for a small one."""
-
-
-@dataclass(frozen=True, slots=True)
-class _NamedPlatform:
-    """What vLLM asks its platform when it looks for the defaults of a step, for a named device."""
-
-    device: Device
-
-    def get_device_total_memory(self) -> int:
-        if self.device.name in _UNIFIED and vllm_release() < _READS_UNIFIED_MEMORY:
-            raise NotImplementedError("NVML does not tell it")
-        return _MEMORY_GB[self.device.name] * 10**9 if self.device.is_cuda else 0
-
-    def get_device_name(self) -> str:
-        return self.device.name
-
-    def is_tpu(self) -> bool:
-        return False
-
-    def is_cpu(self) -> bool:
-        return not self.device.is_cuda
+_MEMORY_GB = {"rtxpro6000": 102, "h100": 85, "h200": 150, "b200": 192}
+"""What their drivers say that they have, in 10^9 bytes; NVML does not tell it of unified memory."""
+_MINOR = {"gb10": 1}
+"""Of the compute capability, where it is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +171,39 @@ def _default_sizes(
 def _asked_of(device: Device) -> Iterator[None]:
     """While entered, vLLM's defaults are those for `device`, whatever is here."""
     found = arg_utils.current_platform
-    arg_utils.current_platform = _NamedPlatform(device)
+    arg_utils.current_platform = _platform(device)
     try:
         yield
     finally:
         arg_utils.current_platform = found
+
+
+def _platform(device: Device) -> Platform:
+    """What vLLM's own class says of a platform with the numbers of `device`.
+
+    vLLM takes whatever fails there for a small device. So it takes GB10: 0.32 since NVML does not
+    tell its memory, 0.33 by its capability (`EngineArgs.get_batch_defaults`).
+    """
+
+    class Named(Platform):  # type: ignore[misc]  # vLLM is Any to us
+        _enum = PlatformEnum.CUDA if device.is_cuda else PlatformEnum.CPU
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            del device_id
+            return device.name
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:
+            del device_id
+            return _MEMORY_GB[device.name] * 10**9
+
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
+            del device_id
+            return DeviceCapability(device.capability_major, _MINOR.get(device.name, 0))
+
+    return Named()
 
 
 def _has_other_default(arguments: AsyncEngineArgs, model: PlannedModel) -> bool:

@@ -98,7 +98,7 @@ def _sizes(context: ReserverContext) -> PrefillSizes | None:
     kind = getattr(config, "model_type", None)
     if kind not in {"deepseek_v4", "deepseek_v41"}:
         return None
-    ratios = {int(ratio) for ratio in getattr(config, "compress_ratios", None) or ()}
+    ratios = _compress_ratios(config)
     has_images = kind == "deepseek_v4" and getattr(config, "vision_n_layers", 0) > 0
     if kind == "deepseek_v4":
         # There a ratio of 1 means no compressed cache; in V4.1 it means one of full length.
@@ -113,6 +113,19 @@ def _sizes(context: ReserverContext) -> PrefillSizes | None:
         # Layers that only predict further tokens are not in the list and have a window alone.
         ratios=tuple(sorted(ratios | {0})),
     )
+
+
+def _compress_ratios(config: Any) -> set[int]:
+    """Those of a model's layers; 0 for a window alone.
+
+    vLLM 0.32 reads DeepSeek-V4 with a class of its own, 0.33 with that of transformers, which has a
+    rate for each kind of layer instead (`vllm.transformers_utils.deepseek_v4_utils`).
+    """
+    listed = getattr(config, "compress_ratios", None)
+    if listed is not None:
+        return {int(ratio) for ratio in listed}
+    rates = getattr(config, "compress_rates", None) or {}
+    return {int(rates.get(kind, 0)) for kind in getattr(config, "layer_types", None) or ()}
 
 
 def _gathers_in_workspace(vllm_config: Any, device: Device) -> bool:
