@@ -70,6 +70,31 @@ def test_a_death_has_the_name_of_its_cause(evidence: Evidence, expected: str) ->
     assert classified(evidence).cause == expected
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
+        "MemoryError: cannot allocate",
+        "AcceleratorError: CUDA error: out of memory\nCUDA kernel errors might be reported",
+        "RuntimeError: CUDA driver error: out of memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "RuntimeError: CUDNN_STATUS_ALLOC_FAILED",
+        "DistBackendError: NCCL error, NCCL version 2.27: Cuda failure 2 'out of memory'",
+        "RuntimeError: Triton Error [CUDA]: out of memory",
+        "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+    ],
+)
+def test_whoever_runs_out_of_memory_says_so_in_words_of_its_own(error: str) -> None:
+    """torch, cuBLAS, cuDNN, NCCL, Triton and the driver."""
+    assert classified(Evidence(NAMES, ranks=(rank(error=error),))).cause == "out_of_memory"
+
+
+def test_an_error_of_cuda_that_is_not_of_memory_is_an_exception() -> None:
+    """As most are."""
+    found = rank(error="AcceleratorError: CUDA error: an illegal memory access was encountered")
+    assert classified(Evidence(NAMES, ranks=(found,))).cause == "worker_exception"
+
+
 def test_a_killed_worker_is_not_blamed_on_the_peer_that_lost_it() -> None:
     """The other rank fails in the collective; the first cause is the end of the worker."""
     ranks = (rank(0, PEER, "RuntimeError: Connection closed by peer"), rank(1, WORKER))

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from holdfast.settings import OverloadSettings
+from holdfast.workspace.niceness import CPU_NICENESS
 from servers import Server, descendants
 
 pytestmark = pytest.mark.engine
@@ -24,6 +24,6 @@ def nice_values(server: Server, title: str) -> set[int]:
 def test_engine_core_is_nicer_than_its_workers_and_the_front_end(demo: Server) -> None:
     """By the flag's number, however the workers were started: forked, or spawned by EngineCore."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert nice_values(demo, "EngineCore") == {own + OverloadSettings().engine_core_niceness}
+    assert nice_values(demo, "EngineCore") == {own + CPU_NICENESS}
     assert nice_values(demo, "Worker") == {own}
     assert os.getpriority(os.PRIO_PROCESS, demo.process.pid) == own

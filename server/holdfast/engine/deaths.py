@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,7 +42,11 @@ _CRASHES = frozenset(
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 )
 """What a process ends with that did it to itself: in a kernel, in a library, by an assertion."""
-_MEMORY_ERRORS = ("OutOfMemoryError:", "MemoryError:", "DefaultCPUAllocator: can't allocate memory")
+_MEMORY_ERROR = re.compile(
+    r"MemoryError:|DefaultCPUAllocator: can't allocate memory"
+    # As in "CUDA error: out of memory" and NCCL's "Cuda failure 2 'out of memory'".
+    r"|(?i:cuda)[^\n]{0,40}out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +240,7 @@ def _suspects(evidence: Evidence, pid: int) -> tuple[Suspect, ...] | None:
 
 
 def _exception(where: str, error: str, evidence: Evidence, pid: int) -> Death:
-    is_memory = any(name in error for name in _MEMORY_ERRORS)
-    cause: DeathCause = "out_of_memory" if is_memory else "worker_exception"
+    cause: DeathCause = "out_of_memory" if _MEMORY_ERROR.search(error) else "worker_exception"
     suspects = _suspects(evidence, pid)
     return Death(cause, f"{where}: {error}", is_accusing=True, suspects=suspects)
 

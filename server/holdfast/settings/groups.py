@@ -186,13 +186,14 @@ class OverloadSettings:
         "requests of one API key at a time, waiting or in work, before 429; 0 is no limit, and "
         "without API keys it has no effect",
     )
-    engine_core_niceness: int = flag(
+    engine_core_niceness: int | None = flag(
         "--engine-core-niceness",
         niceness,
-        4,
+        None,
         "N",
         "added to the nice value of each EngineCore with workers of its own, 0 to 19: front end "
         "and workers go first where cores are few",
+        shown="4 on CPUs, 0 on GPUs",
     )
 
 

@@ -42,6 +42,9 @@ class NoStats:
     def rejection(self, rejection: Rejection) -> None:
         """Take one refusal."""
 
+    def fatal_error(self, cause: str) -> None:
+        """Take why the rank is lost."""
+
     def holdings(self, *, retired_bytes: int, persistent_bytes: int) -> None:
         """Take what is held beside the current buffers."""
 
@@ -130,6 +133,10 @@ class Books:
         self.rejections[rejection.kind] += 1
         self.last_rejection = rejection
         self._sink.rejection(rejection)
+
+    def lost(self, cause: str) -> None:
+        """Have the sink say that the rank cannot go on."""
+        self._sink.fatal_error(cause)
 
     def holds(self, *, retired_bytes: int, persistent_bytes: int) -> None:
         """Enter what is held beside the current buffers."""

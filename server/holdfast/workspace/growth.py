@@ -66,6 +66,7 @@ class GrowthGate:
         self.changing = threading.RLock()
         """Held by whoever changes what the manager holds, or how far it is closed."""
         self.books = books
+        self._own_thread = threading.get_ident()
 
     def reason_against(self, more_bytes: int) -> str:
         """Why `more_bytes` may not be allocated now; empty if they may."""
@@ -85,8 +86,15 @@ class GrowthGate:
         return self.rule.size_bytes(required_bytes, books.held_bytes, is_limited=is_limited)
 
     def refuse(self, rejection: Rejection, message: str) -> NoReturn:
-        """Write the refusal to the stats, then raise what vLLM raises, with `message`."""
+        """Write the refusal to the stats, then raise what vLLM raises, with `message`.
+
+        In the thread of a ubatch the rank is lost with it. vLLM raises there that a microbatch
+        failed, or loses the exception, or waits for the other ubatch without end (`run_ubatch`
+        and `_run_ubatches`, 0.32).
+        """
         self.books.refused(rejection)
+        if threading.get_ident() != self._own_thread:
+            self.books.lost(f"{AssertionError.__name__}: {message}")
         raise AssertionError(message)
 
 

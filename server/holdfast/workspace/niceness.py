@@ -4,6 +4,9 @@ A request that waits for a core while EngineCore plans a step is missing in it, 
 too; what the front end does for either takes less time than a step. The workers compute the step
 that everybody waits for. So EngineCore is nicer than both. Where there are cores for all, niceness
 changes nothing (sched(7)). docs/benchmarks.md has the measurements.
+
+All of them are of workers that compute on the CPU. A worker of a GPU waits for what EngineCore
+plans, which is then on the critical path, so there it is as nice as the others.
 """
 
 from __future__ import annotations
@@ -14,6 +17,15 @@ from typing import Any
 
 NICENESS_VARIABLE = "HOLDFAST_ENGINE_CORE_NICENESS"
 """Of the flag of that name, too."""
+CPU_NICENESS = 4
+"""Nicer by 10 was like it within the error."""
+
+
+def engine_core_niceness(given: int | None, *, is_cpu: bool) -> int:
+    """What is added to the nice value of an EngineCore, with nothing given for such a device."""
+    if given is not None:
+        return given
+    return CPU_NICENESS if is_cpu else 0
 
 
 def give_way_to_workers() -> None:

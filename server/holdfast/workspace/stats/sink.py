@@ -31,6 +31,9 @@ class StatsSink(Protocol):
     def rejection(self, rejection: Rejection) -> None:
         """Count a refusal and keep who asked."""
 
+    def fatal_error(self, cause: str) -> None:
+        """Keep why the rank is lost."""
+
     def holdings(self, *, retired_bytes: int, persistent_bytes: int) -> None:
         """Write what is held beside the current buffers."""
 
