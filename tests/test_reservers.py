@@ -119,24 +119,21 @@ def test_the_demo_is_a_reserver() -> None:
     assert "holdfast_demo" in {point.name for point in entry_points(group=reservers.GROUP)}
 
 
-def test_a_model_reserves_in_its_lane(manager: WorkspaceManager) -> None:
-    """The bytes are there at once, and the plan hears who asked."""
+def test_a_model_reserves_in_every_slot(manager: WorkspaceManager) -> None:
+    """The bytes are there at once in every lane, and the plan hears who asked."""
     reserve_workspace(((MIB,), torch.int32), ((1,), torch.uint8))
-    assert list(manager.slot_sizes().values()) == [6 * MIB, 0]
+    assert list(manager.slot_sizes().values()) == [6 * MIB, 6 * MIB]
     (term,) = by_test(declared_terms(CONTEXT))
     assert term.source == "declared"
     assert term.needed_bytes == 4 * MIB + 256
     assert term.asked_by.startswith("test_reservers.py:")
-    assert term.asked_by.endswith(":test_a_model_reserves_in_its_lane")
+    assert term.asked_by.endswith(":test_a_model_reserves_in_every_slot")
 
 
-def test_a_draft_that_shares_code_with_its_target_reserves_for_itself(
-    manager: WorkspaceManager,
-) -> None:
-    """One line that runs in both lanes is a term of each."""
+def test_a_model_that_knows_its_lane_reserves_there_alone(manager: WorkspaceManager) -> None:
+    """One line that serves a target and its draft is a term of each."""
     for lane, size_bytes in ((0, 4 * MIB), (1, 2 * MIB)):
-        with workspace.use_workspace_lane(lane):
-            reserve_workspace(((size_bytes,), torch.uint8))
+        reserve_workspace(((size_bytes,), torch.uint8), lanes=(lane,))
     assert list(manager.slot_sizes().values()) == [4 * MIB, 2 * MIB]
     terms = by_test(declared_terms(CONTEXT))
     assert [(term.needed_bytes, term.lanes) for term in terms] == [
@@ -150,7 +147,7 @@ def test_many_layers_declare_once(manager: WorkspaceManager) -> None:
     for rows in (10, 30, 20):
         reserve_workspace(((rows, 256), torch.uint8))
     assert [term.needed_bytes for term in by_test(declared_terms(CONTEXT))] == [30 * 256]
-    assert manager.books.reserved_bytes == [2 * MIB, 0]
+    assert manager.books.reserved_bytes == [2 * MIB, 2 * MIB]
 
 
 def test_a_model_that_reserves_after_the_lock_is_told(manager: WorkspaceManager) -> None:

@@ -60,8 +60,8 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
             divmod(index, num_lanes) for index in range(len(self._current_workspaces))
         )
         self.books = Books(self.slots)
-        self.declared: dict[tuple[str, int], Term] = {}
-        """What models asked for through `reserve_workspace`, by caller and lane."""
+        self.declared: dict[tuple[str, tuple[int, ...]], Term] = {}
+        """What models asked for through `reserve_workspace`, by caller and lanes."""
         # Nothing below refers back to the manager, so that one that is dropped frees at once.
         self._gate = GrowthGate(self.books, partial(_is_capturing, device))
         self._holdings = Holdings(self.books, self._persistent_resources)
@@ -115,15 +115,14 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         for reservation in reservations:
             self._scratch.reserve(self.slots.index(reservation.slot), reservation.size_bytes)
 
-    def declare(self, asked_by: str, needed_bytes: int) -> None:
-        """Reserve that much for each ubatch of this lane before the lock; kept for the plan."""
-        lane = self._get_workspace_id() % self._num_lanes
-        term = Term("declared", asked_by, needed_bytes, lanes=(lane,))
+    def declare(self, term: Term) -> None:
+        """Reserve `term` for each ubatch of its lanes before the lock; kept for the plan."""
+        key = term.asked_by, term.lanes
         with self._gate.changing:
-            known = self.declared.get((asked_by, lane))
-            if known is None or known.needed_bytes < needed_bytes:
-                self.declared[asked_by, lane] = term
-            size_bytes = round_up(needed_bytes, RESERVE_GRANULE_BYTES)
+            known = self.declared.get(key)
+            if known is None or known.needed_bytes < term.needed_bytes:
+                self.declared[key] = term
+            size_bytes = round_up(term.needed_bytes, RESERVE_GRANULE_BYTES)
             self.reserve(
                 Reservation(slot, (term,), size_bytes)
                 for slot in self.slots

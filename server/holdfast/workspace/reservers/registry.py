@@ -103,9 +103,10 @@ def survey(context: ReserverContext, *, is_told: bool = True) -> Survey:
     )
 
 
-def reserve_workspace(*shapes_and_dtypes: Spec) -> None:
-    """Make every ubatch of this lane large enough for `shapes_and_dtypes`, before the lock.
+def reserve_workspace(*shapes_and_dtypes: Spec, lanes: tuple[int, ...] | None = None) -> None:
+    """Make every slot, or those of `lanes`, large enough for `shapes_and_dtypes`, before the lock.
 
+    The default is every lane, because a metadata builder of a draft is made outside of its lane.
     Under vLLM's own manager it requests them once, which is how vLLM's own layers reserve.
 
     Raises:
@@ -118,7 +119,9 @@ def reserve_workspace(*shapes_and_dtypes: Spec) -> None:
         )
     manager = vllm_workspace.current_workspace_manager()
     if isinstance(manager, WorkspaceManager):
-        manager.declare(_caller(), spec_bytes(shapes_and_dtypes))
+        if lanes is None:
+            lanes = tuple(sorted({lane for _, lane in manager.slots}))
+        manager.declare(Term("declared", _caller(), spec_bytes(shapes_and_dtypes), lanes))
     else:
         manager.get_simultaneous(*shapes_and_dtypes)
 
