@@ -40,6 +40,10 @@ from holdfast.workspace.stats import RECENT_STEPS
 
 Body = dict[str, Any]
 
+ADAPTER = "adapter"
+IMAGE_PROMPT = [6] * 40
+"""What the fake makes of a chat with an image."""
+
 FACTS = EngineFacts(
     model="fake",
     world=((0, 0),),
@@ -60,6 +64,8 @@ FACTS = EngineFacts(
     data_parallel_size=1,
     is_unified_memory=False,
     fingerprint="fake-fingerprint",
+    has_lora=True,
+    largest_image=(64, 48),
 )
 """Small enough for a suite to run in a second, with prompts longer than a step."""
 
@@ -205,6 +211,7 @@ class Faults:
     forgetting_fails: bool = False
     is_deaf: bool = False
     """Whether audio is answered without a step of the engine."""
+    adapters: tuple[str, ...] = (ADAPTER,)
 
 
 class _Lane:
@@ -462,7 +469,9 @@ def openai_app(engine: FakeEngine) -> Starlette:
     def completion(body: Body, requests: list[FakeRequest]) -> Response:
         choices = [_choice(engine, body, i, r) for i, r in enumerate(requests)]
         made = sum(request.made_tokens for request in requests)
-        return _json({"choices": choices, "usage": {"completion_tokens": made}})
+        given = sum(len(request.prompt) for request in requests)
+        usage = {"prompt_tokens": given, "completion_tokens": made}
+        return _json({"choices": choices, "usage": usage})
 
     def vectors(body: Body, requests: list[FakeRequest]) -> Response:
         key = "data" if "task" in body else "embedding"
@@ -478,8 +487,14 @@ def openai_app(engine: FakeEngine) -> Starlette:
         requests = [] if engine.faults.is_deaf else [engine.submit([5], 8, None)]
         return await _whole(engine, requests, lambda: _json({"text": "\n"}))
 
+    async def models(_: Request) -> Response:
+        base = [{"id": engine.facts.model, "parent": None}]
+        adapters = [{"id": name, "parent": engine.facts.model} for name in engine.faults.adapters]
+        return _json({"data": base + adapters})
+
     return Starlette(
         routes=[
+            Route("/v1/models", models),
             Route("/v1/audio/transcriptions", transcription, methods=["POST"]),
             route("/v1/completions", completion),
             route("/v1/chat/completions", completion),
@@ -496,7 +511,8 @@ def _json(content: Body) -> Response:
 
 def _prompts(body: Body) -> tuple[list[list[int]], int]:
     if "messages" in body:
-        return [[5, 6, 7, 8, 9]], body["max_tokens"]
+        is_text = isinstance(body["messages"][0]["content"], str)
+        return [[5, 6, 7, 8, 9] if is_text else IMAGE_PROMPT], body["max_tokens"]
     return body.get("prompt") or body["input"], body.get("max_tokens", 1)
 
 

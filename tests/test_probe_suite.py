@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -14,10 +16,21 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 import uvloop
+from PIL import Image
 
 from asgi_server import serving
 from dying_probe import die_in_the_last_of
-from fakes import FACTS, FakeClock, FakeEngine, FakeRequest, FakeStep, Faults, openai_app
+from fakes import (
+    ADAPTER,
+    FACTS,
+    IMAGE_PROMPT,
+    FakeClock,
+    FakeEngine,
+    FakeRequest,
+    FakeStep,
+    Faults,
+    openai_app,
+)
 from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
 from holdfast.records import (
     PROBE_STEPS,
@@ -147,7 +160,7 @@ def failed_step(report: ProbeReport) -> ProbeStep:
 
 
 def test_whole_engine_passes_every_step() -> None:
-    """All eight steps pass, the whole context is proven, and nothing is limited."""
+    """All ten steps pass, the whole context is proven, and nothing is limited."""
     report, the_bed = probe()
     assert [(step.name, step.outcome) for step in report.steps] == [
         (name, "passed") for name in PROBE_STEPS
@@ -215,8 +228,17 @@ def is_mixed(step: FakeStep) -> bool:
     return bool(step.prefilling) and len(step.prefilling) < len(step.taken)
 
 
-def refuses_chat(path: str, _: object) -> int:
-    return 500 if path == "/v1/chat/completions" else 200
+def refuses_chat(path: str, body: dict[str, Any]) -> int:
+    return 500 if path == "/v1/chat/completions" and body.get("stream") else 200
+
+
+def is_image(step: FakeStep) -> bool:
+    """The tokens of an image, which no other step makes."""
+    return any(request.prompt == IMAGE_PROMPT for request in step.prefilling)
+
+
+def refuses_adapters(_: str, body: dict[str, Any]) -> int:
+    return 500 if body.get("model") == ADAPTER else 200
 
 
 CATCHES: dict[StepName, Faults] = {
@@ -228,6 +250,8 @@ CATCHES: dict[StepName, Faults] = {
     "full_batch": Faults(kills=is_skewed_full_batch),
     "widest_decode": Faults(kills=is_wide_decode),
     "mixed": Faults(kills=is_mixed),
+    "first_image": Faults(kills=is_image),
+    "first_adapter": Faults(refuses=refuses_adapters),
 }
 
 
@@ -480,7 +504,12 @@ def test_pooling_model(tasks: set[str]) -> None:
     """What decodes is skipped with a reason; the rest is proven up to the whole context."""
     report, _ = probe(facts=replace(EMBEDDING, tasks=frozenset(tasks)))
     skipped = [step for step in report.steps if step.outcome == "skipped"]
-    assert [s.name for s in skipped] == ["prefix_continuation", "widest_decode", "mixed"]
+    assert [s.name for s in skipped] == [
+        "prefix_continuation",
+        "widest_decode",
+        "mixed",
+        "first_image",
+    ]
     assert all(step.reason for step in skipped)
     assert report.passed, report
     assert report.proven_tokens == FACTS.max_model_len
@@ -518,6 +547,9 @@ def test_pooling_requests_reach_any_engine() -> None:
         ({"tasks": frozenset({"realtime"})}, "first_token"),
         ({"has_prefix_caching": False}, "prefix_continuation"),
         ({"max_num_seqs": 1}, "mixed"),
+        ({"largest_image": None}, "first_image"),
+        ({"has_chat_template": False}, "first_image"),
+        ({"has_lora": False}, "first_adapter"),
     ],
 )
 def test_step_that_does_not_apply_is_skipped(changes: dict[str, Any], step: StepName) -> None:
@@ -526,6 +558,67 @@ def test_step_that_does_not_apply_is_skipped(changes: dict[str, Any], step: Step
     assert step_of(report, step).outcome == "skipped"
     assert step_of(report, step).reason
     assert report.passed
+
+
+def sent_images(the_bed: Bed) -> list[tuple[int, ...]]:
+    """Width, height and first colour of the images that were sent, read as a decoder does."""
+    urls = [
+        body["messages"][0]["content"][0]["image_url"]["url"]
+        for path, body, _ in the_bed.engine.received
+        if path == "/v1/chat/completions" and isinstance(body["messages"][0]["content"], list)
+    ]
+    files = [base64.b64decode(url.removeprefix("data:image/png;base64,")) for url in urls]
+    return [
+        (*image.size, *image.convert("RGB").tobytes()[:3])
+        for image in (Image.open(BytesIO(file)) for file in files)
+    ]
+
+
+def test_largest_image_is_shown_to_every_engine() -> None:
+    """Each engine encodes one of its own: none of them is in a cache of encoded images."""
+    facts = replace(FACTS, world=((0, 0), (1, 0)), data_parallel_size=2)
+    report, the_bed = probe(steps=["first_image"], facts=facts)
+    assert report.passed, report
+    assert step_of(report, "first_image").tokens == len(IMAGE_PROMPT)
+    images = sent_images(the_bed)
+    assert [image[:2] for image in images] == [(64, 48), (64, 48)]
+    assert len({image[2:] for image in images}) == 2
+
+
+def test_image_that_does_not_fit_is_halved() -> None:
+    """The largest that the server takes is proven, and said."""
+    left = iter([400, 400])
+    faults = Faults(refuses=lambda path, _: next(left, 200) if "chat" in path else 200)
+    report, the_bed = probe(faults, steps=["first_image"])
+    assert report.passed, report
+    assert [image[:2] for image in sent_images(the_bed)] == [(64, 48), (32, 24), (16, 12)]
+    assert "16 x 12" in step_of(report, "first_image").reason
+
+
+def test_model_that_takes_no_image_after_all_is_limited() -> None:
+    """Each size is refused: nothing is proven of images, and the server says so."""
+    faults = Faults(refuses=lambda path, _: 400 if "chat" in path else 200)
+    report, _ = probe(faults, steps=["first_image"])
+    assert report.passed, report
+    assert report.limited
+    assert "refused by a test" in step_of(report, "first_image").reason
+
+
+def test_adapter_gets_a_short_prompt_and_a_full_step() -> None:
+    """Its kernels meet a decode and as many tokens as a step has."""
+    report, the_bed = probe(steps=["first_adapter"])
+    assert report.passed, report
+    asked = [body for _, body, _ in the_bed.engine.received if body["model"] == ADAPTER]
+    assert [len(body["prompt"][0]) for body in asked] == [8, 512]
+    assert ADAPTER in step_of(report, "first_adapter").reason
+
+
+def test_without_a_listed_adapter_none_is_proven() -> None:
+    """LoRA alone is nothing to ask; the step says so."""
+    report, _ = probe(Faults(adapters=()), steps=["first_adapter"])
+    assert report.passed, report
+    assert step_of(report, "first_adapter").outcome == "skipped"
+    assert "no LoRA adapter" in step_of(report, "first_adapter").reason
 
 
 def test_nothing_proven_is_limited() -> None:

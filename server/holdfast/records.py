@@ -33,6 +33,8 @@ StepName = Literal[
     "full_batch",
     "widest_decode",
     "mixed",
+    "first_image",
+    "first_adapter",
 ]
 Outcome = Literal["passed", "failed", "skipped"]
 DeathCause = Literal[
@@ -112,6 +114,8 @@ PROBE_STEPS: tuple[StepName, ...] = (
     "full_batch",
     "widest_decode",
     "mixed",
+    "first_image",
+    "first_adapter",
 )
 QUICK_STEPS: tuple[StepName, ...] = ("first_token", "full_context", "full_batch")
 
@@ -251,6 +255,8 @@ class EngineFacts:
     has_sleep_mode: bool = False
     has_profiler: bool = False
     has_lora: bool = False
+    largest_image: tuple[int, int] | None = None
+    """Width and height of the image that makes most tokens; None if the model takes none."""
     max_num_scheduled_tokens: int | None = None
     """The most tokens of one step, where that is less than `max_num_batched_tokens`."""
     draft_tokens: int = 0

@@ -32,7 +32,7 @@ GENERATED = {
 def test_generating_model_passes_every_step(
     make: Callable[[Path], Path], models: Path, tmp_path: Path
 ) -> None:
-    """All eight steps pass and prove the whole context."""
+    """Every step that applies passes, and the whole context is proven."""
     model = make(models / make.__name__)
     with running(tmp_path, str(model), *SMALL) as server:
         server.until_ready()
@@ -60,7 +60,7 @@ def test_embedding_model_passes_the_steps_that_apply(models: Path, tmp_path: Pat
             "full_batch",
         }
         skipped = [step for step in steps.values() if step["outcome"] == "skipped"]
-        assert len(skipped) == 3
+        assert len(skipped) == 5
         assert all(step["reason"] for step in skipped)
         asked = {"model": server.model, "input": ["hold fast", "and again"]}
         answer = server.post("/v1/embeddings", asked)

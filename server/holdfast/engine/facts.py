@@ -63,6 +63,7 @@ def engine_facts(
         has_sleep_mode=bool(model.enable_sleep_mode),
         has_profiler=config.profiler_config.profiler is not None,
         has_lora=config.lora_config is not None,
+        largest_image=_largest_image(llm),
         max_num_scheduled_tokens=getattr(scheduler, "max_num_scheduled_tokens", None),
         draft_tokens=config.num_speculative_tokens,
         draft_slots=_draft_slots(config),
@@ -149,6 +150,26 @@ def _draft_slots(config: Any) -> int:
     """What the scheduler takes off its budget for each request (`Scheduler.schedule`, 0.32)."""
     speculation = config.speculative_config
     return int(speculation.max_num_new_slots_for_drafting) if speculation is not None else 0
+
+
+def _largest_image(llm: Any) -> tuple[int, int] | None:
+    """The size of the image with which vLLM itself measures the memory of an encoder.
+
+    `BaseDummyInputsBuilder.get_dummy_mm_data` makes it, in the main process as in each worker, for
+    a prompt of max_model_len.
+    """
+    model = llm.vllm_config.model_config
+    if not model.is_multimodal_model:
+        return None
+    processor = llm.renderer.get_mm_processor()
+    if not processor.info.allowed_mm_limits.get("image"):
+        return None
+    # Without the sizes of --limit-mm-per-prompt, which bound the measure and no client.
+    options = type(model.get_multimodal_config().limit_per_prompt)()
+    made = processor.dummy_inputs.get_dummy_mm_data(model.max_model_len, {"image": 1}, options)
+    images = made.get("image")
+    size = getattr(images[0] if isinstance(images, list) else images, "size", None)
+    return (int(size[0]), int(size[1])) if isinstance(size, tuple) else None
 
 
 def _vocab_size(model: Any, tokenizer: Any) -> int:

@@ -118,7 +118,7 @@ class Bench:
         address = self.address(engine)
         if is_pooling(self.facts):
             path, body = wire.pooling(self.facts, prompts)
-            return wire.Message(path, body, len(prompts), address)
+            return wire.Message(path, {**body, **(extra or {})}, len(prompts), address)
         body = {**wire.completion(self.facts, prompts, tokens), **(extra or {})}
         return wire.Message(wire.COMPLETIONS, body, len(prompts), address, len(prompts) * tokens)
 

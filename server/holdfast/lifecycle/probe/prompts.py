@@ -16,11 +16,11 @@ class Prompts:
     def __init__(self, facts: EngineFacts, random: Random) -> None:
         ordinary = (t for t in range(facts.vocab_size) if t not in facts.special_token_ids)
         self._tokens = tuple(ordinary) or tuple(range(facts.vocab_size))
-        self._random = random
+        self.random = random
 
     def fresh(self, tokens: int) -> list[int]:
         """A prompt that begins unlike every other."""
-        return self._random.choices(self._tokens, k=tokens)
+        return self.random.choices(self._tokens, k=tokens)
 
     def repeated(self, tokens: int) -> list[int]:
         """A nonce, then one token over and over: the skew that overloads a single expert."""

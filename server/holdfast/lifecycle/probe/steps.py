@@ -15,6 +15,7 @@ from holdfast.lifecycle.probe.contexts import (
 )
 from holdfast.lifecycle.probe.decodes import mixed, widest_decode
 from holdfast.lifecycle.probe.finding import Finding
+from holdfast.lifecycle.probe.firsts import first_adapter, first_image
 from holdfast.lifecycle.probe.sizes import hears_alone, is_pooling
 from holdfast.records import EngineFacts, StepName
 
@@ -30,6 +31,8 @@ STEPS: Mapping[StepName, Step] = MappingProxyType(
         "full_batch": full_batch,
         "widest_decode": widest_decode,
         "mixed": mixed,
+        "first_image": first_image,
+        "first_adapter": first_adapter,
     }
 )
 
@@ -51,5 +54,9 @@ def why_not(step: StepName, facts: EngineFacts) -> str:
         (is_scattered and step in _COMPOSED, "pooling requests cannot choose their engine"),
         (step == "prefix_continuation" and not facts.has_prefix_caching, "prefix caching is off"),
         (step == "mixed" and facts.max_num_seqs < 2, "the engine runs one request at a time"),
+        (step == "first_image" and not facts.largest_image, "the model takes no images"),
+        (step == "first_image" and pools, "a pooling model answers no chat"),
+        (step == "first_image" and not facts.has_chat_template, "there is no chat template"),
+        (step == "first_adapter" and not facts.has_lora, "LoRA is off"),
     )
     return next((reason for applies, reason in rules if applies), "")

@@ -24,6 +24,7 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 POOLING = "/pooling"
+MODELS = "/v1/models"
 RANK_HEADER = "X-data-parallel-rank"
 CLAMPED_LOGPROB = -9999.0
 """vLLM writes this for minus infinity, which no sampled token can have; NaN it answers with 500."""
