@@ -19,6 +19,7 @@ share counts once), as a limit of a container counts it, in relation to that sum
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ from servers import Server, descendants
 from watch import Outage, Watch
 
 MIB = 1024 * 1024
+NUMBER = re.compile(r":\[\d+\]$")
+"""By which Linux tells sockets and pipes apart."""
 STREAM_BROKEN = "APIError: The engine died while it worked on this request."
 
 
@@ -58,9 +61,9 @@ class Attacks:
 
 @dataclass
 class Memory:
-    """What the processes of a server hold."""
+    """What the processes of a server hold, by their names."""
 
-    at_ready_bytes: int
+    at_ready: Mapping[str, int]
     peak_bytes: int = 0
     at_peak: Mapping[str, int] = field(default_factory=dict)
 
@@ -70,9 +73,17 @@ class Memory:
             self.peak_bytes, self.at_peak = sum(held.values()), held
 
     @property
-    def at_peak_mib(self) -> dict[str, float]:
-        """The largest sum, by the names of the processes."""
-        return {name: held / MIB for name, held in self.at_peak.items()}
+    def at_ready_bytes(self) -> int:
+        """The sum at READY."""
+        return sum(self.at_ready.values())
+
+    def told(self) -> str:
+        """What each held at READY and at the peak, in MiB."""
+        rows = [
+            (name, self.at_ready.get(name, 0) / MIB, self.at_peak.get(name, 0) / MIB)
+            for name in sorted({*self.at_ready, *self.at_peak})
+        ]
+        return ", ".join(f"{name} {before:.0f} to {then:.0f}" for name, before, then in rows)
 
     @property
     def ratio(self) -> float:
@@ -94,7 +105,7 @@ class Belongings:
         pid, opened = server.process.pid, Counter[str]()
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
-                opened[str(descriptor.readlink()).partition(":")[0]] += 1
+                opened[NUMBER.sub("", str(descriptor.readlink()))] += 1
         return cls(len(descendants(pid)), opened)
 
     def is_within(self, other: Belongings) -> bool:
@@ -148,13 +159,26 @@ class Seen:
         yield from (f"a stream ended with: {error}" for error in strange)
         for ratio, answer in self.latest():
             if ratio > bounds.times_as_late:
-                yield f"{ratio:.1f} times as late as alone: {_named(answer)}"
+                yield f"{ratio:.1f} times as late as alone: {_named(answer)}{self._near(answer)}"
         for look in self.watch.looks:
             if look.livez_seconds > bounds.livez_seconds or look.status != 200:
                 yield f"/livez {look.status} {look.state} after {look.livez_seconds:.2f} s"
         if self.memory.ratio > bounds.times_the_memory:
             yield f"{self.memory.ratio:.2f} times the memory of READY"
         yield from self.left
+
+    def _near(self, answer: Answer) -> str:
+        """Where an answer lies beside the outage that is nearest to it, if there was one."""
+        start, end = answer.started_seconds, answer.ended_seconds
+        outage = min(
+            self.outages(),
+            key=lambda one: max(one.start_seconds - end, start - one.end_seconds),
+            default=None,
+        )
+        if outage is None:
+            return ""
+        before, after = outage.start_seconds - start, end - outage.end_seconds
+        return f", asked {before:+.1f} s before and answered {after:+.1f} s after an outage"
 
     def table(self) -> str:
         """For people."""
@@ -173,7 +197,7 @@ class Seen:
                 f"worst lateness          {late[0]:.1f} x alone, p99 {late[len(late) // 100]:.1f}",
                 f"slowest /livez          {self.watch.slowest_livez_seconds:.2f} s",
                 f"memory                  {self.memory.ratio:.2f} x {ready_mib:.0f} MiB of READY",
-                f"of that, in MiB         {_told(self.memory.at_peak_mib)}",
+                f"of that, in MiB         {self.memory.told()}",
                 f"outages                 {outages or 'none'}",
                 f"deaths by cause         {_told(self.watch.deaths)}",
                 f"refused by reason       {_told(self.watch.refusals)}",

@@ -25,7 +25,9 @@ def seen(*answers: Answer, looks: tuple[Look, ...] = (), memory: Memory | None =
     """A storm with these answers, to a question that alone is answered in a second."""
     load = Load({QUESTION: WHOLE}, list(answers))
     watch = Watch(list(looks))
-    return Seen(load, {QUESTION: 1.0}, 20.0, Attacks(), watch, memory or Memory(100), ())
+    return Seen(
+        load, {QUESTION: 1.0}, 20.0, Attacks(), watch, memory or Memory({"python": 100}), ()
+    )
 
 
 def test_what_holds_breaks_no_promise() -> None:
@@ -62,7 +64,7 @@ def test_a_bad_look_is_told(bad: Look) -> None:
 
 def test_memory_and_what_is_left_are_told() -> None:
     """Each in words."""
-    storm = seen(memory=Memory(100, 151))
+    storm = seen(memory=Memory({"python": 100}, 151))
     storm.left.append("a file")
     assert list(storm.broken_promises(BOUNDS)) == ["1.51 times the memory of READY", "a file"]
 
