@@ -51,12 +51,20 @@ class Attacks:
 
     counts: Counter[str] = field(default_factory=Counter)
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
+    spans: list[tuple[float, float, str]] = field(default_factory=list)
+    """When each began and ended, of `time.monotonic()`."""
 
     def read(self, line: str) -> None:
         """Take one line of the adversary."""
         said = json.loads(line)
         self.counts[said["name"]] += 1
+        self.spans.append((said["started"], said["started"] + said["seconds"], said["name"]))
         self.outcomes.setdefault(said["name"], Counter()).update(said["outcomes"])
+
+    def beside(self, start: float, end: float) -> str:
+        """The attacks that ran at some moment of a time, for people."""
+        names = {name for began, ended, name in self.spans if began < end and start < ended}
+        return ", ".join(sorted(names)) or "none"
 
 
 @dataclass
@@ -168,17 +176,18 @@ class Seen:
         yield from self.left
 
     def _near(self, answer: Answer) -> str:
-        """Where an answer lies beside the outage that is nearest to it, if there was one."""
+        """Beside which attacks an answer came, and where the outage is that is nearest to it."""
         start, end = answer.started_seconds, answer.ended_seconds
+        attacks = f", beside {self.attacks.beside(start, end)}"
         outage = min(
             self.outages(),
             key=lambda one: max(one.start_seconds - end, start - one.end_seconds),
             default=None,
         )
         if outage is None:
-            return ""
+            return attacks
         before, after = outage.start_seconds - start, end - outage.end_seconds
-        return f", asked {before:+.1f} s before and answered {after:+.1f} s after an outage"
+        return f"{attacks}, from {before:.1f} s before an outage to {after:.1f} s after it"
 
     def table(self) -> str:
         """For people."""
