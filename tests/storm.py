@@ -112,8 +112,10 @@ def _lived(server: Server, storm: Storm) -> tuple[Seen, set[psutil.Process]]:
     server.use_key(HONEST_KEY)
     server.until_ready(deadline_seconds=3 * READY_DEADLINE_SECONDS)
     memory = Memory(held_bytes(server))
-    # The processes that try grammars start with the first one, and stay.
-    assert server.completion("a", structured_outputs={"regex": "a"}).status_code == 200
+    # The processes that try grammars start with the first one, and stay. So does a thread of zmq,
+    # with the first message to the engine that is large.
+    choices = [f"{number:0>100}" for number in range(1000)]
+    assert server.completion("a", structured_outputs={"choice": choices}).status_code == 200
     asked = questions(storm.seed, count=QUESTIONS, longest_tokens=LONGEST_TOKENS)
     expected = undisturbed(server, asked)
     alone = _alone(server, expected, storm)

@@ -212,11 +212,11 @@ class LimitSettings:
     max_buffered_bytes: int = flag(
         "--max-buffered-size",
         positive_size_bytes,
-        1 << 30,
+        512 << 20,
         "SIZE",
         "most bytes of all request bodies together, beyond the first 64 KiB of each; a key, "
         "or without keys an address, has no more than it leaves free; more is answered 503",
-        shown="1GiB",
+        shown="512MiB",
     )
     max_json_depth: int = flag(
         "--max-json-depth",
