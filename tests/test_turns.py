@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.engine.places import Places
+from holdfast.engine.places import STEPS_ALONE, Places
 from holdfast.engine.tracked import Tracked
 from holdfast.engine.turns import Turns
 
@@ -20,26 +22,37 @@ DEADLINE_SECONDS = 10.0
 class Engine:
     """What sends sequences to an engine of few places, in turn."""
 
-    def __init__(self, *, running: int = 4, keys: int = 2) -> None:
-        self.turns = Turns(Places(running, running + 2), lambda: keys)
+    def __init__(self, *, running: int = 4, keys: int = 2, step_tokens: float = math.inf) -> None:
+        self.turns = Turns(Places(running, running + 2, step_tokens), lambda: keys)
         self.sent: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
         self._names = 0
 
-    def ask(self, key: str, sequences: int = 1, tracked: Tracked | None = None) -> list[str]:
+    def ask(
+        self,
+        key: str,
+        sequences: int = 1,
+        tracked: Tracked | None = None,
+        *,
+        prompt_tokens: int = 0,
+    ) -> list[str]:
         """A request of so many sequences; their names."""
         tracked = tracked or Tracked(key=key)
         names = []
         for _ in range(sequences):
             self._names += 1
             names.append(f"{key}{self._names}")
-            self.turns.register(names[-1], tracked)
+            self.turns.register(names[-1], tracked, prompt_tokens)
         self.tasks += [asyncio.create_task(self._send(name)) for name in names]
         return names
 
     async def _send(self, name: str) -> None:
         if await self.turns.enter(name):
             self.sent.append(name)
+
+    def reads(self, *names: str) -> None:
+        """Work through these prompts."""
+        self.turns.step_ended(lambda name: name in names)
 
     def sent_of(self, key: str) -> int:
         """How many of a key were sent."""
@@ -117,6 +130,68 @@ def test_places_are_shared_evenly() -> None:
         return engine.sent_of("a") - 4, engine.sent_of("b")
 
     assert play(scene) == (5, 5)
+
+
+def test_long_prompts_of_one_key_leave_the_next_step_to_another() -> None:
+    """Beside another key it has as many unread as one step takes; the order stays."""
+
+    async def scene() -> list[list[str]]:
+        engine = Engine(running=16, step_tokens=100)
+        engine.ask("b", prompt_tokens=1)
+        names = engine.ask("a", 4, prompt_tokens=50)
+        seen = []
+        for read in ((), names[:1], names[1:3]):
+            engine.reads(*read)
+            await settle()
+            seen.append([name for name in engine.sent if name.startswith("a")])
+        assert seen[-1] == names
+        return [one[len(before) :] for before, one in pairwise([[], *seen])]
+
+    assert play(scene) == [["a2", "a3"], ["a4"], ["a5"]]
+
+
+def test_a_prompt_that_takes_many_steps_is_read_alone() -> None:
+    """The next one of its key comes when it is read, the short ones of another meanwhile."""
+
+    async def scene() -> tuple[list[str], list[str]]:
+        engine = Engine(running=16, step_tokens=100)
+        long, _ = engine.ask("a", 2, prompt_tokens=1000)
+        await settle()
+        engine.ask("b", 3, prompt_tokens=10)
+        await settle()
+        before = list(engine.sent)
+        engine.reads(long)
+        await settle()
+        return before, engine.sent[len(before) :]
+
+    assert play(scene) == (["a1", "b3", "b4", "b5"], ["a2"])
+
+
+def test_what_leaves_has_no_prompt_to_read_any_more() -> None:
+    """Its client is gone, so that the next of its key is not kept waiting for it."""
+
+    async def scene() -> list[str]:
+        engine = Engine(running=16, step_tokens=100)
+        engine.ask("b", prompt_tokens=1)
+        long, _ = engine.ask("a", 2, prompt_tokens=1000)
+        await settle()
+        engine.turns.leave(long)
+        await settle()
+        return engine.sent
+
+    assert play(scene) == ["b1", "a2", "a3"]
+
+
+def test_a_key_that_asks_alone_has_prompts_for_a_few_steps_in_the_engine() -> None:
+    """So that no step lacks one, and another key that comes waits for these steps at most."""
+
+    async def scene() -> int:
+        engine = Engine(running=64, step_tokens=100)
+        engine.ask("a", 50, prompt_tokens=50)
+        await settle()
+        return len(engine.sent)
+
+    assert play(scene) == STEPS_ALONE * 2
 
 
 def test_what_is_given_up_is_not_sent() -> None:

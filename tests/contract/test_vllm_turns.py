@@ -23,6 +23,7 @@ from holdfast.engine.turns import Turns
 
 DEADLINE_SECONDS = 20.0
 RUNNING = 4
+STEP_TOKENS = 8
 
 
 class Core:
@@ -66,11 +67,17 @@ class Engine:
         self.llm.observability_config = SimpleNamespace(otlp_traces_endpoint=None)
         self.llm.scheduler_config = self.llm.vllm_config.scheduler_config
         self.llm.model_config = None
-        self.turns = Turns(Places(RUNNING, RUNNING + 2), lambda: 3)
+        self.turns = Turns(Places(RUNNING, RUNNING + 2, STEP_TOKENS), lambda: 3)
         self.llm.take_turns(self.turns)
 
     def ask(
-        self, name: str, tracked: Tracked, answers: int = 1, extra: dict[str, Any] | None = None
+        self,
+        name: str,
+        tracked: Tracked,
+        answers: int = 1,
+        extra: dict[str, Any] | None = None,
+        *,
+        prompt_tokens: int = 1,
     ) -> asyncio.Task[list[Any]]:
         """A caller of `generate`."""
         parameters = SamplingParams(
@@ -84,7 +91,7 @@ class Engine:
         )
         request = EngineCoreRequest(
             request_id=name,
-            prompt_token_ids=[1],
+            prompt_token_ids=[1] * prompt_tokens,
             sampling_params=parameters,
             arrival_time=0.0,
             **nothing,
@@ -99,6 +106,11 @@ class Engine:
     def finish(self, place: int) -> None:
         """The engine is done with what it was sent as the `place`th."""
         output = EngineCoreOutput(self.core.sent[place], [7], finish_reason=FinishReason.LENGTH)
+        self.llm.output_processor.process_outputs([output])
+
+    def read(self, place: int) -> None:
+        """The engine makes the first token of what it was sent as the `place`th."""
+        output = EngineCoreOutput(self.core.sent[place], [7])
         self.llm.output_processor.process_outputs([output])
 
     async def until_sent(self, count: int) -> None:
@@ -143,6 +155,19 @@ def test_many_answers_are_sent_one_by_one() -> None:
         engine.finish(10)
         (output,) = await asking
         assert len(output.outputs) == 10
+
+    play(scene)
+
+
+def test_a_prompt_is_read_when_its_first_token_comes() -> None:
+    """Then the engine gets the next long one of the same key."""
+
+    async def scene(engine: Engine) -> None:
+        engine.ask("a", Tracked(key="a"), prompt_tokens=10 * STEP_TOKENS)
+        engine.ask("b", Tracked(key="a"), prompt_tokens=10 * STEP_TOKENS)
+        await engine.until_sent(1)
+        engine.read(0)
+        await engine.until_sent(2)
 
     play(scene)
 

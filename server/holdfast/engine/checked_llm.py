@@ -54,6 +54,8 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         self.turns = turns
         self.output_processor.request_states = _States(turns)
         self.engine_core.add_request_async = self._in_turn(self.engine_core.add_request_async)
+        processor = self.output_processor
+        processor.process_outputs = _told(processor.process_outputs, processor, turns)
 
     def leave_turns(self) -> None:
         """The engine is gone: from now on nothing waits for a turn.
@@ -61,7 +63,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         Its client is no part of a cycle then. vLLM freezes what a start leaves, of which the
         garbage collector frees no cycle, and so not the sockets of this one.
         """
-        del self.engine_core.add_request_async
+        del self.engine_core.add_request_async, self.output_processor.process_outputs
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any
@@ -104,7 +106,7 @@ class _States(dict[str, Any]):
 
     def __setitem__(self, name: str, state: Any) -> None:
         if name not in self:
-            self._turns.register(name, tracked_request())
+            self._turns.register(name, tracked_request(), state.prompt_len)
         super().__setitem__(name, state)
 
     def pop(self, name: str, *default: Any) -> Any:
@@ -117,6 +119,18 @@ def _check_transfers(given: Mapping[str, Any]) -> None:
     for name in _TRANSFERS:
         if not isinstance(given.get(name), Mapping | None):
             raise VLLMValidationError(f"{name} has to be an object.", parameter="vllm_xargs")
+
+
+def _told(process: Callable[..., Any], processor: Any, turns: Turns) -> Callable[..., Any]:
+    """As vLLM's, but that turns are told of the prompts that the engine has read."""
+    states = processor.request_states
+
+    def process_outputs(*args: Any, **options: Any) -> Any:
+        processed = process(*args, **options)
+        turns.step_ended(lambda name: not states[name].is_prefilling)
+        return processed
+
+    return process_outputs
 
 
 def _bound(sequences: int, most: float) -> None:

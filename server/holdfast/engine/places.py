@@ -17,6 +17,8 @@ there already, and no step goes by with a gap."""
 LEAST_SPARE = 2
 KEPT_SHARE = 8
 """Of what runs at once, one in so many at most is kept for keys that have nothing there."""
+STEPS_ALONE = 4
+"""Steps that the engine has to read of a key while nobody else asks: it never runs out of them."""
 
 
 def running_at_once(config: Any) -> int:
@@ -37,6 +39,8 @@ class Places:
     """What the engine runs at once."""
     count: float = math.inf
     """Those, and a few more, so that the next is there when one ends."""
+    step_tokens: float = math.inf
+    """Tokens of prompts that the engine works through in one step."""
 
     @classmethod
     def of(cls, facts: EngineFacts | None) -> Places:
@@ -46,7 +50,11 @@ class Places:
         running = _running(facts.max_num_seqs, facts.data_parallel_size)
         wanted = running + max(LEAST_SPARE, running // SPARE_SHARE)
         bound = facts.max_queued_requests
-        return cls(running, wanted if bound is None else max(1, min(wanted, bound)))
+        return cls(
+            running,
+            wanted if bound is None else max(1, min(wanted, bound)),
+            facts.max_num_batched_tokens * facts.data_parallel_size,
+        )
 
     def has_one(self, *, taken: int, by_key: int, keys_inside: int, keys: int) -> bool:
         """Whether a key that has `by_key` of the `taken` ones may have another.
@@ -60,3 +68,13 @@ class Places:
             return taken < self.count
         kept = min(max(1, self.running // KEPT_SHARE), absent)
         return taken < min(self.running - kept, self.count - 1)
+
+    def has_room_for_prompt(self, tokens: int, *, unread_tokens: int, is_shared: bool) -> bool:
+        """Whether the engine may have a prompt of a key of which it has `unread_tokens` to read.
+
+        vLLM reads prompts in the order in which they come, so that the prompts of one key would
+        keep another's waiting however short that is. Beside others a key has one step of the
+        engine ahead of them, alone `STEPS_ALONE`; a longer prompt goes alone.
+        """
+        steps = 1 if is_shared else STEPS_ALONE
+        return not unread_tokens or unread_tokens + tokens <= steps * self.step_tokens

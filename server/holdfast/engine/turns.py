@@ -1,5 +1,7 @@
 """Who is next in the engine? Its sequences, of several keys the one that has the fewest there.
 
+A key whose prompts the engine has not read yet gives way, however few it has there.
+
 One request may ask for many sequences, by `n` and by many prompts. Each of them has its own turn,
 so that a request has no more of the engine than its key may have, and vLLM's queue, which is first
 come, first served, stays short. Belongs to one event loop.
@@ -11,6 +13,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from holdfast.engine.places import Places
 from holdfast.engine.tracked import Tracked
@@ -26,6 +29,7 @@ class _Sequence:
     """One sequence, from when vLLM knows it until the engine is done with it."""
 
     tracked: Tracked
+    prompt_tokens: int = 0
     is_inside: bool = False
     waiter: asyncio.Future[bool] | None = None
 
@@ -43,6 +47,10 @@ class Turns:
     _inside: Counter[str] = field(default_factory=Counter)
     """By key; none is 0."""
     _taken: int = 0
+    _reading: dict[str, _Sequence] = field(default_factory=dict)
+    """Those in the engine whose prompts it has not read to the end."""
+    _unread: Counter[str] = field(default_factory=Counter)
+    """Tokens of their prompts by key; none is 0."""
     _error: Callable[[], Exception] | None = None
     """What there is to say once the engine is gone."""
 
@@ -51,9 +59,9 @@ class Turns:
         """What a request may have at a time, waiting and in the engine."""
         return most_sequences(self.places.running)
 
-    def register(self, name: str, tracked: Tracked) -> None:
+    def register(self, name: str, tracked: Tracked, prompt_tokens: int = 0) -> None:
         """vLLM has a sequence, which will `leave` in any case."""
-        self._sequences[name] = _Sequence(tracked)
+        self._sequences[name] = _Sequence(tracked, prompt_tokens)
         tracked.sequences += 1
 
     async def enter(self, name: str) -> bool:
@@ -68,8 +76,8 @@ class Turns:
         if sequence is None or sequence.is_inside:
             return True
         key = sequence.tracked.key
-        if sequence.tracked.is_probe or (key not in self._queues and self._has_place(key)):
-            self._let_in(sequence)
+        if sequence.tracked.is_probe or (key not in self._queues and self._has_place(sequence)):
+            self._let_in(name, sequence)
             self._advance()  # nothing is kept any more for a key that is there
             return True
         sequence.waiter = asyncio.get_running_loop().create_future()
@@ -85,6 +93,7 @@ class Turns:
             return
         tracked = sequence.tracked
         if sequence.is_inside:
+            self._has_read(name)
             self._taken -= 1
             self._inside[tracked.key] -= 1
             if not self._inside[tracked.key]:
@@ -97,6 +106,13 @@ class Turns:
         tracked.sequences -= 1
         if not tracked.sequences:
             tracked.engine_is_done()
+
+    def step_ended(self, is_read: Callable[[str], bool]) -> None:
+        """The engine has made a step; `is_read` says of a sequence whether its prompt is read."""
+        if read := [name for name in self._reading if is_read(name)]:
+            for name in read:
+                self._has_read(name)
+            self._advance()
 
     def unsent(self, request_ids: Callable[[str], Iterable[str]]) -> frozenset[str]:
         """The calls that have a sequence here, and none of them in the engine.
@@ -118,35 +134,63 @@ class Turns:
             sequence.tracked.sequences -= 1
         self._sequences.clear()
         self._inside.clear()
+        self._reading.clear()
+        self._unread.clear()
         self._taken = 0
 
-    def _has_place(self, key: str) -> bool:
+    def _has_place(self, sequence: _Sequence) -> bool:
         keys = self.count_keys()
-        return keys < 2 or self.places.has_one(
-            taken=self._taken,
-            by_key=self._inside.get(key, 0),
-            keys_inside=len(self._inside),
-            keys=keys,
+        key = sequence.tracked.key
+        return keys < 2 or (
+            self._has_room_for_prompt(sequence)
+            and self.places.has_one(
+                taken=self._taken,
+                by_key=self._inside.get(key, 0),
+                keys_inside=len(self._inside),
+                keys=keys,
+            )
         )
 
-    def _let_in(self, sequence: _Sequence) -> None:
+    def _has_room_for_prompt(self, sequence: _Sequence) -> bool:
+        key = sequence.tracked.key
+        return self.places.has_room_for_prompt(
+            sequence.prompt_tokens,
+            unread_tokens=self._unread.get(key, 0),
+            is_shared=any(other != key for other in chain(self._inside, self._queues)),
+        )
+
+    def _let_in(self, name: str, sequence: _Sequence) -> None:
         sequence.is_inside = True
         self._taken += 1
         self._inside[sequence.tracked.key] += 1
+        if sequence.prompt_tokens:
+            self._reading[name] = sequence
+            self._unread[sequence.tracked.key] += sequence.prompt_tokens
+
+    def _has_read(self, name: str) -> None:
+        if (sequence := self._reading.pop(name, None)) is not None:
+            key = sequence.tracked.key
+            self._unread[key] -= sequence.prompt_tokens
+            if not self._unread[key]:
+                del self._unread[key]
 
     def _advance(self) -> None:
-        while self._queues:
-            # Of those with as many the first: a key that had a turn goes to the end.
-            key = min(self._queues, key=lambda key: self._inside.get(key, 0))
-            if not self._has_place(key):
-                return
-            name, sequence = next(iter(self._queues[key].items()))
+        while (waiting := self._next()) is not None:
+            name, sequence = waiting
+            key = sequence.tracked.key
             self._remove(name, key)
             if key in self._queues:
                 self._queues.move_to_end(key)
             if sequence.waiter is not None and not sequence.waiter.done():
-                self._let_in(sequence)
+                self._let_in(name, sequence)
                 sequence.waiter.set_result(True)
+
+    def _next(self) -> tuple[str, _Sequence] | None:
+        """The first of the key that has the fewest there, of those whose next one may go in."""
+        # Of keys with as many the first: one that had a turn goes to the end.
+        first = [next(iter(queue.items())) for queue in self._queues.values()]
+        may_enter = [(name, sequence) for name, sequence in first if self._has_place(sequence)]
+        return min(may_enter, key=lambda one: self._inside.get(one[1].tracked.key, 0), default=None)
 
     def _remove(self, name: str, key: str) -> None:
         queue = self._queues.get(key, OrderedDict())
