@@ -41,6 +41,8 @@ SETTLED_SECONDS = 120.0
 FLAGS = (
     "--demo",
     *SMALL,
+    "--max-num-batched-tokens=128",
+    "--max-buffered-size=128MiB",
     "--dtype=float32",
     "--enable-auto-tool-choice",
     "--tool-call-parser=hermes",
@@ -51,7 +53,12 @@ FLAGS = (
     HONEST_KEY,
     HOSTILE_KEY,
 )
-"""Defaults otherwise: the budget of restarts is that of an operator who chose nothing."""
+"""Defaults otherwise: the budget of restarts is that of an operator who chose nothing.
+
+What a long prompt adds to each token of everybody else is the time of one step, which is for the
+operator to choose: here it is about ten times that of a decode. The bounds of memory that are sizes
+are in proportion to an engine this small, as is `VLLM_XGRAMMAR_CACHE_MB`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,7 @@ def stormed(
         own = {
             "PYTHONPATH": _importable(),
             "TMPDIR": temporary,
+            "VLLM_XGRAMMAR_CACHE_MB": "64",
             **(environment or {}),
         }
         shared = left_in_shared_memory()
