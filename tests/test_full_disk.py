@@ -14,6 +14,9 @@ import pytest
 
 from holdfast.workspace import causes
 from holdfast.workspace.causes import read_causes, record_causes
+from holdfast.workspace.futex import SharedCounter
+from holdfast.workspace.stats import StatsWriter, read_stats
+from holdfast.workspace.suspects import StepRequests
 
 MEBIBYTE = 1 << 20
 
@@ -72,6 +75,29 @@ note_termination(Path(sys.argv[1]))
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(20)
 """
+
+
+def test_what_a_worker_maps_is_at_its_path_where_shared_memory_is_full(
+    full_disk: Path, tmp_path: Path
+) -> None:
+    """As in a container with 64 MiB of it, which vLLM has filled."""
+    with StatsWriter(tmp_path, engine=0, rank=0, generation=1, shared=full_disk / "hf") as writer:
+        writer.step_started()
+        assert not writer.path.is_symlink()
+        assert not list(full_disk.glob("hf*"))
+        stats = read_stats(writer.path)
+    assert stats is not None
+    assert stats.running_step_started_seconds is not None
+
+
+def test_a_worker_whose_files_have_no_room_says_so(full_disk: Path) -> None:
+    """Once, and at the start: a store into a hole of a file would be a SIGBUS."""
+    with pytest.raises(OSError, match="No space left"):
+        StatsWriter(full_disk, engine=0, rank=0, generation=1, shared=full_disk / "hf")
+    with pytest.raises(OSError, match="No space left"):
+        StepRequests(full_disk, engine=0, rank=0, most_requests=100, shared=full_disk / "hf")
+    with pytest.raises(OSError, match="No space left"):
+        SharedCounter(full_disk / "count", is_new=True)
 
 
 def test_a_signal_that_cannot_be_noted_is_heeded(full_disk: Path) -> None:

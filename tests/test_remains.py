@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from holdfast.engine import remains
-from holdfast.engine.remains import SHARED_MEMORY
-from holdfast.workspace.shared_names import name_prefix
+from holdfast.workspace.shared_names import SHARED_MEMORY, name_prefix
 
 MAKES = """
 import multiprocessing, os, sys

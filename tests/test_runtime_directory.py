@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine import remains, runtime_directory
-from holdfast.workspace.shared_names import name_prefix
+from holdfast.engine import runtime_directory
+from holdfast.workspace.shared_names import SHARED_MEMORY, name_prefix
 
 SERVES = """
 import sys, time
 from holdfast.engine import remains
 from holdfast.engine.runtime_directory import runtime_directory
-from holdfast.workspace.shared_names import name_prefix
+from holdfast.workspace.shared_names import SHARED_MEMORY, name_prefix
 
 with runtime_directory() as directory:
     engine = directory / "3"
     engine.mkdir()
-    ring = remains.SHARED_MEMORY / (name_prefix(engine) + "ab")
+    ring = SHARED_MEMORY / (name_prefix(engine) + "ab")
     ring.touch()
     print(directory.resolve(), directory, ring, flush=True)
     sys.stdin.read()
@@ -74,7 +74,7 @@ def test_what_a_killed_server_left_is_swept(
     runtime_directory.sweep()
     assert not any(os.path.lexists(path) for path in (real, known, ring))
     assert known == real or not known.parent.exists()
-    assert not list(remains.SHARED_MEMORY.glob(f"{real.name}*"))
+    assert not list(SHARED_MEMORY.glob(f"{real.name}*"))
 
 
 def test_shared_memory_outlives_the_directory_and_is_swept(temporary: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_server_with_another_directory_is_swept(temporary: Path, name: str) ->
         pass
     runtime_directory.sweep()
     assert not any(os.path.lexists(path) for path in (real, known, ring))
-    assert not list(remains.SHARED_MEMORY.glob(f"{real.name}*"))
+    assert not list(SHARED_MEMORY.glob(f"{real.name}*"))
 
 
 def test_what_a_living_server_has_is_left_alone(temporary: Path) -> None:
@@ -129,11 +129,11 @@ def test_what_another_user_left_is_left_alone(temporary: Path) -> None:
     """Root could remove it, and does not know it."""
     with server(temporary) as (real, _, ring):
         pass
-    for owner in (real / "owner", remains.SHARED_MEMORY / f"{real.name}.owner"):
+    for owner in (real / "owner", SHARED_MEMORY / f"{real.name}.owner"):
         os.chown(owner, 12345, 12345)
     runtime_directory.sweep()
     assert real.exists()
-    for owner in (real / "owner", remains.SHARED_MEMORY / f"{real.name}.owner"):
+    for owner in (real / "owner", SHARED_MEMORY / f"{real.name}.owner"):
         os.chown(owner, 0, 0)
     runtime_directory.sweep()
     assert not ring.exists()
@@ -160,7 +160,7 @@ def test_a_server_that_ends_at_once_removes_it_all(temporary: Path) -> None:
     """At a second signal no context manager has the time."""
     with runtime_directory.runtime_directory() as directory:
         (directory / "1").mkdir()
-        ring = remains.SHARED_MEMORY / (name_prefix(directory / "1") + "ab")
+        ring = SHARED_MEMORY / (name_prefix(directory / "1") + "ab")
         ring.touch()
         runtime_directory.remove(directory)
         assert not directory.exists()

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.workspace.shared_names import name_prefix
+from holdfast.workspace.shared_names import SHARED_MEMORY, name_prefix
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's, not chosen
 MOST_ENGINES = 1000
 """Of one server, whose names are looked for; an engine takes seconds to start."""
 _RENDEZVOUS = "vllm_dist_"

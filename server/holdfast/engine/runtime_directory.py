@@ -19,6 +19,7 @@ from typing import Any
 from holdfast.engine import remains
 from holdfast.errors import UsageError
 from holdfast.files import left_by_dead, written_while_alive
+from holdfast.workspace.shared_names import SHARED_MEMORY
 
 PREFIX = "holdfast-"
 LONGEST_PATH = 60
@@ -81,7 +82,7 @@ def sweep() -> None:
     """Remove what servers of this user left that were killed; of one that lives nothing."""
     found = (
         *Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_OWNER}"),
-        *remains.SHARED_MEMORY.glob(f"{PREFIX}*.{_OWNER}"),
+        *SHARED_MEMORY.glob(f"{PREFIX}*.{_OWNER}"),
     )
     for owner in found:
         # It may be gone by now: another server starts and does the same.
@@ -93,7 +94,7 @@ def sweep() -> None:
 
 def _remove_left(owner: Path, record: _Record) -> None:
     directory = Path(record.directory)
-    if owner.parent == remains.SHARED_MEMORY:
+    if owner.parent == SHARED_MEMORY:
         _remove_engines(directory, directory)
         # It may have had another directory for temporary files than this one has.
         beside = directory.resolve() / _OWNER
@@ -118,7 +119,7 @@ def _remove_engines(directory: Path, real: Path) -> None:
 
 def _shared_owner(real: Path) -> Path:
     """The second locked file: shared memory may outlive the directory, or have other neighbours."""
-    return remains.SHARED_MEMORY / f"{real.name}.{_OWNER}"
+    return SHARED_MEMORY / f"{real.name}.{_OWNER}"
 
 
 @contextmanager

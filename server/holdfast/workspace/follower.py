@@ -46,7 +46,14 @@ logger = logging.getLogger("vllm.holdfast")
 class WorkerFollower:
     """One worker of vLLM, its manager and its stats file."""
 
-    def __init__(self, worker: Any, vllm_config: Any, spec: WorkspaceSpec) -> None:
+    def __init__(
+        self, worker: Any, vllm_config: Any, spec: WorkspaceSpec, *, shared: Path | None = None
+    ) -> None:
+        """Begin to write its files; `shared` says where in memory, see `mapped`.
+
+        Raises:
+            OSError: there is no room for them.
+        """
         self._worker = worker
         self._vllm_config = vllm_config
         self._spec = spec
@@ -57,6 +64,7 @@ class WorkerFollower:
             engine=vllm_config.parallel_config.data_parallel_index,
             rank=worker.rank,
             generation=spec.generation,
+            shared=shared,
         )
         self._ledger = MemoryLedger(worker, self._stats)
         self._is_started = False
@@ -65,6 +73,7 @@ class WorkerFollower:
             engine=vllm_config.parallel_config.data_parallel_index,
             rank=worker.rank,
             most_requests=vllm_config.scheduler_config.max_num_seqs,
+            shared=shared,
         )
         self._steps = StepFollower(vllm_config, worker.rank, self._stats, requests, self._lost)
 

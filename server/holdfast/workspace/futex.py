@@ -42,13 +42,15 @@ class SharedCounter:
 
         Raises:
             FileNotFoundError: nobody has made it.
-            OSError: it exists already, cannot be mapped, or this machine lets nobody sleep on it.
+            OSError: it exists already, there is no room for it, it cannot be mapped, or this
+                machine lets nobody sleep on it.
         """
         self._syscall = _number_of_syscall()
         with path.open("x+b" if is_new else "r+b") as file:
             if is_new:
                 weakref.finalize(self, path.unlink, missing_ok=True)
-                file.truncate(_WIDTH_BYTES)
+                # Not a hole: where there is no room later, a store would be a SIGBUS.
+                os.posix_fallocate(file.fileno(), 0, _WIDTH_BYTES)
             mapped = mmap.mmap(file.fileno(), _WIDTH_BYTES)
         self._number = ctypes.c_uint32.from_buffer(mapped)
         self._address = ctypes.c_void_p(ctypes.addressof(self._number))

@@ -20,10 +20,11 @@ from typing import Any
 from holdfast.workspace import leash, worker_calls
 from holdfast.workspace.causes import note_termination, record_causes
 from holdfast.workspace.compiled import take_plain_functions
+from holdfast.workspace.mapped import is_shared_memory_kept
 from holdfast.workspace.niceness import give_way_to_workers
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.seeds import keep_seeds
-from holdfast.workspace.shared_names import use_names_of
+from holdfast.workspace.shared_names import shared_path, use_names_of
 from holdfast.workspace.spinning import wake_by_futex
 from holdfast.workspace.stacks import offer_stacks
 
@@ -86,7 +87,9 @@ def _following(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Calla
     def followed(wrapper: Any) -> None:
         from holdfast.workspace.follower import WorkerFollower  # noqa: PLC0415 - imports vLLM
 
-        follower = WorkerFollower(wrapper.worker, wrapper.vllm_config, spec)
+        directory = Path(spec.stats_directory)
+        shared = shared_path(directory) if is_shared_memory_kept() else None
+        follower = WorkerFollower(wrapper.worker, wrapper.vllm_config, spec, shared=shared)
         setattr(wrapper, _ATTRIBUTE, follower)
         with follower.device_initialised():
             init_device(wrapper)

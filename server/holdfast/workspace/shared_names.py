@@ -10,6 +10,7 @@ import hashlib
 from multiprocessing import process, shared_memory
 from pathlib import Path
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's, not chosen
 _TOKEN_CHARACTERS = 7
 """`multiprocessing` allows 14 with the slash, and wants 4 for itself."""
 
@@ -18,6 +19,11 @@ def name_prefix(directory: Path) -> str:
     """What the names of one generation begin with in /dev/shm; 35 bits of its own directory."""
     digest = hashlib.sha256(str(directory).encode()).digest()
     return "hf" + base64.b32encode(digest).decode().lower()[:_TOKEN_CHARACTERS]
+
+
+def shared_path(directory: Path) -> Path:
+    """What the paths of one generation's files begin with in shared memory."""
+    return SHARED_MEMORY / name_prefix(directory)
 
 
 def use_names_of(directory: Path) -> None:

@@ -8,8 +8,6 @@ with asynchronous scheduling a kernel of it may still have run. Knows neither vL
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 from array import array
 from collections.abc import Iterable, Mapping
@@ -20,6 +18,7 @@ from typing import Any
 
 from holdfast.files import ending_with
 from holdfast.records import Suspect
+from holdfast.workspace.mapped import new_mapping
 
 REQUEST_BYTES = 256
 """Room for the name of a request and its numbers; the front end sends no longer name."""
@@ -38,23 +37,26 @@ _SEPARATOR = "\n"
 class StepRequests:
     """Keeps the requests of the last two steps of one rank; its worker alone writes."""
 
-    def __init__(self, directory: Path, *, engine: int, rank: int, most_requests: int) -> None:
-        """Make the file, all of it on disk.
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        engine: int,
+        rank: int,
+        most_requests: int,
+        shared: Path | None = None,
+    ) -> None:
+        """Make the file; `shared` says where in memory, see `mapped`.
 
         Raises:
-            OSError: the disk has no room for it.
+            OSError: there is no room for it.
         """
         self._copy_bytes = _COPY.size + REQUEST_BYTES * max(1, most_requests)
         size_bytes = _HEADER.size + 2 * self._copy_bytes
         path = directory / f"engine-{engine}-rank-{rank}{_SUFFIX}"
-        temporary = path.with_suffix(f".{os.getpid()}.new")
-        with temporary.open("w+b") as file:
-            # Not a file with holes: a disk that fills up later would end the worker with SIGBUS.
-            os.posix_fallocate(file.fileno(), 0, size_bytes)
-            self._map = mmap.mmap(file.fileno(), size_bytes)
         self._count = 0
-        self._show(NOT_RUNNING)
-        temporary.replace(path)
+        with new_mapping(path, size_bytes, shared) as self._map:
+            self._show(NOT_RUNNING)
 
     def began(self, scheduler_output: Any) -> None:
         """A step begins, with what vLLM's `SchedulerOutput` says (0.32, 0.33).

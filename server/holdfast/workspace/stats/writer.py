@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
 import os
 import threading
 import time
@@ -23,6 +22,7 @@ from holdfast.records import (
     Rejection,
     StartPhase,
 )
+from holdfast.workspace.mapped import new_mapping
 from holdfast.workspace.stats.layout import (
     COPIES,
     LAYOUT,
@@ -69,14 +69,25 @@ def _whole(
 class StatsWriter:
     """The one writer of a rank's file. Closing it leaves the file to its readers."""
 
-    def __init__(self, directory: Path, *, engine: int, rank: int, generation: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        engine: int,
+        rank: int,
+        generation: int,
+        shared: Path | None = None,
+    ) -> None:
+        """Make the file; `shared` says where in memory, see `mapped`.
+
+        Raises:
+            OSError: there is no room for it.
+        """
         self.path = stats_path(directory, engine, rank)
-        # A new inode: a reader that still maps the file of an earlier worker keeps its content.
-        temporary = self.path.with_suffix(f".{os.getpid()}.new")
-        with temporary.open("w+b") as file:
-            # Not a file with holes: a disk that fills up later would end the worker with SIGBUS.
-            os.posix_fallocate(file.fileno(), 0, ctypes.sizeof(StatsFile))
-            self._map = mmap.mmap(file.fileno(), ctypes.sizeof(StatsFile))
+        with new_mapping(self.path, ctypes.sizeof(StatsFile), shared) as self._map:
+            self._fill(engine=engine, rank=rank, generation=generation)
+
+    def _fill(self, *, engine: int, rank: int, generation: int) -> None:
         self._file = StatsFile.from_buffer(self._map)
         self._record = Record()
         self._rest = (ctypes.c_char * REST_BYTES).from_buffer(self._record)
@@ -95,7 +106,6 @@ class StatsWriter:
         self._show()
         self._file.header.layout = LAYOUT
         self._file.header.magic = MAGIC
-        temporary.replace(self.path)
 
     def __enter__(self) -> Self:
         return self
