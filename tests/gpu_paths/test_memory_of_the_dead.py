@@ -1,4 +1,4 @@
-"""Whose memory is awaited before a restart? That of the GPUs which the dead engine had."""
+"""Which memory is awaited before a restart? That of the GPUs which the dead engine had."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIG_UUID = "MIG-377e0049-554c-540b-93c6-d0976f8426cb"
 
 
 class FakeDriver:
-    """NVML of a machine with GPUs, and whom it was asked about."""
+    """NVML of a machine with GPUs, and which of them it was asked about."""
 
     def __init__(self) -> None:
         self.used_bytes: dict[int | str, int] = {}

@@ -125,7 +125,7 @@ class Life:
         return next(start for start, size in ranges if start <= one.address < start + size)
 
     def request(self) -> None:
-        """Some views at once, written by whoever got them; captured between seal and lock."""
+        """Some views at once, each written at both ends; captured between seal and lock."""
         specs = [
             ((self.random.choice(SIZES) // dtype.itemsize + 1,), dtype)
             for dtype in self.random.choices(DTYPES, k=self.random.randint(1, 3))
