@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 from dataclasses import replace
 
 import pytest
@@ -257,6 +258,44 @@ def test_no_canary_is_sent_before_the_engine_is_proven(minutes: int) -> None:
         assert engine.canaries == 0
 
     asyncio.run(scene())
+
+
+class Compiling(Patient):
+    """Hangs, and is in a compiler for so many looks at its stacks; time passes with each look."""
+
+    def __init__(self, clock: FakeClock, looks: float) -> None:
+        super().__init__(hangs=True)
+        self._clock = clock
+        self._looks = looks
+
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        self._clock.now_seconds += 1
+        return super().ranks(with_steps=with_steps)
+
+    async def dump_stacks(self) -> str:
+        self._looks -= 1
+        return "the stacks" if self._looks < 0 else "make_llir (triton/backends/nvidia/compiler.py)"
+
+
+@pytest.mark.parametrize("looks", [0, 3, math.inf])
+def test_a_compiler_that_is_part_of_a_process_gets_time_too(
+    monkeypatch: pytest.MonkeyPatch, looks: float
+) -> None:
+    """The time-out again and again, but not for ever."""
+    monkeypatch.setattr("holdfast.lifecycle.heartbeat.LOOK_SECONDS", 0.0)
+    clock = FakeClock()
+
+    async def scene() -> str:
+        engine = Compiling(clock, looks)
+        async with asyncio.timeout(60):
+            return (await _beat(engine, clock).until_stalled()).cause
+
+    began = clock.now_seconds
+    assert asyncio.run(scene()) == "stall"
+    first_seconds = IDLE_SECONDS + TIMEOUT_SECONDS
+    given_seconds = min(looks * TIMEOUT_SECONDS, LONGEST_COMPILE_SECONDS)
+    assert first_seconds + given_seconds <= clock.now_seconds - began
+    assert clock.now_seconds - began <= first_seconds + given_seconds + 2 * TIMEOUT_SECONDS
 
 
 class Unseen(Patient):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.engine.compilers import is_compiling
+from holdfast.engine.compilers import compiles_inside, is_compiling
 from holdfast.engine.stacks import stacks_of
 from servers import wait_until
 
@@ -107,6 +108,70 @@ def test_a_process_that_has_ended_is_no_error(tmp_path: Path) -> None:
     with busy(tmp_path) as process:
         pass
     assert "has ended" in told(process, tmp_path)
+
+
+COMPILES = """
+import os, sys
+from pathlib import Path
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from holdfast.workspace.stacks import offer_stacks
+
+@triton.jit
+def kernel(pointer, count: tl.constexpr):
+    offsets = tl.arange(0, 256)
+    values = tl.load(pointer + offsets)
+    for turn in tl.static_range(count):
+        values = tl.exp(values) + turn
+    tl.store(pointer + offsets, values)
+
+if len(sys.argv) > 1:
+    offer_stacks(Path(sys.argv[1]), os.getpid())
+for count in range(200, 10_000):
+    source = ASTSource(kernel, {"pointer": "*fp32", "count": "constexpr"}, {(1,): count})
+    triton.compile(source, target=GPUTarget("cuda", 90, 32))
+"""
+
+
+@pytest.mark.parametrize("has_py_spy", [True, False])
+def test_a_compiler_inside_of_a_process_is_known_by_its_stack(
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    has_py_spy: bool,
+) -> None:
+    """Triton's: no process has its name. It compiles for a GPU on any machine."""
+    program = tmp_path / "compiles.py"
+    program.write_text(COMPILES)
+    variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    if not has_py_spy:
+        request.getfixturevalue("without_py_spy")
+    given = [] if has_py_spy else [str(tmp_path)]
+    with subprocess.Popen([PYTHON, program, *given], env=variables) as started:
+        process = psutil.Process(started.pid)
+        try:
+            wait_until(
+                lambda: compiles_inside(told(process, tmp_path)),
+                deadline_seconds=4 * DEADLINE_SECONDS,
+                what=lambda: told(process, tmp_path),
+            )
+        finally:
+            started.kill()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        'File "/x/triton/runtime/jit.py", line 1 in run',
+        'File "/x/triton/backends/nvidia/driver.py", line 1 in __call__',
+        'File "/x/cutlass/base_dsl/jit_executor.py", line 1 in run_compiled_program',
+        "__call__ (torch/_inductor/output_code.py:1)",
+    ],
+)
+def test_who_launches_what_is_compiled_does_not_compile(frame: str) -> None:
+    """A kernel that hangs has these on its stack."""
+    assert not compiles_inside(frame)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ The rules, each of which somebody's outage paid for:
   the slowest step that the probe saw: a prefill in chunks is progress, a long step is not a stall.
 * Requests wait and none runs for a minute, though the scheduler says that nothing holds them back.
 * While a compiler runs below the engine, time does not count; nor while the engine is paused, nor
-  what passes while this process itself did not run.
+  what passes while this process itself did not run. A compiler that is part of a process is seen
+  in its stacks, which are looked at before anything is called a stall.
 * Nor does it while a scheduler goes on to say that all that its engine has is deferred, as a
   request is whose grammar compiles. One that says nothing any more hangs, deferred or not.
 * An engine that has had nothing to do for a minute gets one token to make.
@@ -22,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.engine.calls import Calls
+from holdfast.engine.compilers import compiles_inside
 from holdfast.engine.interface import Engine
 from holdfast.errors import HoldfastError
 from holdfast.records import Death, RankStats
@@ -69,6 +71,9 @@ class Rules:
         """Since when each engine of several has had requests."""
         self._deferred_seconds: dict[int, float] = {}
         """When each engine was last seen to defer all that it has."""
+        self._newest_seconds = 0.0
+        """When the newest step ended that was seen."""
+        self._forgiven_since: float | None = None
 
     def verdict(self, pulse: Pulse, slowest_step_seconds: float) -> str:
         """Why the engine is stalled; empty while it is not."""
@@ -82,8 +87,8 @@ class Rules:
             return ""
         patience = max(self._stall_timeout_seconds, SLOWEST_STEP_FACTOR * slowest_step_seconds)
         self._deferred_seconds |= dict.fromkeys(pulse.deferring, pulse.now_seconds)
-        newest = max(pulse.last_step_seconds.values(), default=0.0)
-        quiet = self._quiet(pulse, max(newest, self._all_deferred_seconds()))
+        self._newest_seconds = max(pulse.last_step_seconds.values(), default=0.0)
+        quiet = self._quiet(pulse, max(self._newest_seconds, self._all_deferred_seconds()))
         if quiet >= patience:
             return f"requests are in the engine, and no step ended for {quiet:.0f} s"
         for engine, given in self._given_seconds.items():
@@ -97,6 +102,14 @@ class Rules:
             if blocked >= BLOCKED_SECONDS:
                 return f"requests wait for engine {engine}, and none ran for {blocked:.0f} s"
         return ""
+
+    def forgives(self, now_seconds: float) -> bool:
+        """Give a stalled engine that compiles the same time again; False when it has had enough."""
+        since = self._forgiven_since
+        if since is None or self._newest_seconds > since:  # it got on since
+            since = self._forgiven_since = now_seconds
+        self._excused_seconds = now_seconds
+        return now_seconds - since < LONGEST_COMPILE_SECONDS
 
     def _all_deferred_seconds(self) -> float:
         """When all engines that have requests were last seen to defer all of them."""
@@ -152,13 +165,21 @@ class Heartbeat:
     async def until_stalled(self) -> Death:
         """Return when a rule is broken, with what the processes were doing in the log."""
         try:
-            while not (reason := self._seen()):  # noqa: ASYNC110 - nothing tells of what is not
-                await asyncio.sleep(LOOK_SECONDS)
+            reason, stacks = await self._stall()
+            while compiles_inside(stacks) and self._rules.forgives(self._clock()):
+                logger.info("%s: it compiles", reason)
+                reason, stacks = await self._stall()
         finally:
             await self._end_canary()
         suspects = self._engine.suspects()
-        logger.error("the engine is stalled: %s\n%s", reason, await self._engine.dump_stacks())
+        logger.error("the engine is stalled: %s\n%s", reason, stacks)
         return Death("stall", reason, is_accusing=True, suspects=suspects)
+
+    async def _stall(self) -> tuple[str, str]:
+        """The rule that is broken, when one is, and what the processes were doing then."""
+        while not (reason := self._seen()):  # noqa: ASYNC110 - nothing tells of what is not
+            await asyncio.sleep(LOOK_SECONDS)
+        return reason, await self._engine.dump_stacks()
 
     def _seen(self) -> str:
         try:
