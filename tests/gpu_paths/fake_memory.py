@@ -33,7 +33,7 @@ class FakeMemory:
     def install(self, patches: pytest.MonkeyPatch) -> None:
         """Let torch, vLLM's platform and psutil answer with these numbers."""
         patches.setattr(
-            torch.accelerator, "get_memory_info", lambda _: (self.free_bytes, self.total_bytes)
+            torch.accelerator, "get_memory_info", lambda *_: (self.free_bytes, self.total_bytes)
         )
         patches.setattr(torch.accelerator, "memory_reserved", lambda _: self.reserved_bytes)
         patches.setattr(torch.accelerator, "memory_stats", lambda _: self._statistics())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,9 +30,9 @@ class FakeWorker:
     """Not there until a profile has measured it, as the next one."""
     cudagraph_memory_estimate: int
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, runner: Any = None) -> None:
         self.vllm_config = config
-        self.model_runner = SimpleNamespace(capture_model=lambda: 0, model_memory_usage=0)
+        self.model_runner = runner or SimpleNamespace(capture_model=lambda: 0, model_memory_usage=0)
         self.available_bytes = 0
         self.profile: Callable[[], None] = lambda: None
         self.model = torch.nn.Module()
@@ -80,6 +80,8 @@ def followed(
     growth: GrowthPolicy = "alongside",
     ubatches: int = 1,
     lanes: int = 1,
+    runner: Any = None,
+    alloc_context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[FakeWorker]:
     """A worker whose device is initialised and followed."""
     spec = WorkspaceSpec(
@@ -90,12 +92,12 @@ def followed(
         growth=growth,
         growth_limit_bytes=None,
     )
-    worker = FakeWorker(vllm_config or config())
+    worker = FakeWorker(vllm_config or config(), runner)
     patches.setattr(workspace, "WorkspaceManager", workspace.WorkspaceManager)
     patches.setattr(parallel_state, "_WORLD", SimpleNamespace(world_size=1))
     try:
         with WorkerFollower(worker, worker.vllm_config, spec).device_initialised():
-            workspace.init_workspace_manager(DEVICE, ubatches, lanes)
+            workspace.init_workspace_manager(DEVICE, ubatches, lanes, alloc_context)
         yield worker
     finally:
         workspace.reset_workspace_manager()
