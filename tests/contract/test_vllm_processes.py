@@ -8,17 +8,20 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from torch.utils.file_baton import FileBaton
+from vllm.distributed.device_communicators import pynccl_allocator
 from vllm.v1 import utils as v1_utils
 from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.multiproc_executor import WorkerProc
 
 from holdfast.engine import compat, forkserver, launcher, processes, remains
-from holdfast.workspace import leash
+from holdfast.workspace import builds, leash
 from holdfast.workspace.plan import WorkspaceSpec
 
 
@@ -76,6 +79,48 @@ def test_torch_finds_its_caches_in_the_private_temporary_directory(tmp_path: Pat
     remains.remove(directory)
     assert not directory.exists()
     assert shared.is_dir()
+
+
+def test_what_a_rank_builds_is_there_for_the_next_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM builds its NCCL allocator in the temporary directory, which ends with the engine."""
+    asked: list[str] = []
+
+    def load_inline(**named: Any) -> None:
+        asked.append(named["build_directory"])
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(pynccl_allocator, "load_inline", load_inline)
+    monkeypatch.setattr(pynccl_allocator, "tempfile", pynccl_allocator.tempfile)
+    monkeypatch.setattr(pynccl_allocator, "_nccl_allocator_failed_to_compile", False)
+    monkeypatch.setattr(pynccl_allocator, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    for generation in (tmp_path / "1", tmp_path / "2"):
+        launcher._prepare(generation, WorkspaceSpec(str(generation), 1, 0, 0.1, "deny", None))
+        builds.keep_builds(generation)
+        pynccl_allocator.compile_nccl_allocator()
+        remains.remove(generation)
+    assert asked == [str(tmp_path / "builds")] * 2
+    assert Path(asked[0]).is_dir()
+
+
+def test_a_build_that_was_killed_does_not_hold_up_the_next(tmp_path: Path) -> None:
+    """torch waits for its lock without end, whoever made it."""
+    builds.prepare(tmp_path / "1")
+    baton = FileBaton(str(tmp_path / "builds" / builds.LOCK))
+    assert baton.try_acquire()
+    builds.prepare(tmp_path / "2")
+    assert FileBaton(baton.lock_file_path).try_acquire()
+
+
+def test_compiled_attention_outlives_a_generation() -> None:
+    """FlashAttention 4 keeps it in the temporary directory, unless this variable says otherwise."""
+    directory = Path("/run/holdfast")
+    first, second = (launcher._variables(directory / name) for name in "12")
+    name = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
+    assert first["TMPDIR"] != second["TMPDIR"]
+    assert first[name] == second[name]
+    assert not first[name].startswith(str(directory))
 
 
 @pytest.mark.parametrize("name", ["_forkserver_pid", "_forkserver_alive_fd"])

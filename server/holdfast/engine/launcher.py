@@ -39,6 +39,7 @@ from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.turns import Turns
 from holdfast.errors import EngineStartError, PluginMissingError
 from holdfast.records import RankStats
+from holdfast.workspace import builds
 from holdfast.workspace.causes import read_causes, root_cause, root_of
 from holdfast.workspace.niceness import NICENESS_VARIABLE
 from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
@@ -271,6 +272,7 @@ class EngineLauncher:
 def _prepare(directory: Path, spec: WorkspaceSpec) -> None:
     directory.mkdir(mode=0o700, parents=True)
     spec.write(directory / "spec.json")
+    builds.prepare(directory)
     # Inductor precompiles its headers below the temporary directory, wherever its cache is (torch
     # 2.13, `codecache._HEADER_DIR`): without this link every generation does so anew, for seconds.
     cache = Path(default_cache_dir())
@@ -329,6 +331,7 @@ def _variables(directory: Path) -> dict[str, str]:
     if len(str(directory)) >= LONGEST_SOCKET_PATH:
         return variables
     ours = {
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": f"{default_cache_dir()}/flash_attention_cute_dsl",
         "TMPDIR": str(directory),
         "TORCHINDUCTOR_CACHE_DIR": default_cache_dir(),
         "VLLM_RPC_BASE_PATH": str(directory),

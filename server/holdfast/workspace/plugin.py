@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.workspace import leash, worker_calls
+from holdfast.workspace.builds import keep_builds
 from holdfast.workspace.causes import note_termination, record_causes
 from holdfast.workspace.compiled import take_plain_functions
 from holdfast.workspace.mapped import is_shared_memory_kept
@@ -64,6 +65,7 @@ def _is_no_pause(record: logging.LogRecord) -> bool:
 
 
 def _install(spec: WorkspaceSpec) -> None:
+    from vllm.platforms import current_platform  # noqa: PLC0415 - as below
     from vllm.v1.worker import workspace  # noqa: PLC0415 - vLLM is only there when it loads us
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415 - as above
 
@@ -74,6 +76,8 @@ def _install(spec: WorkspaceSpec) -> None:
     if not hasattr(WorkerWrapperBase, _ATTRIBUTE):
         setattr(WorkerWrapperBase, _ATTRIBUTE, None)
         take_plain_functions()
+        if current_platform.is_cuda():
+            keep_builds(Path(spec.stats_directory))
         wake_by_futex()
         WorkerWrapperBase.init_device = _following(WorkerWrapperBase.init_device, spec)
         WorkerWrapperBase.execute_model = _measured(WorkerWrapperBase.execute_model)
