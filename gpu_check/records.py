@@ -15,7 +15,14 @@ Status = Literal["passed", "failed", "skipped"]
 
 
 class CheckFailedError(Exception):
-    """What a check looked at is not as it must be; the text says how."""
+    """What a check looked at is not as it must be; the text says how.
+
+    `log_tail` is what a subject said last that could not be made.
+    """
+
+    def __init__(self, reason: str, *, log_tail: str = "") -> None:
+        super().__init__(reason)
+        self.log_tail = log_tail
 
 
 class CheckSkippedError(Exception):

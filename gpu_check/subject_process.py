@@ -45,8 +45,10 @@ def main(errand_path: str, answers_path: str) -> None:
     except Exception as error:
         if is_open:  # it could not be closed, which the exit code says
             raise
-        log_tail = traceback.format_exc()[-TAIL_CHARACTERS:]
-        answers.tell(refused=_text(error), log_tail=log_tail)
+        if isinstance(error, CheckFailedError):
+            answers.tell(refused=str(error), log_tail=error.log_tail)
+        else:
+            answers.tell(refused=_text(error), log_tail=traceback.format_exc()[-TAIL_CHARACTERS:])
 
 
 def made(check: Check, bench: Bench) -> CheckResult:

@@ -36,7 +36,7 @@ def check(engine: Engine) -> Sequence[Measured]:
         lambda: (
             server.status()["engine"]["generation"] > generation and server.answers_200("/readyz")
         ),
-        "READY after the engine was killed",
+        "ready after its engine was killed",
         _RECOVERY_SECONDS * engine.patience,
     )
     seconds = time.monotonic() - began_seconds

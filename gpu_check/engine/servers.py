@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gpu_check import families
 from gpu_check.records import TAIL_CHARACTERS, CheckFailedError
@@ -63,13 +63,15 @@ class Server:
             elapsed_seconds = time.monotonic() - began_seconds
             if self.process.poll() is not None:
                 code = self.process.returncode
-                raise CheckFailedError(
-                    f"the server ended with {code} before {what}:\n{self.tail()}"
-                )
+                self._fail(f"the server ended with exit code {code} before it was {what}")
             if elapsed_seconds > deadline_seconds:
-                raise CheckFailedError(f"no {what} in {deadline_seconds:.0f} s:\n{self.tail()}")
+                self._fail(f"the server was not {what} in {deadline_seconds:.0f} s")
             time.sleep(POLL_SECONDS)
         return time.monotonic() - began_seconds
+
+    def _fail(self, what: str) -> NoReturn:
+        last_line = self.log.rstrip().rpartition("\n")[2]
+        raise CheckFailedError(f"{what}; its last line: {last_line}", log_tail=self.tail())
 
     def answers_200(self, path: str) -> bool:
         """Whether a GET of `path` is answered with 200 now."""

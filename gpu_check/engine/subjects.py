@@ -19,9 +19,10 @@ from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoSwitches
 
 MAX_MODEL_LEN = 8192
-SCRATCH_BYTES_PER_TOKEN = 8192
-"""So that a long prompt takes 56 MiB, and a short one what is reserved."""
-RESERVED_MIB = 4
+SCRATCH_BYTES_PER_TOKEN = 16384
+"""So that a long prompt takes 110 MiB, and a short one no more than is reserved."""
+RESERVED_MIB = 16
+"""Above 10 MiB, see `witness.ADDED_BYTES`."""
 _BUDGET_BYTES = 5 << 30
 """Of the device, for an engine of which nearly all is KV cache."""
 _WARMED_BYTES = 4 << 20
@@ -34,8 +35,14 @@ _COMMON_FLAGS = (
     # A prompt that is asked again is computed again, in the same steps.
     "--no-enable-prefix-caching",
 )
-_CPU_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes=128M")
+_CPU_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes=512M")
 _HOLDFAST_FLAGS = ("--learned-dir=none",)
+_GROWING_FLAGS = (
+    "--probe=off",
+    f"--workspace-reserve={RESERVED_MIB}MiB",
+    # A prompt grows its workspace chunk by chunk, and every buffer on the way is kept.
+    "--workspace-growth-limit=1GiB",
+)
 _DECLARED = DemoSwitches(scratch_bytes_per_token=SCRATCH_BYTES_PER_TOKEN, stages_decodes=True)
 _SILENT = replace(_DECLARED, declares_need=False)
 
@@ -83,8 +90,7 @@ class Engine:
 @contextmanager
 def growing(errand: Errand) -> Iterator[Engine]:
     """Holdfast with a need that nobody declared and no probe, so that the first prompts meet it."""
-    flags = ("--probe=off", f"--workspace-reserve={RESERVED_MIB}MiB")
-    with _holdfast(errand, _SILENT, *flags) as engine:
+    with _holdfast(errand, _SILENT, *_GROWING_FLAGS) as engine:
         yield engine
 
 
@@ -98,8 +104,7 @@ def declared(errand: Errand) -> Iterator[Engine]:
 @contextmanager
 def ranks(errand: Errand) -> Iterator[Engine]:
     """As `growing`, over two devices."""
-    flags = ("--probe=off", f"--workspace-reserve={RESERVED_MIB}MiB", "--tensor-parallel-size=2")
-    with _holdfast(errand, _SILENT, *flags) as engine:
+    with _holdfast(errand, _SILENT, *_GROWING_FLAGS, "--tensor-parallel-size=2") as engine:
         yield engine
 
 
@@ -135,7 +140,7 @@ def _holdfast(errand: Errand, switches: DemoSwitches, *flags: str) -> Iterator[E
 def _until_ready(server: Server, errand: Errand, path: str) -> float:
     limit_seconds = next(s.opening_seconds for s in SUBJECTS if s.name == errand.subject)
     deadline_seconds = 0.9 * limit_seconds * errand.patience
-    return server.until(lambda: server.answers_200(path), "READY", deadline_seconds)
+    return server.until(lambda: server.answers_200(path), "ready", deadline_seconds)
 
 
 def _flags(errand: Errand) -> tuple[str, ...]:

@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Any
 
 DIRECTORY_VARIABLE = "HOLDFAST_GPU_CHECK_EVENTS"
-ADDED_BYTES = 8 << 20
-"""By this much the reservation rises between two sizings of the KV cache."""
+ADDED_BYTES = 16 << 20
+"""By this much the reservation rises between two sizings of the KV cache.
+
+It and what was reserved before are above 10 MiB: below, torch's allocator takes 20 MiB of a GPU for
+a buffer and keeps the rest for others, so that no byte could be compared (`kMinLargeAlloc`).
+"""
 _SUFFIX = ".events"
 
 

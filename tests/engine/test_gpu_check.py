@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_check.checks import CHECKS
+from gpu_check.engine.witness import ADDED_BYTES
 from gpu_kit import kit, status_of
 
 pytestmark = pytest.mark.engine
@@ -24,4 +25,4 @@ def test_what_is_to_be_shown_on_a_gpu_passes_on_the_cpu(tmp_path: Path) -> None:
     passed = [name for name, status in status_of(written).items() if status == "passed"]
     assert passed == [name for name in growing if name not in NEED_A_GPU]
     (budget,) = [c["measured"] for c in checks.values() if c["name"] == "reservation_in_kv_budget"]
-    assert {one["name"]: one["value"] for one in budget}["reserved in between"] == 8 << 20
+    assert {one["name"]: one["value"] for one in budget}["reserved in between"] == ADDED_BYTES

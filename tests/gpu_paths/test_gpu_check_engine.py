@@ -14,10 +14,21 @@ from typing import Any
 import pytest
 
 from gpu_check import errands
-from gpu_check.engine import budget, device_memory, order, packages, recovery, subjects, witness
+from gpu_check.engine import (
+    budget,
+    device_memory,
+    order,
+    packages,
+    recovery,
+    servers,
+    subjects,
+    witness,
+)
 from gpu_check.records import CheckFailedError, CheckSkippedError, Measured
 from gpu_kit import H200, MACHINE
 from holdfast.workspace.plan import MIB
+
+ADDED = witness.ADDED_BYTES
 
 
 def an_engine(directory: Path, *events: tuple[str, Mapping[str, int]]) -> subjects.Engine:
@@ -71,23 +82,23 @@ def test_a_worker_that_wrote_nothing_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lost_bytes", "peak_bytes", "is_right"),
-    [(8 * MIB, 0, True), (8 * MIB + 512, 512, True), (8 * MIB - 1, 0, False), (0, 0, False)],
+    [(ADDED, 0, True), (ADDED + 512, 512, True), (ADDED - 1, 0, False), (0, 0, False)],
 )
 def test_the_budget_is_compared_to_the_byte(
     lost_bytes: int, peak_bytes: int, is_right: bool, tmp_path: Path
 ) -> None:
     """What the peak of the activations changed is not of the reservation."""
-    sizes = {"workspace_bytes": 6 * MIB, "available_bytes": 100 * MIB, "peak_bytes": MIB}
+    sizes = {"workspace_bytes": 18 * MIB, "available_bytes": 100 * MIB, "peak_bytes": MIB}
     after = {
-        "workspace_bytes": 14 * MIB,
+        "workspace_bytes": 18 * MIB + ADDED,
         "available_bytes": 100 * MIB - lost_bytes,
         "peak_bytes": MIB + peak_bytes,
     }
     engine = an_engine(tmp_path, ("sized", sizes), ("sized", after))
     if is_right:
-        assert Measured("reserved in between", 8 * MIB, "bytes") in budget.check(engine)
+        assert Measured("reserved in between", ADDED, "bytes") in budget.check(engine)
     else:
-        with pytest.raises(CheckFailedError, match=f"{8 * MIB} bytes more were reserved"):
+        with pytest.raises(CheckFailedError, match=f"{ADDED} bytes more were reserved"):
             budget.check(engine)
 
 
@@ -145,3 +156,15 @@ class Stopped:
     def stop(self) -> int:
         """The exit code."""
         return 0
+
+
+def test_a_server_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
+    """Its last line has cause and remedy; nothing of it is left running."""
+    (tmp_path / "ends.py").write_text("import sys; print('on its way'); sys.exit('error: no')")
+    with (
+        servers.running("ends", ("ends",), {}, tmp_path) as server,
+        pytest.raises(CheckFailedError, match="exit code 1 before it was ready") as caught,
+    ):
+        server.until(lambda: False, "ready", 60)
+    assert str(caught.value).endswith("; its last line: error: no")
+    assert "on its way" in caught.value.log_tail

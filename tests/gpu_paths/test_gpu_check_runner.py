@@ -36,6 +36,12 @@ def opened(errand):
 @contextmanager
 def broken(errand):
     raise OSError("it cannot be made")
+    yield
+
+@contextmanager
+def unready(errand):
+    raise CheckFailedError("it is not ready", log_tail="its last words")
+    yield
 
 def right(bench): return [Measured("answer", 42)]
 def wrong(bench): raise CheckFailedError("it is not")
@@ -122,6 +128,15 @@ def test_a_subject_that_cannot_be_made_fails_its_checks_once(
     assert [result.status for result in results] == ["failed", "failed"]
     assert {result.reason for result in results} == {"OSError: it cannot be made"}
     assert len(list(work.directory.glob("*.errand"))) == 1
+
+
+def test_a_server_that_is_not_ready_says_its_last_words(
+    work: runner.Workplace, fakes: Callable[..., list[Check]]
+) -> None:
+    """The reason is a line, and the log stands apart."""
+    (result,) = runner.results(fakes("right", opened="unready"), work)
+    assert (result.status, result.reason) == ("failed", "it is not ready")
+    assert result.log_tail == "its last words"
 
 
 def test_when_the_time_of_the_run_is_over_what_is_left_fails(
