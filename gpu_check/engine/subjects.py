@@ -35,7 +35,7 @@ _COMMON_FLAGS = (
     # A prompt that is asked again is computed again, in the same steps.
     "--no-enable-prefix-caching",
 )
-_CPU_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes=512M")
+_CPU_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes=256M")
 _HOLDFAST_FLAGS = ("--learned-dir=none",)
 _GROWING_FLAGS = (
     "--probe=off",
