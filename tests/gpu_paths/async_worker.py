@@ -41,6 +41,10 @@ class DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is Any
             raise self._error
         return "tokens"
 
+    def get_kv_connector_output(self) -> str:
+        """What vLLM 0.33 asks for besides, where an output failed."""
+        return "KV cache"
+
 
 @dataclass
 class Worker:

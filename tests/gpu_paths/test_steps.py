@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from vllm.v1.executor.uniproc_executor import AsyncOutputFuture
+from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from gpu_paths.async_worker import DeviceOutput, Rank, followed_rank
 from holdfast.lifecycle.heartbeat import Pulse, Rules
@@ -117,6 +118,14 @@ def test_what_an_output_raises_is_written_down(rank: Rank) -> None:
     assert rank.stats.fatal_error == "RuntimeError: CUDA error: misaligned"
     assert rank.stats.steps == 0
     assert suspects(rank) == ["guilty"]
+
+
+def test_what_else_vllm_asks_of_an_output_is_answered(rank: Rank) -> None:
+    """0.33 saves what went through a KV connector; its class has another abstract method."""
+    output = rank.launch(DeviceOutput())
+    assert isinstance(output, AsyncModelRunnerOutput)
+    assert output.get_kv_connector_output() == "KV cache"
+    assert AsyncModelRunnerOutput not in type(output).__mro__
 
 
 def test_requests_are_suspects_until_their_output_is_there(rank: Rank) -> None:

@@ -148,8 +148,12 @@ class StepFollower:
         return bool(self._rank == parallel.world_size - width)
 
 
-class StepOutput(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is Any to us
-    """The output of a step, which ends the step when it is there."""
+@AsyncModelRunnerOutput.register
+class StepOutput:
+    """The output of a step, which ends the step when it is there; in all else vLLM's own.
+
+    Not derived from vLLM's class, which has another abstract method in 0.33.
+    """
 
     def __init__(
         self, output: AsyncModelRunnerOutput, step: LaunchedStep, steps: StepFollower
@@ -157,6 +161,9 @@ class StepOutput(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is Any t
         self._output = output
         self._step = step
         self._steps = steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output, name)
 
     def get_output(self) -> Any:
         """What vLLM's own has; a failure is written down before it is raised."""
