@@ -14,6 +14,9 @@ from holdfast.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCABULARY_SIZE, wri
 
 MAX_MODEL_TOKENS = 2048
 BYTE_TOKENS = 256
+IMAGE_PIXELS = 56
+PATCH_PIXELS = 14
+QUERY_TOKENS = 4
 _SEED = 7
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY_SIZE,
@@ -92,6 +95,68 @@ def make_whisper(directory: Path) -> Path:
         return WhisperForConditionalGeneration(configuration)
 
     return _make_once(directory, make, _write_whisper_processor)
+
+
+def make_blip(directory: Path) -> Path:
+    """A BLIP-2 over an OPT with two layers each way, which takes images of 56 x 56."""
+
+    def make() -> Any:
+        from transformers import (
+            Blip2Config,
+            Blip2ForConditionalGeneration,
+            Blip2QFormerConfig,
+            Blip2VisionConfig,
+            OPTConfig,
+        )
+
+        small = {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+        vision = Blip2VisionConfig(
+            **small, hidden_size=64, image_size=IMAGE_PIXELS, patch_size=PATCH_PIXELS
+        )
+        former = Blip2QFormerConfig(**small, hidden_size=64, encoder_hidden_size=64)
+        text = OPTConfig(
+            **_SHAPE | {"vocab_size": VOCABULARY_SIZE + 1},
+            ffn_dim=256,
+            word_embed_proj_dim=128,
+        )
+        configuration = Blip2Config(
+            vision_config=vision,
+            qformer_config=former,
+            text_config=text,
+            num_query_tokens=QUERY_TOKENS,
+            image_token_index=VOCABULARY_SIZE,
+            dtype="float32",
+        )
+        return Blip2ForConditionalGeneration(configuration)
+
+    return _make_once(directory, make, _write_blip_processor)
+
+
+def _write_blip_processor(directory: Path, max_model_tokens: int) -> None:
+    """What turns an image into pixels, and the token that stands for one."""
+    import json
+
+    from tokenizers import AddedToken, Tokenizer
+
+    write_tokenizer(directory, max_model_tokens)
+    path = str(directory / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.add_special_tokens([AddedToken("<image>", special=True)])
+    tokenizer.save(path)
+    pixels = {
+        "image_processor_type": "BlipImageProcessor",
+        "size": {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS},
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "rescale_factor": 1 / 255,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "resample": 3,
+    }
+    processor = {"processor_class": "Blip2Processor", "num_query_tokens": QUERY_TOKENS}
+    (directory / "preprocessor_config.json").write_text(json.dumps(pixels))
+    (directory / "processor_config.json").write_text(json.dumps(processor))
 
 
 def _write_whisper_processor(directory: Path, max_model_tokens: int) -> None:

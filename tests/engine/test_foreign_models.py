@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import tiny_models
+from adapters import make_lora
 from servers import SMALL, Server, descendants, running
 
 pytestmark = pytest.mark.engine
@@ -84,6 +85,30 @@ def _over_a_death(server: Server, asked: dict[str, Any]) -> object:
         answer = answering.result()
     assert server.metric("requests_replayed_total") == len(asked["input"])
     return answer.json()["data"]
+
+
+def test_model_that_takes_images_is_shown_the_largest(models: Path, tmp_path: Path) -> None:
+    """It goes through vLLM's processor and the encoder before a client's does."""
+    model = tiny_models.make_blip(models / "blip")
+    with running(tmp_path, str(model), *SMALL) as server:
+        server.until_ready()
+        steps = {step["name"]: step for step in server.status["probe"]["steps"]}
+        pixels = tiny_models.IMAGE_PIXELS
+        assert steps["first_image"]["outcome"] == "passed", steps
+        assert f"{pixels} x {pixels}" in steps["first_image"]["reason"]
+        assert steps["first_image"]["tokens"] > tiny_models.QUERY_TOKENS
+
+
+def test_first_adapter_that_is_listed_is_proven(models: Path, tmp_path: Path) -> None:
+    """LoRA's kernels meet a decode and a full step before READY."""
+    model = tiny_models.make_qwen(models / "make_qwen")
+    adapter = make_lora(tmp_path / "adapter", model)
+    flags = ("--enable-lora", "--max-lora-rank=8", f"--lora-modules=tiny={adapter}")
+    with running(tmp_path, str(model), *SMALL, *flags) as server:
+        server.until_ready()
+        steps = {step["name"]: step for step in server.status["probe"]["steps"]}
+        assert steps["first_adapter"]["outcome"] == "passed", steps
+        assert "tiny" in steps["first_adapter"]["reason"]
 
 
 def test_whisper_hears_silence_before_and_after_a_death(models: Path, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ Their kernels compile and allocate at first use, which then is not a client's.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import httpx
@@ -47,8 +47,11 @@ async def _show(bench: Bench, width: int, height: int) -> tuple[int, str]:
     """The tokens of a prompt with the image in it; 0 and the reason if the server takes none."""
     prompt_tokens = 0
     for engine in bench.engines:
-        make = partial(images.image_chat, bench.facts, width, height)
-        body = make(bench.prompts.random, IMAGE_OUTPUT_TOKENS)
+        random = bench.prompts.random
+        # In a thread: to pack a large image takes longer than the loop may be held.
+        body = await asyncio.to_thread(
+            images.image_chat, bench.facts, width, height, random, IMAGE_OUTPUT_TOKENS
+        )
         message = wire.Message(wire.CHAT, body, engine=bench.address(engine))
         response = await wire.post(bench.client, message)
         if response.status_code == httpx.codes.BAD_REQUEST:

@@ -17,7 +17,10 @@ _BITS_OF_A_SAMPLE, _RED_GREEN_BLUE = 8, 2
 def image_chat(facts: EngineFacts, width: int, height: int, random: Random, tokens: int) -> Body:
     """A chat about an image unlike every other, so that no cache of encoded ones shortcuts it."""
     encoded = base64.b64encode(png(width, height, random.randbytes(3))).decode()
-    content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}]
+    content = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}},
+        {"type": "text", "text": "Say one word."},
+    ]
     return {
         "model": facts.model,
         "messages": [{"role": "user", "content": content}],
