@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -86,6 +87,7 @@ def probed(
     suite: Suite = "worst-case",
     is_real: bool = False,
     faults: Faults | None = None,
+    journal: ProbeJournal | None = None,
 ) -> ProbeReport:
     """What the suite finds of an engine at this pace, within so many seconds."""
 
@@ -97,7 +99,7 @@ def probed(
                 ProbeSettings(suite=suite, timeout_seconds=seconds, max_tokens=None),
                 engine,
                 lambda: httpx.AsyncClient(base_url=client.base_url),
-                ProbeJournal(None, "paced"),
+                journal or ProbeJournal(None, "paced"),
                 _Silent(),
                 clock=clock or engine.clock,
                 patience=Patience(0.2, 0.1, 5.0),
@@ -149,17 +151,20 @@ def test_quadratic_attention_fits_in_time() -> None:
 SMALL = replace(LARGE, max_model_len=2**17, has_prefix_caching=False)
 
 
-def test_context_that_takes_too_long_is_given_up() -> None:
-    """What runs when its time is over is left out; what was proven before stands."""
+def slowed(seconds: float) -> float:
+    """A device that a neighbour takes nearly all of, and keeps."""
+    return 1000.0 if seconds > 0.2 else 1.0
 
-    def slowed(seconds: float) -> float:
-        return 1000.0 if seconds > 0.2 else 1.0
 
+def test_context_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    """It is left out, what was proven before stands, and the next start may try it again."""
     pace = Pace(token_seconds=1e-6, back_seconds=0.0, factor=slowed)
-    report = probed(SMALL, pace, seconds=5.0, is_real=True)
+    journal = ProbeJournal(tmp_path, "paced")
+    report = probed(SMALL, pace, seconds=5.0, is_real=True, journal=journal)
     assert report.passed, told(report)
     assert report.limited
     assert 0 < report.proven_tokens < SMALL.max_model_len - 1
+    assert ProbeJournal(tmp_path, "paced").forbidden_tokens is None
 
 
 def test_engine_that_stands_still_fails() -> None:
