@@ -33,6 +33,7 @@ HOSTILE_KEY = "hostile-0123456789abcdef"
 CLIENTS = 8
 RETRIES = 20
 QUESTIONS = 12
+MAX_MODEL_LEN = 1024
 LONGEST_TOKENS = 400
 STALL_SECONDS = 20
 STOPPED_SECONDS = 4.0
@@ -41,6 +42,7 @@ SETTLED_SECONDS = 120.0
 FLAGS = (
     "--demo",
     *SMALL,
+    f"--max-model-len={MAX_MODEL_LEN}",
     "--max-num-batched-tokens=128",
     "--max-buffered-size=128MiB",
     "--dtype=float32",
@@ -55,9 +57,10 @@ FLAGS = (
 )
 """Defaults otherwise: the budget of restarts is that of an operator who chose nothing.
 
-What a long prompt adds to each token of everybody else is the time of one step, which is for the
-operator to choose: here it is about ten times that of a decode. The bounds of memory that are sizes
-are in proportion to an engine this small, as is `VLLM_XGRAMMAR_CACHE_MB`.
+What a long prompt adds to each token of everybody else is the time of one step, and what a long
+context adds that of its attention. Both are for the operator to choose, and in a model this small
+they are nearly all of a step. The bounds of memory that are sizes are in proportion to the engine,
+as is `VLLM_XGRAMMAR_CACHE_MB`.
 """
 
 

@@ -222,6 +222,34 @@ def test_trials_end_two_engines_at_most() -> None:
     on_the_bench(scene)
 
 
+def test_a_key_with_many_killers_takes_no_request_of_another_with_it() -> None:
+    """A key's are tried together first, and one by one only where the engine dies of them."""
+
+    async def scene(bench: Bench) -> None:
+        bench.start().hold()
+        killers = ["k1", "k2", "k3", "k4"]
+        bad = [bench.call(name, tracked=Tracked(key="bad")) for name in killers]
+        good = [bench.call(f"good{at}", tracked=Tracked(key="good")) for at in range(8)]
+        await bench.llm.until_received(12)
+        bench.bury(RAISED)
+        await bench.until_held(12)
+        explained = 0
+        for _ in range(2):
+            bench.start(ScriptedLLM(poison=" ".join(killers)), is_open=False)
+            assert not await bench.calls.try_suspects(TRIAL_SECONDS)
+            explained += bench.bury(RAISED).explained
+        assert explained == 3
+        bench.start(is_open=False)
+        assert await bench.calls.try_suspects(TRIAL_SECONDS)
+        bench.calls.opened()
+        await asyncio.gather(*good)
+        outcomes = await asyncio.gather(*bad, return_exceptions=True)
+        kinds = sorted(type(outcome.error).__name__ for outcome in outcomes)  # type: ignore[union-attr]
+        assert kinds == ["QuarantinedError"] + ["SuspectedError"] * 3
+
+    on_the_bench(scene)
+
+
 def test_trials_take_the_time_of_one_start_at_most() -> None:
     """Over all engines that they need."""
     clock = FakeClock()

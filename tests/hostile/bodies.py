@@ -112,7 +112,7 @@ async def many_prompts(target: Target) -> Outcomes:
 
 async def long_prompts(target: Target) -> Outcomes:
     """Many honest-looking requests that are as long as the model takes."""
-    size = target.chosen.choice((2000, 4000, 8000))
+    size = target.chosen.choice((200, 400, 900))
     return await told(
         target.complete({"max_tokens": 100}, prompt=[target.chosen.randrange(20, 200)] * size)
         for _ in range(32)

@@ -5,6 +5,8 @@
 * Of several suspects each is tried alone, in an engine that nobody else uses, until it is past the
   point where the engine died. One that ends the engine then is quarantined. Trials may cost two
   engines and the time of one start; a suspect that is left untried is answered as a lone one.
+* Where the suspects are of several keys, those of one key are tried together first: a key that has
+  sent many killers then takes no request of another with it.
 * Only what accuses makes suspects: an exception, a refusal, a stall, or a signal that a process
   gives to itself. Of any other death, and of the first refusal of a workspace, which the next start
   reserves, only those are suspects that were in the engine for the death before it too.
@@ -36,6 +38,8 @@ TRIABLE_SECONDS = 10.0
 """So long a request that its client has left can still be tried; its prompt is kept."""
 TRIABLE_BYTES = 256 << 20
 """The prompts of all of those have at most so much; the first are forgotten for the last."""
+LEAST_TRIAL_SECONDS = 15.0
+"""So long trials may take where an engine starts faster."""
 KEPT_SECONDS = 900.0
 """So long its digest is: longer than it takes to find an engine stalled."""
 KEPT = 256
@@ -58,12 +62,13 @@ class Verdict:
 class _Inquiry:
     """The trials after one death."""
 
-    untried: list[Call]
-    """Those that are least likely to have caused it come first."""
+    untried: list[list[Call]]
+    """Those that are tried together; first those that are least likely to have caused it."""
     seconds_left: float | None = None
     """None until the first trial."""
     engines_left: int = TRIAL_ENGINES
-    is_explained: bool = False
+    unexplained: int = 1
+    """Deaths for which no request answers yet."""
 
 
 class Blame:
@@ -93,7 +98,7 @@ class Blame:
         self._has_lost_some = False
         """Whether so many have left since the last death that the first are not kept any more."""
         self._inquiry: _Inquiry | None = None
-        self._on_trial: Call | None = None
+        self._on_trial: list[Call] | None = None
 
     def is_quarantined(self, call: Call) -> bool:
         """Whether its like is not to reach an engine; next to nothing while there is none."""
@@ -137,33 +142,35 @@ class Blame:
         return self._judge(death, suspects, alive, is_complete=is_complete)
 
     async def try_suspects(
-        self, survives: Callable[[Call], Awaitable[bool]], seconds: float
+        self, survive: Callable[[Sequence[Call]], Awaitable[bool]], seconds: float
     ) -> bool:
-        """Let each suspect run alone; False if the engine dies of it.
+        """Let the suspects run without anybody else; False if the engine dies of them.
 
-        `survives` runs one, and says whether the engine has outlived it. The trials after one death
-        may take `seconds`.
+        `survive` runs some, and says whether the engine has outlived them. The trials after one
+        death may take `seconds`.
         """
         inquiry = self._inquiry
         if inquiry is None:
             return True
         if inquiry.seconds_left is None:
-            inquiry.seconds_left = seconds
+            inquiry.seconds_left = max(seconds, LEAST_TRIAL_SECONDS)
         while inquiry.untried:
             if inquiry.engines_left < 1 or inquiry.seconds_left <= 0:
-                self._refuse_untried(inquiry.untried)
+                self._refuse_untried(call for calls in inquiry.untried for call in calls)
                 break
-            call = inquiry.untried[0]
-            logger.info("trying request %s alone, since an engine died with it", call.request_id)
-            self._on_trial = call
+            tried = inquiry.untried[0]
+            names = ", ".join(call.request_id for call in tried)
+            logger.info("trying requests without any other, as an engine died of one: %s", names)
+            self._on_trial = tried
             began_seconds = self._clock()
-            has_survived = await survives(call)
+            have_survived = await survive(tried)
             inquiry.seconds_left -= self._clock() - began_seconds
-            if not has_survived:
+            if not have_survived:
                 return False
             self._on_trial = None
-            inquiry.untried.remove(call)
-            call.deaths = 0
+            inquiry.untried.remove(tried)
+            for call in tried:
+                call.deaths = 0
         self._inquiry = None
         return True
 
@@ -216,7 +223,7 @@ class Blame:
             is_charged = death.is_accusing and bool((known or suspects)[0].tracked.key)
             return Verdict(1, is_charged, has_suspects=True)
         triable = [call for call in suspects if call.is_replayable]
-        self._inquiry = _Inquiry(self._ordered(triable))
+        self._inquiry = _Inquiry(self._trials(triable))
         return Verdict(has_suspects=death.is_accusing)
 
     def _blame_alone(self, death: Death, call: Call) -> None:
@@ -230,15 +237,18 @@ class Blame:
             self._charge(call, deaths=1)
             self._refuse(call, _suspected())
 
-    def _judge_trial(self, death: Death, tried: Call, inquiry: _Inquiry) -> Verdict:
+    def _judge_trial(self, death: Death, tried: list[Call], inquiry: _Inquiry) -> Verdict:
         inquiry.engines_left -= 1
-        if not death.is_accusing:  # it is tried once more, if there is an engine left for it
+        if not death.is_accusing:  # they are tried once more, if there is an engine left for it
             return Verdict()
         inquiry.untried.remove(tried)
-        explained = 1 if inquiry.is_explained else 2
-        inquiry.is_explained = True
-        self._convict(tried, deaths=explained)
-        return Verdict(explained, bool(tried.tracked.key), has_suspects=True)
+        inquiry.unexplained += 1
+        if len(tried) > 1:
+            inquiry.untried += [[call] for call in self._ordered(tried)]
+            return Verdict(has_suspects=True)
+        explained, inquiry.unexplained = inquiry.unexplained, 0
+        self._convict(tried[0], deaths=explained)
+        return Verdict(explained, bool(tried[0].tracked.key), has_suspects=True)
 
     def _convict(self, call: Call, *, deaths: int) -> None:
         logger.error("request %s is quarantined: engines died of it", call.request_id)
@@ -258,6 +268,14 @@ class Blame:
     def _refuse(self, call: Call, error: HoldfastError) -> None:
         call.refusal = error
         self._refused(call)
+
+    def _trials(self, suspects: Iterable[Call]) -> list[list[Call]]:
+        """What is tried one after the other: the calls of a key together, or of one key each."""
+        ordered = self._ordered(suspects)
+        by_key: dict[str, list[Call]] = {}
+        for call in ordered:
+            by_key.setdefault(call.tracked.key, []).append(call)
+        return list(by_key.values()) if len(by_key) > 1 else [[call] for call in ordered]
 
     def _ordered(self, suspects: Iterable[Call]) -> list[Call]:
         """First those whose key has ended few engines and has few requests among the suspects."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from types import MappingProxyType
@@ -325,23 +325,26 @@ class Calls:
         return self._blame.accuse(death, present)
 
     async def try_suspects(self, seconds: float) -> bool:
-        """Let each suspect of the last death run alone; False if the engine dies of it.
+        """Let the suspects of the last death run without others; False if the engine dies of them.
 
         Those that have not been tried after `seconds` are refused.
         """
-        return await self._blame.try_suspects(self._survives, seconds)
+        return await self._blame.try_suspects(self._survive, seconds)
 
-    async def _survives(self, call: Call) -> bool:
-        """Run it alone until it is past the point of the last death; False if the engine dies."""
+    async def _survive(self, calls: Sequence[Call]) -> bool:
+        """Run them until all are past the point of the last death; False if the engine dies."""
         llm = self._llm
-        running = asyncio.create_task(self._run_past_the_point(llm, call))
+        running = [asyncio.create_task(self._run_past_the_point(llm, call)) for call in calls]
         try:
-            await asyncio.wait({running})
-            error = None if running.cancelled() else running.exception()
+            await asyncio.wait(running)
+            errors = [None if one.cancelled() else one.exception() for one in running]
         finally:
-            running.cancel()
+            for one in running:
+                one.cancel()
         # An error of its own is not a death: its caller gets it when it runs for good.
-        return not (isinstance(error, Exception) and self._dialect.is_death(error, llm))
+        return not any(
+            isinstance(error, Exception) and self._dialect.is_death(error, llm) for error in errors
+        )
 
     async def _run_past_the_point(self, llm: Any, call: Call) -> None:
         arguments = self._dialect.for_trial(call.method, call.arguments)
