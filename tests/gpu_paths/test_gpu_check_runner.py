@@ -152,7 +152,8 @@ def test_when_the_time_of_the_run_is_over_what_is_left_fails(
 def test_no_process_is_left_when_the_kit_is_ended(number: signal.Signals, tmp_path: Path) -> None:
     """Asked to, or killed so that it can do nothing itself."""
     command = [sys.executable, "-m", "gpu_check", "--output", str(tmp_path)]
-    started = subprocess.Popen([*command, "--only", "random_lives"], cwd=ROOT)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # one that is killed leaves its files
+    started = subprocess.Popen([*command, "--only", "random_lives"], cwd=ROOT, env=environment)
     with started as process:
         (below,) = wait_until(
             lambda: [p for p in descendants(process.pid) if "subject_process" in command_line(p)],
