@@ -228,6 +228,8 @@ def _install_torch(driver: Driver) -> None:
     for kind in ("Event", "Stream"):
         made = {"__init__": _asked(driver, kind, lambda *_given, **_named: None)}
         setattr(torch.cuda, kind, type(kind, (), made))
+    # Nothing was allocated, and nothing else is asked for then.
+    torch._C._accelerator_isAllocatorInitialized = lambda: False
     # Asked without the driver.
     torch.accelerator.current_accelerator = lambda *_given: torch.device("cuda")
 
@@ -254,7 +256,6 @@ def _accelerator_answers(driver: Driver) -> dict[str, Callable[..., Any]]:
         "current_device_index": lambda: 0,
         "empty_cache": lambda: None,
         "get_memory_info": lambda *_device: (driver.free_bytes, driver.board.total_bytes),
-        "memory_stats": lambda *_device: {},
         "set_device_index": lambda _device: None,
         "synchronize": lambda *_device: None,
     }
