@@ -168,7 +168,8 @@ def test_a_killed_fork_server_is_replaced(running: Lab, caplog: pytest.LogCaptur
     assert before
     assert running.process("VLLM::Worker").ppid() != before  # spawned, and named all the same
     os.kill(before, signal.SIGKILL)
-    assert running.dies().cause == "core_exit"
+    # The kernel ends all of them at once, and which end is seen first is nobody's promise.
+    assert running.dies().cause in {"core_exit", "worker_exit"}
     running.end()
     running.start()
     assert forkserver.server_pid() != before

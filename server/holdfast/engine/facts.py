@@ -140,10 +140,12 @@ def _served_name(model: Any) -> str:
 
 def _kv_capacity_tokens(config: Any) -> int:
     cache = config.cache_config
-    if cache.kv_cache_size_tokens:
-        return int(cache.kv_cache_size_tokens)
     engines = config.parallel_config.data_parallel_size_local or 1
-    return int((cache.num_gpu_blocks or 0) // engines * (cache.block_size or 1))
+    blocks = (cache.num_gpu_blocks or 0) // engines
+    if blocks <= 1:
+        # A model that keeps none has one block (`get_kv_cache_config_from_groups`, 0.32).
+        return 0
+    return int(cache.kv_cache_size_tokens or blocks * (cache.block_size or 1))
 
 
 def _draft_slots(config: Any) -> int:
