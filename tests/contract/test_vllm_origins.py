@@ -11,4 +11,5 @@ from holdfast.engine.arguments import parse
 def test_no_page_of_another_origin_is_let_in_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else any page that a browser shows could use a server without keys on the same machine."""
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")  # else forks are ruled out, for good
     assert parse(parse_serve(["model"], {})).allowed_origins == []

@@ -101,6 +101,7 @@ def vllm_app() -> Iterator[Any]:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")
         patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
         patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        patch.delenv("VLLM_WORKER_MULTIPROC_METHOD")  # else forks are ruled out, for good
         patch.delenv("VLLM_API_KEY", raising=False)
         namespace = parse(parse_serve(["model", "--api-key", KEY], {}))
         namespace.enable_fault_tolerance = True

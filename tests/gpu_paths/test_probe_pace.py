@@ -167,6 +167,13 @@ def test_context_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     assert ProbeJournal(tmp_path, "paced").forbidden_tokens is None
 
 
+def test_engine_that_gives_no_answer_in_time_fails() -> None:
+    """Of the first request nothing can be left out: a proof of nothing would be no proof."""
+    pace = Pace(token_seconds=0.1, back_seconds=0.0)
+    report = probed(SMALL, pace, seconds=1.0, is_real=True)
+    assert not report.passed, told(report)
+
+
 def test_engine_that_stands_still_fails() -> None:
     """A step that never ends is no slow one."""
     faults = Faults(hangs=lambda step: step.tokens == STEP_TOKENS)

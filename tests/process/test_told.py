@@ -39,6 +39,7 @@ def model(sound: Path, tmp_path: Path) -> Path:
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """vLLM's parser sets a variable, and its loggers get filters, which end with the test."""
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")  # else forks are ruled out, for good
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     handlers = [(handler, list(handler.filters)) for handler in logging.getLogger("vllm").handlers]
     yield

@@ -12,6 +12,7 @@ from holdfast.errors import UsageError
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's parser sets a variable of its own, which ends with the test."""
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")  # else forks are ruled out, for good
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
 
 

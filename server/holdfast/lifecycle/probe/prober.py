@@ -24,6 +24,7 @@ from holdfast.lifecycle.probe.steps import STEPS, why_not
 from holdfast.records import (
     PROBE_STEPS,
     QUICK_STEPS,
+    Outcome,
     ProbeReport,
     ProbeStep,
     StepName,
@@ -151,8 +152,12 @@ class Prober:
         try:
             finding = await STEPS[name](bench)
         except ProbeTooSlowError as error:
+            # Of the first request there is no smaller size: without it nothing would be proven.
+            is_limit = name != "first_token"
+            outcome: Outcome = "skipped" if is_limit else "failed"
             reason = f"{bench.tried}: {error.cause}"
-            return ProbeStep(name, "skipped", self._clock() - started, limited=True, reason=reason)
+            seconds = self._clock() - started
+            return ProbeStep(name, outcome, seconds, limited=is_limit, reason=reason)
         except HoldfastError as error:
             reason = await self._explain(bench, error.cause)
             return ProbeStep(name, "failed", self._clock() - started, reason=reason)
