@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -43,6 +44,12 @@ class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untype
             own = nodeid if path.name in _OWN_ENGINES else file
             return _SHARED_ENGINE.get(path.name) or _SHARED_ENGINE.get(name, own)
         return file
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Leave it to Holdfast how processes are started: vLLM says it for good where it is set up."""
+    os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
 
 
 @pytest.fixture(scope="module", autouse=True)
