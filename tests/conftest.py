@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import hypothesis
 import pytest
@@ -15,6 +15,8 @@ from xdist.scheduler import LoadScopeScheduling
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
+_FILE = pytest.StashKey[Path]()
+"""Of the last test of this process."""
 _SHARED_ENGINE = {
     "test_deployment.py": "demo",
     "test_grammars.py": "demo",
@@ -47,9 +49,14 @@ class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untype
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Leave it to Holdfast how processes are started: vLLM says it for good where it is set up."""
-    os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave it to Holdfast, in each file, how processes are started.
+
+    vLLM says it for good in a process that sets it up, and its engines there rely on that.
+    """
+    if item.session.stash.get(_FILE, None) != item.path:
+        item.session.stash[_FILE] = item.path
+        os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
 
 
 @pytest.fixture(scope="module", autouse=True)
