@@ -139,17 +139,22 @@ def test_a_close_does_not_wait_for_who_does_not_read(how: str) -> None:
     assert played(scene, IMPATIENT) == {"slow_reader": 1}
 
 
+async def status_of_the_next(server: Listening) -> int:
+    """What the next client is answered, once its socket is the only one."""
+    async with server.wire() as wire:
+        await wire.send(GET + b"\r\n")
+        status = (await wire.answer()).status
+        await until_sockets(server, 1)
+        return status
+
+
 def test_who_does_not_read_makes_room() -> None:
     """And its descriptor is free."""
 
     async def scene(server: Listening) -> int:
         async with deaf(server) as client:
             await leave_unread(server, client)
-            async with server.wire() as wire:
-                await wire.send(GET + b"\r\n")
-                status = (await wire.answer()).status
-                await until_sockets(server, 1)
-                return status
+            return await status_of_the_next(server)
 
     assert played(scene, ALONE) == 200
 
@@ -162,11 +167,7 @@ def test_who_is_closed_and_does_not_read_makes_room() -> None:
             await leave_unread(server, client)
             client.sock.shutdown(socket.SHUT_WR)
             await asyncio.sleep(0.1)
-            async with server.wire() as wire:
-                await wire.send(GET + b"\r\n")
-                status = (await wire.answer()).status
-                await until_sockets(server, 1)
-                return status
+            return await status_of_the_next(server)
 
     assert played(scene, ALONE) == 200
 
