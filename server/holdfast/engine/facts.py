@@ -75,10 +75,7 @@ def engine_facts(
 
 
 def world(config: Any) -> tuple[tuple[int, int], ...]:
-    """Every (engine, rank) whose stats file this host must have.
-
-    Ranks of other nodes write theirs there.
-    """
+    """Every (engine, rank) whose stats file this host must have."""
     parallel = config.parallel_config
     return tuple(
         (engine, rank)
