@@ -40,28 +40,33 @@ class WorkspaceSettings:
     """How much scratch is reserved, and what happens when it does not suffice."""
 
     reserve_bytes: int = flag(
-        "--workspace-reserve", size_bytes, 0, "SIZE", "floor per slot, for example `64MiB`"
+        "--workspace-reserve",
+        size_bytes,
+        0,
+        "SIZE",
+        "minimum size of each slot, for example `64MiB`",
     )
     headroom: float = flag(
         "--workspace-headroom",
         headroom_fraction,
         0.10,
         "FRACTION",
-        "added to the planned size; the result is rounded up to 2 MiB",
+        "margin added to the planned size, as a fraction; the result is rounded up to 2 MiB",
         shown="0.10",
     )
     growth: GrowthPolicy = choice(
         "--workspace-growth",
         ("deny", "alongside"),
         "alongside",
-        "policy after the lock: refuse, or allocate a larger buffer and keep the old one alive",
+        "what to do after the lock: refuse to grow, or allocate a larger buffer and keep the old "
+        "one alive",
     )
     growth_limit_bytes: int | None = flag(
         "--workspace-growth-limit",
         size_bytes,
         None,
         "SIZE",
-        "most bytes a rank may hold above its size at the lock",
+        "maximum bytes a rank may hold above its size at the lock",
         shown="largest slot + 256MiB",
     )
     learned_directory: Path | Literal["default"] | None = flag(
@@ -69,15 +74,15 @@ class WorkspaceSettings:
         directory_or_none,
         "default",
         "DIR|none",
-        "where learned reservations and the probe journal are kept",
+        "directory for learned reservations and the probe journal",
         shown="user state directory",
     )
     learned_restart: LearnedRestart = choice(
         "--learned-restart",
         ("auto", "always", "never"),
         "auto",
-        "start the engine once more after the probe made it grow: `auto` only after a rejection, "
-        "or when starting took under 120 s",
+        "restart the engine once if the probe made it grow: `auto` only after a rejection, or if "
+        "the start took under 120 s",
     )
 
 
@@ -93,18 +98,23 @@ class ProbeSettings:
         positive_seconds,
         600.0,
         "SECONDS",
-        "time for the whole suite",
+        "time limit for the whole suite",
         shown="600",
     )
     max_tokens: int | None = flag(
-        "--probe-max-tokens", token_count, None, "N", "cap of probe sizes", shown="max_model_len"
+        "--probe-max-tokens",
+        token_count,
+        None,
+        "N",
+        "upper limit for probe sizes",
+        shown="max_model_len",
     )
     admit_unproven: bool = flag(
         "--admit-unproven",
         truth,
         default=False,
         metavar="",
-        meaning="take requests longer than the probe has proven, up to max_model_len, instead of "
+        meaning="accept requests longer than the probe has proven, up to max_model_len, instead of "
         "answering 400; `--probe quick` and `off` imply it",
         shown="off",
         is_switch=True,
@@ -114,7 +124,7 @@ class ProbeSettings:
         truth,
         default=False,
         metavar="",
-        meaning="a proof limited by time or journal is a failure (exit 4)",
+        meaning="fail with exit code 4 if time or the journal limited the proof",
         shown="off",
         is_switch=True,
     )
@@ -134,14 +144,15 @@ class SupervisionSettings:
         count,
         3,
         "N",
-        "restarts within the restart window before exit 5; deaths that requests cause do not count",
+        "restarts allowed within the restart window before exit code 5; deaths caused by "
+        "requests do not count",
     )
     restart_window_seconds: float = flag(
         "--restart-window",
         positive_seconds,
         1800.0,
         "SECONDS",
-        "the window that `--max-engine-restarts` counts in",
+        "window in which `--max-engine-restarts` counts",
         shown="1800",
     )
     hold_timeout_seconds: float = flag(
@@ -149,7 +160,8 @@ class SupervisionSettings:
         seconds,
         60.0,
         "SECONDS",
-        "while recovering, new requests are held if the wait promises to be shorter, else 503",
+        "during a recovery, hold new requests if READY is expected within this time, otherwise "
+        "answer 503",
         shown="60",
     )
     stall_timeout_seconds: float = flag(
@@ -157,8 +169,8 @@ class SupervisionSettings:
         positive_seconds,
         120.0,
         "SECONDS",
-        "an engine with requests and without a step for so long, and for three times its slowest "
-        "probed step, is ended and started again",
+        "restart an engine that has requests but finishes no step for this long (and for 3x the "
+        "slowest probed step)",
         shown="120",
     )
     drain_timeout_seconds: float = flag(
@@ -166,7 +178,7 @@ class SupervisionSettings:
         seconds,
         45.0,
         "SECONDS",
-        "for streams to finish after SIGTERM",
+        "time for running requests to finish after SIGTERM",
         shown="45",
     )
 
@@ -176,15 +188,19 @@ class OverloadSettings:
     """What happens when more is asked than the engine, or the machine, can do."""
 
     max_waiting: int = flag(
-        "--max-waiting", count, 1024, "N", "requests held in the front end before 429"
+        "--max-waiting",
+        count,
+        1024,
+        "N",
+        "maximum requests queued in the front end; answer 429 beyond that",
     )
     max_requests_per_key: int = flag(
         "--max-requests-per-key",
         count,
         0,
         "N",
-        "requests of one API key at a time, waiting or in work, before 429; 0 is no limit, and "
-        "without API keys it has no effect",
+        "maximum concurrent requests of one API key, queued or running; answer 429 beyond that. "
+        "0 disables; no effect without API keys",
     )
     engine_core_niceness: int | None = flag(
         "--engine-core-niceness",
@@ -206,7 +222,7 @@ class LimitSettings:
         positive_size_bytes,
         32 << 20,
         "SIZE",
-        "most bytes of a request body, counted as they come in; more is answered 413",
+        "maximum bytes of a request body, counted as they arrive; answer 413 beyond that",
         shown="32MiB",
     )
     max_buffered_bytes: int = flag(
@@ -214,8 +230,9 @@ class LimitSettings:
         positive_size_bytes,
         512 << 20,
         "SIZE",
-        "most bytes of all request bodies together, beyond the first 64 KiB of each; a key, "
-        "or without keys an address, has no more than it leaves free; more is answered 503",
+        "maximum bytes of all request bodies together, not counting the first 64 KiB of each; "
+        "answer 503 beyond that. One API key (without keys, one address) may use at most as much "
+        "as it leaves free",
         shown="512MiB",
     )
     max_json_depth: int = flag(
@@ -223,25 +240,29 @@ class LimitSettings:
         positive_count,
         128,
         "N",
-        "levels of arrays and objects in a JSON body; more is answered 400",
+        "maximum nesting of arrays and objects in a JSON body; answer 400 beyond that",
     )
     max_url_bytes: int = flag(
         "--max-url-length",
         positive_size_bytes,
         8 << 10,
         "SIZE",
-        "longest path and query; more is answered 414",
+        "maximum bytes of path and query; answer 414 beyond that",
         shown="8KiB",
     )
     max_headers: int = flag(
-        "--max-headers", positive_count, 100, "N", "headers of a request; more is answered 431"
+        "--max-headers",
+        positive_count,
+        100,
+        "N",
+        "maximum headers of a request; answer 431 beyond that",
     )
     max_header_bytes: int = flag(
         "--max-header-size",
         positive_size_bytes,
         64 << 10,
         "SIZE",
-        "all names and values of the headers of a request together; more is answered 431",
+        "maximum bytes of all header names and values of a request; answer 431 beyond that",
         shown="64KiB",
     )
     header_timeout_seconds: float = flag(
@@ -249,9 +270,8 @@ class LimitSettings:
         seconds,
         10.0,
         "SECONDS",
-        "time for the first line and the headers of a request, after which it is answered 408; a "
-        "new connection that says nothing, or does not end its TLS handshake, is closed; 0 for no "
-        "limit",
+        "answer 408 if the request line and headers do not arrive within this time; close a new "
+        "connection that sends nothing or does not finish its TLS handshake. 0 disables",
         shown="10",
     )
     body_timeout_seconds: float = flag(
@@ -259,8 +279,7 @@ class LimitSettings:
         seconds,
         30.0,
         "SECONDS",
-        "a body of which over so long less than 1 KiB a second comes in is answered 408; 0 for no "
-        "limit",
+        "answer 408 if a request body averages less than 1 KiB/s over this time; 0 disables",
         shown="30",
     )
     send_timeout_seconds: float = flag(
@@ -268,8 +287,8 @@ class LimitSettings:
         seconds,
         60.0,
         "SECONDS",
-        "a client that has so long to read what is ready of an answer, some 64 KiB, and does not, "
-        "is cut off; 0 for no limit",
+        "disconnect a client that reads less than about 64 KiB of a response in this time; 0 "
+        "disables",
         shown="60",
     )
     websocket_idle_timeout_seconds: float = flag(
@@ -277,8 +296,7 @@ class LimitSettings:
         seconds,
         300.0,
         "SECONDS",
-        "a WebSocket on which neither side has said anything for so long is closed, with 1001; 0 "
-        "for no limit",
+        "close a WebSocket with code 1001 if neither side sends anything for this long; 0 disables",
         shown="300",
     )
     request_timeout_seconds: float = flag(
@@ -286,7 +304,7 @@ class LimitSettings:
         seconds,
         0.0,
         "SECONDS",
-        "a request that takes longer is aborted, and answered 504",
+        "abort a request that takes longer than this and answer 504; 0 disables",
         shown="0 (none)",
     )
     grammar_timeout_seconds: float = flag(
@@ -294,8 +312,8 @@ class LimitSettings:
         positive_seconds,
         30.0,
         "SECONDS",
-        "a grammar (`response_format`, tools, `structured_outputs`) that takes longer to compile "
-        "is answered 400",
+        "answer 400 if a grammar (`response_format`, tools, `structured_outputs`) takes longer "
+        "than this to compile",
         shown="30",
     )
     keep_alive_timeout_seconds: float | None = flag(
@@ -303,7 +321,7 @@ class LimitSettings:
         seconds,
         None,
         "SECONDS",
-        "a connection without a request is closed so long after its last answer",
+        "close an idle connection this long after its last response",
         shown="`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`, or 5",
     )
     max_connections: int | None = flag(
@@ -311,9 +329,9 @@ class LimitSettings:
         positive_count,
         None,
         "N",
-        "open connections; for a further one the oldest without a request is closed, or it is "
-        "answered 503, but for health and metrics",
-        shown="16384, or fewer where not so many files may be open",
+        "maximum open connections. When full, the longest-idle one is closed; if none is idle, "
+        "new ones get 503. Health and metrics are always answered",
+        shown="16384, or fewer if the limit of open files is lower",
     )
 
 
@@ -326,7 +344,7 @@ class KeySettings:
         file_path,
         None,
         "FILE",
-        "API keys, one a line, beside those of `--api-key`; read again when it changes",
+        "file of API keys, one per line, in addition to `--api-key`; read again when it changes",
         shown="none",
     )
     admin_api_key: str | None = flag(
@@ -334,7 +352,7 @@ class KeySettings:
         key,
         None,
         "KEY",
-        "opens `/admin/*`, which answer 404 without one",
+        "key that opens `/admin/*`; without one, those routes answer 404",
         shown="none",
         is_secret=True,
     )
@@ -343,11 +361,11 @@ class KeySettings:
         file_path,
         None,
         "FILE",
-        "admin keys, one a line; read again when it changes",
+        "file of admin keys, one per line; read again when it changes",
         shown="none",
     )
     metrics_auth: MetricsAuth = choice(
-        "--metrics-auth", ("none", "api-key"), "none", "what `/metrics` asks for"
+        "--metrics-auth", ("none", "api-key"), "none", "what `/metrics` requires"
     )
 
 
@@ -359,12 +377,12 @@ class LogSettings:
         "--log-format",
         ("auto", "console", "json"),
         "auto",
-        "`auto` is a progress view on a terminal and one line an event elsewhere",
+        "`auto` is a progress view on a terminal and one line per event elsewhere",
     )
     requests: RequestLogStyle = choice(
         "--request-log",
         ("line", "uvicorn", "none"),
         "line",
-        "what is logged of each request: `line` has its times, tokens and generation, `uvicorn` is "
+        "what to log for each request: `line` has its times, tokens and generation, `uvicorn` is "
         "the access log of `vllm serve`; `--disable-uvicorn-access-log` turns off both",
     )

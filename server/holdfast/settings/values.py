@@ -27,7 +27,7 @@ def size_bytes(text: str) -> int:
     """Bytes of a size such as `64MiB`, `1.5GB` or `1048576`; ValueError for anything else."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
-        raise ValueError("expected a size such as 64MiB, 1.5GiB or a number of bytes")
+        raise ValueError("expected a size such as 64MiB or 1.5GiB, or a number of bytes")
     size = int(Decimal(match[1]) * _UNITS[match[2]])
     if size >= _MOST_BYTES:
         raise ValueError("expected a size below 1 PiB")
@@ -53,7 +53,7 @@ def positive_seconds(text: str) -> float:
     """A time above 0 and below a year; ValueError for anything else."""
     value = _number(text)
     if not 0 < value < _YEAR_SECONDS:
-        raise ValueError("expected a number of seconds above 0 and below a year")
+        raise ValueError("expected a number of seconds, more than 0 and less than a year")
     return value
 
 
@@ -61,7 +61,7 @@ def seconds(text: str) -> float:
     """A time of 0 or more, below a year; ValueError for anything else."""
     value = _number(text)
     if not 0 <= value < _YEAR_SECONDS:
-        raise ValueError("expected a number of seconds, 0 or more and below a year")
+        raise ValueError("expected a number of seconds, 0 or more and less than a year")
     return value
 
 
@@ -102,7 +102,9 @@ def directory_or_none(text: str) -> Path | None:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ValueError("expected a directory below the home of a known user") from None
+        raise ValueError(
+            "expected a directory; the home directory of that user is not known"
+        ) from None
 
 
 def file_path(text: str) -> Path:
@@ -112,7 +114,7 @@ def file_path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ValueError("expected a file below the home of a known user") from None
+        raise ValueError("expected a file; the home directory of that user is not known") from None
 
 
 def key(text: str) -> str:
