@@ -126,7 +126,7 @@ def test_wrong_tls_files_are_bad_usage(tmp_path: Path, broken: str) -> None:
     async def nothing(_sock: socket.socket) -> None:
         pass
 
-    with pytest.raises(UsageError, match="TLS cannot be set up") as caught:
+    with pytest.raises(UsageError, match="cannot set up TLS") as caught:
         served(settings, nothing)
     assert "--ssl-certfile" in caught.value.remedy
     assert not uds.exists()
@@ -173,7 +173,7 @@ def test_an_existing_path_is_in_use_and_stays(tmp_path: Path, kind: str) -> None
             listener.bound(ListenSettings(uds=str(path))),
         ):
             pass
-    assert "remove the file" in caught.value.remedy
+    assert "remove the socket file" in caught.value.remedy
     assert path.exists()
 
 

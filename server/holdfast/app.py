@@ -85,9 +85,9 @@ def serve(settings: Settings) -> ExitCode:
     )
     keys = Keys.read(settings.listen.api_keys, settings.keys)
     if short := keys.short_names():
-        logger.warning("%s: fewer than 16 characters, which can be guessed", ", ".join(short))
+        logger.warning("%s: shorter than 16 characters, which is easy to guess", ", ".join(short))
     if door := exposure.open_door(settings):
-        logger.warning("%s Anyone who reaches it may use it. Remedy: %s", *door)
+        logger.warning("%s Anyone who can reach this address can use the server. Remedy: %s", *door)
     # Before anything is started, which would take them over.
     exposure.hide_keys(settings)
     with (

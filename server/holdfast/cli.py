@@ -72,7 +72,7 @@ def _run(arguments: list[str]) -> int:
             _print_traceback()
         unexpected = HoldfastError(
             f"unexpected {type(error).__name__}: {error}",
-            remedy="run again with --log-level debug and report the traceback.",
+            remedy="run it again with --log-level debug and report the traceback.",
         )
         return _fail(unexpected.line, ExitCode.UNEXPECTED)
 
@@ -113,10 +113,12 @@ def _command(arguments: list[str]) -> tuple[str, list[str]]:
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("serve", help="serve a model (see `holdfast serve --help`)")
-    commands.add_parser("plan", help="print what would be reserved, and why; starts no engine")
-    commands.add_parser("doctor", help="check this machine and the flags; name each hazard")
-    commands.add_parser("health", help="exit with 0 if the server of this container is ready")
-    commands.add_parser("version", help="print our version, vLLM's and torch's")
+    commands.add_parser(
+        "plan", help="print what would be reserved, and why, without starting an engine"
+    )
+    commands.add_parser("doctor", help="check this machine and the flags, and name each hazard")
+    commands.add_parser("health", help="exit with 0 if the server in this container is READY")
+    commands.add_parser("version", help="print the versions of Holdfast, vLLM and torch")
     return str(parser.parse_args(arguments).command), []
 
 
@@ -131,9 +133,11 @@ def _serve_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     # MODEL is left to vLLM's parser: only it knows which flags before it take a value.
-    parser.add_argument("--config", metavar="FILE.yaml", help="flags from a file, as in vLLM")
+    parser.add_argument("--config", metavar="FILE.yaml", help="read flags from a file, as in vLLM")
     add_flags(parser)
-    listener = parser.add_argument_group("listener", "vLLM's flags, needed before vLLM is loaded.")
+    listener = parser.add_argument_group(
+        "listener", "vLLM's flags that are needed before vLLM is loaded."
+    )
     listener.add_argument("--host", type=_address, default="")
     listener.add_argument("--port", type=int, default=ListenSettings().port)
     for name in ("uds", "ssl-keyfile", "ssl-certfile", "ssl-ca-certs"):
@@ -205,7 +209,8 @@ def _listen_settings(
         )
     if namespace.root_path and not namespace.root_path.startswith("/"):
         raise UsageError(
-            f"--root-path: {namespace.root_path!r} is no path.", remedy="begin it with a slash."
+            f"--root-path: {namespace.root_path!r} does not begin with a slash.",
+            remedy='begin it with "/".',
         )
     return ListenSettings(
         host=namespace.host,
@@ -244,7 +249,7 @@ def _keep_alive_seconds(environment: Mapping[str, str]) -> float:
     except ValueError as error:
         raise UsageError(
             f"VLLM_HTTP_TIMEOUT_KEEP_ALIVE: {error}, not {text!r}.",
-            remedy="mend it, or unset it and use --keep-alive-timeout.",
+            remedy="correct it, or unset it and use --keep-alive-timeout.",
         ) from None
 
 
@@ -311,7 +316,8 @@ def _flag_of_file(path: Path, name: str, value: Any) -> list[str]:
         if flag.replace("_", "-") in {ours.name for ours in flags() if not ours.is_switch}:
             # YAML reads `off` and `no` as false; vLLM would drop the one and read "None" as a name.
             raise UsageError(
-                f"--config: {path}: {name}: {value} is no value.", remedy="put it in quotes."
+                f"--config: {path}: {name}: YAML read this as {value}.",
+                remedy=f'quote it, for example {name}: "off".',
             )
         return []
     return [f"{flag}={value}"]
@@ -321,12 +327,16 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - only with --config
 
     if path.suffix not in {".yaml", ".yml"}:
-        raise UsageError(f"--config: {path} is not named so.", remedy="name a .yaml or .yml file.")
+        raise UsageError(
+            f"--config: {path} must end in .yaml or .yml.",
+            remedy="rename the file, or name another one.",
+        )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
-            f"--config: {path}: {error.strerror}.", remedy="name a readable YAML file."
+            f"--config: {path} cannot be read: {error.strerror}.",
+            remedy="name a readable YAML file.",
         ) from None
     except (
         yaml.YAMLError,
@@ -340,7 +350,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             remedy="write `flag: value` lines.",
         ) from None
     if not isinstance(content, dict):
-        raise UsageError(f"--config: {path} is no mapping.", remedy="write `flag: value` lines.")
+        raise UsageError(
+            f"--config: {path} must contain a mapping of flags to values.",
+            remedy="write `flag: value` lines.",
+        )
     return {str(name): value for name, value in content.items()}
 
 

@@ -103,7 +103,7 @@ class EngineLostError(HoldfastError):
     """The engine died after it was ready, and it is not started again."""
 
     exit_code = ExitCode.ENGINE_LOST
-    outline = "the engine was lost, and is not started again"
+    outline = "the engine died and is not restarted"
     http_status = 503
     openai_type = "service_unavailable"
 

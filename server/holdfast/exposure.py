@@ -32,8 +32,8 @@ def open_door(settings: Settings) -> tuple[str, str] | None:
         return None
     where = "every address of this machine" if listen.host in EVERYWHERE else listen.host
     return (
-        f"no API key, and {where} is listened on.",
-        "add --api-key-file, or --host 127.0.0.1 behind a proxy that asks for keys.",
+        f"the server listens on {where} without an API key.",
+        "add --api-key-file, or listen on --host 127.0.0.1 behind a proxy that checks keys.",
     )
 
 

@@ -144,7 +144,7 @@ def _lock(descriptor: int) -> None:
 def _opened(path: Path) -> IO[bytes]:
     # A FIFO or a device would keep a reader waiting, and some cannot be opened at all.
     if path.is_symlink() and not path.exists():
-        raise ValueError("it is a link to nothing")
+        raise ValueError("it is a broken link")
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a file")
     # Another thing may stand there by now.
@@ -169,19 +169,19 @@ def _document(file: IO[bytes]) -> Any:
 
 def _integer(digits: str) -> int:
     if len(digits) > _LONGEST_NUMBER:
-        raise ValueError("it has a number that is too large")
+        raise ValueError("it contains a number that is too large")
     return int(digits)
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError("it has a number that is not finite")
+        raise ValueError("it contains a number that is not finite")
     return number
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"it has {name}, which is not a number of JSON")
+    raise ValueError(f"it contains {name}, which is not a JSON number")
 
 
 def _put(path: Path, text: str, *, is_locked: bool = False) -> IO[str]:

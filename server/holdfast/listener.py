@@ -60,7 +60,11 @@ def bound(settings: ListenSettings) -> Iterator[socket.socket]:
             raise AddressInUseError(
                 f"{name} is in use by another process.",
                 remedy="stop that process, or choose another --port, --host or --uds"
-                + (", or remove the file if nobody listens there." if settings.uds else "."),
+                + (
+                    ", or remove the socket file if no process listens there."
+                    if settings.uds
+                    else "."
+                ),
             ) from error
         raise UsageError(
             f"cannot listen on {name}: {getattr(error, 'strerror', None) or error}.",
@@ -224,7 +228,7 @@ def _config(
         config.load()
     except OSError as error:  # ssl.SSLError is one
         raise UsageError(
-            f"TLS cannot be set up: {error}.",
+            f"cannot set up TLS: {error}.",
             remedy="check --ssl-keyfile, --ssl-certfile and --ssl-ca-certs.",
         ) from error
     return config
@@ -251,7 +255,7 @@ async def _until_started(server: uvicorn.Server, task: asyncio.Task[None]) -> No
         while not server.started:
             if task.done():
                 task.result()
-                raise RuntimeError("the listener ended before it began")
+                raise RuntimeError("the listener ended before it had started")
             await asyncio.sleep(0.01)
 
 

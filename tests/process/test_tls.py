@@ -166,7 +166,7 @@ def test_a_renewed_certificate_is_shown(
         _until_shown(client, name)
     (tmp_path / "tls" / "cert.pem").write_text("no certificate")
     wait_until(
-        lambda: "is not used" in server.log,
+        lambda: "kept the old certificate" in server.log,
         deadline_seconds=DEADLINE_SECONDS,
         what=lambda: server.log,
     )
@@ -228,7 +228,7 @@ def test_an_authority_that_is_taken_out_is_trusted_no_more(
         assert client_of(server, ca, old).gets("/livez") == 200
         others.write(tmp_path / "clients.pem")
         wait_until(
-            lambda: "was renewed" in server.log,
+            lambda: "loaded the renewed certificate" in server.log,
             deadline_seconds=DEADLINE_SECONDS,
             what=lambda: server.log,
         )
