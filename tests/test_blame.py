@@ -22,8 +22,8 @@ from holdfast.engine.tracked import REQUEST, Tracked
 from holdfast.errors import NotReadyError, QuarantinedError, SuspectedError
 from holdfast.records import Death, Suspect
 
-OUT_OF_MEMORY = Death("out_of_memory", "EngineCore was ended by SIGKILL")
-TERMINATED = Death("terminated", "EngineCore was asked to end")
+OUT_OF_MEMORY = Death("out_of_memory", "EngineCore was killed by SIGKILL")
+TERMINATED = Death("terminated", "EngineCore received SIGTERM")
 REFUSED = Death("workspace_rejection", "Workspace is locked", is_accusing=True)
 ENDED = NotReadyError("The server has ended.", retry_after_seconds=5)
 

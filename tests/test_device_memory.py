@@ -61,7 +61,7 @@ def test_memory_that_stays_away_is_told_and_not_waited_for(
 ) -> None:
     """At the deadline: it may be a neighbour's by now, and vLLM says what it lacks."""
     asyncio.run(two_starts(Readings([BEFORE_BYTES, ENGINE_BYTES]), 0))
-    assert "49000 MiB more are taken than before the first engine" in caplog.text
+    assert "49000 MiB more in use than before the first engine" in caplog.text
 
 
 @pytest.mark.parametrize("readings", [[None], [BEFORE_BYTES, None], [None, ENGINE_BYTES]])

@@ -25,14 +25,14 @@ def test_the_first_that_a_signal_ended_is_named(tmp_path: Path) -> None:
     assert exit_codes.first_killed(tmp_path, before) == ""
     _ends(tmp_path, 4, -signal.SIGKILL, 5)
     _ends(tmp_path, 5, -signal.SIGSEGV, 4)
-    assert exit_codes.first_killed(tmp_path, before) == "process 5 of it was ended by SIGSEGV"
+    assert exit_codes.first_killed(tmp_path, before) == "its process 5 was killed by SIGSEGV"
 
 
 def test_a_process_that_was_killed_may_have_had_too_little_memory(tmp_path: Path) -> None:
     """Which is how the kernel ends the largest one."""
     _ends(tmp_path, 1, -signal.SIGKILL, 1)
     told = exit_codes.first_killed(tmp_path, frozenset())
-    assert told == "process 1 of it was ended by SIGKILL (probably for lack of memory)"
+    assert told == "its process 1 was killed by SIGKILL (probably for lack of memory)"
 
 
 def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
     number = signal.SIGRTMIN + 1
     _ends(tmp_path, 1, -number, 1)
     told = exit_codes.first_killed(tmp_path, frozenset())
-    assert told == f"process 1 of it was ended by signal {number}"
-    assert str(Ending(1, -number)) == f"was ended by signal {number}"
+    assert told == f"its process 1 was killed by signal {number}"
+    assert str(Ending(1, -number)) == f"was killed by signal {number}"
 
 
 def test_where_nothing_was_noted_nothing_is_told(tmp_path: Path) -> None:

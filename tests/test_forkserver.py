@@ -78,7 +78,7 @@ def test_a_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
     """The next child comes from another one, and a warning says so."""
     said, log = asked(tmp_path, "killed")
     assert said == [f"now None {tmp_path}", "0 True"]
-    assert "there is another one now" in log
+    assert "had ended and was replaced" in log
 
 
 def test_a_child_is_spawned_where_no_server_answers(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_child_is_spawned_where_no_server_answers(tmp_path: Path) -> None:
     said, log = asked(tmp_path, "running", "broken_import", path=tmp_path)
     assert said[0] == f"now None {tmp_path}"
     assert said[1].startswith("0 ")
-    assert "spawning one" in log
+    assert "so this one is spawned" in log
 
 
 @pytest.mark.parametrize(("case", "preloaded"), [("stopped", ()), ("stuck", ("endless_import",))])
@@ -98,7 +98,7 @@ def test_a_server_that_does_not_answer_is_ended(
     (tmp_path / "endless_import.py").write_text("import time\ntime.sleep(600)\n")
     said, log = asked(tmp_path, case, *preloaded, path=tmp_path)
     assert said == [f"now None {tmp_path}", "0 False"]
-    assert "spawning one" in log
+    assert "so this one is spawned" in log
 
 
 STOPPED = """
@@ -152,7 +152,7 @@ def test_a_directory_with_a_long_path_has_no_server(tmp_path: Path) -> None:
     directory.mkdir()
     said, log = asked(directory, "running")
     assert said == [f"now None {directory}", "0 True"]
-    assert "they start slower" in log
+    assert "so they start more slowly" in log
 
 
 ASKED_FOR_SPAWN = """

@@ -334,7 +334,7 @@ def test_a_model_that_cannot_be_read_is_refused(
 
 def test_nothing_is_downloaded() -> None:
     """A model that lies nowhere on this machine is refused, not fetched."""
-    with pytest.raises(UsageError, match="not in the cache"):
+    with pytest.raises(UsageError, match="nor in the Hugging Face cache"):
         planned("holdfast-nobody/nothing")
 
 

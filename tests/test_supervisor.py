@@ -110,7 +110,7 @@ class ScriptedEngine(Calm):
         self.policies.append(policy)
         if self.policy_death is not None:
             self.die(self.policy_death)
-            raise EngineLostError("the engine died while it was asked for something")
+            raise EngineLostError("the engine died during a call to it")
 
     async def sleep(self, level: SleepLevel) -> None:
         if self.sleep_error is not None:

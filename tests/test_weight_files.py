@@ -79,7 +79,7 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
     """The index knows of it."""
     shard(tmp_path / "model-1.safetensors")
     index(tmp_path, "model-1.safetensors", "model-2.safetensors")
-    assert f"{tmp_path / 'model-2.safetensors'} is not there" in told(tmp_path)
+    assert f"{tmp_path / 'model-2.safetensors'} is missing" in told(tmp_path)
 
 
 def test_pointers_to_older_weights_are_named(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_masks_that_take_long_are_refused(
 ) -> None:
     """EngineCore fills them between two steps of everybody."""
     monkeypatch.setattr(compiling, "MOST_SECONDS_A_TOKEN", 0.0)
-    assert "for one token" in compiler({"json": PERSON})["error"]
+    assert "CPU time per token" in compiler({"json": PERSON})["error"]
 
 
 # What the front end makes of it

@@ -22,7 +22,7 @@ def test_a_killed_process_of_a_start_is_named_with_its_signal(title: str, tmp_pa
 
         server.until(found, title)[0].kill()
         assert server.process.wait(60) == 3
-        assert "was ended by SIGKILL (probably for lack of memory). Remedy: " in server.last_line
+        assert "was killed by SIGKILL (probably for lack of memory). Remedy: " in server.last_line
 
 
 def _title(process: psutil.Process) -> str:

@@ -62,7 +62,7 @@ def test_engines_are_spawned_where_a_fork_could_not_use_the_gpu(tmp_path: Path, 
     """At the first start and at every later one, and one warning says so."""
     answers, log = asked(tmp_path, board)
     assert answers == [[False, False], [False, False]]
-    assert log.count("CUDA's driver is initialised") == 1
+    assert log.count("initialises CUDA's driver") == 1
     assert "answers" not in log
 
 

@@ -76,7 +76,7 @@ def test_nothing_is_wrong_with_the_sound_model(tmp_path: Path, model: Path) -> N
     [
         ("--chat-template=/nope.jinja", ("--chat-template", "/nope.jinja")),
         ("--chat-template={% for %}", ("--chat-template", "line 1", "Expected an expression")),
-        ("--lora-modules=x=/nope", ("--lora-modules", "x: there is no adapter at /nope")),
+        ("--lora-modules=x=/nope", ("--lora-modules", "x: /nope is not an adapter")),
         ("--hf-overrides={not json", ("--hf-overrides", "'{not json' is not a JSON object")),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_variable_that_vllm_cannot_read_is_named(
 ) -> None:
     """Its own error says only what the text was."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "lots")
-    assert "VLLM_CPU_KVCACHE_SPACE is wrong: " in told(tmp_path, model)
+    assert "VLLM_CPU_KVCACHE_SPACE has a wrong value: " in told(tmp_path, model)
 
 
 def test_a_variable_that_vllm_reads_while_it_is_imported_is_named(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_variable_that_vllm_reads_while_it_is_imported_is_named(tmp_path: Path
         check=False,
     )
     assert done.returncode == 2
-    assert "VLLM_CONFIGURE_LOGGING is wrong: " in done.stderr.splitlines()[-1]
+    assert "VLLM_CONFIGURE_LOGGING has a wrong value: " in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("mistyped", ["--max-modellen", "--max-model-length", "--enforce-eagr"])
@@ -196,5 +196,5 @@ def test_an_engine_that_is_killed_while_it_starts_is_told_so() -> None:
     )
     with pytest.raises(EngineStartError) as caught, start_errors(str):
         raise RuntimeError(said)
-    assert "EngineCore was ended by SIGKILL (probably for lack of memory)." in caught.value.line
+    assert "EngineCore was killed by SIGKILL (probably for lack of memory)." in caught.value.line
     assert "more memory" in caught.value.remedy

@@ -72,8 +72,8 @@ def test_what_vllm_does_not_take_is_refused(arguments: tuple[str, ...], named: s
     [
         (("--api-k=hush",), "ambiguous option: --api-k could match"),
         (("--apikey=hush", "--port=1"), "unrecognized arguments: --apikey."),
-        (("--apikey", "hush"), "unrecognized arguments: --apikey, 1 word of no flag."),
-        (("--api-key=right", "hush"), "unrecognized arguments: 1 word of no flag."),
+        (("--apikey", "hush"), "unrecognized arguments: --apikey, 1 word without a flag."),
+        (("--api-key=right", "hush"), "unrecognized arguments: 1 word without a flag."),
     ],
 )
 def test_what_may_be_a_mistyped_key_is_not_shown(arguments: tuple[str, ...], named: str) -> None:

@@ -174,8 +174,8 @@ class _Watch:
         except _OutOfTime:
             self._ends_seconds = None
             logger.warning(
-                "an answer of %d characters was not searched to its end for reasoning and tool "
-                "calls: it took longer than %.1f s",
+                "the search of a %d-character answer for reasoning and tool calls was stopped, "
+                "as it took longer than %.1f s",
                 characters,
                 limit_seconds,
             )
@@ -203,7 +203,7 @@ def _may_be_left(frame: FrameType | None) -> bool:
 def _error() -> GenerationError:
     """What vLLM answers cleanly before and within a stream."""
     error = GenerationError(
-        "The answer of the model takes too long to be searched for reasoning and tool calls."
+        "It takes too long to search the answer of the model for reasoning and tool calls."
     )
     error.status_code = HTTPStatus.UNPROCESSABLE_ENTITY
     return error

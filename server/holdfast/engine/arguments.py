@@ -95,7 +95,7 @@ def _without_values(message: str) -> str:
     words = rest.split()
     shown = [word.partition("=")[0] for word in words if word.startswith("-")]
     if others := len(words) - len(shown):
-        shown.append(f"{others} word{'s' * (others > 1)} of no flag")
+        shown.append(f"{others} word{'s' * (others > 1)} without a flag")
     return f"{begin}{unknown}{', '.join(shown)}"
 
 

@@ -121,7 +121,7 @@ class AsyncEngine:
             raise EngineStartError(error.cause) from error
         failed = [answer["error"] for answer in answers if "error" in answer]
         if failed:
-            raise EngineStartError(f"a rank refused the growth policy {policy}: {failed[0]}")
+            raise EngineStartError(f"a rank rejected the growth policy {policy}: {failed[0]}")
 
     def limit_context(self, tokens: int | None) -> None:
         self._limit_context(self._facts.max_model_len if tokens is None else tokens)
@@ -188,7 +188,7 @@ class AsyncEngine:
             async with asyncio.timeout(SHUTDOWN_DEADLINE_SECONDS):
                 await asyncio.to_thread(self._llm.shutdown, timeout=0)
         except TimeoutError:
-            logger.warning("vLLM did not stop its engine in time; killing its processes")
+            logger.warning("vLLM did not stop its engine in time, so its processes are killed")
         remaining = await asyncio.to_thread(lambda: processes.kill(self._family()))
         if remaining:
-            logger.error("processes %s of the engine could not be killed", remaining)
+            logger.error("could not kill processes %s of the engine", remaining)

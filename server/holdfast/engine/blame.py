@@ -160,7 +160,7 @@ class Blame:
                 break
             tried = inquiry.untried[0]
             names = ", ".join(call.request_id for call in tried)
-            logger.info("trying requests without any other, as an engine died of one: %s", names)
+            logger.info("retrying requests alone, as an engine died of one of them: %s", names)
             self._on_trial = tried
             began_seconds = self._clock()
             have_survived = await survive(tried)
@@ -232,7 +232,7 @@ class Blame:
         elif self._is_suspected(call):
             self._convict(call, deaths=1)
         else:
-            logger.error("request %s is not made again: an engine died of it", call.request_id)
+            logger.error("request %s is not retried: an engine died of it", call.request_id)
             self.suspicions.suspect(self._digest(call), call.tracked.key)
             self._charge(call, deaths=1)
             self._refuse(call, _suspected())
@@ -262,7 +262,10 @@ class Blame:
 
     def _refuse_untried(self, calls: Iterable[Call]) -> None:
         for call in calls:
-            logger.warning("request %s is not made again: it is left untried", call.request_id)
+            logger.warning(
+                "request %s is not retried: there was no time or engine left to try it alone",
+                call.request_id,
+            )
             self._refuse(call, _suspected())
 
     def _refuse(self, call: Call, error: HoldfastError) -> None:
@@ -327,7 +330,9 @@ class Blame:
 
 def quarantine_error() -> QuarantinedError:
     """What a quarantined request is answered."""
-    return QuarantinedError("The engine has died of this request, and it is not tried again.")
+    return QuarantinedError(
+        "Requests like this one have ended the engine, so it is not tried again."
+    )
 
 
 def _suspected() -> SuspectedError:

@@ -64,7 +64,7 @@ def bound_bad_words() -> None:
         most = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS * CHARACTERS_A_TOKEN
         if self.bad_words and sum(map(len, self.bad_words)) > most:
             raise VLLMValidationError(
-                f"The bad_words have more than {most} characters.", parameter="bad_words"
+                f"The bad_words are longer than {most} characters.", parameter="bad_words"
             )
         as_vllm(self, tokenizer)
 
@@ -88,7 +88,7 @@ def bound_tool_calls(renderer: Any) -> None:
             as_vllm(messages)
         except RecursionError as error:
             raise VLLMValidationError(
-                "The arguments of a tool are nested too deeply.", parameter="tool_calls"
+                "The arguments of a tool call are nested too deeply.", parameter="tool_calls"
             ) from error
 
     replace(chat_utils, "_postprocess_messages", postprocess_messages)
@@ -174,7 +174,7 @@ class _Bounded:
     def decode(self, token_ids: Any, *args: Any, **options: Any) -> Any:
         most = self.holdfast_bounds.most_tokens
         if isinstance(token_ids, Sequence) and len(token_ids) > most:
-            raise _refused(f"{most} tokens", "to be made a text of")
+            raise _refused(f"{most} tokens", "to decode")
         return _without_panic(super().decode, token_ids, *args, **options)  # type: ignore[misc]  # a mixin
 
     def apply_chat_template(self, conversation: Any, *args: Any, **options: Any) -> Any:
@@ -280,7 +280,7 @@ def _without_panic(function: Callable[..., Any], *args: Any, **options: Any) -> 
 
 def _refused(most: str, where: str) -> VLLMValidationError:
     return VLLMValidationError(
-        f"There are more than {most} {where}, which is more than this model can be given. "
-        "Please reduce the length of the input.",
+        f"There are more than {most} {where}, which is more than this model can take. Please "
+        "reduce the length of the input.",
         parameter="input_text",
     )

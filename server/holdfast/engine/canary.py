@@ -47,7 +47,7 @@ async def _answer(outputs: Any) -> None:
             # What a pooling model answers has no end to tell of.
             completions = output.outputs if isinstance(output.outputs, list) else ()
             if any(completion.finish_reason == "abort" for completion in completions):
-                raise EngineLostError("the engine aborted a request that nobody took back")
+                raise EngineLostError("the engine aborted the canary, which nobody had cancelled")
 
 
 def _ordinary_token(facts: EngineFacts) -> int:

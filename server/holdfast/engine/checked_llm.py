@@ -118,7 +118,7 @@ def _check_transfers(given: Mapping[str, Any]) -> None:
     """Refuse what vLLM takes for an object: front end and EngineCore fail on it (0.32)."""
     for name in _TRANSFERS:
         if not isinstance(given.get(name), Mapping | None):
-            raise VLLMValidationError(f"{name} has to be an object.", parameter="vllm_xargs")
+            raise VLLMValidationError(f"{name} must be an object.", parameter="vllm_xargs")
 
 
 def _told(process: Callable[..., Any], processor: Any, turns: Turns) -> Callable[..., Any]:
@@ -137,5 +137,5 @@ def _bound(sequences: int, most: float) -> None:
     tracked = tracked_request()
     if not tracked.is_probe and tracked.sequences + sequences > most:
         raise VLLMValidationError(
-            f"The request asks for more than {most:g} sequences at a time, its prompts times n."
+            f"The request asks for more than {most:g} sequences at a time (prompts times n)."
         )

@@ -37,7 +37,9 @@ def write_text_directly() -> bool:
     except (TypeError, ValueError):  # other fields are needed there; pydantic's is a ValueError
         is_exact = False
     if not is_exact:
-        logger.info("this vLLM writes its chunks in another way, which stays as it is")
+        logger.info(
+            "this version of vLLM builds its chunks differently, so the faster way is not used"
+        )
         return False
     serving.DeltaMessage = delta
     serving.ChatCompletionResponseStreamChoice = choice

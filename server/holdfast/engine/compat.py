@@ -29,9 +29,10 @@ try:
 except ImportError:  # moved in 0.33 without a shim (seen in the 0.33.0 wheel)
     from vllm.entrypoints.common import cli_args
 
-_CORRECT = "correct what it names, or see the engine's log above."
+_CORRECT = "correct what the message names, or see the engine's log above."
 _MORE_MEMORY = (
-    "see the kernel's log; give it more memory, or serve a smaller model, context or KV cache."
+    "see the kernel's log; give the engine more memory, or serve a smaller model, context or KV "
+    "cache."
 )
 
 propagate: Callable[[Any, Any], None] = cli_args.propagate_flash_late_interaction
@@ -143,7 +144,7 @@ def usage_errors(logged: Callable[[], str] = str) -> Iterator[None]:
         cause, said = vllm_words.first_lines(error), logged()
         raise UsageError(
             f"{cause} ({said})" if said and said not in cause else cause,
-            remedy="correct the model or the flag that it names.",
+            remedy="correct the model or the flag that the message names.",
         ) from error
 
 
@@ -181,7 +182,7 @@ def death_errors() -> Iterator[None]:
     try:
         yield
     except EngineDeadError as error:
-        raise EngineLostError("the engine died while it was asked for something") from error
+        raise EngineLostError("the engine died during a call to it") from error
 
 
 def requests_by_engine(llm: Any) -> dict[int, int]:
@@ -217,7 +218,7 @@ def refusal_errors() -> Iterator[None]:
         NotImplementedError,
         EngineGenerateError,
     ) as error:
-        raise EngineLostError(f"the engine did not take a request: {error}") from error
+        raise EngineLostError(f"the engine did not accept a request: {error}") from error
 
 
 def limit_context(llm: Any, first_model: Any, tokens: int) -> None:

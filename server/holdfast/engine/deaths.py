@@ -129,7 +129,7 @@ class DeathWatch:
         except OSError as error:  # too many open files, say: it is not a death, and it passes
             if not self._is_blind:
                 self._is_blind = True
-                logger.warning("the processes of the engine cannot be looked at: %s", error)
+                logger.warning("cannot look at the processes of the engine: %s", error)
             return False
 
     def _evidence(self, endings: Endings, seen_seconds: float) -> Evidence:
@@ -175,7 +175,7 @@ def _verdicts(evidence: Evidence) -> Iterator[Death]:
         yield _ended(ending, evidence)
     yield from (_raised(rank, evidence) for rank in lost)
     if evidence.was_terminated:
-        yield Death("terminated", "EngineCore was asked to end (SIGTERM)")
+        yield Death("terminated", "EngineCore received SIGTERM")
     if cause := root_of(evidence.causes):
         yield _exception(f"process {cause.pid}", cause.error, evidence, cause.pid)
     if ending:
@@ -208,7 +208,7 @@ def _ended(ending: Ending, evidence: Evidence) -> Death:
     name = evidence.core_names.get(ending.pid) or _worker_name(ending.pid, evidence.ranks)
     reason = f"{name} (process {ending.pid}) {ending}"
     if evidence.had_oom_kill and ending.exit_code in {None, -signal.SIGKILL}:
-        return Death("out_of_memory", f"{reason}: the kernel killed for lack of memory")
+        return Death("out_of_memory", f"{reason}: the kernel killed it for lack of memory")
     if ending.exit_code == -signal.SIGTERM or (is_core and evidence.was_terminated):
         return Death("terminated", f"{reason} after SIGTERM")
     return Death(

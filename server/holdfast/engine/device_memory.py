@@ -62,7 +62,8 @@ class DeviceMemory:
                 return
             if time.monotonic() > deadline:
                 logger.warning(
-                    "%d MiB more are taken than before the first engine", more_bytes // MIB
+                    "the device has %d MiB more in use than before the first engine",
+                    more_bytes // MIB,
                 )
                 return
             await asyncio.sleep(POLL_SECONDS)

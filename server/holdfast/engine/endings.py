@@ -31,7 +31,7 @@ class Ending:
         if self.exit_code is None:
             return "ended"
         if self.exit_code < 0:
-            return f"was ended by {signal_name(-self.exit_code)}"
+            return f"was killed by {signal_name(-self.exit_code)}"
         return f"ended with exit code {self.exit_code}"
 
 

@@ -30,7 +30,7 @@ def note_in(directory: Path) -> None:
 def ended_by(code: int) -> str:
     """How a process ended that a signal has ended, for people."""
     memory = OUT_OF_MEMORY if code == -signal.SIGKILL else ""
-    return f"was ended by {signal_name(-code)}{memory}"
+    return f"was killed by {signal_name(-code)}{memory}"
 
 
 def signal_name(number: int) -> str:
@@ -47,12 +47,12 @@ def noted(directory: Path) -> frozenset[Path]:
 
 
 def first_killed(directory: Path, before: frozenset[Path]) -> str:
-    """Which process was ended by a signal first since `before`, other than to ask for its end."""
+    """Which process was killed by a signal first since `before`, other than to ask for its end."""
     news = [path for path in noted(directory) - before if path.name.isdecimal()]
     for path in sorted(news, key=lambda path: path.stat().st_mtime_ns):
         code = exit_code(directory, int(path.name))
         if code is not None and code < 0 and code != -signal.SIGTERM:
-            return f"process {path.name} of it {ended_by(code)}"
+            return f"its process {path.name} {ended_by(code)}"
     return ""
 
 

@@ -67,7 +67,9 @@ def ensure_running(
     try:
         _ensure_running(directory)
     except OSError as error:
-        logger.warning("no process to fork engines from, they start slower: %s", error)
+        logger.warning(
+            "cannot keep a process to fork engines from, so they start more slowly: %s", error
+        )
 
 
 def use(*, is_allowed: bool) -> None:
@@ -88,8 +90,8 @@ def is_in_use() -> bool:
     if not getattr(_server(), "is_ruled_out", False) and _has_spoilt_forks():
         use(is_allowed=False)
         logger.warning(
-            "CUDA's driver is initialised where vLLM is imported, as for MIG by UUID or without "
-            "NVML: no engine can be forked, they are spawned and start slower"
+            "importing vLLM initialises CUDA's driver here, as with MIG by UUID or without NVML: "
+            "engines cannot be forked, so they are spawned and start more slowly"
         )
     return not getattr(_server(), "is_ruled_out", False)
 
@@ -131,7 +133,7 @@ def _ensure_running(directory: Path | None) -> None:
             server._forkserver_pid = None  # noqa: SLF001 - as below
             forkserver.ensure_running()
     if pid_before not in {None, server_pid()}:
-        logger.warning("the process that starts engines had ended; there is another one now")
+        logger.warning("the process that starts engines had ended and was replaced")
 
 
 def exit_codes_directory() -> Path:
@@ -196,7 +198,10 @@ class Process(context.ForkServerProcess):
                     return popen_forkserver.Popen(process_obj)
             except (OSError, EOFError) as error:
                 if is_in_use():
-                    said = "no process that starts engines answers (%r): spawning one"
+                    said = (
+                        "the process that starts engines does not answer (%r), so this one is "
+                        "spawned"
+                    )
                     logger.warning(said, error)
         return popen_spawn_posix.Popen(process_obj)
 
@@ -267,7 +272,9 @@ def _answering() -> Iterator[None]:
 def _end_silent() -> None:
     # What it has forked ends with it, see `leash`: whose parent it is until then.
     pid = os.getppid() if _is_forked() else server_pid()
-    logger.warning("no process was forked within %.0f s: ending the server", FORK_DEADLINE_SECONDS)
+    logger.warning(
+        "no process was forked within %.0f s, so the fork server is ended", FORK_DEADLINE_SECONDS
+    )
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

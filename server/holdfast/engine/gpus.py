@@ -50,7 +50,7 @@ def find_gpus(root: Path = Path("/")) -> GpuFacts:
     try:
         import torch  # noqa: PLC0415 - only where there is a GPU to ask about
     except ImportError as error:
-        return GpuFacts(problem=f"torch cannot be imported: {error}")
+        return GpuFacts(problem=f"cannot import torch: {error}")
     try:
         if not torch.cuda.is_available():
             return GpuFacts(problem=f"torch {torch.__version__} cannot use it")

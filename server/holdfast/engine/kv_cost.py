@@ -44,17 +44,19 @@ def kv_cost(model: Any, parallel: Any, cache_dtype: str, model_dtype: str) -> Kv
         return KvCost(None, f"unknown: {reason}")
     element_bytes = _element_bytes(text, cache_dtype, model_dtype)
     if element_bytes is None:
-        return KvCost(None, f"unknown: the format {cache_dtype} is measured at first start")
+        return KvCost(
+            None, f"unknown: the size of the format {cache_dtype} is measured at the first start"
+        )
     if architecture.is_deepseek_mla:
         return KvCost(
             architecture.head_size * element_bytes,
-            f"MLA: one latent of {architecture.head_size} x {element_bytes} bytes a token and "
+            f"MLA: one latent of {architecture.head_size} x {element_bytes} bytes per token and "
             "layer, the same on every tensor-parallel rank",
         )
     heads, size = model.get_num_kv_heads(parallel), model.get_head_size()
     return KvCost(
         2 * heads * size * element_bytes,
-        f"keys and values of {heads} heads x {size} x {element_bytes} bytes a token and layer",
+        f"keys and values of {heads} heads x {size} x {element_bytes} bytes per token and layer",
     )
 
 
@@ -62,7 +64,7 @@ def _irregularity(text: Any, architecture: Any, parallel: Any) -> str:
     kinds = set(getattr(text, "layer_types", None) or ())
     checks = {
         "its compressed layers keep fewer entries than tokens": hasattr(text, "compress_ratios"),
-        "its indexer keeps a cache of its own": getattr(text, "index_topk", None) is not None,
+        "its indexer has its own cache": getattr(text, "index_topk", None) is not None,
         "its layers differ": bool(kinds - {"full_attention"})
         or architecture.per_layer_overrides is not None,
         "its sliding window bounds what a request keeps": not kinds
@@ -71,7 +73,7 @@ def _irregularity(text: Any, architecture: Any, parallel: Any) -> str:
             getattr(text, name, None) is not None for name in _STATE_SPACE
         ),
         "some layers share the KV cache of others": bool(getattr(text, "num_kv_shared_layers", 0)),
-        "an encoder has a cache of its own": bool(getattr(text, "is_encoder_decoder", False)),
+        "an encoder has its own cache": bool(getattr(text, "is_encoder_decoder", False)),
         "context parallelism splits the cache of a request": parallel.decode_context_parallel_size
         > 1,
         "it has no attention": not architecture.head_size or not architecture.total_num_kv_heads,

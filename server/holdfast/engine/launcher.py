@@ -302,7 +302,7 @@ def _require_every_rank(
         places = ", ".join(f"rank {rank} of engine {engine}" for engine, rank in silent)
         raise PluginMissingError(
             f"the workspace plugin did not report from {places}",
-            remedy="install holdfast in the environment of every worker, and name `holdfast` in "
+            remedy="install holdfast in the environment of every worker, and add `holdfast` to "
             "VLLM_PLUGINS if that is set.",
         )
 

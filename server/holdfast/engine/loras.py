@@ -94,13 +94,13 @@ class Loras:
             raise _refusal(answer)
         self._pinned.discard(name)
         try:
-            async with asked_to("let the adapter go", UNUSED_DEADLINE_SECONDS):
+            async with asked_to("unload the adapter", UNUSED_DEADLINE_SECONDS):
                 # A step that needs an adapter which is not there loads it, or ends the engine.
                 while self._proxy.calls.has(lambda arguments: _uses(arguments, lora_id)):  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(POLL_SECONDS)
                 await call_workers(self._proxy, "remove_lora", lora_id=lora_id)
         except HoldfastError as error:
-            logger.warning("LoRA %s is unlisted, and stays in the engine: %s", name, error)
+            logger.warning("LoRA %s is unlisted, but stays in the engine: %s", name, error)
 
     async def pin(self, name: str) -> Lora:
         """Keep an adapter on the device whatever others are used, in the next generations too.
@@ -126,7 +126,7 @@ class Loras:
                 async with asked_to(f"load LoRA {lora.name}"):
                     await self._proxy.add_lora(request, is_stale=is_stale)
             except (EngineLostError, EngineSilentError) as error:
-                logger.warning("LoRA %s was not loaded again: %s", lora.name, error)
+                logger.warning("LoRA %s could not be loaded again: %s", lora.name, error)
                 return  # the next generation gets them all
             except HoldfastError as error:
                 self._give_up(lora, error)

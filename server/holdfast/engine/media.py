@@ -64,8 +64,8 @@ FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP
 another size in them than they say."""
 
 _UNFETCHED = (
-    "The media of the URL could not be fetched, or is not what it should be. Only public addresses "
-    "are asked, unless the operator lists domains (--allowed-media-domains)."
+    "The media at the URL could not be fetched, or has an unexpected form. Only public addresses "
+    "are fetched from, unless the operator lists domains (--allowed-media-domains)."
 )
 _FAILURES = (aiohttp.ClientError, OSError, ValueError, RuntimeError, VLLMClientError)
 """What fetching and decoding raise; a TimeoutError is an OSError."""
@@ -219,7 +219,7 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
             return False
         self._assert_url_in_allowed_media_domains(named)
         if self.allowed_media_domains and URL(named.url).host != named.hostname:
-            raise VLLMValidationError("The URL can be read in two ways.")
+            raise VLLMValidationError("The URL is ambiguous.")
         return True
 
     def _bounded(self, media_io: Any) -> Any:
@@ -236,11 +236,11 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
         """
         if not self._pixels.has_taken(pixels):
             raise VLLMValidationError(
-                f"The media of one request have more than {_pixels_a_request()} pixels."
+                f"The media of the request have more than {_pixels_a_request()} pixels in total."
             )
         if not self.pixels_of_all().has_taken(pixels):
             raise GracefulHTTPError(
-                "Too many large images are being read. Please try again later.",
+                "The server is decoding too many large images. Please try again later.",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
 
@@ -268,7 +268,7 @@ class Bounded:
         if is_list and isinstance(self._media_io, VideoMediaIO):
             return self._media_io.load_base64(media_type, data)
         if (most := self.get_max_bytes()) is not None and len(data) > 2 * most:
-            raise VLLMValidationError(f"The media has more than {most} bytes.")
+            raise VLLMValidationError(f"The media is larger than {most} bytes.")
         return self.load_bytes(pybase64.b64decode(data, validate=True))
 
     def load_file(self, filepath: Path) -> Any:
@@ -302,7 +302,7 @@ def check_container(data: bytes) -> None:
     A session description has it listen on the network, a list of files has it open them.
     """
     if not any(data[start : start + len(mark)] == mark for start, mark in _CONTAINERS):
-        raise VLLMValidationError("The media is in no container that this server reads.")
+        raise VLLMValidationError("The container format of the media is not supported.")
 
 
 def check_audio() -> None:
@@ -352,9 +352,9 @@ def _as_asked() -> Iterator[None]:
         yield
     except _WRONG as error:
         cause = " ".join(str(error).split())[:_CAUSE_CHARACTERS]
-        logger.warning("media cannot be read: %s: %s", type(error).__name__, cause)
+        logger.warning("cannot decode media: %s: %s", type(error).__name__, cause)
         raise VLLMValidationError(
-            "A medium of the request cannot be read, or not as media_io_kwargs asks."
+            "The media of the request cannot be decoded, or not with these media_io_kwargs."
         ) from error
 
 
@@ -364,5 +364,5 @@ def _one_error(url: str) -> Iterator[None]:
         yield
     except _FAILURES as error:
         cause = " ".join(str(error).split())[:_CAUSE_CHARACTERS] or type(error).__name__
-        logger.warning("the media of %s could not be fetched: %s", parse_url(url).hostname, cause)
+        logger.warning("could not fetch media from %s: %s", parse_url(url).hostname, cause)
         raise VLLMUnprocessableEntityError(_UNFETCHED, parameter="url") from error

@@ -56,12 +56,12 @@ def check_template(given: str | None) -> None:
         _compile_jinja_template(load_chat_template(given))
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(
-            f"--chat-template: line {error.lineno}: {error.message}", remedy="mend the template."
+            f"--chat-template: line {error.lineno}: {error.message}", remedy="correct the template."
         ) from error
     except (OSError, ValueError, VLLMError) as error:
         raise UsageError(
             f"--chat-template: {given} cannot be read.",
-            remedy="name a file that is there, or give the template itself.",
+            remedy="name an existing file, or give the template itself.",
         ) from error
 
 
@@ -72,7 +72,7 @@ def _check_adapter(name: str, given: str) -> None:
         return
     if not (directory / "adapter_config.json").is_file():
         raise UsageError(
-            f"--lora-modules: {name}: there is no adapter at {directory}: it has no "
+            f"--lora-modules: {name}: {directory} is not an adapter: it has no "
             "adapter_config.json.",
             remedy="name the directory of an adapter, or leave it out.",
         )
@@ -86,7 +86,7 @@ def _check_tokenizer(model_config: Any) -> None:
     except Exception as error:  # that of the library in Rust is an Exception, and no subclass
         named = _wrong_tokenizer(Path(model_config.tokenizer))
         raise UsageError(
-            named or f"the tokenizer of {model_config.tokenizer} cannot be loaded: {_said(error)}",
+            named or f"cannot load the tokenizer of {model_config.tokenizer}: {_said(error)}",
             remedy="put the tokenizer's files beside the model, or name another one with "
             "--tokenizer.",
         ) from error
@@ -98,7 +98,7 @@ def _wrong_tokenizer(directory: Path) -> str:
         return ""
     found = [path for name in _TOKENIZERS if (path := directory / name).is_file()]
     if not found:
-        return f"there is no tokenizer in {directory}: neither of {', '.join(_TOKENIZERS)}."
+        return f"there is no tokenizer in {directory}: it has none of {', '.join(_TOKENIZERS)}."
     return next(filter(None, map(_wrong_file, (*found, *_described(directory)))), "")
 
 
@@ -108,7 +108,7 @@ def _described(directory: Path) -> Iterable[Path]:
 
 def _wrong_file(path: Path) -> str:
     if weight_files.is_pointer(path):
-        return f"{path} is a pointer of git-lfs, and no tokenizer."
+        return f"{path} is a git-lfs pointer, not a tokenizer."
     if path.suffix != ".json":
         return ""
     try:

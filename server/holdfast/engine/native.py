@@ -80,7 +80,7 @@ class NativeVariables:
                 if _read(path) != self._known:
                     write_whole(path, json.dumps(self._known))
         except OSError as error:
-            logger.debug("what native libraries read is not kept: %s", error)
+            logger.debug("cannot save the environment that native libraries read: %s", error)
 
 
 def _environment_of(pid: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ from holdfast.errors import UsageError
 DEVICE_NAMES = ("gb10", "rtxpro6000", "h100", "h200", "b200", "cpu")
 _EPILOG = """\
 All flags of `holdfast serve` work too. No engine is started and nothing is downloaded: MODEL is a
-directory, or lies in the cache of the Hugging Face Hub. What cannot be known without the device is
+local directory or is in the Hugging Face cache. What cannot be known without the device is shown as
 "measured at first start".
 """
 
@@ -45,7 +45,11 @@ def take_plan_flags(arguments: Sequence[str]) -> tuple[PlanFlags, list[str]]:
         # An abbreviation of ours could be a whole flag of vLLM's.
         allow_abbrev=False,
     )
-    parser.add_argument("--device", choices=DEVICE_NAMES, help="plan for it instead of this one")
+    parser.add_argument(
+        "--device",
+        choices=DEVICE_NAMES,
+        help="plan for this device instead of the one of this machine",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     namespace, others = parser.parse_known_args(arguments)
     return PlanFlags(namespace.device, namespace.json), others

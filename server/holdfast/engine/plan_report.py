@@ -100,7 +100,7 @@ class PlanReport:
         yield f"max_num_batched_tokens: {tokens}, max_num_seqs: {sequences}"
         yield f"KV cache: {self.kv_cache}"
         if self.data_parallel_size > 1:
-            yield f"The same for each of {self.data_parallel_size} data-parallel engines."
+            yield f"Each of {self.data_parallel_size} data-parallel engines reserves the same."
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         known = "largest known" if self.measured_at_first_start else "largest"

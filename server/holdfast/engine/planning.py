@@ -32,12 +32,12 @@ from holdfast.workspace.reservers import ReserverContext, Survey, Undetermined, 
 from holdfast.workspace.reservers.registry import Device, device_of_platform
 
 _LEARNED_NOTE = (
-    "What earlier runs learned is not in the plan: it belongs to the configuration that an engine"
-    " resolves."
+    "The plan leaves out what earlier runs learned, which depends on the configuration that an "
+    "engine resolves."
 )
 _FITTED_NOTE = (
-    "--max-model-len auto: this is for the longest context that the model knows, and at the start"
-    " the reservation is for the longest that fits."
+    "--max-model-len auto: the plan is for the longest context that the model supports; at the "
+    "start, the reservation is for the longest that fits."
 )
 _FITTED = -1
 """What vLLM's parser makes of `--max-model-len auto`."""
@@ -104,7 +104,7 @@ def _directory(namespace: argparse.Namespace) -> Path:
         cached = None
     if not isinstance(cached, str):
         raise UsageError(
-            f"{namespace.model} is no directory, and not in the cache of the Hugging Face Hub.",
+            f"{namespace.model} is neither a local directory nor in the Hugging Face cache.",
             remedy="download its config.json first, for example with `hf download`.",
         )
     return Path(cached).parent
@@ -113,7 +113,7 @@ def _directory(namespace: argparse.Namespace) -> Path:
 def _survey(config: PlannedConfig, device: Device | None) -> Survey:
     scheduler, model = config.scheduler_config, config.model_config
     if scheduler.max_num_batched_tokens is None or scheduler.max_num_seqs is None:
-        reason = "the size of a step depends on the device: name --device, or give "
+        reason = "the size of a step depends on the device: name it with --device, or give "
         flags = "--max-num-batched-tokens and --max-num-seqs"
         return Survey((), (Undetermined("every reserver", reason + flags),))
     return survey(
@@ -221,7 +221,7 @@ def _notes(answers: Survey, architectures: tuple[str, ...]) -> tuple[str, ...]:
         return (_LEARNED_NOTE,)
     name = ", ".join(architectures) or "this model"
     no_reserver = (
-        f"Holdfast has no reserver for {name}: the probe at the first start finds what it needs,"
-        " and the next start reserves it."
+        f"Holdfast has no reserver for {name}: the probe at the first start finds what it needs, "
+        "and the next start reserves that."
     )
     return no_reserver, _LEARNED_NOTE

@@ -24,7 +24,7 @@ def bound_prompts(renderer: Any, most: float) -> None:
     async def render_bounded(prompts: Sequence[Any], *arguments: Any, **options: Any) -> Any:
         if len(prompts) > most:
             raise VLLMValidationError(
-                f"The request has {len(prompts)} prompts; it may have {most:g}."
+                f"The request has {len(prompts)} prompts; at most {most:g} are allowed."
             )
         return await render(prompts, *arguments, **options)
 

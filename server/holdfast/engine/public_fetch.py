@@ -135,7 +135,7 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
             received += len(chunk)
             self._bytes_left -= len(chunk)
             if self._bytes_left < 0 or received > (max_bytes or received):
-                raise FetchError("more bytes than one request may fetch")
+                raise FetchError("larger than one request may fetch")
             chunks.append(chunk)
         return b"".join(chunks)
 

@@ -78,8 +78,8 @@ def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, 
         value = getattr(namespace, flag.removeprefix("--").replace("-", "_"))
         if value is not None and value is not False:
             raise UsageError(
-                f"{flag} is not supported: one front end owns the HTTP door and the whole engine, "
-                "so that its green light can speak for all of it.",
+                f"{flag} is not supported: one front end must own the HTTP port and the whole "
+                "engine, so that its READY covers all of it.",
                 remedy=f"leave out {flag}, or use `vllm serve` for that layout.",
             )
     if namespace.api_server_count not in {None, 1}:
@@ -95,15 +95,15 @@ def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, 
     )
     if namespace.enable_elastic_ep:
         raise UsageError(
-            "--enable-elastic-ep is not supported: an engine that changes its size is warmed up "
-            "again while it serves, and nothing would prove what it can do then.",
+            "--enable-elastic-ep is not supported: an engine that changes its size warms up "
+            "again while it serves, and nothing proves what it can do after that.",
             remedy="leave out --enable-elastic-ep, or use `vllm serve` for it.",
         )
     has_ray = "ray" in {namespace.distributed_executor_backend, namespace.data_parallel_backend}
     if has_ray and environment.get(_OLD_RAY_EXECUTOR, "1").strip() == "0":
         raise UsageError(
-            f"{_OLD_RAY_EXECUTOR}=0 is not supported: that executor calls the model past the "
-            "worker, so that no step of the engine would be seen.",
+            f"{_OLD_RAY_EXECUTOR}=0 is not supported: that executor bypasses the worker, so "
+            "Holdfast would see no step of the engine.",
             remedy=f"unset {_OLD_RAY_EXECUTOR}.",
         )
 
@@ -120,15 +120,15 @@ def refuse_nodes(*, nodes: int, replicas: int, local_replicas: int | None) -> No
     """
     if nodes > 1:
         raise UsageError(
-            f"--nnodes {nodes} is not supported: the ranks of the other nodes would not be "
-            "Holdfast's, and those of this node would wait for them.",
+            f"--nnodes {nodes} is not supported: Holdfast would not run on the other nodes, and "
+            "the ranks of this node would wait for theirs.",
             remedy="leave out --nnodes, or use `vllm serve` on every node.",
         )
     if local_replicas is not None and local_replicas < replicas:
         raise UsageError(
             f"--data-parallel-size-local {local_replicas} of --data-parallel-size {replicas} is "
-            "not supported: the replicas of the other nodes would not be Holdfast's.",
-            remedy="give this node all replicas, or use `vllm serve` on every node.",
+            "not supported: Holdfast would not run the replicas of the other nodes.",
+            remedy="run all replicas on this node, or use `vllm serve` on every node.",
         )
 
 
@@ -147,7 +147,7 @@ def refuse_model(model: str, *, is_demo: bool) -> None:
     if is_path and not _exists(Path(model)):
         raise UsageError(
             f"there is no model at {model}, or it cannot be read.",
-            remedy="name a directory, or a model of the Hugging Face Hub as `owner/name`.",
+            remedy="name a directory, or a model on the Hugging Face Hub as `owner/name`.",
         )
 
 

@@ -61,8 +61,8 @@ def runtime_directory() -> Iterator[Path]:
             kept.enter_context(_claimed(real / _OWNER, directory, real))
         except OSError as error:
             raise UsageError(
-                f"the directory for temporary files cannot be written: {error}.",
-                remedy="make room there, or name another one in TMPDIR.",
+                f"cannot write to the directory for temporary files: {error}.",
+                remedy="make room there, or name another directory in TMPDIR.",
             ) from error
         with suppress(OSError):  # it may be full, or not there
             kept.enter_context(_claimed(_shared_owner(real), directory, real))
@@ -88,7 +88,7 @@ def sweep() -> None:
         # It may be gone by now: another server starts and does the same.
         with suppress(OSError), _of_dead(owner) as record:
             if record is not None:
-                logger.info("removing what a server that was killed left: %s", record.directory)
+                logger.info("removing what a killed server left behind: %s", record.directory)
                 _remove_left(owner, record)
 
 

@@ -28,13 +28,13 @@ async def stacks_of(processes: Iterable[psutil.Process], directory: Path) -> str
         async with asyncio.timeout(DEADLINE_SECONDS):
             found = await asyncio.gather(*(_section(process, directory) for process in processes))
     except TimeoutError:
-        return f"The stacks were not told within {DEADLINE_SECONDS:.0f} s."
+        return f"The processes did not report their stacks within {DEADLINE_SECONDS:.0f} s."
     return "\n\n".join(found)
 
 
 async def _section(process: psutil.Process, directory: Path) -> str:
     stacks = await _spied(process.pid) or await _written(process.pid, directory)
-    return f"{_title(process)}\n{stacks or 'No stack: it does not answer.'}"
+    return f"{_title(process)}\n{stacks or 'No stack: the process does not answer.'}"
 
 
 def _title(process: psutil.Process) -> str:

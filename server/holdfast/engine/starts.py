@@ -38,7 +38,7 @@ async def until_stuck(
         is_one_gone = any(not processes.is_alive(core) for core in cores)
         gone_since = (gone_since or now) if is_one_gone else None
         if gone_since is not None and now - gone_since >= GONE_SECONDS:
-            return "EngineCore ended without a word"
+            return "EngineCore ended without a message"
         await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -109,7 +109,7 @@ class Suspicions:
                 self._take(*_read(self._path))
                 write_whole(self._path, self._document())
         except OSError as error:
-            logger.warning("What ended the engine is not kept in %s: %s", self._path, error)
+            logger.warning("Cannot keep in %s what ended the engine: %s", self._path, error)
 
     def _add(self, one: Suspicion) -> None:
         self._keep(self._merged([one]))
@@ -189,7 +189,7 @@ def _parsed(record: Any) -> tuple[list[Suspicion], list[Charge]]:
     """What a document says; a ValueError says what is wrong with it."""
     try:
         if record["schema"] != _SCHEMA:
-            raise ValueError(f"it has not schema {_SCHEMA}")
+            raise ValueError(f"its schema version is not {_SCHEMA}")
         suspicions = [
             Suspicion(
                 _text(one["digest"], _DIGEST),
@@ -204,11 +204,11 @@ def _parsed(record: Any) -> tuple[list[Suspicion], list[Charge]]:
             for one in record["charges"]
         ]
     except (TypeError, KeyError, OverflowError) as error:
-        raise ValueError(f"it is not of this form: {error}") from error
+        raise ValueError(f"it does not have the expected form: {error}") from error
     return suspicions, charges
 
 
 def _text(value: Any, form: re.Pattern[str]) -> str:
     if not isinstance(value, str) or not form.fullmatch(value):
-        raise ValueError("a value in it is wrong")
+        raise ValueError("it contains a wrong value")
     return value

@@ -68,7 +68,9 @@ class Upkeep:
             try:
                 await self._llm.start_profile(prefix)
             except ProfilerAlreadyActiveError as error:
-                raise ConflictError("a profile is being made.", remedy="stop it first.") from error
+                raise ConflictError(
+                    "a profile is already being recorded.", remedy="stop it first."
+                ) from error
 
     async def stop_profile(self) -> None:
         self._require_profiler()
@@ -86,7 +88,8 @@ class Upkeep:
             async with asked_to(f"empty its {kind} cache"):
                 if await resets[kind]() is False:
                     raise ConflictError(
-                        f"the {kind} cache is in use.", remedy="ask again when no request runs."
+                        f"the {kind} cache is in use.",
+                        remedy="try again when no request is running.",
                     )
 
     async def save_sharded_state(

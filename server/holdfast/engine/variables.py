@@ -36,5 +36,6 @@ def check(environment: Mapping[str, str]) -> None:
             read()
         except (ValueError, TypeError, KeyError, OSError) as error:
             raise UsageError(
-                f"the variable {name} is wrong: {error}.", remedy="correct it, or unset it."
+                f"the variable {name} has a wrong value: {error}.",
+                remedy="correct it, or unset it.",
             ) from error

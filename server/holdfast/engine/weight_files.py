@@ -61,14 +61,14 @@ def _named(index: Path, found: list[Path]) -> list[Path]:
     names = {name for name in named if isinstance(name, str)}
     if not all(isinstance(name, str) for name in named):
         raise UsageError(
-            f"{index} names something else than files as the places of weights.",
-            remedy="download it, or the whole model again.",
+            f"{index} does not name files as the places of the weights.",
+            remedy="download this file, or the whole model, again.",
         )
     missing = sorted(names - {path.name for path in found})
     if missing:
         raise UsageError(
-            f"{index.parent / missing[0]} is not there, and {index.name} names it.",
-            remedy="download it, or the whole model again.",
+            f"{index.parent / missing[0]} is missing, but {index.name} names it.",
+            remedy="download the missing file, or the whole model again.",
         )
     return [path for path in found if path.name in names]
 
@@ -76,8 +76,8 @@ def _named(index: Path, found: list[Path]) -> list[Path]:
 def _refuse_pointer(path: Path) -> None:
     if is_pointer(path):
         raise UsageError(
-            f"{path} is a pointer of git-lfs, and no weights.",
-            remedy="run `git lfs pull` where it lies.",
+            f"{path} is a git-lfs pointer, not weights.",
+            remedy="run `git lfs pull` in its directory.",
         )
 
 
@@ -92,13 +92,13 @@ def _check_whole(path: Path) -> None:
         found_bytes = path.stat().st_size
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be read: {error.strerror}.", remedy="let this user read it."
+            f"{path} cannot be read: {error.strerror}.", remedy="give this user read access to it."
         ) from error
     if wanted_bytes is None:
         raise UsageError(f"{path} is not a safetensors file.", remedy="download it again.")
     if found_bytes != wanted_bytes:
         raise UsageError(
-            f"{path} has {found_bytes} bytes, and its header speaks of {wanted_bytes}.",
+            f"{path} has {found_bytes} bytes, but its header describes {wanted_bytes}.",
             remedy="download it again.",
         )
 

@@ -41,7 +41,7 @@ async def asked_to(
     except TimeoutError as error:
         raise EngineSilentError(
             f"the engine did not {what} within {deadline_seconds:.0f} s.",
-            remedy="see /statusz: it may still do so, or hang.",
+            remedy="see /statusz: the engine may still do it, or may hang.",
         ) from error
     except HoldfastError as error:
         if type(error) is EngineRefusedError:

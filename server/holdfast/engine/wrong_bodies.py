@@ -42,7 +42,7 @@ class _Handler:
     async def __call__(self, request: Request, error: Exception) -> Response:
         if _is_of_a_reader(error.__traceback__):
             refusal = create_error_response(
-                "A value in the body is of a type that this route does not read.",
+                "A value in the body has a type that this route does not accept.",
                 status_code=HTTPStatus.BAD_REQUEST,
             )
             return JSONResponse(refusal.model_dump(), status_code=HTTPStatus.BAD_REQUEST)

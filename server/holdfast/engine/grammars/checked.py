@@ -168,7 +168,7 @@ class Grammars:
                 await lane.take(key)
         except TimeoutError:
             raise NotReadyError(
-                "The grammar has to be tried, and for long others have come before it.",
+                "The grammar has to be checked first, and too many others are ahead of it.",
                 retry_after_seconds=int(self.timeout_seconds),
             ) from None
 
@@ -187,7 +187,7 @@ class Grammars:
             cause = f"it takes more than {MEMORY_BYTES >> 30} GiB of memory to compile"
         request_id = tracked_request().request_id
         died = f" ({signal_name(answer.signal)})" if answer.signal else ""
-        logger.warning("the grammar of request %s is refused: %s%s", request_id, cause, died)
+        logger.warning("refused the grammar of request %s: %s%s", request_id, cause, died)
         return TrialResult(
             f"The grammar of the request is refused: {cause}.", until_seconds=until_seconds
         )
@@ -195,7 +195,7 @@ class Grammars:
     def _require_somebody(self, digest: bytes) -> None:
         trial = self._trials.get(digest)
         if trial is None or not trial.waiting:
-            raise NotReadyError("Nobody waits for it.", retry_after_seconds=RETRY_SECONDS)
+            raise NotReadyError("The client has left.", retry_after_seconds=RETRY_SECONDS)
 
     def _ended(self, digest: bytes, task: asyncio.Task[TrialResult]) -> None:
         self._trials.pop(digest, None)

@@ -95,7 +95,7 @@ class Compiler:
             validate_xgrammar_grammar(SamplingParams(structured_outputs=replace(constraint)))
         backend = constraint._backend  # noqa: SLF001 - where vLLM has it
         if backend is None:
-            raise ValueError("no structured output backend takes this grammar")
+            raise ValueError("no structured output backend supports this grammar")
         self._try(backend, constraint)
         if backend != "xgrammar":
             self._try_xgrammar(constraint)
@@ -167,6 +167,6 @@ def _timed(step: Callable[..., Any], *arguments: Any) -> None:
     seconds = time.thread_time() - started
     if seconds > MOST_SECONDS_A_TOKEN:
         raise SlowGrammarError(
-            f"the grammar takes {seconds:.1f} s of a CPU for one token; at most "
+            f"the grammar takes {seconds:.1f} s of CPU time per token; at most "
             f"{MOST_SECONDS_A_TOKEN:g} s are allowed"
         )

@@ -81,9 +81,9 @@ class Pool:
         code = await _exit_code(started, pid)
         if code is None:
             self._give_up(started)
-            raise _nobody("the process that tries grammars has ended")
+            raise _nobody("the process that checks grammars has ended")
         if code == -signal.SIGKILL:
-            raise _nobody("a process that tried a grammar was killed, which is none of its doing")
+            raise _nobody("a process that checked a grammar was killed from outside")
         return Answer(None, max(0, -code), seconds)
 
     async def _asked(
@@ -93,7 +93,7 @@ class Pool:
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            raise _nobody(f"a grammar cannot be handed over: {error}") from error
+            raise _nobody(f"cannot hand over a grammar: {error}") from error
         with ours, theirs:
             ours.setblocking(False)
             try:
@@ -105,7 +105,7 @@ class Pool:
                 # No worker took it, or the one that did is stopped: all of them are begun anew.
                 self._give_up(started)
                 raise _nobody(
-                    f"the process that tries grammars does not answer: {error!r}"
+                    f"the process that checks grammars does not answer: {error!r}"
                 ) from error
 
     async def _running(self) -> _Started:
@@ -123,7 +123,7 @@ class Pool:
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            raise _nobody(f"no process that tries grammars can be started: {error}") from error
+            raise _nobody(f"cannot start a process that checks grammars: {error}") from error
         with theirs:
             process = forkserver.Process(
                 target=self._serve,
@@ -142,12 +142,12 @@ class Pool:
                 ours.close()
                 _kill(process)
                 raise _nobody(
-                    f"no process that tries grammars could be started: {error!r}"
+                    f"could not start a process that checks grammars: {error!r}"
                 ) from error
         if said != processes.READY:
             ours.close()
             _kill(process)
-            raise _nobody("the process that tries grammars ended at its start")
+            raise _nobody("the process that checks grammars ended while it started")
         return _Started(process, ours)
 
     def _give_up(self, started: _Started) -> None:
@@ -210,7 +210,7 @@ async def _exit_code(started: _Started, pid: int) -> int | None:
 
 
 def _nobody(cause: str) -> NotReadyError:
-    logger.warning("%s; the next grammar starts another", cause)
+    logger.warning("%s; a new one is started for the next grammar", cause)
     return NotReadyError(
         "The grammar of the request cannot be checked now.", retry_after_seconds=RETRY_SECONDS
     )
