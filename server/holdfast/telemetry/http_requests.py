@@ -74,27 +74,26 @@ class HttpRequests(Collector):
         """Yield the five families; only one of them has a series before the first request."""
         total = CounterMetricFamily(
             "http_requests_total",
-            "HTTP requests by method, class of status and route.",
+            "HTTP requests by method, status class and route.",
             labels=("method", "status", "handler"),
         )
         for labels, count in self._counts.copy().items():
             total.add_metric(labels, count)
         yield total
         yield _summary(
-            "http_request_size_bytes", "Bytes of the bodies of requests by route.", self._received
+            "http_request_size_bytes", "Bytes of request bodies by route.", self._received
         )
-        yield _summary(
-            "http_response_size_bytes", "Bytes of the bodies of answers by route.", self._sent
-        )
+        yield _summary("http_response_size_bytes", "Bytes of response bodies by route.", self._sent)
         fine = HistogramMetricFamily(
             "http_request_duration_highr_seconds",
-            "Time from a request to the end of its answer, with many buckets.",
+            "Time from a request to the end of its response, in fine buckets.",
         )
         self._fine.add_to(fine, ())
         yield fine
         coarse = HistogramMetricFamily(
             "http_request_duration_seconds",
-            "Time from a request to the end of its answer by method and route, with few buckets.",
+            "Time from a request to the end of its response by method and route, in coarse "
+            "buckets.",
             labels=("method", "handler"),
         )
         for key, histogram in self._coarse.copy().items():

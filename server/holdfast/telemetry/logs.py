@@ -32,7 +32,7 @@ def configure_logging(
     """
     if level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
-        raise UsageError(f"The log level {level!r} does not exist.", remedy=f"Use one of {known}.")
+        raise UsageError(f"There is no log level {level!r}.", remedy=f"Use one of {known}.")
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(
         JSONLines() if style == "json" else logging.Formatter(_CONSOLE_FORMAT, "%m-%d %H:%M:%S")

@@ -104,7 +104,8 @@ class LoopLag:
                 self._quiet_until_seconds = now + WARNING_INTERVAL_SECONDS
         if is_told:
             logger.warning(
-                "the event loop was blocked for %.2f s: every stream and health check waited",
+                "the event loop was blocked for %.2f s, which delayed every stream and health "
+                "check",
                 lag,
                 extra={"fields": {"seconds": lag}},
             )
