@@ -44,7 +44,9 @@ def test_who_comes_when_no_file_can_be_opened_waits(caplog: pytest.LogCaptureFix
                 return (await wire.answer()).status
 
     assert played(scene) == 200
-    lines = [r.getMessage() for r in caplog.records if "can be accepted" in r.getMessage()]
+    lines = [
+        r.getMessage() for r in caplog.records if "cannot accept connections" in r.getMessage()
+    ]
     assert len(lines) == 1
 
 

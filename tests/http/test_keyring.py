@@ -124,8 +124,8 @@ def test_a_file_that_breaks_leaves_the_keys_that_were_read_last(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "there is no key in it"),
-        (b"# none\n\n", "there is no key in it"),
+        (b"", "it contains no key"),
+        (b"# none\n\n", "it contains no key"),
         (b"one\nhush hush\n", "line 2: expected a key"),
         (b"hush\xff\n", "line 1: expected a key"),
         (b"\xef\xbb\xbfhush\n", "line 1: expected a key"),
@@ -148,9 +148,9 @@ def test_a_start_without_a_regular_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     for path, reason in (
         (tmp_path / "none", "No such file"),
-        (tmp_path, "no regular file"),
-        (pipe, "no regular file"),
-        (Path("/dev/zero"), "no regular file"),
+        (tmp_path, "not a regular file"),
+        (pipe, "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
     ):
         with pytest.raises(UsageError, match=reason):
             Keyring([], path)

@@ -51,8 +51,8 @@ class Keys:
             )
         if admin.shares_a_key_with(api):
             raise UsageError(
-                "an admin key is an API key too, so every client would be an admin.",
-                remedy="choose another key for --admin-api-key.",
+                "an API key is also an admin key, so every client would be an admin.",
+                remedy="use another key for --admin-api-key.",
             )
         return cls(api, admin, guards_metrics)
 
@@ -89,7 +89,9 @@ _NO_ADMIN = _Refusal(
     403, "permission_error", "This route needs the admin key, not an API key.", "forbidden"
 )
 _NO_ROUTE = _Refusal(
-    404, "not_found_error", "Not found: no admin key was set (--admin-api-key), which it needs."
+    404,
+    "not_found_error",
+    "Not found: this route needs an admin key, and none is configured (--admin-api-key).",
 )
 
 

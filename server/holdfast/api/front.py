@@ -91,7 +91,7 @@ def _beginning(path: str) -> str:
 
 def _not_allowed(route: Route) -> Response:
     return openai_error(
-        f"{route.path} does not take this method.",
+        f"{route.path} does not support this method.",
         kind="invalid_request_error",
         status=405,
         headers={"allow": ", ".join(sorted(route.methods or ()))},

@@ -35,8 +35,8 @@ WEBSOCKET_TRY_AGAIN_LATER = 1013
 
 _OVERLOADS = MappingProxyType[RefusalReason, str](
     {
-        "overloaded": "The server has as many requests as it may: try again later.",
-        "key_concurrency": "This API key has as many requests at a time as it may.",
+        "overloaded": "The server is at capacity. Try again later.",
+        "key_concurrency": "This API key has reached its limit of concurrent requests.",
     }
 )
 
@@ -200,7 +200,7 @@ def _refused(admission: Admission, ticket: Ticket) -> NotReadyError | Overloaded
 
 def _suspended(seconds: float) -> KeySuspendedError:
     return KeySuspendedError(
-        "Requests of this API key have ended the engine several times: it is suspended.",
+        "This API key is suspended, as its requests have ended the engine several times.",
         retry_after_seconds=math.ceil(seconds),
     )
 

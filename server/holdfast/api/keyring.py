@@ -68,7 +68,7 @@ class Keyring:
             except (OSError, ValueError) as error:
                 raise UsageError(
                     f"{source}: {path}: {_reason(error)}.",
-                    remedy="name a readable file with one key a line.",
+                    remedy="name a readable file with one key per line.",
                 ) from None
 
     @property
@@ -129,13 +129,13 @@ class Keyring:
             if version != self._version and is_settled:
                 self._read(path, version)
                 names = ", ".join(self._named.values())
-                logger.info("%s: read again, the keys are now %s", self._source, names)
+                logger.info("%s: read the file again, the keys are now %s", self._source, names)
             self._is_broken = self._is_broken and version != self._version
         except (OSError, ValueError) as error:
             self._version = None
             if not self._is_broken:
                 logger.error(  # noqa: TRY400 - the reason says it, and a traceback nothing more
-                    "%s: %s: %s; the keys that were read last stay right",
+                    "%s: %s: %s; the keys that were read last stay in force",
                     self._source,
                     self._path,
                     _reason(error),
@@ -157,9 +157,9 @@ def _version(path: Path) -> Version:
     # Of what a link points to: Kubernetes swaps links when a Secret changes.
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     if found.st_size > MOST_FILE_BYTES:
-        raise ValueError("it is too large for a list of keys")
+        raise ValueError("it is too large for a key file")
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
@@ -175,7 +175,7 @@ def _keys(path: Path) -> list[str]:
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
     if not keys:
-        raise ValueError("there is no key in it")
+        raise ValueError("it contains no key")
     return keys
 
 

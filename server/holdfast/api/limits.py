@@ -201,7 +201,7 @@ class _Exchange:
         """Why the next piece of the body cannot be taken, or the part that begins with it."""
         if self.buffer is not None and not self.buffer.has_room_for(part_bytes):
             return RefusedError(
-                "The bodies of all requests are as large as they may be (--max-buffered-size).",
+                "All request bodies together have reached the limit (--max-buffered-size).",
                 reason="buffers_full",
                 http_status=503,
                 openai_type="service_unavailable",
@@ -225,17 +225,17 @@ class _Exchange:
 def _json_fault(shape: JsonShape, body: bytes, *, is_whole: bool) -> RefusedError | None:
     if shape.is_too_deep_with(body, is_whole=is_whole):
         return RefusedError(
-            "The JSON of the body is nested too deeply (--max-json-depth).",
+            "The JSON in the body is nested too deeply (--max-json-depth).",
             reason="json_too_deep",
             http_status=400,
         )
     if shape.has_too_many_values:
         return RefusedError(
-            "The JSON of the body has too many values.", reason="json_too_large", http_status=400
+            "The JSON in the body has too many values.", reason="json_too_large", http_status=400
         )
     if not shape.is_utf8:
         return RefusedError(
-            "The JSON of the body is not UTF-8.", reason="malformed", http_status=400
+            "The JSON in the body is not UTF-8.", reason="malformed", http_status=400
         )
     return None
 

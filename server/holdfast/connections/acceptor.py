@@ -127,8 +127,8 @@ class Acceptor:
         if now - self._warned_seconds > WARNING_INTERVAL_SECONDS:
             self._warned_seconds = now
             logger.warning(
-                "no connection can be accepted: %s; %d idle connections were closed, "
-                "and it is tried every %g s",
+                "cannot accept connections: %s; closed %d idle connections, and trying again "
+                "every %g s",
                 error.strerror or error,
                 shed,
                 REST_SECONDS,

@@ -46,7 +46,7 @@ def headers_too_large(most_bytes: int) -> RefusedError:
 def slow_headers(seconds: float) -> RefusedError:
     """The headers were not whole in time."""
     return RefusedError(
-        f"The headers of the request did not come in {seconds:g} s (--header-timeout).",
+        f"The headers of the request did not arrive within {seconds:g} s (--header-timeout).",
         reason="slow_headers",
         http_status=408,
     )
@@ -64,7 +64,8 @@ def body_too_large(most_bytes: int) -> RefusedError:
 def slow_body(seconds: float) -> RefusedError:
     """The body comes too slowly."""
     return RefusedError(
-        f"The body of the request came at less than 1 KiB/s over {seconds:g} s (--body-timeout).",
+        f"The body of the request arrived at less than 1 KiB/s over {seconds:g} s "
+        "(--body-timeout).",
         reason="slow_body",
         http_status=408,
     )

@@ -25,10 +25,10 @@ def most_connections(asked: int | None) -> int:
     room = files - min(RESERVED_FILES, files // 2)
     if asked is not None and asked > room:
         raise UsageError(
-            f"--max-connections {asked}: this process may open {files} files, "
-            f"which is room for {room} connections.",
-            remedy="raise the hard limit (`ulimit -Hn`, `docker run --ulimit nofile=N`), "
-            "or ask for fewer.",
+            f"--max-connections {asked}: this process may open only {files} files, enough for "
+            f"{room} connections.",
+            remedy="raise the hard limit (`ulimit -Hn`, `docker run --ulimit nofile=N`), or lower "
+            "--max-connections.",
         )
     return min(MOST_CONNECTIONS, room) if asked is None else asked
 

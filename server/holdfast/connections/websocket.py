@@ -144,7 +144,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def silence_is_over(self) -> None:
         """Close it."""
         self._book.refusals.count("idle_connection")
-        self._leave(CloseCode.GOING_AWAY, "nothing was said for too long")
+        self._leave(CloseCode.GOING_AWAY, "idle for too long")
 
     def _leave(self, code: CloseCode, reason: str) -> None:
         if not (self.close_sent or self.transport.is_closing()):
