@@ -373,4 +373,4 @@ def test_a_worker_never_raises() -> None:
     assert worker.got.lora_int_id == 3
     error = worker_calls.call(worker, "pin_lora", {"lora_id": 3})
     assert error == {"error": "RuntimeError: no room for 3"}
-    assert "no worker is asked" in worker_calls.call(worker, "shutdown", {})["error"]
+    assert "workers do not allow calls" in worker_calls.call(worker, "shutdown", {})["error"]

@@ -116,7 +116,9 @@ def _known_fields(record_class: type[Any], record: object) -> dict[str, Any]:
         _reject(f"{record!r} is not an object")
     known = {field.name for field in fields(record_class)}
     if unknown := sorted(set(record) - known):
-        _reject(f"unknown switch {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        _reject(
+            f"unknown switch {', '.join(unknown)}; the known ones are {', '.join(sorted(known))}"
+        )
     try:
         record_class(**record)
     except TypeError as error:
@@ -134,11 +136,11 @@ def _is_time(number: object) -> bool:
 
 def _demand(is_valid: bool, name: str, given: object) -> None:
     if not is_valid:
-        _reject(f"{given!r} is no value for {name}")
+        _reject(f"{given!r} is not a valid value for {name}")
 
 
 def _reject(cause: str) -> NoReturn:
     raise UsageError(
         f"config.json, {CONFIG_KEY}: {cause}.",
-        remedy="Remove the model's directory, it is made again; or correct the switch.",
+        remedy="Remove the model's directory, so that it is made again; or correct the switch.",
     )

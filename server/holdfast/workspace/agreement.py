@@ -65,7 +65,7 @@ def _reduced(
         raise _disagreement(group, subject, str(error)) from error
     found = [int(value) for value in tensor.tolist()]
     if found[:2] != signed:
-        raise _disagreement(group, subject, "one of them was about something else")
+        raise _disagreement(group, subject, "another rank was agreeing on something else")
     return found[2:]
 
 
@@ -73,6 +73,6 @@ def _disagreement(group: Any, subject: Subject, reason: str) -> EngineStartError
     what = subject.name.lower().replace("_", " ")
     return EngineStartError(
         f"rank {group.rank_in_group} could not agree with the other ranks on the {what}: {reason}",
-        remedy="see the logs of the other ranks above, and install the same holdfast for each; "
-        "--cpu-distributed-timeout-seconds gives them more time.",
+        remedy="see the logs of the other ranks above, and install the same version of holdfast "
+        "for each; --cpu-distributed-timeout-seconds gives them more time.",
     )

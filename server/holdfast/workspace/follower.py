@@ -224,7 +224,7 @@ class WorkerFollower:
         reserved_bytes = self._manager.unasked_bytes()
         if reserved_bytes >= given_bytes:
             raise ValueError(
-                f"the workspaces reserve {reserved_bytes} bytes, and the KV cache was given only "
+                f"the workspaces reserve {reserved_bytes} bytes, but the KV cache was given only "
                 f"{given_bytes} bytes: raise --kv-cache-memory-bytes (VLLM_CPU_KVCACHE_SPACE)"
             )
         return given_bytes - reserved_bytes

@@ -38,8 +38,8 @@ class GrowthRule:
         # Before the seal the old buffer is freed, so that growth is no more than vLLM's own.
         if is_locked and is_sealed and not self.is_within_limit(held_bytes):
             return (
-                f"it would hold {(held_bytes - self.locked_bytes) / MIB:.2f} MB above the size at "
-                f"the lock and the growth limit is {self.limit_bytes / MIB:.2f} MB"
+                f"it would hold {(held_bytes - self.locked_bytes) / MIB:.2f} MB more than at the "
+                f"lock, but the growth limit is {self.limit_bytes / MIB:.2f} MB"
             )
         return ""
 

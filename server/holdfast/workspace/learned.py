@@ -37,7 +37,9 @@ def default_directory() -> Path:
 def learned_path(directory: Path, fingerprint: str) -> Path:
     """The file of one fingerprint."""
     if not _FINGERPRINT.fullmatch(fingerprint):
-        raise ValueError(f"a fingerprint is letters, digits, - and _, not {fingerprint!r}")
+        raise ValueError(
+            f"a fingerprint consists of letters, digits, - and _, unlike {fingerprint!r}"
+        )
     return directory / f"workspace-{fingerprint}.json"
 
 
@@ -72,7 +74,7 @@ def write(directory: Path, fingerprint: str, slots: Mapping[Slot, int]) -> None:
             known = _load(path, fingerprint, is_alone=True)
             write_whole(path, _document(fingerprint, _merged(known, slots)))
     except OSError as error:
-        logger.warning("Learned reservations are not kept in %s: %s", directory, error)
+        logger.warning("cannot save learned reservations in %s: %s", directory, error)
 
 
 def _merged(known: Mapping[Slot, int], slots: Mapping[Slot, int]) -> Mapping[Slot, int]:
@@ -130,21 +132,21 @@ def _set_aside(path: Path, error: Exception) -> None:
 def _parsed(record: Any, fingerprint: str) -> Mapping[Slot, int]:
     """The slots of a file; a ValueError says what is wrong with it."""
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise ValueError(f"it has not schema {SCHEMA}")
+        raise ValueError(f"its schema version is not {SCHEMA}")
     if record.get("fingerprint") != fingerprint:
-        raise ValueError("it has another fingerprint")
+        raise ValueError("its fingerprint is another one")
     entries = record.get("slots")
     if not isinstance(entries, list):
         raise ValueError("it has no list of slots")  # noqa: TRY004 - one error for a bad file
     slots = dict(_entry(entry) for entry in entries)
     if len(slots) != len(entries):
-        raise ValueError("it has a slot twice")
+        raise ValueError("it lists a slot twice")
     return slots
 
 
 def _entry(entry: Any) -> tuple[Slot, int]:
     if not isinstance(entry, dict):
-        raise ValueError(f"a slot is an object, not {entry!r}")  # noqa: TRY004 - as above
+        raise ValueError(f"a slot must be an object, not {entry!r}")  # noqa: TRY004 - as above
     slot = (entry.get("ubatch"), entry.get("lane"))
     return _checked(slot, entry.get("needed_bytes"))
 

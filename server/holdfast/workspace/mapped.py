@@ -64,7 +64,7 @@ def _mapping_in_memory(link: Path, name: str, shared: Path, size_bytes: int) -> 
             Path(target).unlink(missing_ok=True)
             raise
     except OSError as error:
-        logger.info("%s is not kept in %s: %s", name, shared.parent, error)
+        logger.info("cannot keep %s in %s: %s", name, shared.parent, error)
         return None
     return mapping
 

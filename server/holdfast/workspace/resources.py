@@ -119,7 +119,7 @@ class Resources:
         if reason:
             self._refuse(key, reason)
         caller = asking_frame()
-        logger.warning("Persistent workspace %r is made after the lock for '%s'", key, caller)
+        logger.warning("Persistent workspace %r is created after the lock for '%s'", key, caller)
 
     def _refuse(self, key: Hashable, reason: str) -> NoReturn:
         needed_bytes = self._known_bytes.get(key, 0)

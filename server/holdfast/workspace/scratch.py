@@ -180,8 +180,8 @@ class Scratch:
         if self._books.is_locked:
             raise HoldfastError(
                 f"Workspace {self._slots[index]} holds {self._books.size_bytes[index]} bytes and "
-                f"is locked: a reservation of {size_bytes} bytes comes too late.",
-                remedy="reserve in the constructor or the warm-up of the model.",
+                f"is locked: it is too late to reserve {size_bytes} bytes.",
+                remedy="reserve it in the constructor or the warm-up of the model.",
             )
         is_growth = self._current[index] is not None
         self._replace(index, size_bytes, is_touched=True)

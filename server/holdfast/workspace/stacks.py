@@ -26,7 +26,7 @@ def offer_stacks(directory: Path, pid: int) -> None:
     try:
         file = stacks_path(directory, pid).open("w")
     except OSError as error:
-        logger.warning("this process will not tell its stacks: %s", error)
+        logger.warning("this process cannot report its stacks: %s", error)
         return
     # faulthandler keeps the file.
     faulthandler.register(STACKS_SIGNAL, file, all_threads=True)

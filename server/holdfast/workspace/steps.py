@@ -132,7 +132,7 @@ class StepFollower:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             # vLLM may have changed what a scheduler says; the step itself is what matters.
             if not self._are_requests_unknown:
-                logger.warning("The requests of a step are not known: %s", error)
+                logger.warning("Cannot tell which requests are in a step: %s", error)
             self._are_requests_unknown = True
 
     @functools.cached_property

@@ -21,7 +21,7 @@ CALLABLE = frozenset(
 def call(wrapper: Any, method: str, arguments: Mapping[str, Any]) -> dict[str, str]:
     """Call a method of the worker in vLLM's wrapper; why it failed, or an empty error."""
     if method not in CALLABLE:
-        return {"error": f"no worker is asked for {method}"}
+        return {"error": f"workers do not allow calls of {method}"}
     try:
         getattr(wrapper.worker, method)(**_as_vllm_takes_them(method, arguments))
     except Exception as error:  # the edge of an RPC, see above

@@ -66,6 +66,6 @@ def declare(context: ReserverContext) -> Iterable[Term | Undetermined]:
     return (
         Undetermined(
             "Lamport all-reduce",
-            f"{most_bytes} bytes a rank outside the slots if the GPUs reach each other's memory",
+            f"{most_bytes} bytes per rank outside the slots if the GPUs reach each other's memory",
         ),
     )

@@ -114,8 +114,8 @@ def reserve_workspace(*shapes_and_dtypes: Spec, lanes: tuple[int, ...] | None = 
     """
     if not vllm_workspace.is_workspace_manager_initialized():
         raise HoldfastError(
-            f"{_caller()} reserves workspace where there is none.",
-            remedy="reserve in a worker, in the constructor or the warm-up of the model.",
+            f"{_caller()} reserves workspace outside a worker.",
+            remedy="reserve it in a worker, in the constructor or the warm-up of the model.",
         )
     manager = vllm_workspace.current_workspace_manager()
     if isinstance(manager, WorkspaceManager):
@@ -143,15 +143,19 @@ def _checked(answer: object) -> Term | Undetermined:
     if isinstance(answer, Undetermined):
         return answer
     if not isinstance(answer, Term):
-        raise TypeError(f"a reserver yields terms, not {answer!r}")
+        raise TypeError(f"a reserver must yield terms, not {answer!r}")
     if answer.source != "declared":
-        raise ValueError(f"a reserver declares, its source is not {answer.source!r}")
+        raise ValueError(f"the source of a term must be 'declared', not {answer.source!r}")
     if type(answer.needed_bytes) is not int or answer.needed_bytes < 0:
-        raise ValueError(f"bytes are a whole number from 0, not {answer.needed_bytes!r}")
+        raise ValueError(
+            f"the bytes of a term must be a whole number of 0 or more, not {answer.needed_bytes!r}"
+        )
     if type(answer.asked_by) is not str or not answer.asked_by:
-        raise ValueError("a term names who asks")
+        raise ValueError("a term must name what asks for it")
     if not answer.lanes or any(type(lane) is not int or lane < 0 for lane in answer.lanes):
-        raise ValueError(f"lanes are whole numbers from 0, not {answer.lanes!r}")
+        raise ValueError(
+            f"the lanes of a term must be whole numbers of 0 or more, not {answer.lanes!r}"
+        )
     return answer
 
 
