@@ -25,7 +25,7 @@ from holdfast.records import Death, Suspect
 OUT_OF_MEMORY = Death("out_of_memory", "EngineCore was killed by SIGKILL")
 TERMINATED = Death("terminated", "EngineCore received SIGTERM")
 REFUSED = Death("workspace_rejection", "Workspace is locked", is_accusing=True)
-ENDED = NotReadyError("The server has ended.", retry_after_seconds=5)
+ENDED = NotReadyError("The server has shut down.", retry_after_seconds=5)
 
 
 def named(*names: str, cause: Any = "core_exit", reached_tokens: int = 1) -> Death:

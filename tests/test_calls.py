@@ -13,7 +13,7 @@ from callers import Output, ScriptedLLM, UnsentError
 from holdfast.engine.tracked import REQUEST, Tracked
 from holdfast.errors import NotReadyError, RequestLostError
 
-ENDED = NotReadyError("The server has ended.", retry_after_seconds=5)
+ENDED = NotReadyError("The server has shut down.", retry_after_seconds=5)
 
 
 def test_calls_go_to_the_next_generation_in_their_old_order() -> None:

@@ -239,7 +239,7 @@ def test_a_canary_that_does_not_come_back_is_a_stall() -> None:
         heartbeat = _beat(engine, clock)
         assert not _looks(heartbeat, clock, int(IDLE_SECONDS))
         await engine.sung.wait()
-        assert "no step ended" in _looks(heartbeat, clock, int(TIMEOUT_SECONDS) + 1)
+        assert "finished no step" in _looks(heartbeat, clock, int(TIMEOUT_SECONDS) + 1)
         assert engine.canaries == 1
         await heartbeat._end_canary()
 

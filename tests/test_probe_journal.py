@@ -78,7 +78,7 @@ def test_broken_journal_is_set_aside(
     path.write_text(content)
     with caplog.at_level(logging.WARNING):
         assert ProbeJournal(tmp_path, "f").forbidden_tokens is None
-    assert "is broken" in caplog.text
+    assert "is damaged" in caplog.text
     assert not path.exists()
     assert [kept.read_text() for kept in tmp_path.iterdir()] == [content]
 
@@ -89,7 +89,7 @@ def test_directory_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCapt
     blocked.write_text("")
     with ProbeJournal(blocked / "below", "f").attempt(128):
         pass
-    assert "cannot be written" in caplog.text
+    assert "cannot write" in caplog.text
 
 
 def test_no_directory_keeps_nothing(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_suite_is_over_at_its_time_limit() -> None:
     report, the_bed = probe(faults, steps=["batch_sweep"], timeout_seconds=2.0)
     assert failed_step(report).name == "batch_sweep"
     assert "232 tokens" in failed_step(report).reason
-    assert "time of the probe" in failed_step(report).reason
+    assert "probe's time limit" in failed_step(report).reason
     assert not the_bed.engine.is_held
 
 

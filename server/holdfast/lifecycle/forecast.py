@@ -93,7 +93,7 @@ def _read(path: Path) -> dict[Kind, list[float]]:
 
 def _seconds(value: object) -> float:
     if not isinstance(value, int | float) or not 0 <= value <= LONGEST_SECONDS:
-        raise ValueError(f"{value!r} is not a time that a start takes")
+        raise ValueError(f"{value!r} is not a duration of a start")
     return float(value)
 
 
@@ -101,4 +101,4 @@ def _write(path: Path, seconds: dict[Kind, list[float]]) -> None:
     try:
         write_whole(path, json.dumps(seconds))
     except OSError as error:
-        logger.debug("the times of this start are not kept: %s", error)
+        logger.debug("cannot save the times of this start: %s", error)

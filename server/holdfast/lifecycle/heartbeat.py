@@ -90,17 +90,17 @@ class Rules:
         self._newest_seconds = max(pulse.last_step_seconds.values(), default=0.0)
         quiet = self._quiet(pulse, max(self._newest_seconds, self._all_deferred_seconds()))
         if quiet >= patience:
-            return f"requests are in the engine, and no step ended for {quiet:.0f} s"
+            return f"the engine has requests, but finished no step for {quiet:.0f} s"
         for engine, given in self._given_seconds.items():
             deferred = self._deferred_seconds.get(engine, 0.0)
             since = max(pulse.last_step_seconds.get(engine, 0.0), given, deferred)
             quiet = self._quiet(pulse, since)
             if quiet >= patience:
-                return f"engine {engine} has requests, and ended no step for {quiet:.0f} s"
+                return f"engine {engine} has requests, but finished no step for {quiet:.0f} s"
         for engine, since in pulse.blocked_since_seconds.items():
             blocked = pulse.now_seconds - max(since, self._excused_seconds)
             if blocked >= BLOCKED_SECONDS:
-                return f"requests wait for engine {engine}, and none ran for {blocked:.0f} s"
+                return f"requests wait for engine {engine}, but none ran for {blocked:.0f} s"
         return ""
 
     def forgives(self, now_seconds: float) -> bool:
@@ -167,7 +167,7 @@ class Heartbeat:
         try:
             reason, stacks = await self._stall()
             while compiles_inside(stacks) and self._rules.forgives(self._clock()):
-                logger.info("%s: it compiles", reason)
+                logger.info("%s: it is compiling", reason)
                 reason, stacks = await self._stall()
         finally:
             await self._end_canary()
@@ -187,7 +187,7 @@ class Heartbeat:
         except OSError as error:  # too many open files, say: it is not a stall, and it passes
             if not self._is_blind:
                 self._is_blind = True
-                logger.warning("the progress of the engine cannot be looked at: %s", error)
+                logger.warning("cannot look at the progress of the engine: %s", error)
             return ""
 
     def _look(self) -> str:

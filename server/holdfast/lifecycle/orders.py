@@ -31,7 +31,7 @@ class SleepOrder:
     """Whether requests that run are given up, and not waited for."""
 
     def __str__(self) -> str:
-        return f"sleep of level {self.level}"
+        return f"a sleep of level {self.level}"
 
 
 @dataclass(frozen=True, slots=True)

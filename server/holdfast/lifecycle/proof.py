@@ -30,7 +30,8 @@ _REMEDY = (
     "(--learned-dir), or lower --max-model-len or --max-num-batched-tokens."
 )
 _REMEDY_OF_NONE = (
-    "mend what it names, see the engine's log above, or reserve more (--workspace-reserve)."
+    "correct what the message names, see the engine's log above, or reserve more "
+    "(--workspace-reserve)."
 )
 
 Outcome = Literal["proven", "again", "died"]
@@ -139,7 +140,7 @@ class Proof:
 
     async def _pass(self, engine: Engine, prober: Prober, fate: Fate, attempt: int) -> ProbeReport:
         if attempt > 1:
-            logger.info("a workspace grew: running the suite, pass %d", attempt)
+            logger.info("a workspace grew, so the suite runs again (pass %d)", attempt)
         if not self._stands:
             engine.limit_context(None)
         running = prober.run_again() if self._stands else prober.run()
@@ -167,8 +168,8 @@ class Proof:
         engine.limit_context(limit_tokens)
         if limit_tokens is not None:
             logger.warning(
-                "requests of more than %d tokens get 400, since no longer one was proven; "
-                "--admit-unproven takes them",
+                "requests longer than %d tokens get 400, since no longer request was proven; "
+                "--admit-unproven accepts them",
                 limit_tokens,
             )
 
@@ -198,7 +199,7 @@ def proven(report: ProbeReport | None) -> str:
     """What a report says of an engine that is let in, for people."""
     if report is None or report.suite == "off":
         return "not probed"
-    limited = ", a limited proof" if report.limited else ""
+    limited = " (limited)" if report.limited else ""
     return f"{report.proven_tokens} tokens proven{limited}"
 
 

@@ -78,8 +78,8 @@ class RestartBudget:
             raise EngineLostError(
                 f"the engine died: {death}, after {self._most} restarts within "
                 f"{self._window_seconds:.0f} s.",
-                remedy="see the engine's log above, and start again; --max-engine-restarts allows "
-                "more.",
+                remedy="see the engine's log above, and start the server again; "
+                "--max-engine-restarts allows more.",
             )
         excess = len(recent) - self._most
         if excess > 0:

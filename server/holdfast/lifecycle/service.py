@@ -78,7 +78,9 @@ class Service:
             running, _, answer = self._running
             if running == order:
                 return answer
-            raise ConflictError(f"{running} is under way.", remedy="ask again when it is over.")
+            raise ConflictError(
+                f"{running} is already in progress.", remedy="try again when it has finished."
+            )
         work = self._work(order)
         answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_heard)
@@ -102,7 +104,9 @@ class Service:
 
     def _work(self, order: Order) -> Coroutine[Any, Any, Any]:
         if self._has_died:
-            raise ConflictError("the engine ends.", remedy="ask again when the next one is READY.")
+            raise ConflictError(
+                "the engine is shutting down.", remedy="try again when the next one is READY."
+            )
         is_asleep = self._standing.state is State.SLEEPING
         match order:
             case WakeOrder():
@@ -128,7 +132,7 @@ class Service:
             answer.set_exception(error) if error else answer.set_result(task.result())
             return
         died = self._fate.done() and not self._fate.cancelled()
-        cause = f"the engine died: {self._fate.result()}" if died else "the server ends"
+        cause = f"the engine died: {self._fate.result()}" if died else "the server is shutting down"
         answer.set_exception(NotReadyError(cause, retry_after_seconds=RETRY_AFTER_SECONDS))
 
     # Orders
@@ -137,13 +141,13 @@ class Service:
         if (known := self._known(order)) is not None:
             return known
         async with self._quiet(str(order)):
-            self._standing.enter(State.PROBING, f"running {order}, as asked")
+            self._standing.enter(State.PROBING, f"running {order}, as requested")
             report = await self._prove(order.suite)
         return Proven(report, 0.0)
 
     async def _sleep(self, order: SleepOrder) -> Rest:
         async with self._quiet(str(order), is_abrupt=order.is_abrupt):
-            self._standing.enter(State.SLEEPING, f"level {order.level}, as asked")
+            self._standing.enter(State.SLEEPING, f"level {order.level}, as requested")
             self._calls.expect_aborts()
             self._asleep = SLEEP_TAGS
             await self._ask(self._engine.sleep(order.level))
@@ -156,17 +160,17 @@ class Service:
         if self._asleep:
             self._standing.enter(State.SLEEPING, f"still asleep: {', '.join(sorted(self._asleep))}")
             return Rest(self._asleep)
-        self._standing.enter(State.PROBING, "awake again: running the quick suite")
+        self._standing.enter(State.PROBING, "awake again, running the quick suite")
         report = await self._prove("quick")
         self._reopen()
         return Rest(self._asleep, report)
 
     async def _restart(self, order: RestartOrder, *, is_asleep: bool) -> None:
         self._calls.hold()
-        self._standing.enter(State.RECOVERING, "restarting as asked", order.reason)
+        self._standing.enter(State.RECOVERING, "restarting, as requested", order.reason)
         try:
             if not is_asleep and not await self._until(lambda: not self._calls.begun):
-                logger.warning("%d answers are cut off by the restart", self._calls.begun)
+                logger.warning("the restart cuts off %d answers", self._calls.begun)
         except asyncio.CancelledError:
             self._reopen()
             raise
@@ -185,9 +189,9 @@ class Service:
         try:
             if not is_abrupt and not await self._until(lambda: not self._calls.in_engine):
                 raise ConflictError(
-                    f"{self._calls.in_engine} requests still ran after "
+                    f"{self._calls.in_engine} requests were still running after "
                     f"{self._patience_seconds:.0f} s, so there was no time for {what}.",
-                    remedy="ask again when less is running, or raise --drain-timeout.",
+                    remedy="try again when fewer requests are running, or raise --drain-timeout.",
                 )
             if self._standing.state is not State.READY:
                 raise ConflictError(f"the server is {self._standing.state}")
@@ -246,7 +250,7 @@ class Service:
         if not self._engine.facts.has_sleep_mode:
             raise ConflictError(
                 "sleep mode is off.",
-                remedy="start with --enable-sleep-mode; vLLM has it for GPUs, not for the CPU.",
+                remedy="start with --enable-sleep-mode; vLLM supports it on GPUs, not on the CPU.",
             )
 
 

@@ -209,7 +209,7 @@ class Supervisor:
             death = await self._one_life(launcher)
             if death is None:
                 again = State.STARTING if self._last_death is None else State.RECOVERING
-                self._standing.enter(again, "once more, with another reservation")
+                self._standing.enter(again, "restarting with a different reservation")
             else:
                 await self._back_off(death)
 
@@ -217,7 +217,9 @@ class Supervisor:
         """Wait before the next start; EngineLostError if there is not to be one."""
         wait_seconds = self._restarts.wait_seconds(death)
         if wait_seconds >= BROWNOUT_SECONDS:
-            reason = f"requests ended too many engines, the next start is in {wait_seconds:.0f} s"
+            reason = (
+                f"requests ended too many engines, so the next start is in {wait_seconds:.0f} s"
+            )
             self._standing.enter(State.RECOVERING, f"{reason}: {death}")
         if wait_seconds:
             logger.info("waiting %.0f s before the next start", wait_seconds)
@@ -249,7 +251,7 @@ class Supervisor:
         except EngineStartError as error:
             has_unlearned = self._learning.unlearn()
             if has_unlearned:
-                logger.warning("starting again without what was learned: %s", error.cause)
+                logger.warning("restarting without what was learned: %s", error.cause)
             if self._last_death is None and has_unlearned:
                 return None
             if self._last_death is None:
@@ -357,7 +359,7 @@ class Supervisor:
     async def _mourn(self, engine: Engine, calls: Calls, death: Death) -> Death:
         """Take in a death while its engine can still be asked for its last words."""
         if words := engine.last_words():
-            logger.error("what the engine's processes left:\n%s", words)
+            logger.error("what the engine's processes left behind:\n%s", words)
         calls.ended()
         verdict = calls.accuse(death)
         self._fallen(death, verdict)
@@ -394,7 +396,9 @@ class Supervisor:
         if isinstance(error, HoldfastError):
             self._report = replace(self._report, last_exit=error.cause)
         if self._calls is not None:
-            end = NotReadyError("The server has ended.", retry_after_seconds=RETRY_AFTER_SECONDS)
+            end = NotReadyError(
+                "The server has shut down.", retry_after_seconds=RETRY_AFTER_SECONDS
+            )
             self._calls.fail(end, "engine_lost" if error else "drained")
         if error is None:
             self._standing.move(State.STOPPED, "stopped")

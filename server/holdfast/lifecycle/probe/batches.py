@@ -41,7 +41,10 @@ async def batch_sweep(bench: Bench) -> Finding:
 def _unformed(sizes: list[int]) -> str:
     if not sizes:
         return ""
-    return f"the scheduler forms no step of {', '.join(map(str, sizes))} tokens from these prompts"
+    return (
+        f"the scheduler does not form a step of {', '.join(map(str, sizes))} tokens from these "
+        "prompts"
+    )
 
 
 async def full_batch(bench: Bench) -> Finding:
@@ -67,7 +70,7 @@ async def full_batch(bench: Bench) -> Finding:
 def _smaller(bench: Bench, target: int, formed: int) -> str:
     """Why no step has all the tokens that a step may have; empty if one has."""
     if formed < target:
-        return f"the scheduler formed no step of more than {formed} tokens"
+        return f"the scheduler formed no step larger than {formed} tokens"
     wanted, slots = bench.facts.max_num_batched_tokens, bench.limits.draft_slots
     if target == wanted:
         return ""
@@ -92,7 +95,7 @@ async def _make_step(
             return any(step.scheduled_tokens == size for step in since.new_steps(rank))
 
         await bench.guarded(bench.together(bench.messages(lengths, make)))
-        missing = f"no engine step of {size} scheduled tokens was seen on every rank."
+        missing = f"not every rank ran an engine step of {size} scheduled tokens."
         if await bench.is_formed(since, size, has_size, missing):
             return size
         bench.prefers_many_requests = not bench.prefers_many_requests

@@ -165,8 +165,10 @@ class Bench:
     def _late(self, since: measure.Mark, waited_seconds: float) -> ProbeFailedError:
         goes_on = self._is_shown(lambda rank: bool(since.new_steps(rank)))
         if goes_on or waited_seconds < self.steps_seconds(LONGEST_STEP):
-            return ProbeTooSlowError("the engine was too slow for the time of the probe")
-        return ProbeFailedError("it was not done when the time of the probe was over.")
+            return ProbeTooSlowError(
+                "the engine was too slow to finish before the probe's time limit"
+            )
+        return ProbeFailedError("it had not finished at the probe's time limit.")
 
     async def _fail_at_death(self) -> NoReturn:
         raise ProbeFailedError(f"the engine died: {await self.engine.until_dead()}")

@@ -65,8 +65,8 @@ class Budget:
             return f"no time is left for {tokens} tokens"
         if expected > left * SHARE_OF_TIME_LEFT:
             return (
-                f"{tokens} tokens would take about {expected:.0f} s at the measured rate, "
-                f"and {left:.0f} s are left"
+                f"{tokens} tokens would take about {expected:.0f} s at the measured rate, but "
+                f"only {left:.0f} s are left"
             )
         return ""
 
@@ -92,8 +92,8 @@ class Budget:
         ):
             return ""
         return (
-            f"{context_tokens} tokens could leave the host less than its margin: "
-            f"{available} bytes are available, the last size cost {self._cost_bytes}"
+            f"{context_tokens} tokens could leave the host less than its margin: {available} "
+            f"bytes are available, and the last size used {self._cost_bytes}"
         )
 
     @contextmanager

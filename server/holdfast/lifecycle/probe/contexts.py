@@ -161,5 +161,7 @@ async def prefix_continuation(bench: Bench) -> Finding:
     await bench.prove(is_computed, f"the ranks did not schedule {TAIL_TOKENS} tokens for the tail.")
     again = [rank for rank in bench.engine.ranks() if since.new_tokens(rank) >= limit]
     if again:
-        raise ProbeFailedError("the prefix was computed again although it was just cached.")
+        raise ProbeFailedError(
+            "the engine computed the prefix again, although it had just been cached."
+        )
     return Finding(tokens=limit)

@@ -98,7 +98,7 @@ async def _decode_together(bench: Bench, plan: sizes.DecodePlan, *, has_structur
 
     await bench.guarded(bench.together(messages))
     tokens = plan.requests * (plan.prompt_tokens + plan.output_tokens - 1)
-    missing = f"no engine step with {plan.requests} decoding requests was seen on every rank."
+    missing = f"not every rank ran an engine step with {plan.requests} decoding requests."
     if await bench.is_formed(since, tokens, is_shown, missing):
         return plan.requests
     return min(plan.requests, since.widest_steps(bench.engine.ranks()))
@@ -134,7 +134,7 @@ async def mixed(bench: Bench) -> Finding:
         if since is not None and await _is_mixed(bench, since, decoders, sum(prompts)):
             return Finding(tokens=prefill, limited=bool(obstacle), reason=obstacle)
     if has_overlapped or not plans:
-        return Finding(is_skipped=True, reason="no prompt has room beside a request that decodes")
+        return Finding(is_skipped=True, reason="no prompt fits beside a request that decodes")
     reason = "the decodes ended each time before a prompt could join them"
     return Finding(is_skipped=True, limited=True, reason=reason)
 
@@ -159,7 +159,7 @@ async def _is_mixed(bench: Bench, since: measure.Mark, decoders: int, tokens: in
     def is_shown(rank: RankStats) -> bool:
         return any(map(is_it, since.new_steps(rank)))
 
-    missing = f"no step with {decoders} decodes and a prefill was seen on every rank."
+    missing = f"not every rank ran a step with {decoders} decodes and a prefill."
     return await bench.is_formed(since, tokens, is_shown, missing)
 
 

@@ -33,7 +33,7 @@ async def first_image(bench: Bench) -> Finding:
         if tokens:
             await _prove_ran(bench, since)
             return Finding(tokens=tokens, reason=f"an image of {width} x {height}")
-    return Finding(is_skipped=True, limited=True, reason=f"no image was taken: {refused}")
+    return Finding(is_skipped=True, limited=True, reason=f"no image was accepted: {refused}")
 
 
 def _halved(largest: tuple[int, int] | None) -> Iterator[tuple[int, int]]:

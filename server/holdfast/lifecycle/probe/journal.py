@@ -57,7 +57,7 @@ class ProbeJournal:
                 try:
                     kept.enter_context(written_while_alive(self.path, json.dumps(record)))
                 except OSError as error:
-                    logger.warning("The probe journal %s cannot be written: %s", self.path, error)
+                    logger.warning("cannot write the probe journal %s: %s", self.path, error)
             yield
 
 
@@ -83,7 +83,7 @@ def _read(path: Path, fingerprint: str) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        logger.warning("The probe journal %s cannot be read: %s", path, error)
+        logger.warning("cannot read the probe journal %s: %s", path, error)
         return None
     except (ValueError, TypeError, KeyError):
         pass
@@ -93,8 +93,8 @@ def _read(path: Path, fingerprint: str) -> int | None:
 
 def _set_aside(path: Path) -> None:
     aside = path.with_suffix(f".broken-{time.time_ns()}")
-    logger.warning("The probe journal %s is broken; it is kept as %s", path, aside.name)
+    logger.warning("the probe journal %s is damaged; kept it as %s", path, aside.name)
     try:
         path.replace(aside)
     except OSError as error:
-        logger.warning("The probe journal %s cannot be moved: %s", path, error)
+        logger.warning("cannot move the probe journal %s: %s", path, error)

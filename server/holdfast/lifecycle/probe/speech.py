@@ -38,7 +38,7 @@ async def transcribe(client: httpx.AsyncClient, facts: EngineFacts, tokens: int)
         refusal = wire.refusal(message, response.status_code, response.text)
         raise ProbeFailedError(refusal + _missing_decoder())
     if not isinstance(wire.parsed(message, response.text).get("text"), str):
-        raise ProbeFailedError(f"{message.path} answered no text.")
+        raise ProbeFailedError(f"{message.path} answered without text.")
 
 
 @cache
@@ -56,4 +56,4 @@ def silence() -> bytes:
 def _missing_decoder() -> str:
     if any(map(find_spec, _DECODERS)):
         return ""
-    return " (no package is installed that decodes audio: pip install 'vllm[audio]')"
+    return " (no installed package decodes audio: pip install 'vllm[audio]')"

@@ -48,14 +48,14 @@ def why_not(step: StepName, facts: EngineFacts) -> str:
     pools = is_pooling(facts)
     is_scattered = pools and facts.data_parallel_size > 1
     rules = (
-        (facts.is_encoder_decoder, "an encoder-decoder model takes no prompt of bare tokens"),
-        (not facts.tasks & _SERVED_TASKS, "the model serves no task that takes tokens"),
-        (pools and step in _DECODING, "a pooling model decodes nothing"),
+        (facts.is_encoder_decoder, "an encoder-decoder model accepts no prompt of bare tokens"),
+        (not facts.tasks & _SERVED_TASKS, "the model supports no task with a prompt of tokens"),
+        (pools and step in _DECODING, "a pooling model does not decode"),
         (is_scattered and step in _COMPOSED, "pooling requests cannot choose their engine"),
         (step == "prefix_continuation" and not facts.has_prefix_caching, "prefix caching is off"),
         (step == "mixed" and facts.max_num_seqs < 2, "the engine runs one request at a time"),
-        (step == "first_image" and not facts.largest_image, "the model takes no images"),
-        (step == "first_image" and pools, "a pooling model answers no chat"),
+        (step == "first_image" and not facts.largest_image, "the model accepts no images"),
+        (step == "first_image" and pools, "a pooling model does not answer chats"),
         (step == "first_image" and not facts.has_chat_template, "there is no chat template"),
         (step == "first_adapter" and not facts.has_lora, "LoRA is off"),
     )

@@ -137,7 +137,9 @@ def is_whole(reason: Any) -> bool:
 def _check_choices(message: Message, answer: Body) -> None:
     choices = _list(answer.get("choices"))
     if len(choices) != message.prompts:
-        raise ProbeFailedError(f"{message.path} answered {len(choices)} of {message.prompts}.")
+        raise ProbeFailedError(
+            f"{message.path} returned {len(choices)} of {message.prompts} choices."
+        )
     _check_ends(message, {_get(choice, "finish_reason") for choice in choices})
     _check_usage(message, _get(answer, "usage"))
     if message.body.get("logprobs") is not None:
@@ -148,26 +150,26 @@ def _check_choices(message: Message, answer: Body) -> None:
 def _check_ends(message: Message, reasons: Iterable[Any]) -> None:
     odd = [reason for reason in reasons if not is_whole(reason)]
     if odd:
-        raise ProbeFailedError(f"{message.path} broke off with finish_reason {odd[0]!r}.")
+        raise ProbeFailedError(f"{message.path} ended early with finish_reason {odd[0]!r}.")
 
 
 def _check_usage(message: Message, usage: Any) -> None:
     tokens = _get(usage, "completion_tokens")
     if not isinstance(tokens, int) or tokens < 1:
-        raise ProbeFailedError(f"{message.path} answered with no token.")
+        raise ProbeFailedError(f"{message.path} returned no token.")
     if message.output_tokens is not None and tokens != message.output_tokens:
         raise ProbeFailedError(
-            f"{message.path} answered {tokens} tokens instead of {message.output_tokens}."
+            f"{message.path} returned {tokens} tokens instead of {message.output_tokens}."
         )
 
 
 def _check_logprobs(logprobs: Any, tokens: int) -> None:
     sampled = _list(_get(logprobs, "token_logprobs"))
     if len(sampled) != tokens:
-        raise ProbeFailedError(f"{len(sampled)} log-probs came for {tokens} tokens.")
+        raise ProbeFailedError(f"the answer has {len(sampled)} log-probs for {tokens} tokens.")
     for value in sampled:
         if not _is_finite(value) or value <= CLAMPED_LOGPROB:
-            raise ProbeFailedError(f"a sampled token has the non-finite log-prob {value}.")
+            raise ProbeFailedError(f"the log-prob {value} of a sampled token is not finite.")
     for top in _list(_get(logprobs, "top_logprobs")):
         values = top.values() if isinstance(top, dict) else (None,)
         if not all(map(_is_finite, values)):
@@ -177,11 +179,11 @@ def _check_logprobs(logprobs: Any, tokens: int) -> None:
 def _check_vectors(message: Message, answer: Body) -> None:
     data = _list(answer.get("data"))
     if len(data) != message.prompts:
-        raise ProbeFailedError(f"{message.path} answered {len(data)} of {message.prompts}.")
+        raise ProbeFailedError(f"{message.path} returned {len(data)} of {message.prompts} vectors.")
     for entry in data:
         vector = _get(entry, "embedding") or _get(entry, "data")
         if not vector or not _are_finite(vector):
-            raise ProbeFailedError(f"{message.path} answered a vector that is not finite.")
+            raise ProbeFailedError(f"{message.path} returned a vector that is not finite.")
 
 
 def _are_finite(value: Any) -> bool:
@@ -211,7 +213,9 @@ class Stream:
         """
         while len(self.begun) < self.message.prompts:
             if not await self._read_event():
-                raise ProbeFailedError(f"{self.message.path} ended before every first token.")
+                raise ProbeFailedError(
+                    f"{self.message.path} ended before the first token of every choice."
+                )
 
     async def to_its_end(self) -> None:
         """Read the rest.
@@ -222,7 +226,7 @@ class Stream:
         while await self._read_event():
             pass
         if len(self.begun) != self.message.prompts or self.reasons.keys() != self.begun:
-            raise ProbeFailedError(f"{self.message.path} streamed no whole answer.")
+            raise ProbeFailedError(f"{self.message.path} ended with an incomplete answer.")
         _check_ends(self.message, self.reasons.values())
         _check_usage(self.message, self.usage)
 
@@ -293,7 +297,7 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
 
 def broken(message: Message, error: httpx.HTTPError) -> str:
     """How a connection that failed is named."""
-    return f"{message.path} gave no answer: {type(error).__name__} {error}"
+    return f"{message.path} did not answer: {type(error).__name__} {error}"
 
 
 def parsed(message: Message, text: str) -> Body:
@@ -307,7 +311,7 @@ def parsed(message: Message, text: str) -> Body:
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise ProbeFailedError(f"{message.path} answered no JSON object: {_excerpt(text)}")
+        raise ProbeFailedError(f"{message.path} did not return a JSON object: {_excerpt(text)}")
     return answer
 
 
