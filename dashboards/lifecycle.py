@@ -50,7 +50,7 @@ _UP = Row(
     (
         Panel(
             "State",
-            "The states that servers are in. Outside READY requests are held or get 503.",
+            "Current states of the servers. Outside READY, requests are held or get 503.",
             (Query(f"count by (state) (holdfast_state{{{SERVER}}} == 1)", "{{state}}"),),
             "short",
             "name",
@@ -58,14 +58,15 @@ _UP = Row(
         ),
         tile(
             "Ready",
-            "Share of the servers that are READY. One that does not answer is not.",
+            "Share of the servers that are READY. A server that does not answer counts as not "
+            "READY.",
             ratio(f"({_READY} or sum({_TARGETS}) * 0)", f"count({_TARGETS})"),
             "percentunit",
             ALL_IS_GOOD,
         ),
         tile(
             "Engine deaths",
-            "Engines that were lost, since the servers started, restarts on request left out.",
+            "Engines that died since the servers started, not counting requested restarts.",
             f'sum(holdfast_engine_deaths_total{{{SERVER}, cause!="requested"}})',
             "short",
             NONE_IS_GOOD,
@@ -73,22 +74,21 @@ _UP = Row(
         tile(
             "Restarts left",
             "Restarts that the server with the fewest may still make within the window. At 0, "
-            "the next death ends it with code 5.",
+            "the next death ends it with exit code 5.",
             f"min(holdfast_engine_restarts_left{{{SERVER}}})",
             "short",
             ((None, "red"), (1, "orange"), (2, "green")),
         ),
         tile(
             "Requests lost",
-            "Requests that a death of the engine cost, since the servers started.",
+            "Requests that failed because an engine died, since the servers started.",
             f"sum(holdfast_requests_lost_total{{{SERVER}}})",
             "short",
             NONE_IS_GOOD,
         ),
         tile(
             "Proven context",
-            "The longest context that the last probe saw served whole, on the server where it is "
-            "shortest.",
+            "The longest context that the last probe proved, on the server where it is shortest.",
             f"min(holdfast_probe_proven_tokens{{{SERVER}}})",
             "short",
         ),
@@ -109,8 +109,8 @@ _LIFE = Row(
         ),
         Panel(
             "Engine starts",
-            "Starts of the engine, finished or not: one for each generation. A steep line is a "
-            "restart loop.",
+            "Engine starts, finished or not: one for each generation. A steep line is a restart "
+            "loop.",
             (
                 Query(_STARTS, "starts {{instance}}"),
                 Query(f"holdfast_engine_generation{{{SERVER}}}", "generation {{instance}}"),
@@ -118,14 +118,14 @@ _LIFE = Row(
             "short",
         ),
         Panel(
-            "Time of the last start",
-            "How long the last finished start of the engine took, without the probe.",
+            "Duration of the last start",
+            "How long the last finished engine start took, without the probe.",
             (Query(f"holdfast_engine_start_duration_seconds{{{SERVER}}}"),),
             "s",
         ),
         Panel(
             "Deaths by cause",
-            "Engines that were lost, by cause. workspace_rejection and out_of_memory ask for more "
+            "Engines that died, by cause. workspace_rejection and out_of_memory call for more "
             "memory; terminated came from outside.",
             (
                 Query(
@@ -139,8 +139,8 @@ _LIFE = Row(
         ),
         Panel(
             "Replayed and lost requests",
-            "Requests that were sent to the next generation of the engine, and those that could "
-            "not be, by reason.",
+            "Requests that were replayed on the next generation of the engine, and those that "
+            "could not be, by reason.",
             (
                 Query(
                     f"sum by (instance) ({increase('holdfast_requests_replayed_total', SERVER)})",
@@ -155,8 +155,8 @@ _LIFE = Row(
             "short",
         ),
         Panel(
-            "Requests inside and held",
-            "Requests let in and not yet answered whole, and those that wait for a place in the "
+            "Requests in flight and held",
+            "Requests admitted and not yet fully answered, and those waiting for capacity in the "
             "engine or for its next generation.",
             (
                 Query(f"holdfast_requests_in_flight{{{SERVER}}}", "in flight {{instance}}"),
@@ -166,7 +166,7 @@ _LIFE = Row(
         ),
         Panel(
             "Refused requests",
-            "Requests a second that were turned away, by reason.",
+            "Requests per second that were refused, by reason.",
             (
                 Query(
                     "sum by (instance, reason) "
@@ -184,7 +184,7 @@ _PROOF = Row(
     (
         Panel(
             "Probe steps",
-            "Whether each step of the last probe passed. A step that was skipped has no bar.",
+            "Whether each step of the last probe passed. A skipped step has no bar.",
             (Query(f"holdfast_probe_passed{{{SERVER}}}", _STEP),),
             "short",
             "bars",
@@ -212,7 +212,7 @@ _PROOF = Row(
         ),
         Panel(
             "Limited",
-            "Whether the last probe left a size out: the proof then covers less than the longest "
+            "Whether the last probe skipped a size: the proof then covers less than the longest "
             "context that requests may have.",
             (Query(f"holdfast_probe_limited{{{SERVER}}}"),),
             "short",
@@ -221,7 +221,7 @@ _PROOF = Row(
         ),
         Panel(
             "Probe runs",
-            "Finished runs of the probe, by result, since the servers started.",
+            "Finished probe runs, by result, since the servers started.",
             (
                 Query(
                     f"sum by (instance, result) (holdfast_probe_runs_total{{{SERVER}}})",
@@ -238,20 +238,21 @@ _PULSE = Row(
     (
         Panel(
             "Time since the last step",
-            "Time since any rank last finished a step. Long is normal while nothing is in flight; "
-            "with requests in flight it is a stall.",
+            "Time since any rank last finished an engine step. A long time is normal while "
+            "nothing is in flight; with requests in flight it is a stall.",
             (Query(f"holdfast_last_step_age_seconds{{{SERVER}}}"),),
             "s",
         ),
         Panel(
             "Steps by rank",
-            "Engine steps a second. Ranks of one engine that drift apart wait for each other.",
+            "Engine steps per second. If the ranks of one engine drift apart, they wait for each "
+            "other.",
             (Query(rate("holdfast_engine_steps_total", RANK), "{{instance}} {{engine}}/{{rank}}"),),
             "ops",
         ),
         Panel(
             "Event loop",
-            "The longest delay of the front end's event loop in the last minute. Above the line, "
+            "The longest event loop delay of the front end in the last minute. Above the line, "
             "health probes begin to time out.",
             (Query(f"holdfast_event_loop_lag_seconds{{{SERVER}}}"),),
             "s",

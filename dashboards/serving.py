@@ -41,29 +41,29 @@ _FAST = Row(
     (
         tile(
             "First token within SLO",
-            "Share of the requests of the time shown whose first token came within the SLO chosen "
-            "above, counted from when the front end let them in.",
+            "Share of the requests in the shown time range whose first token came within the SLO "
+            "chosen above, counted from when the front end admitted them.",
             within(_TTFT, "$ttft_slo"),
             "percentunit",
             _SLO,
         ),
         tile(
             "Output tokens within SLO",
-            "Share of the requests of the time shown whose mean time per output token was within "
-            "the SLO chosen above.",
+            "Share of the requests in the shown time range whose mean time per output token was "
+            "within the SLO chosen above.",
             within(_TPOT, "$tpot_slo"),
             "percentunit",
             _SLO,
         ),
         tile(
             "First token, p95",
-            "Time to the first token that 95 % of the requests did not exceed.",
+            "95 % of the requests had their first token within this time.",
             quantile(0.95, _TTFT),
             "s",
         ),
         tile(
             "Wait, p95",
-            "Time in the front end that 95 % of the requests did not exceed. It comes before the "
+            "95 % of the requests spent at most this time in the front end. It comes before the "
             "time to the first token.",
             quantile(0.95, _WAIT, SERVER),
             "s",
@@ -71,14 +71,14 @@ _FAST = Row(
         ),
         tile(
             "Waiting",
-            "Requests that wait, in the front end and in the scheduler.",
+            "Requests waiting in the front end and in the scheduler.",
             f"{_HELD} + (sum(vllm:num_requests_waiting{{{MODEL}}}) or {_HELD} * 0)",
             "short",
             _QUEUE,
         ),
         tile(
             "KV cache",
-            "Used share of the KV cache, of the engine that uses most.",
+            "Used share of the KV cache, of the engine that uses most of its cache.",
             f"max(vllm:kv_cache_usage_perc{{{MODEL}}})",
             "percentunit",
             _FULL,
@@ -91,7 +91,7 @@ _LATENCY = Row(
     (
         Panel(
             "Time to first token",
-            "From when the front end let a request in to its first token: queue and prefill.",
+            "From when the front end admitted a request to its first token: queue and prefill.",
             _quantiles(_TTFT),
             "s",
         ),
@@ -103,7 +103,7 @@ _LATENCY = Row(
         ),
         Panel(
             "Whole request",
-            "From when the front end let a request in to its last token.",
+            "From when the front end admitted a request to its last token.",
             _quantiles("vllm:e2e_request_latency_seconds"),
             "s",
         ),
@@ -128,7 +128,7 @@ _THROUGHPUT = Row(
     (
         Panel(
             "Tokens",
-            "Prompt tokens taken in and output tokens made, a second.",
+            "Prompt tokens received and output tokens generated, per second.",
             (
                 Query(_sum_of_rates("vllm:prompt_tokens_total"), "prompt"),
                 Query(_sum_of_rates("vllm:generation_tokens_total"), "output"),
@@ -137,7 +137,7 @@ _THROUGHPUT = Row(
         ),
         Panel(
             "Finished requests",
-            "Requests a second by how they ended. abort is a client that left.",
+            "Requests per second by how they ended. abort means that the client left.",
             (
                 Query(
                     f"sum by (finished_reason) ({rate('vllm:request_success_total', MODEL)})",
@@ -148,14 +148,14 @@ _THROUGHPUT = Row(
             "stack",
         ),
         Panel(
-            "Tokens a step",
-            "Mean number of tokens in one step of the scheduler: how full the batches are.",
+            "Tokens per step",
+            "Mean number of tokens in a scheduler step: how full the batches are.",
             (Query(_mean("vllm:iteration_tokens_total"), "mean"),),
             "short",
         ),
         Panel(
             "Scheduled tokens by rank",
-            "Tokens that each rank worked on, a second, the probe's own included.",
+            "Tokens per second that each rank worked on, including those of the probe.",
             (
                 Query(
                     rate("holdfast_engine_scheduled_tokens_total", RANK),
@@ -172,8 +172,8 @@ _QUEUES = Row(
     (
         Panel(
             "Requests in the scheduler",
-            "Requests that run and that wait. More waiting than running for long is a queue that "
-            "does not drain.",
+            "Requests running and waiting. If more wait than run for long, the queue does not "
+            "drain.",
             (
                 Query(
                     f"sum by (instance) (vllm:num_requests_running{{{MODEL}}})",
@@ -188,7 +188,7 @@ _QUEUES = Row(
         ),
         Panel(
             "Waiting by reason",
-            "Requests that wait for room, and those that were put off.",
+            "Requests waiting for capacity, and those that were deferred.",
             (
                 Query(
                     f"sum by (instance, reason) (vllm:num_requests_waiting_by_reason{{{MODEL}}})",
@@ -199,8 +199,8 @@ _QUEUES = Row(
         ),
         Panel(
             "Requests in the front end",
-            "Requests let in and not yet answered whole, whatever the engine does, and those that "
-            "wait for a place in it.",
+            "Requests admitted and not yet fully answered, whatever the engine does, and those "
+            "waiting for capacity in it.",
             (
                 Query(f"holdfast_requests_in_flight{{{SERVER}}}", "inside {{instance}}"),
                 Query(f"holdfast_requests_held{{{SERVER}}}", "waiting {{instance}}"),
@@ -209,13 +209,13 @@ _QUEUES = Row(
         ),
         Panel(
             "Wait in the front end",
-            "How long requests waited for a place in the engine, before vLLM knows of them.",
+            "How long requests waited for capacity in the engine before they reached vLLM.",
             _quantiles(_WAIT, SERVER),
             "s",
         ),
         Panel(
             "KV cache by engine",
-            "Used share of the KV cache of each engine. Near the line requests are preempted.",
+            "Used share of the KV cache of each engine. Near the line, requests are preempted.",
             (Query(f"vllm:kv_cache_usage_perc{{{MODEL}}}", "{{instance}} {{engine}}"),),
             "percentunit",
             thresholds=_FULL,
@@ -223,7 +223,7 @@ _QUEUES = Row(
         ),
         Panel(
             "Preemptions",
-            "Requests a second that lost their place in the KV cache and are computed again.",
+            "Requests per second that lost their place in the KV cache and are recomputed.",
             (Query(_sum_of_rates("vllm:num_preemptions_total"), "preemptions"),),
             "ops",
         ),

@@ -37,16 +37,16 @@ _PROMISE = Row(
     (
         tile(
             "Locked",
-            "Share of the ranks whose workspaces are locked. Below 100 % while READY, growth is "
-            "not under the policy.",
+            "Share of the ranks whose workspaces are locked. Below 100 % while READY, the growth "
+            "policy does not apply to all of them.",
             ratio(f"sum({_LOCKED})", f"count({_LOCKED})"),
             "percentunit",
             ALL_IS_GOOD,
         ),
         tile(
             "Least headroom",
-            "What is left, of the size of the workspace that comes closest to its high water. "
-            "Below 5 %, reserve more.",
+            "What is left of the workspace that comes closest to its high water, as a share of "
+            "its size. Below 5 %, reserve more.",
             f"min({_HEADROOM_OF_SLOT})",
             "percentunit",
             _HEADROOM,
@@ -54,31 +54,30 @@ _PROMISE = Row(
         tile(
             "Growths after the lock",
             "Workspaces that were replaced by larger ones after the lock, since the server "
-            "started: by the probe of a first start, which learns from it, or by a request that "
-            "needed more than was proven.",
+            "started: either by the probe of a first start, which learns from it, or by a "
+            "request that needed more than was proven.",
             f'sum({_GROWTHS}{{{RANK}, phase="locked"}})',
             "short",
             _GREW,
         ),
         tile(
             "Rejections",
-            "Requests for workspace that were refused, since the server started. Each ends the "
-            "engine.",
+            "Workspace requests that were refused since the server started. Each ends the engine.",
             f"sum({_REJECTIONS}{{{RANK}}})",
             "short",
             NONE_IS_GOOD,
         ),
         tile(
             "Retired",
-            "Outgrown buffers that are kept alive because a captured graph may use them. A "
-            "restart gives them back.",
+            "Outgrown buffers that are kept because a captured graph may use them. A restart "
+            "frees them.",
             f"sum(holdfast_workspace_retired_bytes{{{RANK}}})",
             "bytes",
             ((None, "green"), (1, "orange")),
         ),
         tile(
             "Share of the budget",
-            "What the workspaces take of the memory that vLLM may use.",
+            "The share of vLLM's memory budget that the workspaces use.",
             ratio(f"sum({_memory('=', 'workspace')})", f"sum({_memory('=', 'budget')})"),
             "percentunit",
             ((None, "green"), (0.1, "orange")),
@@ -92,7 +91,8 @@ _SIZES = Row(
         Panel(
             "Size, reserved and high water",
             "What each workspace holds, what was reserved before the KV cache was sized, and the "
-            "most that any caller asked for. High water above reserved has grown.",
+            "most that any caller requested. A high water above the reserved size means that the "
+            "workspace grew.",
             (
                 Query(_SIZE, f"size {_SLOT_NAME}"),
                 Query(f"holdfast_workspace_reserved_bytes{{{RANK}}}", f"reserved {_SLOT_NAME}"),
@@ -102,9 +102,9 @@ _SIZES = Row(
         ),
         Panel(
             "Headroom",
-            "What is left of each workspace beyond its high water. Below the line, 5 %, a need "
-            "slightly larger than any before makes it grow. Each generation of the engine has "
-            "a high water of its own.",
+            "What is left of each workspace above its high water. Below the line at 5 %, a "
+            "slightly larger need makes it grow. Each generation of the engine has its own high "
+            "water.",
             (Query(_HEADROOM_OF_SLOT, _SLOT_NAME),),
             "percentunit",
             thresholds=_HEADROOM,
@@ -112,7 +112,7 @@ _SIZES = Row(
         ),
         Panel(
             "Lock",
-            "Whether the workspaces of a rank are locked: from then on growth follows the policy.",
+            "Whether the workspaces of a rank are locked: from then on, the growth policy applies.",
             (Query(_LOCKED, _RANK_NAME),),
             "short",
             "timeline",
@@ -120,9 +120,9 @@ _SIZES = Row(
             YES_IS_GOOD,
         ),
         Panel(
-            "Beside the workspaces",
-            "Outgrown buffers, persistent resources and the Lamport all-reduce workspace of each "
-            "rank, where there is one.",
+            "Outside the workspaces",
+            "Outgrown buffers, persistent resources and, if there is one, the Lamport all-reduce "
+            "workspace of each rank.",
             (
                 Query(f"holdfast_workspace_retired_bytes{{{RANK}}}", f"retired {_RANK_NAME}"),
                 Query(f"holdfast_workspace_persistent_bytes{{{RANK}}}", f"persistent {_RANK_NAME}"),
@@ -138,7 +138,7 @@ _GROWTH = Row(
     (
         Panel(
             "Growths",
-            "Workspaces that were replaced by larger ones, by phase: warmup is usual, sealed "
+            "Workspaces that were replaced by larger ones, by phase: warmup is normal, sealed "
             "keeps the old buffer, locked was not proven at the start.",
             (
                 Query(
@@ -150,7 +150,7 @@ _GROWTH = Row(
         ),
         Panel(
             "Rejections by kind",
-            "Requests for workspace that were refused, by kind. Each ends the engine.",
+            "Workspace requests that were refused, by kind. Each ends the engine.",
             (
                 Query(
                     f"sum by (instance, engine, rank, kind) ({increase(_REJECTIONS, RANK)})",
@@ -162,13 +162,13 @@ _GROWTH = Row(
         ),
         Panel(
             "Last rejection",
-            "What the refused request needed. Reserve at least this.",
+            "What the refused request needed. Reserve at least this much.",
             (Query(f"holdfast_workspace_last_rejection_bytes{{{RANK}}}", _RANK_NAME),),
             "bytes",
         ),
         Panel(
             "Largest callers",
-            "Who asked for most, by file, line and function.",
+            "The callers that requested most, by file, line and function.",
             (
                 Query(
                     f"topk(10, max by (caller) (holdfast_workspace_caller_bytes{{{RANK}}}))",
@@ -186,8 +186,8 @@ _LEDGER = Row(
     (
         Panel(
             "Where the memory went",
-            "What was measured in each rank. CUDA graphs and the peak of activations are there "
-            "only on a GPU.",
+            "What was measured on each rank. CUDA graphs and peak activations appear only on a "
+            "GPU.",
             (
                 Query(
                     f"sum by (instance, engine, rank, kind) ({_memory('!~', 'budget|total')})",
@@ -208,6 +208,6 @@ _LEDGER = Row(
 
 WORKSPACE = Page(
     "workspace",
-    "Is memory as promised? What is reserved, used, locked, grown, refused, and by whom.",
+    "Is memory as promised? What is reserved, used, locked, grown and refused, and what caused it.",
     (_PROMISE, _SIZES, _GROWTH, _LEDGER),
 )
