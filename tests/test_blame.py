@@ -487,7 +487,7 @@ def test_nobody_is_alone_in_a_step_with_a_request_that_nobody_knows() -> None:
 
 def test_a_request_that_was_answered_is_no_neighbour_in_the_step_before() -> None:
     """What the engine gave back it has finished without harm."""
-    before = Suspect("answered", 1, is_prefill=False, is_in_last_step=False)
+    before = Suspect("answered", 1, is_prefill=False, is_in_running_step=False)
 
     async def scene(bench: Bench) -> None:
         bad_suspect = Suspect("bad", 1, is_prefill=True)

@@ -95,7 +95,9 @@ def test_a_worker_whose_files_have_no_room_says_so(full_disk: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         StatsWriter(full_disk, engine=0, rank=0, generation=1, shared=full_disk / "hf")
     with pytest.raises(OSError, match="No space left"):
-        StepRequests(full_disk, engine=0, rank=0, most_requests=100, shared=full_disk / "hf")
+        StepRequests(
+            full_disk, engine=0, rank=0, most_requests=100, most_steps=1, shared=full_disk / "hf"
+        )
     with pytest.raises(OSError, match="No space left"):
         SharedCounter(full_disk / "count", is_new=True)
 

@@ -37,7 +37,9 @@ def test_what_a_worker_writes_is_in_memory_and_read_by_its_path(generation: Path
     shared = shared_path(generation)
     with StatsWriter(generation, engine=0, rank=0, generation=7, shared=shared) as writer:
         writer.step_started()
-        requests = StepRequests(generation, engine=0, rank=0, most_requests=4, shared=shared)
+        requests = StepRequests(
+            generation, engine=0, rank=0, most_requests=4, most_steps=1, shared=shared
+        )
         requests.began(step("guilty"))
         assert [path.parent for path in map(Path.resolve, generation.iterdir())] == [
             SHARED_MEMORY,

@@ -17,7 +17,7 @@ import ctypes, sys
 from pathlib import Path
 from types import SimpleNamespace
 from holdfast.workspace.suspects import StepRequests
-requests = StepRequests(Path(sys.argv[1]), engine=0, rank=0, most_requests=1)
+requests = StepRequests(Path(sys.argv[1]), engine=0, rank=0, most_requests=1, most_steps=1)
 cached = SimpleNamespace(req_ids=["guilty"], num_computed_tokens=[7], num_output_tokens=[2])
 requests.began(SimpleNamespace(
     scheduled_new_reqs=[], scheduled_cached_reqs=cached, num_scheduled_tokens={"guilty": 1}))
@@ -38,15 +38,17 @@ def step(*names: str) -> SimpleNamespace:
     )
 
 
-def requests_of(directory: Path, engine: int = 0, rank: int = 0, most: int = 8) -> StepRequests:
+def requests_of(
+    directory: Path, engine: int = 0, rank: int = 0, most: int = 8, steps: int = 1
+) -> StepRequests:
     """The writer of one rank."""
-    return StepRequests(directory, engine=engine, rank=rank, most_requests=most)
+    return StepRequests(directory, engine=engine, rank=rank, most_requests=most, most_steps=steps)
 
 
 def names(directory: Path, engine: int = 0) -> list[tuple[str, bool]]:
-    """Who may have ended an engine, and whether it was in the last step."""
+    """Who may have ended an engine, and whether it was in a step that had not ended."""
     found = read_suspects(directory).get(engine, ())
-    return [(suspect.request_id, suspect.is_in_last_step) for suspect in found]
+    return [(suspect.request_id, suspect.is_in_running_step) for suspect in found]
 
 
 def test_the_requests_of_a_step_are_read_from_what_the_scheduler_said(tmp_path: Path) -> None:
@@ -67,12 +69,67 @@ def test_the_requests_of_a_step_are_read_from_what_the_scheduler_said(tmp_path: 
     }
 
 
-def test_the_step_before_counts_too(tmp_path: Path) -> None:
-    """With asynchronous scheduling its kernels may still have run; older ones do not count."""
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        (0, [("last", True), ("before", True), ("first", True)]),
+        (1, [("last", True), ("before", True), ("first", False)]),
+        (2, [("last", True), ("before", False), ("first", False)]),
+        (3, []),
+    ],
+)
+def test_every_step_in_flight_counts(
+    tmp_path: Path, ended: int, expected: list[tuple[str, bool]]
+) -> None:
+    """vLLM has three over a pipeline of two stages; those that ended may have left a kernel."""
+    requests = requests_of(tmp_path, steps=3)
+    for name in ("first", "before", "last"):
+        requests.began(step(name))
+    requests.ended(ended)
+    assert names(tmp_path) == expected
+
+
+def test_older_steps_do_not_count(tmp_path: Path) -> None:
+    """Of one at a time the step before does, which has ended."""
     requests = requests_of(tmp_path)
-    for name in ("oldest", "before", "last"):
+    for number, name in enumerate(("oldest", "before", "last")):
+        requests.ended(number)
         requests.began(step(name))
     assert names(tmp_path) == [("last", True), ("before", False)]
+
+
+def test_a_request_of_several_steps_is_named_once(tmp_path: Path) -> None:
+    """With the last of them, which got furthest."""
+    requests = requests_of(tmp_path)
+    requests.began(step("both"))
+    said = step("both")
+    said.scheduled_cached_reqs.num_computed_tokens = [11]
+    requests.ended(1)
+    requests.began(said)
+    assert read_suspects(tmp_path)[0] == (Suspect("both", 12, is_prefill=False),)
+
+
+def test_a_step_runs_until_it_has_ended_for_every_rank(tmp_path: Path) -> None:
+    """The first stage of a pipeline is ahead, and is done with a step when it has launched it."""
+    first, last = (requests_of(tmp_path, rank=rank, steps=3) for rank in (0, 1))
+    for number, name in enumerate(("ended", "one", "two", "three"), start=1):
+        first.began(step(name))
+        first.ended(number)
+    last.began(step("ended"))
+    last.ended(1)
+    last.began(step("one"))
+    assert names(tmp_path) == [("three", True), ("two", True), ("one", True), ("ended", False)]
+
+
+def test_a_step_that_the_last_rank_has_not_begun_runs(tmp_path: Path) -> None:
+    """Nobody is between two steps while the first rank has begun another."""
+    first, last = (requests_of(tmp_path, rank=rank) for rank in (0, 1))
+    for rank in (first, last):
+        rank.began(step("done"))
+        rank.ended(1)
+    first.began(step("next"))
+    first.ended(2)
+    assert names(tmp_path) == [("next", True), ("done", False)]
 
 
 def test_between_two_steps_nobody_is_named(tmp_path: Path) -> None:
@@ -80,7 +137,7 @@ def test_between_two_steps_nobody_is_named(tmp_path: Path) -> None:
     requests = requests_of(tmp_path)
     assert not read_suspects(tmp_path)
     requests.began(step("done"))
-    requests.ended()
+    requests.ended(1)
     assert not read_suspects(tmp_path)
 
 
@@ -119,11 +176,27 @@ def test_of_a_step_that_cannot_be_written_nothing_is_believed(
     assert not read_suspects(tmp_path)
 
 
+def test_nothing_is_believed_while_one_of_the_steps_in_flight_is_unknown(tmp_path: Path) -> None:
+    """One that has ended is no such step."""
+    requests = requests_of(tmp_path, steps=3)
+    with pytest.raises(AttributeError):
+        requests.began(SimpleNamespace())
+    requests.began(step("last"))
+    assert not read_suspects(tmp_path)
+    requests.ended(1)
+    assert names(tmp_path) == [("last", True)]
+
+
 def test_a_file_that_is_cut_short_names_nobody(tmp_path: Path) -> None:
     """A disk may have lost the rest of it."""
-    requests_of(tmp_path, most=2).began(step("a", "b"))
+    requests = requests_of(tmp_path, most=1)
+    requests.began(step("a"))
+    requests.began(step("b"))
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
-    for size in range(len(whole) - 2 * 256 + 7 * 8 + 3):
+    # What is kept last, in the second half of the file, are four numbers and a name.
+    for size in range(len(whole) - 256 + 4 * 8 + 1):
         path.write_bytes(whole[:size])
         assert not read_suspects(tmp_path)
+    path.write_bytes(whole)
+    assert names(tmp_path) == [("b", True), ("a", True)]

@@ -192,16 +192,16 @@ class RankStats:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A request that was in the step that ended an engine."""
+    """A request that was in one of the steps that may have ended an engine."""
 
     request_id: str
     """vLLM's internal name of it, which contains the one the request was sent with."""
     reached_tokens: int
-    """Its context at the end of that step: a replay that got further is innocent."""
+    """Its context at the end of the last of them: a replay that got further is innocent."""
     is_prefill: bool
-    """Whether the step computed a part of its prompt."""
-    is_in_last_step: bool = True
-    """False of a request that was only in the step before, which may still have run."""
+    """Whether that step computed a part of its prompt."""
+    is_in_running_step: bool = True
+    """False of a request whose steps had all ended, the last of them just before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class Death:
     """Whether a request may have caused it: an exception, a rejection, a stall, or a signal that
     a process gives to itself, such as SIGSEGV; not a signal from outside."""
     suspects: tuple[Suspect, ...] | None = None
-    """The requests in the step that failed; None where that is not known."""
+    """The requests of the steps that ran, and of the last before them; None where not known."""
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.reason}"

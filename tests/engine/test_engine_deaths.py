@@ -221,7 +221,7 @@ def test_a_prompt_that_raises_is_accused(running: Lab) -> None:
     assert "InjectedFaultError" in death.reason
     assert death.is_accusing
     assert death.suspects
-    (suspect,) = [suspect for suspect in death.suspects if suspect.is_in_last_step]
+    (suspect,) = [suspect for suspect in death.suspects if suspect.is_in_running_step]
     assert suspect.request_id.startswith("poison")
     assert suspect.reached_tokens == POISON_REPEATS
     assert suspect.is_prefill

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from vllm.config import VllmConfig
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker import workspace
 
@@ -116,6 +117,16 @@ def scheduled(*names: str, tokens: int = 8) -> Any:
     )
 
 
+def steps_in_flight(pipeline_parallel_size: int) -> int:
+    """What vLLM says of its second model runner, the default on GPUs."""
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(pipeline_parallel_size=pipeline_parallel_size),
+        scheduler_config=SimpleNamespace(async_scheduling=True),
+        use_v2_model_runner=True,
+    )
+    return int(VllmConfig.max_concurrent_batches.fget(config))
+
+
 @contextmanager
 def followed_rank(
     directory: Path,
@@ -135,6 +146,7 @@ def followed_rank(
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
         model_config=SimpleNamespace(runner_type=runner_type),
+        max_concurrent_batches=steps_in_flight(pipeline_parallel_size),
     )
     spec = WorkspaceSpec(
         stats_directory=str(directory),

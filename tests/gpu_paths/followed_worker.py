@@ -67,6 +67,7 @@ def config(*, kv_cache_memory_bytes: int | None = None, max_model_len: int = 409
         cache_config=SimpleNamespace(
             kv_cache_memory_bytes=kv_cache_memory_bytes, cache_dtype="auto"
         ),
+        max_concurrent_batches=1,
     )
 
 

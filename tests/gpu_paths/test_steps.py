@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import AsyncOutputFuture
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from gpu_paths.async_worker import DeviceOutput, Rank, followed_rank
+from gpu_paths.async_worker import (
+    DeviceOutput,
+    Rank,
+    followed_rank,
+    scheduled,
+    steps_in_flight,
+)
 from holdfast.lifecycle.heartbeat import Pulse, Rules
 from holdfast.workspace.steps import MOST_LAUNCHED
 from holdfast.workspace.suspects import read_suspects
@@ -29,6 +41,12 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
 def suspects(rank: Rank) -> list[str]:
     """Which requests may have ended the engine, had it ended now."""
     return [one.request_id for one in read_suspects(rank.directory).get(0, ())]
+
+
+def running(rank: Rank) -> list[str]:
+    """Those of them whose steps had not ended."""
+    found = read_suspects(rank.directory).get(0, ())
+    return [one.request_id for one in found if one.is_in_running_step]
 
 
 def test_a_step_ends_when_its_output_is_there(rank: Rank) -> None:
@@ -131,11 +149,79 @@ def test_what_else_vllm_asks_of_an_output_is_answered(rank: Rank) -> None:
 def test_requests_are_suspects_until_their_output_is_there(rank: Rank) -> None:
     """What crashes the device does so after the launch."""
     first, second = rank.launch(DeviceOutput(), "one"), rank.launch(DeviceOutput(), "two")
-    assert suspects(rank) == ["two", "one"]
+    assert suspects(rank) == running(rank) == ["two", "one"]
     first.get_output()
     assert suspects(rank) == ["two", "one"]
+    assert running(rank) == ["two"]
     second.get_output()
     assert suspects(rank) == []
+
+
+def test_of_steps_that_end_out_of_turn_none_is_forgotten(rank: Rank) -> None:
+    """One that nobody went on with is ended by the next, while that before it still runs."""
+    first = rank.launch(DeviceOutput(), "one")
+    rank.execute("dropped")
+    last = rank.launch(DeviceOutput(), "three")
+    assert "three" in running(rank)
+    first.get_output()
+    assert running(rank) == ["three"]
+    last.get_output()
+    assert suspects(rank) == []
+
+
+class Pipeline:
+    """Two stages behind vLLM's executor interface; the first output of the last one fails."""
+
+    def __init__(self, stages: tuple[Rank, Rank]) -> None:
+        self._stages = stages
+
+    def execute_model(self, said: Any, **_: bool) -> None:
+        """Launch a step at both stages."""
+        for stage in self._stages:
+            stage.follower.step(said, lambda: None)
+
+    def sample_tokens(self, *_: Any, **__: bool) -> AsyncOutputFuture:
+        """The answer of the last stage."""
+        first, last = self._stages
+        first.sample()
+        last.worker.sampled.append(DeviceOutput(error=RuntimeError("CUDA error")))
+        return AsyncOutputFuture(last.sample(), True)
+
+
+def test_each_step_that_vllm_has_in_flight_over_a_pipeline_is_suspect(tmp_path: Path) -> None:
+    """EngineCore's own loop launches three before it asks for an output, which never comes."""
+    names = (f"step {number}" for number in count(1))
+    core = SimpleNamespace(
+        batch_queue=deque(),
+        batch_queue_size=steps_in_flight(2),
+        scheduler=SimpleNamespace(
+            has_requests=lambda: True,
+            schedule=lambda _: launched(next(names)),
+            get_grammar_bitmask=lambda _: None,
+        ),
+        is_mm_encoder_only=False,
+        is_pooling_model=False,
+        _should_throttle_prefills=lambda: False,
+        log_error_detail=lambda _: nullcontext(),
+        capture_iteration_details=lambda _: nullcontext(),
+    )
+    with (
+        followed_rank(tmp_path, pipeline_parallel_size=2) as first,
+        followed_rank(tmp_path, rank=1, pipeline_parallel_size=2) as last,
+    ):
+        core.model_executor = Pipeline((first, last))
+        for _ in range(core.batch_queue_size - 1):
+            EngineCore.step_with_batch_queue(core)
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            EngineCore.step_with_batch_queue(core)
+    assert suspects(last) == running(last) == ["step 3", "step 2", "step 1"]
+
+
+def launched(name: str) -> Any:
+    """A step as EngineCore has it of its scheduler."""
+    said = scheduled(name)
+    said.pending_structured_output_tokens = False
+    return said
 
 
 def test_an_output_that_never_comes_is_a_stall(rank: Rank) -> None:

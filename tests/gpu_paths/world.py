@@ -144,6 +144,7 @@ def _followed_config(given_seconds: float | None) -> Any:
         cache_config=SimpleNamespace(kv_cache_memory_bytes=None),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=4),
         model_config=SimpleNamespace(max_model_len=64, original_max_model_len=64, hf_config=None),
+        max_concurrent_batches=1,
     )
 
 

@@ -202,7 +202,7 @@ class Blame:
             names = self._dialect.request_ids(suspect.request_id)
             found = [by_name[name] for name in names if name in by_name]
             if not found:
-                is_complete = is_complete and not suspect.is_in_last_step
+                is_complete = is_complete and not suspect.is_in_running_step
             elif (call := found[0]) not in named:
                 call.reached_tokens = suspect.reached_tokens
                 call.is_prefilling = suspect.is_prefill

@@ -73,6 +73,7 @@ class WorkerFollower:
             engine=vllm_config.parallel_config.data_parallel_index,
             rank=worker.rank,
             most_requests=vllm_config.scheduler_config.max_num_seqs,
+            most_steps=vllm_config.max_concurrent_batches,
             shared=shared,
         )
         self._steps = StepFollower(vllm_config, worker.rank, self._stats, requests, self._lost)

@@ -26,8 +26,8 @@ from holdfast.workspace.stats import StatsWriter
 from holdfast.workspace.suspects import StepRequests
 
 MOST_LAUNCHED = 64
-"""More than vLLM launches before it asks for the first output, which is one for each PP stage: of
-what it never asks for, the launch is the end."""
+"""More than vLLM launches before it asks for the first output (`max_concurrent_batches`): of what
+it never asks for, the launch is the end."""
 
 logger = logging.getLogger("vllm.holdfast")
 
@@ -40,6 +40,8 @@ class LaunchedStep:
     requests: int
     launched_seconds: float = 0.0
     """When the last of its launches returned."""
+    number: int = 0
+    """Of those of this rank, as `StepRequests` counts them."""
 
 
 class StepFollower:
@@ -107,6 +109,7 @@ class StepFollower:
                 self._end(forgotten, forgotten.launched_seconds)
             self._launched.append(step)
             self._note_requests(scheduler_output)
+            step.number = self._requests.begun
             self._stats.step_started()
 
     def _followed(self, step: LaunchedStep, answer: Any) -> Any:
@@ -123,8 +126,9 @@ class StepFollower:
             ended_seconds=ended_seconds,
             is_next_running=bool(self._launched),
         )
-        if not self._launched:
-            self._requests.ended()
+        # Of steps that end out of turn the first that still runs holds the others.
+        running = self._launched[0].number if self._launched else self._requests.begun + 1
+        self._requests.ended(running - 1)
 
     def _note_requests(self, scheduler_output: Any) -> None:
         try:

@@ -1,20 +1,22 @@
-"""Which requests were in the step that ended an engine: written by the worker, read by anyone.
+"""Which requests were in the steps that ended an engine: written by the worker, read by anyone.
 
 A front end that replays requests in the next generation has to know which of them not to trust.
 A process that crashes in native code says nothing any more, so each rank keeps the requests of its
-running step, and of the one before it, in a file that it has mapped. The step before counts too:
-with asynchronous scheduling a kernel of it may still have run. Knows neither vLLM nor torch.
+last steps, as many as vLLM has in flight at once, in a file that it has mapped. Those that have
+ended count too: with asynchronous scheduling a kernel of one may still have run. Knows neither
+vLLM nor torch.
 """
 
 from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final, Self
 
 from holdfast.files import ending_with
 from holdfast.records import Suspect
@@ -22,41 +24,52 @@ from holdfast.workspace.mapped import new_mapping
 
 REQUEST_BYTES = 256
 """Room for the name of a request and its numbers; the front end sends no longer name."""
-NOT_RUNNING, RUNNING = 0, 1
+LEAST_STEPS = 2
+"""Also of an engine that has one step at a time the step before is kept."""
 
 _SUFFIX = ".step"
-_HEADER = struct.Struct("=qqq")
-"""Whether a step runs, how many were written, and the bytes of each of the two copies."""
+_HEADER = struct.Struct("=qqqq")
+"""How many steps have ended and how many have begun, how many are kept, and the bytes of each."""
+_ENDED, _BEGUN = 0, 1
 _COPY = struct.Struct("=qq")
 """The number of the step, which is written last, and the bytes of its requests."""
-_UNKNOWN = _COPY.pack(0, 0)
-_NUMBER = "q"
+_UNKNOWN = 0
+_NUMBER: Final = "q"
+_NUMBER_BYTES = 8
 _SEPARATOR = "\n"
 
 
 class StepRequests:
-    """Keeps the requests of the last two steps of one rank; its worker alone writes."""
+    """Keeps the requests of the last steps of one rank; its worker alone writes."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the file is named after, and what it has room for
         self,
         directory: Path,
         *,
         engine: int,
         rank: int,
         most_requests: int,
+        most_steps: int,
         shared: Path | None = None,
     ) -> None:
-        """Make the file; `shared` says where in memory, see `mapped`.
+        """Make the file, for as many steps as are in flight at once.
+
+        `shared` says where in memory, see `mapped`.
 
         Raises:
             OSError: there is no room for it.
         """
-        self._copy_bytes = _COPY.size + REQUEST_BYTES * max(1, most_requests)
-        size_bytes = _HEADER.size + 2 * self._copy_bytes
+        self.begun = 0
+        """The number of the step that began last."""
+        self._steps = max(LEAST_STEPS, most_steps)
+        self._room_bytes = REQUEST_BYTES * max(1, most_requests)
+        self._copy_numbers = (_COPY.size + self._room_bytes) // _NUMBER_BYTES
+        copy_bytes = self._copy_numbers * _NUMBER_BYTES
         path = directory / f"engine-{engine}-rank-{rank}{_SUFFIX}"
-        self._count = 0
+        size_bytes = _HEADER.size + self._steps * copy_bytes
         with new_mapping(path, size_bytes, shared) as self._map:
-            self._show(NOT_RUNNING)
+            self._numbers = memoryview(self._map).cast(_NUMBER)
+            self._map[: _HEADER.size] = _HEADER.pack(0, 0, self._steps, copy_bytes)
 
     def began(self, scheduler_output: Any) -> None:
         """A step begins, with what vLLM's `SchedulerOutput` says (0.32, 0.33).
@@ -65,53 +78,42 @@ class StepRequests:
             AttributeError, LookupError, TypeError, ValueError: vLLM says it in another way; nothing
                 is known of this step.
         """
-        self._count += 1
-        start = _HEADER.size + self._count % 2 * self._copy_bytes
+        self.begun = number = self.begun + 1
+        numbers = self._numbers
+        copy = _HEADER.size // _NUMBER_BYTES + number % self._steps * self._copy_numbers
         # First: of a step whose requests cannot be written nothing is to be believed.
-        self._map[start : start + _COPY.size] = _UNKNOWN
-        self._show(RUNNING)
+        numbers[copy] = _UNKNOWN
+        numbers[_BEGUN] = number
         content = _packed(scheduler_output)
-        if _COPY.size + len(content) > self._copy_bytes:
-            raise ValueError(f"the names of the requests of a step take {len(content)} bytes")
-        begin = start + _COPY.size
-        self._map[begin : begin + len(content)] = content
+        size_bytes = len(content)
+        if size_bytes > self._room_bytes:
+            raise ValueError(f"the names of the requests of a step take {size_bytes} bytes")
+        begin = copy * _NUMBER_BYTES + _COPY.size
+        self._map[begin : begin + size_bytes] = content
         # No checksum: it is read when the process is dead, or has been in this step for minutes.
-        self._map[start : start + _COPY.size] = _COPY.pack(self._count, len(content))
+        numbers[copy + 1] = size_bytes
+        numbers[copy] = number
 
-    def ended(self) -> None:
-        """No step runs: what the process dies of now is not the doing of the last one."""
-        self._show(NOT_RUNNING)
-
-    def _show(self, state: int) -> None:
-        self._map[: _HEADER.size] = _HEADER.pack(state, self._count, self._copy_bytes)
+    def ended(self, number: int) -> None:
+        """That step and all before it have ended: what comes now is not the doing of theirs."""
+        self._numbers[_ENDED] = number
 
 
 def read_suspects(directory: Path) -> Mapping[int, tuple[Suspect, ...]]:
-    """The requests of the running and the last step of each engine in which a rank runs one.
+    """The requests of the running and the last steps of each engine in which a rank runs one.
 
     An engine is left out where no step runs, or where a rank does not know what it runs.
     """
-    found: dict[int, dict[str, Suspect]] = {}
-    unknown: set[int] = set()
+    ranks: dict[int, list[_RankSteps]] = {}
     for path in ending_with(_SUFFIX, directory):
         try:
             engine = int(path.name.split("-")[1])
-            suspects = _running(path.read_bytes())
+            rank = _RankSteps.of(path.read_bytes())
         except (OSError, ValueError, IndexError, struct.error):
             continue
-        if suspects is None:
-            unknown.add(engine)
-            continue
-        known = found.setdefault(engine, {})
-        for suspect in suspects:
-            known.setdefault(suspect.request_id, suspect)
-    return MappingProxyType(
-        {
-            engine: tuple(suspects.values())
-            for engine, suspects in found.items()
-            if suspects and engine not in unknown
-        }
-    )
+        ranks.setdefault(engine, []).append(rank)
+    found = {engine: _suspects(its_ranks) for engine, its_ranks in ranks.items()}
+    return MappingProxyType({engine: suspects for engine, suspects in found.items() if suspects})
 
 
 def _packed(scheduler_output: Any) -> bytes:
@@ -136,24 +138,49 @@ def _packed(scheduler_output: Any) -> bytes:
     return numbers.tobytes() + _SEPARATOR.join(names).encode()
 
 
-def _running(content: bytes) -> tuple[Suspect, ...] | None:
-    """What is in a file: nothing where no step runs, None where the one that runs is unknown."""
-    state, count, copy_bytes = _HEADER.unpack_from(content)
-    if state != RUNNING:
+@dataclass(frozen=True, slots=True)
+class _RankSteps:
+    """What is in the file of one rank."""
+
+    ended: int
+    begun: int
+    kept: Mapping[int, tuple[Suspect, ...] | None]
+    """The requests of its last steps, by number; None of a step that is not there, or not whole."""
+
+    @classmethod
+    def of(cls, content: bytes) -> Self:
+        ended, begun, steps, copy_bytes = _HEADER.unpack_from(content)
+        numbers = range(max(1, begun - steps + 1), begun + 1)
+        return cls(ended, begun, {n: _copy(content, n, n % steps * copy_bytes) for n in numbers})
+
+
+def _suspects(ranks: Sequence[_RankSteps]) -> tuple[Suspect, ...]:
+    """The requests of one engine, those of its last step first; none where no step runs.
+
+    Nor where a rank does not know what runs. All ranks run the same steps, the first stages of a
+    pipeline ahead of the others: they know only of launches, so a step has ended when it has for
+    every rank.
+    """
+    ended = min(rank.ended for rank in ranks)
+    if max(rank.begun for rank in ranks) == ended:
         return ()
-    current = _copy(content, count, copy_bytes)
-    before = _copy(content, count - 1, copy_bytes) or ()
-    if current is None:
-        return None
-    return (*current, *(replace(suspect, is_in_last_step=False) for suspect in before))
+    named: dict[str, Suspect] = {}
+    for number in sorted({number for rank in ranks for number in rank.kept}, reverse=True):
+        known = [rank.kept[number] for rank in ranks if number in rank.kept]
+        is_running = number > ended
+        if is_running and None in known:
+            return ()
+        for suspect in chain.from_iterable(filter(None, known)):
+            named.setdefault(suspect.request_id, replace(suspect, is_in_running_step=is_running))
+    return tuple(named.values())
 
 
-def _copy(content: bytes, number: int, copy_bytes: int) -> tuple[Suspect, ...] | None:
+def _copy(content: bytes, number: int, offset_bytes: int) -> tuple[Suspect, ...] | None:
     """One step; None if it is not there, or not whole."""
-    start = _HEADER.size + number % 2 * copy_bytes
+    start = _HEADER.size + offset_bytes
     found, size_bytes = _COPY.unpack_from(content, start)
     requests = content[start + _COPY.size : start + _COPY.size + size_bytes]
-    if number < 1 or found != number or len(requests) != size_bytes:
+    if found != number or len(requests) != size_bytes:
         return None
     return tuple(_unpacked(requests))
 
