@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 bin := .venv/bin
 export PYTHON
 
-.PHONY: help setup demo test test-fast soak ops-tools ops-test lint check-format check-lint check-types format gpu-check bench clean
+.PHONY: help setup demo test test-fast soak ops-tools ops-test lint check-format check-lint check-types format reference gpu-check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -45,6 +45,9 @@ check-types: setup
 format: setup ## format the code, and mend what the linter can mend
 	@$(bin)/ruff format .
 	@$(bin)/ruff check --fix .
+
+reference: setup ## write the tables of flags and metrics in docs/reference.md from the code
+	@$(bin)/python scripts/reference.py
 
 gpu-check: ## check Holdfast on this machine's GPU; PYTHON=... has torch, ARGS="--list" names the checks
 	@exec $(or $(PYTHON),python3) -m gpu_check $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -25,11 +26,13 @@ from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
 from holdfast.records import DEATH_CAUSES, LOSS_REASONS, PROBE_STEPS, REFUSAL_REASONS
 from holdfast.settings import flags
 from holdfast.telemetry.metrics import METRICS
+from scripts import reference
 from statuses import a_status
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = ROOT / "Dockerfile"
 README = ROOT / "README.md"
+REFERENCE = reference.PAGE
 OPERATING = ROOT / "docs" / "operating.md"
 DEPLOYING = ROOT / "docs" / "deploying.md"
 HOW_IT_WORKS = ROOT / "docs" / "how-it-works.md"
@@ -38,6 +41,7 @@ ADMIN = ROOT / "docs" / "admin.md"
 GPU_CHECK = ROOT / "docs" / "gpu-check.md"
 PAGES = (
     README,
+    REFERENCE,
     GPU_CHECK,
     HOW_IT_WORKS,
     DEPLOYING,
@@ -113,25 +117,15 @@ def route_paths() -> set[str]:
     return {route.path for route in [*routes, metrics_route(lambda _: (b"", ""))]}
 
 
-def test_the_flag_table_is_that_of_the_settings() -> None:
-    """Every flag of ours has its row, with the default and the meaning that `--help` shows."""
-    assert table(README, "### Flags") == [
-        (f"`{f'{flag.name} {flag.metavar}'.strip()}`", flag.shown_default, flag.meaning)
-        for flag in flags()
-    ]
-
-
-def test_the_metric_table_is_that_of_the_code() -> None:
-    """Every metric has its row, with its kind, its labels and its help."""
-    assert table(README, "### Metrics") == [
-        (f"`{metric.full_name}`", metric.kind, ", ".join(metric.labels), metric.help)
-        for metric in METRICS
-    ]
+def test_the_tables_of_flags_and_metrics_are_those_of_the_code() -> None:
+    """Every flag and metric has its row, in the words of `--help` and of `/metrics`."""
+    page = REFERENCE.read_text()
+    assert page == reference.written(page), "run `make reference`"
 
 
 def test_the_exit_codes_are_those_of_the_help() -> None:
-    """README has every exit code, in the words of `--help`."""
-    rows = table(README, "### Exit codes")
+    """The reference has every exit code, in the words of `--help`."""
+    rows = table(REFERENCE, "## Exit codes")
     assert [row[0] for row in rows] == [str(int(code)) for code in ExitCode]
     listed = ", ".join(" ".join(row) for row in rows)
     assert f"Exit codes: {listed}." in " ".join(cli._SERVE_EPILOG.split())
@@ -168,13 +162,13 @@ def test_the_state_table_is_that_of_the_code() -> None:
         are_well = (state in SERVING, state in HEALTHY, state not in HOPELESS)
         return tuple("200" if is_well else "503" for is_well in are_well)
 
-    rows = {row[0]: row[2:] for row in table(README, "### States")}
+    rows = {row[0]: row[2:] for row in table(REFERENCE, "## States")}
     assert rows == {f"`{state}`": answers(state) for state in State}
 
 
 def test_the_route_table_is_that_of_the_code() -> None:
     """Every route of ours has its row, under the one for those of vLLM."""
-    vllm, *ours = (row[0] for row in table(README, "### Routes"))
+    vllm, *ours = (row[0] for row in table(REFERENCE, "## Routes"))
     assert vllm.startswith("`/v1/*`")
     assert {path.strip("`") for path in ours} == route_paths() | {"/admin/*"}
 
@@ -285,6 +279,16 @@ def test_every_variable_and_metric_that_is_named_exists(page: Path) -> None:
         for name, label in re.findall(r"\b(holdfast_\w+)(?:\{(\w+)=)?", code):
             assert name in labels_of
             assert not label or label in labels_of[name]
+
+
+def test_every_variable_of_vllm_that_is_named_exists() -> None:
+    """Each `VLLM_...` is in the list of the installed vLLM."""
+    vllm = importlib.util.find_spec("vllm")
+    assert vllm is not None
+    assert vllm.origin is not None
+    known = Path(vllm.origin).with_name("envs.py").read_text()
+    named = {name for page in PAGES for name in re.findall(r"\bVLLM_[A-Z_]+\b", page.read_text())}
+    assert sorted(name for name in named if f'"{name}"' not in known) == []
 
 
 def anchors(page: Path) -> set[str]:
