@@ -76,6 +76,7 @@ def logging_as_it_was() -> Iterator[None]:
             handler.filters[:] = known
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByEngine:
     """Schedule by engine: xdist's own mark for it has no effect under pytest 9.2."""
     return _ByEngine(config, log)
