@@ -200,7 +200,7 @@ def test_a_probe_gives_up_where_requests_do_not_end(tmp_path: Path) -> None:
         llm.hold()
         running = Client(life, "long")
         await llm.until_received(1)
-        with pytest.raises(ConflictError, match="1 requests still ran"):
+        with pytest.raises(ConflictError, match="1 requests were still running"):
             await life.supervisor.order(QUICK)
         assert life.supervisor.state is State.READY
         llm.release()
@@ -385,7 +385,7 @@ def test_a_stop_breaks_off_a_probe_for_those_who_wait(tmp_path: Path) -> None:
         waiting = Client(life, "late")
         world.draining = until_answered = Halt()
         life.supervisor.request_stop()
-        with pytest.raises(NotReadyError, match="ends"):
+        with pytest.raises(NotReadyError, match="shutting down"):
             await order
         await waiting.task
         until_answered.released.set()
@@ -457,7 +457,7 @@ def test_a_stop_takes_the_place_of_a_restart(tmp_path: Path) -> None:
         late = Client(life, "late")
         world.draining = until_answered = Halt()
         life.supervisor.request_stop()
-        with pytest.raises(NotReadyError, match="ends"):
+        with pytest.raises(NotReadyError, match="shutting down"):
             await order
         llm.release()
         await asyncio.gather(begun.task, late.task)

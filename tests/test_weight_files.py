@@ -72,7 +72,7 @@ def test_the_consolidated_form_comes_first(tmp_path: Path) -> None:
     pointer(tmp_path / "model-1.safetensors")
     index(tmp_path, "model-1.safetensors")
     weight_files.check(tmp_path, "auto")
-    assert "model-1.safetensors is a pointer" in told(tmp_path, "safetensors")
+    assert "model-1.safetensors is a git-lfs pointer" in told(tmp_path, "safetensors")
 
 
 def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:

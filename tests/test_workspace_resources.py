@@ -45,7 +45,10 @@ def test_a_resource_whose_size_was_measured_is_held_to_the_limit() -> None:
     locked_manager("alongside", limit_bytes=2 * MIB - 1, manager=manager)
     with (
         workspace.use_workspace_lane(1),
-        pytest.raises(AssertionError, match=r"hold 2\.00 MB above .* growth limit is 2\.00 MB"),
+        pytest.raises(
+            AssertionError,
+            match=r"hold 2\.00 MB more than at the lock, .* growth limit is 2\.00 MB",
+        ),
     ):
         manager.get_persistent_resource("key", pytest.fail)
     rejection = manager.books.last_rejection
