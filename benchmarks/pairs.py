@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,6 +33,8 @@ MANY_PAIRS = 10
 SIDES = ("holdfast", "vllm serve")
 Record = dict[str, Any]
 GIB = 1024**3
+_GOAL = re.compile(r"(itself )?(<=|>=|<|>) ([\d.]+)")
+_COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ class Measure:
     values: Mapping[str, Sequence[float]]
     digits: int = 1
     goal: str = ""
-    """What the ratio should be, or the value where there is no ratio: `<= 1.00`; empty for none."""
+    """What the ratio should be, as `<= 1.00`; or the value, if there is no ratio or as
+    `itself <= 1.2`. Empty for none."""
 
     def ratios(self) -> list[float]:
         """One for each pair."""
@@ -190,11 +195,11 @@ def _environment(record: Mapping[str, Any]) -> str:
 def _rows(record: Mapping[str, Any]) -> Iterator[list[str]]:
     measures = record["measures"]
     sides = list(dict.fromkeys(side for measure in measures for side in measure["values"]))
-    yield ["", *sides, "ratio", "goal"]
+    yield ["", *sides, "ratio", "goal", "met"]
     for measure in measures:
         values = (measure["values"].get(side, ()) for side in sides)
         cells = (spread(of_side, measure["digits"]) for of_side in values)
-        yield [measure["label"], *cells, _ratio(measure), measure["goal"]]
+        yield [measure["label"], *cells, _ratio(measure), measure["goal"], _verdict(measure)]
 
 
 def standard_error(ratios: Sequence[float]) -> float | None:
@@ -211,6 +216,22 @@ def _ratio(measure: Mapping[str, Any]) -> str:
     """With few pairs their spread, with many the standard error."""
     ratios, error = measure["ratios"], measure["standard_error"]
     return spread(ratios, 2) if error is None else f"{median(ratios):.2f} ± {error:.2f}"
+
+
+def _verdict(measure: Mapping[str, Any]) -> str:
+    """Whether the goal is met; `within the error` if it is missed by less than that."""
+    goal = _GOAL.fullmatch(measure["goal"])
+    if goal is None:
+        return ""
+    is_met, bound, error = _COMPARISONS[goal[2]], float(goal[3]), 0.0
+    value = next(iter(measure["medians"].values()))
+    if measure["ratios"] and not goal[1]:
+        value, error = median(measure["ratios"]), measure["standard_error"] or 0.0
+    if is_met(value, bound):
+        return "yes"
+    return (
+        "within the error" if is_met(value - error, bound) or is_met(value + error, bound) else "no"
+    )
 
 
 def spread(values: Sequence[float], digits: int) -> str:

@@ -26,10 +26,29 @@ def test_the_ratio_is_within_a_pair() -> None:
 def test_the_tables_hold_medians_and_spreads() -> None:
     """For the terminal and for the page, from the same record."""
     record = pairs.Findings("load", "Load", [MEASURE], notes=["A note."]).record()
-    row = "| tok/s | 12 (11 to 30) | 10 (10 to 10) | 1.20 (1.10 to 3.00) | >= 1 |"
+    row = "| tok/s | 12 (11 to 30) | 10 (10 to 10) | 1.20 (1.10 to 3.00) | >= 1 | yes |"
     assert row in pairs.markdown_table(record)
     assert any("12 (11 to 30)" in line for line in pairs.text_table(record))
     assert list(pairs.text_table(record))[-1] == "A note."
+
+
+@pytest.mark.parametrize(
+    ("ours", "goal", "met"),
+    [
+        ([9.0] * 10, "<= 1.00", "yes"),
+        ([11.0] * 10, "<= 1.00", "no"),
+        ([8.0, 12.0] * 4 + [10.1] * 3, "<= 1.00", "within the error"),
+        ([8.0, 12.0] * 4 + [9.9] * 3, ">= 1.00", "within the error"),
+        ([11.0] * 10, "itself <= 12", "yes"),
+        ([11.0] * 10, "", ""),
+    ],
+)
+def test_the_table_says_whether_a_goal_is_met(ours: list[float], goal: str, met: str) -> None:
+    """The error counts only if there are enough pairs for one."""
+    sides = {"holdfast": ours, "vllm serve": [10.0] * len(ours)}
+    record = pairs.Findings("load", "Load", [pairs.Measure("s", sides, 0, goal)]).record()
+    (row,) = (line for line in pairs.markdown_table(record) if line.startswith("| s |"))
+    assert row.endswith(f"| {goal} | {met} |")
 
 
 def test_a_difference_of_configurations_names_both_values() -> None:
