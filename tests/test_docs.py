@@ -60,6 +60,17 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FLAG = re.compile(r"--[a-z][a-z-]*")
 
 
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|^ {4}[^\n]*$", re.MULTILINE | re.DOTALL)
+RUNBOOKS = ROOT / "deploy" / "runbooks"
+FOREIGN = re.compile(
+    r"(?<!there )\bis no (?!longer)|\bworth to\b|\bso (?:long|many|much) as\b"
+    r"|\b(?:for|in|only) so long\b|\bbut for\b|\banew\b|\bmend(?:s|ed|ing)?\b|\bof which\b"
+    r"|\bsomebody\b|\bwho(?:m)?ever\b|\bfor ever\b|\b(?:is|are) answered \d{3}\b",
+    re.IGNORECASE,
+)
+"""What native engineers write in none of these pages; CONTRIBUTING has what they write instead."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A fenced block of a page."""
@@ -145,13 +156,13 @@ def test_every_cause_of_a_death_is_explained() -> None:
 
 def test_every_reason_of_a_loss_is_explained() -> None:
     """The operating guide has every way in which a death costs a request its answer."""
-    rows = table(OPERATING, "### Requests that it costs")
+    rows = table(OPERATING, "### Lost requests")
     assert [row[0].strip("`") for row in rows] == [*LOSS_REASONS]
 
 
 def test_every_reason_of_a_refusal_is_explained() -> None:
     """The operating guide has every reason to turn a request away, in the order of the code."""
-    rows = table(OPERATING, "## What is turned away")
+    rows = table(OPERATING, "## Refused requests")
     assert [row[0].strip("`") for row in rows] == [*REFUSAL_REASONS]
 
 
@@ -309,6 +320,30 @@ def test_every_relative_link_resolves(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "docs" / "benchmarks.md", *RUNBOOKS.glob("*.md")],
+    ids=lambda page: str(page.name),
+)
+def test_the_page_reads_as_english(page: Path) -> None:
+    """None of the phrases that CONTRIBUTING rules out stands in the text; code may have them."""
+    text = CODE.sub("", page.read_text())
+    assert [
+        text[max(0, slip.start() - 40) : slip.end() + 20] for slip in FOREIGN.finditer(text)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["It is no path.", "worth to wait", "but for health", "sent anew", "is answered 408"]
+)
+def test_a_slip_is_found(text: str) -> None:
+    """Each of these is refused; what is right is not."""
+    assert FOREIGN.search(text)
+    assert not FOREIGN.search(
+        "There is no queue, it is no longer full, and it lasts as long as this."
+    )
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
