@@ -42,7 +42,7 @@ check-lint: setup
 check-types: setup
 	@$(bin)/mypy
 
-format: setup ## format the code, and mend what the linter can mend
+format: setup ## format the code, and fix what the linter can fix
 	@$(bin)/ruff format .
 	@$(bin)/ruff check --fix .
 

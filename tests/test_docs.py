@@ -16,7 +16,7 @@ import yaml
 
 from holdfast import cli
 from holdfast.api.admin import admin_app
-from holdfast.api.health import health_routes
+from holdfast.api.health import health_routes, report
 from holdfast.api.json_shape import COSTLY_VALUES
 from holdfast.api.limits import MOST_JSON_VALUES
 from holdfast.api.metrics import metrics_route
@@ -134,6 +134,25 @@ def test_the_tables_of_flags_and_metrics_are_those_of_the_code() -> None:
     assert page == reference.written(page), "run `make reference`"
 
 
+def test_the_commands_are_those_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command of `holdfast --help` has its row, in its order."""
+    with pytest.raises(SystemExit):
+        cli._command(["--help"])
+    known = re.findall(r"^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
+    named = [row[0].split()[1].strip("`") for row in table(REFERENCE, "## Commands")]
+    assert list(dict.fromkeys(named)) == known
+
+
+def test_the_files_are_those_of_the_code() -> None:
+    """Every kind of file that the code names in the state directory has its row, and no other."""
+    sources = "\n".join(path.read_text() for path in (ROOT / "server").rglob("*.py"))
+    written = set(re.findall(r'f"([a-z]+)-\{[^"\n]*\.json"', sources))
+    rows = table(REFERENCE, "## Files")
+    named = {name.split("-")[0] for row in rows for name in INLINE.findall(row[0])}
+    assert written <= named
+    assert [kind for kind in sorted(named) if f'f"{kind}-{{' not in sources] == []
+
+
 def test_the_exit_codes_are_those_of_the_help() -> None:
     """The reference has every exit code, in the words of `--help`."""
     rows = table(REFERENCE, "## Exit codes")
@@ -182,6 +201,17 @@ def test_the_route_table_is_that_of_the_code() -> None:
     vllm, *ours = (row[0] for row in table(REFERENCE, "## Routes"))
     assert vllm.startswith("`/v1/*`")
     assert {path.strip("`") for path in ours} == route_paths() | {"/admin/*"}
+
+
+def test_the_example_of_a_health_body_has_its_fields() -> None:
+    """README shows the whole body, as anyone gets it."""
+    (block,) = (block for block in blocks("json") if block.page == README)
+    shown = json.loads(block.text)
+    real = report(a_status(), running=0, waiting=0, now_seconds=0.0, is_full=False)
+    assert list(shown) == list(real)
+    assert [list(shown[name]) for name in ("progress", "probe")] == [
+        list(real[name]) for name in ("progress", "probe")
+    ]
 
 
 def test_the_table_of_admin_routes_is_that_of_the_document() -> None:
