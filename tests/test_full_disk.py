@@ -14,7 +14,6 @@ import pytest
 
 from holdfast.workspace import causes
 from holdfast.workspace.causes import read_causes, record_causes
-from holdfast.workspace.futex import SharedCounter
 from holdfast.workspace.stats import StatsWriter, read_stats
 from holdfast.workspace.suspects import StepRequests
 
@@ -98,8 +97,6 @@ def test_a_worker_whose_files_have_no_room_says_so(full_disk: Path) -> None:
         StepRequests(
             full_disk, engine=0, rank=0, most_requests=100, most_steps=1, shared=full_disk / "hf"
         )
-    with pytest.raises(OSError, match="No space left"):
-        SharedCounter(full_disk / "count", is_new=True)
 
 
 def test_a_signal_that_cannot_be_noted_is_heeded(full_disk: Path) -> None:
@@ -110,24 +107,6 @@ def test_a_signal_that_cannot_be_noted_is_heeded(full_disk: Path) -> None:
         except OSError:
             break
     assert run(ENDS, str(full_disk)).returncode == 7
-
-
-COUNTS = """
-import sys
-from pathlib import Path
-from holdfast.workspace.spinning import _made
-counter = _made(Path(sys.argv[1]) / "a.count")
-if counter is not None:
-    counter.add_one()
-print(counter)
-"""
-
-
-def test_a_counter_that_cannot_be_had_is_done_without(full_disk: Path) -> None:
-    """Else the first write to it would be SIGBUS: its file has no page."""
-    done = run(COUNTS, str(full_disk))
-    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
-    assert not (full_disk / "a.count").exists()
 
 
 STATS = """

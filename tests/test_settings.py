@@ -32,7 +32,6 @@ VALUES = {
     "--admit-unproven": ("1", True, "no", False),
     "--max-waiting": ("0", 0, "7", 7),
     "--max-requests-per-key": ("3", 3, "7", 7),
-    "--engine-core-niceness": ("0", 0, "19", 19),
     "--max-engine-restarts": ("0", 0, "7", 7),
     "--max-body-size": ("64MiB", 64 << 20, "1kB", 1000),
     "--max-buffered-size": ("64MiB", 64 << 20, "1kB", 1000),

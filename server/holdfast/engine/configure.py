@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp
-from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import arguments as vllm_arguments
@@ -26,7 +25,6 @@ from holdfast.engine.places import running_at_once
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.settings import Settings
 from holdfast.workspace.causes import logged_causes, without_tracebacks
-from holdfast.workspace.niceness import engine_core_niceness
 
 MOST_ANSWERS = 128
 """What OpenAI's API takes for `n`. vLLM takes 16,384, of which each is a sequence of its own."""
@@ -87,9 +85,6 @@ def configure(
             is_probing=lambda: state() is State.PROBING,
             stall_timeout_seconds=settings.supervision.stall_timeout_seconds,
             grammar_timeout_seconds=settings.limits.grammar_timeout_seconds,
-            engine_core_niceness=engine_core_niceness(
-                settings.overload.engine_core_niceness, is_cpu=current_platform.is_cpu()
-            ),
             native_variables=native_variables,
             learned_directory=learned_directory,
         )

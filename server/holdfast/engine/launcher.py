@@ -41,7 +41,6 @@ from holdfast.errors import EngineStartError, PluginMissingError
 from holdfast.records import RankStats
 from holdfast.workspace import builds
 from holdfast.workspace.causes import read_causes, root_cause, root_of
-from holdfast.workspace.niceness import NICENESS_VARIABLE
 from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
 from holdfast.workspace.stats import read_all
 
@@ -70,13 +69,11 @@ class EngineLauncher:
         is_probing: Callable[[], bool],
         stall_timeout_seconds: float,
         grammar_timeout_seconds: float,
-        engine_core_niceness: int,
         native_variables: NativeVariables,
         learned_directory: Path | None,
     ) -> None:
         self._native_variables = native_variables
         self._stall_timeout_seconds = stall_timeout_seconds
-        self._variables = {NICENESS_VARIABLE: str(engine_core_niceness)}
         self._config = config
         self._arguments = arguments
         self._fingerprint = fingerprint
@@ -206,7 +203,7 @@ class EngineLauncher:
     def _blocking_construct(self, directory: Path) -> Any:
         is_silent = self._arguments.disable_log_stats
         with (
-            environment.changed(_variables(directory) | self._variables),
+            environment.changed(_variables(directory)),
             compat.kept_renderer(self._renderer),
             self._started_cores(),
         ):

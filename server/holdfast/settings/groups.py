@@ -17,7 +17,6 @@ from holdfast.settings.values import (
     file_path,
     headroom_fraction,
     key,
-    niceness,
     positive_count,
     positive_seconds,
     positive_size_bytes,
@@ -201,15 +200,6 @@ class OverloadSettings:
         "N",
         "maximum concurrent requests of one API key, queued or running; answer 429 beyond that. "
         "0 disables; no effect without API keys",
-    )
-    engine_core_niceness: int | None = flag(
-        "--engine-core-niceness",
-        niceness,
-        None,
-        "N",
-        "added to the nice value of each EngineCore with workers of its own, 0 to 19: front end "
-        "and workers go first where cores are few",
-        shown="4 on CPUs, 0 on GPUs",
     )
 
 

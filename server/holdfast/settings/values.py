@@ -18,7 +18,6 @@ _UNITS = {
 _MOST_BYTES = 1 << 50
 _MOST_TOKENS = 1 << 31
 _YEAR_SECONDS = 31_536_000
-_MOST_NICENESS = 19
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"", "0", "false", "no", "off"}
 
@@ -84,13 +83,6 @@ def positive_count(text: str) -> int:
     if not (number := count(text)):
         raise ValueError("expected a number, 1 or more")
     return number
-
-
-def niceness(text: str) -> int:
-    """What is added to a nice value, 0 to 19; ValueError for anything else."""
-    if not re.fullmatch("[0-9]{1,2}", text) or int(text) > _MOST_NICENESS:
-        raise ValueError("expected a number from 0 to 19")
-    return int(text)
 
 
 def directory_or_none(text: str) -> Path | None:

@@ -22,11 +22,9 @@ from holdfast.workspace.builds import keep_builds
 from holdfast.workspace.causes import note_termination, record_causes
 from holdfast.workspace.compiled import take_plain_functions
 from holdfast.workspace.mapped import is_shared_memory_kept
-from holdfast.workspace.niceness import give_way_to_workers
 from holdfast.workspace.plan import SPEC_VARIABLE, GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.seeds import keep_seeds
 from holdfast.workspace.shared_names import shared_path, use_names_of
-from holdfast.workspace.spinning import wake_by_futex
 from holdfast.workspace.stacks import offer_stacks
 
 _ATTRIBUTE = "_holdfast"
@@ -54,7 +52,6 @@ def register() -> None:
     offer_stacks(Path(spec.stats_directory), os.getpid())
     if multiprocessing.current_process().name.startswith("EngineCore"):
         note_termination(Path(spec.stats_directory))
-        give_way_to_workers()
     # Two lines for each engine step that the probe composes.
     logging.getLogger("vllm.v1.core.sched.scheduler").addFilter(_is_no_pause)
     _install(spec)
@@ -78,7 +75,6 @@ def _install(spec: WorkspaceSpec) -> None:
         take_plain_functions()
         if current_platform.is_cuda():
             keep_builds(Path(spec.stats_directory))
-        wake_by_futex()
         WorkerWrapperBase.init_device = _following(WorkerWrapperBase.init_device, spec)
         WorkerWrapperBase.execute_model = _measured(WorkerWrapperBase.execute_model)
         WorkerWrapperBase.holdfast_set_growth = _set_growth
