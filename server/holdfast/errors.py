@@ -26,10 +26,27 @@ error type of the request that meets it. `remedy` tells the operator what to cha
 
 from __future__ import annotations
 
+import json
 from enum import IntEnum
 from typing import ClassVar
 
 from holdfast.records import RefusalReason
+
+RETRY_AFTER_SECONDS = 5
+"""What a client is told to wait where nobody knows how long it will take."""
+RETRY_AFTER_MOST_SECONDS = 120
+"""OpenAI's clients do not retry at all when they are told to wait longer than that."""
+
+
+def openai_error_body(message: str, *, kind: str, status: int) -> bytes:
+    """An error as OpenAI's clients read it, in ASCII: a message may quote what has no encoding."""
+    error = {"message": message, "type": kind, "param": None, "code": int(status)}
+    return json.dumps({"error": error}, separators=(",", ":")).encode()
+
+
+def openai_type_of(status: int) -> str:
+    """The type of an error of which only the HTTP status is known."""
+    return "server_error" if status >= 500 else "invalid_request_error"
 
 
 class ExitCode(IntEnum):
@@ -145,9 +162,11 @@ class NotReadyError(HoldfastError):
     http_status = 503
     openai_type = "service_unavailable"
 
-    def __init__(self, cause: str, *, retry_after_seconds: int, remedy: str = "") -> None:
+    def __init__(
+        self, cause: str, *, retry_after_seconds: int = RETRY_AFTER_SECONDS, remedy: str = ""
+    ) -> None:
         super().__init__(cause, remedy=remedy)
-        self.retry_after_seconds = min(120, max(1, retry_after_seconds))
+        self.retry_after_seconds = min(RETRY_AFTER_MOST_SECONDS, max(1, retry_after_seconds))
 
 
 class OverloadedError(HoldfastError):
@@ -158,7 +177,7 @@ class OverloadedError(HoldfastError):
 
     def __init__(self, cause: str, *, retry_after_seconds: int, remedy: str = "") -> None:
         super().__init__(cause, remedy=remedy)
-        self.retry_after_seconds = min(120, max(1, retry_after_seconds))
+        self.retry_after_seconds = min(RETRY_AFTER_MOST_SECONDS, max(1, retry_after_seconds))
 
 
 class KeySuspendedError(OverloadedError):

@@ -17,13 +17,13 @@ from websockets.exceptions import ConnectionClosed
 from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.api.admission import (
     PROBE_HEADER,
-    RETRY_AFTER_UNKNOWN_SECONDS,
     Admission,
     retry_after_seconds,
 )
 from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.engine.tracked import REQUEST
+from holdfast.errors import RETRY_AFTER_SECONDS
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.telemetry.refusals import Refusals
 from inner_app import InnerApp, View
@@ -133,7 +133,7 @@ def test_retry_after_is_between_1_and_120(eta: float | None) -> None:
 
 @pytest.mark.parametrize(
     ("eta", "seconds"),
-    [(None, RETRY_AFTER_UNKNOWN_SECONDS), (0.0, 1), (3.01, 4), (60.0, 60), (500.0, 120)],
+    [(None, RETRY_AFTER_SECONDS), (0.0, 1), (3.01, 4), (60.0, 60), (500.0, 120)],
 )
 def test_retry_after_is_the_estimate_rounded_up(eta: float | None, seconds: int) -> None:
     """The client comes back when the server is expected to be ready, not before."""

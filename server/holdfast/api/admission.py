@@ -16,6 +16,7 @@ from holdfast.api.durations import Durations
 from holdfast.api.line import Line, Ticket
 from holdfast.api.work import RENDERINGS, Work
 from holdfast.engine.places import Places
+from holdfast.errors import RETRY_AFTER_MOST_SECONDS, RETRY_AFTER_SECONDS
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.records import RefusalReason
 from holdfast.settings import OverloadSettings
@@ -24,8 +25,6 @@ from holdfast.telemetry.waits import Waits
 
 PROBE_HEADER = "x-holdfast-probe"
 PROBE_HEADER_BYTES = PROBE_HEADER.encode()
-RETRY_AFTER_UNKNOWN_SECONDS = 5
-RETRY_AFTER_MOST_SECONDS = 120
 
 _RENDERING_PLACES = Places(RENDERINGS, RENDERINGS)
 _NO_PLACES = Places(0, 0)
@@ -273,10 +272,7 @@ class Admission:
 
 
 def retry_after_seconds(eta_seconds: float | None) -> int:
-    """Whole seconds until it is worth to ask again, between 1 and 120.
-
-    OpenAI's clients do not retry at all when they are told to wait longer than that.
-    """
+    """Whole seconds until it is worth to ask again, between 1 and 120."""
     if eta_seconds is None:
-        return RETRY_AFTER_UNKNOWN_SECONDS
+        return RETRY_AFTER_SECONDS
     return math.ceil(min(RETRY_AFTER_MOST_SECONDS, max(1.0, eta_seconds)))

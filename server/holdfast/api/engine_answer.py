@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Send
 
-from holdfast.api.admission import RETRY_AFTER_UNKNOWN_SECONDS
 from holdfast.api.error_shape import shaped
 from holdfast.api.replies import SHOULD_RETRY_HEADER, unsent
 from holdfast.engine.tracked import Tracked
+from holdfast.errors import RETRY_AFTER_SECONDS
 from holdfast.records import RefusalReason
 
 SHAPED_BYTES = 64 * 1024
@@ -83,5 +83,5 @@ def _with_advice(message: Message, tracked: Tracked) -> Message:
         return message
     advice = [(SHOULD_RETRY_HEADER.encode(), b"true" if tracked.may_be_retried else b"false")]
     if tracked.may_be_retried:
-        advice.append((b"retry-after", str(RETRY_AFTER_UNKNOWN_SECONDS).encode()))
+        advice.append((b"retry-after", str(RETRY_AFTER_SECONDS).encode()))
     return {**message, "headers": [*message.get("headers", ()), *advice]}

@@ -6,7 +6,7 @@ import json
 from http import HTTPStatus
 from typing import Any
 
-from holdfast.api.replies import error_body
+from holdfast.errors import openai_error_body, openai_type_of
 
 UNSUPPORTED_MEDIA_TYPE = "Unsupported Media Type"
 """So vLLM begins what it says of a body that is no JSON, with a status of 400."""
@@ -49,5 +49,4 @@ def _phrase(status: int) -> str:
 
 
 def _encoded(status: int, message: str) -> bytes:
-    kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-    return error_body(message, kind=kind, status=status)
+    return openai_error_body(message, kind=openai_type_of(status), status=status)

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.buffers import FREE_BYTES, Buffer, Buffers
 from holdfast.api.json_shape import JsonShape
-from holdfast.api.replies import SHOULD_RETRY_HEADER, error_body, openai_error, unsent
+from holdfast.api.replies import SHOULD_RETRY_HEADER, openai_error, unsent
 from holdfast.engine.tracked import REQUEST, tracked_request
-from holdfast.errors import RefusedError
+from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError, openai_error_body
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.refusals import Refusals
 
@@ -30,9 +30,6 @@ MOST_JSON_VALUES = 4 << 20
 """Of one body, read in half a second: more than the token ids of 2,048 inputs of 2,000 each."""
 BYTES_A_JSON_VALUE = 8
 """Where bodies may be larger than usual: what a token id takes, with its comma and a space."""
-
-BUFFERS_RETRY_AFTER_SECONDS = 5
-"""Until there is memory for a body again: as long as a few of the others take."""
 
 _NETWORK_BYTES = 8
 """Of an address of IPv6, in which one client may have any address."""
@@ -178,7 +175,7 @@ class _Exchange:
             tracked.is_broken = True
         if self._is_stream:
             # What is no stream of events ends without its last chunk, which says the same.
-            body = error_body(error.cause, kind=error.openai_type, status=error.http_status)
+            body = openai_error_body(error.cause, kind=error.openai_type, status=error.http_status)
             event = b"data: %b\n\n" % body
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
@@ -215,7 +212,7 @@ class _Exchange:
             may_retry = error.reason == "buffers_full"
             headers = {SHOULD_RETRY_HEADER: "true" if may_retry else "false"}
             if may_retry:
-                headers["retry-after"] = str(BUFFERS_RETRY_AFTER_SECONDS)
+                headers["retry-after"] = str(RETRY_AFTER_SECONDS)
             response = openai_error(
                 error.cause, kind=error.openai_type, status=error.http_status, headers=headers
             )

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 
 from starlette.responses import Response
 from starlette.types import Receive, Send
 
+from holdfast.errors import openai_error_body
+
 STATE_HEADER = "x-holdfast-state"
 SHOULD_RETRY_HEADER = "x-should-retry"
 
 BODIES = 64
 """So many are kept: whoever is refused under load is refused in the same words."""
+_kept_body = lru_cache(BODIES)(openai_error_body)
 
 
 def openai_error(message: str, *, kind: str, status: int, headers: Mapping[str, str]) -> Response:
     """An error as OpenAI's clients read it."""
-    body = _kept_body(message, kind, status)
+    body = _kept_body(message, kind=kind, status=status)
     return Response(body, status_code=status, headers=headers, media_type="application/json")
-
-
-def error_body(message: str, *, kind: str, status: int) -> bytes:
-    """The body of such an error, in ASCII: a message may quote what cannot be encoded."""
-    error = {"message": message, "type": kind, "param": None, "code": int(status)}
-    return json.dumps({"error": error}, separators=(",", ":")).encode()
-
-
-@lru_cache(BODIES)
-def _kept_body(message: str, kind: str, status: int) -> bytes:
-    return error_body(message, kind=kind, status=status)
 
 
 async def close_websocket(receive: Receive, send: Send, *, code: int, reason: str) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from http import HTTPStatus
 
-from holdfast.api.replies import error_body
-from holdfast.errors import RefusedError
-
-RETRY_AFTER_SECONDS = 5
+from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError, openai_error_body
 
 
 def malformed() -> RefusedError:
@@ -85,7 +82,7 @@ def encoded(
     error: RefusedError, default_headers: Iterable[tuple[bytes, bytes]], *, has_body: bool
 ) -> bytes:
     """The whole answer, after which the connection is closed."""
-    body = error_body(error.cause, kind=error.openai_type, status=error.http_status)
+    body = openai_error_body(error.cause, kind=error.openai_type, status=error.http_status)
     phrase = HTTPStatus(error.http_status).phrase
     lines = [
         f"HTTP/1.1 {error.http_status} {phrase}".encode(),

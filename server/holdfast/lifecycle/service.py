@@ -35,7 +35,6 @@ from holdfast.records import SLEEP_TAGS, Death, ProbeReport
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
-RETRY_AFTER_SECONDS = 5
 
 
 class Service:
@@ -133,7 +132,7 @@ class Service:
             return
         died = self._fate.done() and not self._fate.cancelled()
         cause = f"the engine died: {self._fate.result()}" if died else "the server is shutting down"
-        answer.set_exception(NotReadyError(cause, retry_after_seconds=RETRY_AFTER_SECONDS))
+        answer.set_exception(NotReadyError(cause))
 
     # Orders
 
@@ -151,8 +150,7 @@ class Service:
             self._calls.expect_aborts()
             self._asleep = SLEEP_TAGS
             await self._ask(self._engine.sleep(order.level))
-        refusal = NotReadyError("The server is asleep.", retry_after_seconds=RETRY_AFTER_SECONDS)
-        self._calls.fail(refusal, "drained")
+        self._calls.fail(NotReadyError("The server is asleep."), "drained")
         return Rest(self._asleep)
 
     async def _wake(self, order: WakeOrder) -> Rest:

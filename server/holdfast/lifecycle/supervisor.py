@@ -15,6 +15,7 @@ from holdfast.engine.blame import Verdict
 from holdfast.engine.calls import Calls
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.errors import (
+    RETRY_AFTER_SECONDS,
     ConflictError,
     EngineStartError,
     HoldfastError,
@@ -38,9 +39,6 @@ from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import Progress
 
 logger = logging.getLogger(__name__)
-
-RETRY_AFTER_SECONDS = 5
-"""For those who wait when no engine will come: another server may take their place."""
 
 
 class Supervisor:
@@ -396,9 +394,7 @@ class Supervisor:
         if isinstance(error, HoldfastError):
             self._report = replace(self._report, last_exit=error.cause)
         if self._calls is not None:
-            end = NotReadyError(
-                "The server has shut down.", retry_after_seconds=RETRY_AFTER_SECONDS
-            )
+            end = NotReadyError("The server has shut down.")
             self._calls.fail(end, "engine_lost" if error else "drained")
         if error is None:
             self._standing.move(State.STOPPED, "stopped")

@@ -15,8 +15,6 @@ from holdfast.lifecycle.orders import Order, ProbeOrder, SleepOrder, WakeOrder
 from holdfast.records import Status
 from holdfast.telemetry.logs import log_levels, set_log_level
 
-RETRY_AFTER_SECONDS = 5
-
 Value = TypeVar("Value")
 
 
@@ -164,8 +162,7 @@ def add_loras(
     def at_work() -> Adapters:
         supervision.engine_at_work()
         if (found := adapters()) is None:
-            cause = "vLLM is being imported"
-            raise NotReadyError(cause, retry_after_seconds=RETRY_AFTER_SECONDS)
+            raise NotReadyError("vLLM is being imported")
         return found
 
     @routes.get("/loras")

@@ -15,11 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.api.admin.models import ErrorReply
 from holdfast.api.replies import openai_error
 from holdfast.engine.tracked import tracked_request
-from holdfast.errors import HoldfastError
+from holdfast.errors import RETRY_AFTER_SECONDS, HoldfastError, openai_type_of
 
 logger = logging.getLogger("holdfast.admin")
 
-RETRY_AFTER_SECONDS = 5
 UNAVAILABLE = 503
 STATUSES = {
     400: "the body or a name is wrong",
@@ -44,8 +43,8 @@ def answer_errors(app: FastAPI) -> None:
 
     async def of_http(request: Request, error: Exception) -> Response:
         known = error if isinstance(error, HTTPException) else HTTPException(500)
-        kind = "server_error" if known.status_code >= 500 else "invalid_request_error"
-        return _reply(request, str(known.detail), kind, known.status_code, known.headers)
+        status = known.status_code
+        return _reply(request, str(known.detail), openai_type_of(status), status, known.headers)
 
     async def of_body(request: Request, error: Exception) -> Response:
         problems = error.errors() if isinstance(error, RequestValidationError) else ()

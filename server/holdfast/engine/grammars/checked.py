@@ -29,7 +29,7 @@ from holdfast.engine.absence import away_from_engine
 from holdfast.engine.exit_codes import signal_name
 from holdfast.engine.grammars.compiling import Compiler
 from holdfast.engine.grammars.lanes import Lane
-from holdfast.engine.grammars.pool import RETRY_SECONDS, Answer, Pool
+from holdfast.engine.grammars.pool import Answer, Pool
 from holdfast.engine.grammars.processes import OUT_OF_MEMORY
 from holdfast.engine.tracked import tracked_request
 from holdfast.errors import NotReadyError
@@ -195,7 +195,7 @@ class Grammars:
     def _require_somebody(self, digest: bytes) -> None:
         trial = self._trials.get(digest)
         if trial is None or not trial.waiting:
-            raise NotReadyError("The client has left.", retry_after_seconds=RETRY_SECONDS)
+            raise NotReadyError("The client has left.")
 
     def _ended(self, digest: bytes, task: asyncio.Task[TrialResult]) -> None:
         self._trials.pop(digest, None)

@@ -24,7 +24,6 @@ from holdfast.engine.grammars import processes
 from holdfast.errors import NotReadyError
 
 START_DEADLINE_SECONDS = 120.0
-RETRY_SECONDS = 5
 MARGIN_SECONDS = 5.0
 """For a worker that has to be forked first, or does not end at its deadline."""
 LONGEST_ANSWER_BYTES = 8 << 20
@@ -211,9 +210,7 @@ async def _exit_code(started: _Started, pid: int) -> int | None:
 
 def _nobody(cause: str) -> NotReadyError:
     logger.warning("%s; a new one is started for the next grammar", cause)
-    return NotReadyError(
-        "The grammar of the request cannot be checked now.", retry_after_seconds=RETRY_SECONDS
-    )
+    return NotReadyError("The grammar of the request cannot be checked now.")
 
 
 def _is_alive(process: Any) -> bool:
