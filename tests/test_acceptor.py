@@ -105,7 +105,7 @@ def test_a_unix_socket_has_the_same_limits(tmp_path: Path) -> None:
 
 
 def test_what_is_over_the_limit_fits_into_what_is_left() -> None:
-    """Connections for health, and those that are told, leave most of it to the rest."""
+    """Connections for health leave most of it to the rest."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (400, limits[1]))
     try:

@@ -18,14 +18,7 @@ import httpx
 import uvicorn
 
 from holdfast.connections.acceptor import Acceptor
-from holdfast.connections.book import (
-    SPARE_CONNECTIONS,
-    TOLD_CONNECTIONS,
-    Book,
-    ConnectionLimits,
-    Counted,
-)
-from holdfast.connections.open_files import most_connections, most_over
+from holdfast.connections.book import Book, Counted
 from holdfast.connections.protocol import HttpConnection
 from holdfast.connections.seats import Seat
 from holdfast.errors import AddressInUseError, UsageError
@@ -97,7 +90,7 @@ async def serving(  # noqa: PLR0913 - where, what, and who is told of what is re
         UsageError: a TLS file is missing or wrong, or so many connections cannot be open.
     """
     keep_out_queries()
-    book = Book(_connection_limits(limits), refusals, ALWAYS_ANSWERED, counted=counted)
+    book = Book(limits, refusals, ALWAYS_ANSWERED, counted=counted)
     server = _Server(_config(app, settings, limits, partial(HttpConnection, book=book)), book)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
     try:
@@ -187,22 +180,6 @@ class _Server(uvicorn.Server):
             app_state=self.lifespan.state,
             seat=seat,
         )
-
-
-def _connection_limits(limits: LimitSettings) -> ConnectionLimits:
-    return ConnectionLimits(
-        max_connections=most_connections(limits.max_connections),
-        spare_connections=most_over(SPARE_CONNECTIONS),
-        told_connections=most_over(TOLD_CONNECTIONS),
-        max_url_bytes=limits.max_url_bytes,
-        max_headers=limits.max_headers,
-        max_header_bytes=limits.max_header_bytes,
-        max_body_bytes=limits.max_body_bytes,
-        header_timeout_seconds=limits.header_timeout_seconds,
-        body_timeout_seconds=limits.body_timeout_seconds,
-        send_timeout_seconds=limits.send_timeout_seconds,
-        websocket_idle_timeout_seconds=limits.websocket_idle_timeout_seconds,
-    )
 
 
 def _config(

@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from holdfast.connections import open_files
-from holdfast.connections.book import SPARE_CONNECTIONS, TOLD_CONNECTIONS
+from holdfast.connections.book import SPARE_CONNECTIONS
 from holdfast.errors import UsageError
 from holdfast.settings import LimitSettings
 from listening import DEADLINE_SECONDS, Answer, Listening, Wire
@@ -444,16 +444,18 @@ def test_health_is_answered_over_the_limit(path: bytes) -> None:
     assert (connection, refused) == ("close", {})
 
 
-def test_a_connection_over_those_for_health_is_told_or_closed() -> None:
+def test_a_connection_over_those_for_health_is_closed() -> None:
     """However many come, each costs little and none stays."""
     app = App()
-    told = SPARE_CONNECTIONS + TOLD_CONNECTIONS
 
     async def scene(server: Listening) -> tuple[int, dict[str, int]]:
         async with server.wire() as one, server.wire() as two:
             await _busy(app, one)
             await _busy(app, two)
-            others = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(told)]
+            others = [
+                await asyncio.open_connection("127.0.0.1", server.port)
+                for _ in range(2 * SPARE_CONNECTIONS)
+            ]
             await server.until_refused("idle_connection")
             for _, writer in others:
                 writer.transport.abort()

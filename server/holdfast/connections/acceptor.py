@@ -98,7 +98,7 @@ class Acceptor:
         self._arrivals.add(task)
         task.add_done_callback(self._arrivals.discard)
         if self._context is not None:
-            seat.offer(_Arrival(task, self._book))
+            seat.offer(partial(self._drop, task))
 
     async def _arrive(self, sock: socket.socket, seat: Seat) -> None:
         connect = partial(self._loop.connect_accepted_socket, partial(self._protocol, seat), sock)
@@ -120,6 +120,12 @@ class Acceptor:
             if not has_arrived:
                 seat.release()
 
+    def _drop(self, arrival: asyncio.Task[None]) -> None:
+        """Close a connection in the handshake of TLS for another."""
+        if not arrival.done():
+            self._book.refusals.count("idle_connection")
+            arrival.cancel()
+
     def _rest_from(self, error: OSError) -> None:
         """Out of descriptors, or of memory: it passes, and the door has to be there then."""
         shed = self._book.shed(SHED_AT_ONCE)
@@ -139,19 +145,6 @@ class Acceptor:
     def _go_on(self) -> None:
         self._rest = None
         self._loop.add_reader(self._sock.fileno(), self._accept)
-
-
-class _Arrival:
-    """A connection in the handshake of TLS, which may be closed for another."""
-
-    def __init__(self, task: asyncio.Task[None], book: Book) -> None:
-        self._task = task
-        self._book = book
-
-    def make_room(self) -> None:
-        if not self._task.done():
-            self._book.refusals.count("idle_connection")
-            self._task.cancel()
 
 
 def _prepare(sock: socket.socket) -> None:

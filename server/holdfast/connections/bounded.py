@@ -11,7 +11,7 @@ from uvicorn.protocols.utils import get_client_addr
 from holdfast.connections import answers
 from holdfast.connections.book import LEAST_RATE_BYTES, Book
 from holdfast.connections.closing import BoundedTransport
-from holdfast.connections.seats import Seat, SeatKind
+from holdfast.connections.seats import Seat
 from holdfast.errors import RefusedError
 
 MOST_LINGER_SECONDS = 10.0
@@ -35,9 +35,7 @@ class BoundedConnection(HttpToolsProtocol):
         "_is_ending",
         "_is_offering",
         "_is_receiving",
-        "_is_spare",
         "_linger_until_seconds",
-        "_requests",
         "_running",
         "_seat",
         "_wire_bytes",
@@ -49,12 +47,10 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._book = book
         self._seat = seat
-        self._is_spare = False
         self._is_ending = False
         self._linger_until_seconds = 0.0
         self._running: RequestResponseCycle | None = None
         """The request that the application has; `cycle` is the one that was read last."""
-        self._requests = 0
         self._is_receiving = False
         self._has_head = False
         self._is_asked = False
@@ -69,25 +65,21 @@ class BoundedConnection(HttpToolsProtocol):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Take it, or say why not."""
+        """Wait for the headers of its first request."""
         super().connection_made(BoundedTransport(transport, self._book, self._seat))  # type: ignore[arg-type]  # as one
-        if self._seat.kind is SeatKind.TOLD:
-            self._end(answers.too_many_connections(self._book.limits.max_connections))
-        else:
-            self._is_spare = self._seat.kind is SeatKind.SPARE
-            self._book.heads.start(self)
-            self._seat.offer_last(self)
-            # The event loop reads once between two turns; a request that was there is begun then.
-            self.loop.call_soon(self.loop.call_soon, self._offer_silent)
+        self._book.heads.start(self.head_is_late)
+        self._seat.offer_last(self.make_room)
+        # The event loop reads once between two turns; a request that was there is begun then.
+        self.loop.call_soon(self.loop.call_soon, self._offer_silent)
 
     def _offer_silent(self) -> None:
-        if self in self._book.heads:
-            self._seat.offer(self)
+        if self.head_is_late in self._book.heads:
+            self._seat.offer(self.make_room)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more comes, for whatever reason."""
-        self._book.leave(self)
-        self._book.lingering.stop(self)
+        self._expect_nothing()
+        self._book.lingering.stop(self.linger_is_over)
         if self._running is not None:
             # uvicorn tells it to the request that was read last.
             self._running.disconnected = True
@@ -114,15 +106,15 @@ class BoundedConnection(HttpToolsProtocol):
         is_waiting = self._is_receiving and not self._has_head
         if self._is_ending or self.scheme == "https" or self.transport.get_write_buffer_size():
             # A close would wait for the client.
-            if self in self._book.heads:
+            if self.head_is_late in self._book.heads:
                 self._book.refusals.count("idle_connection")
-            self._book.leave(self)
+            self._expect_nothing()
             self.transport.abort()
         elif is_waiting:
-            self._end(answers.too_many_connections(self._book.limits.max_connections))
+            self._end(answers.too_many_connections(self._book.max_connections))
             self._close()
         else:
-            if self in self._book.heads:
+            if self.head_is_late in self._book.heads:
                 self._book.refusals.count("idle_connection")
             self._close()
 
@@ -139,12 +131,16 @@ class BoundedConnection(HttpToolsProtocol):
         seconds = self._book.limits.body_timeout_seconds
         if self.flow.read_paused:
             # It is the application that does not read.
-            self._book.bodies.start(self)
+            self._book.bodies.start(self.body_is_late)
         elif self._body_bytes - self._body_bytes_in_time >= seconds * LEAST_RATE_BYTES:
             self._body_bytes_in_time = self._body_bytes
-            self._book.bodies.start(self)
+            self._book.bodies.start(self.body_is_late)
         else:
             self._end(answers.slow_body(seconds))
+
+    def _expect_nothing(self) -> None:
+        self._book.heads.stop(self.head_is_late)
+        self._book.bodies.stop(self.body_is_late)
 
     def _keep_alive(self) -> None:
         self._unset_keepalive_if_required()
@@ -161,7 +157,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Refuse what is being read, and close."""
         self._book.refusals.count(error.reason)
         self._is_ending = True
-        self._book.leave(self)
+        self._expect_nothing()
         running = self._running
         is_running = self._is_asked and running is self.cycle
         if running is not None and not running.response_complete and not is_running:
@@ -177,8 +173,8 @@ class BoundedConnection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._linger_until_seconds = self.loop.time() + MOST_LINGER_SECONDS
-        self._book.lingering.start(self)
-        self._seat.offer(self)
+        self._book.lingering.start(self.linger_is_over)
+        self._seat.offer(self.make_room)
         self.flow.resume_reading()
 
     def linger_is_over(self) -> None:
@@ -187,7 +183,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _discard(self) -> None:
         if self.loop.time() < self._linger_until_seconds:
-            self._book.lingering.start(self)
+            self._book.lingering.start(self.linger_is_over)
         self.flow.pause_reading()
         self.loop.call_later(DISCARD_INTERVAL_SECONDS, self._discard_more)
 
@@ -212,6 +208,6 @@ class BoundedConnection(HttpToolsProtocol):
             )
 
     def _close(self) -> None:
-        self._book.leave(self)
+        self._expect_nothing()
         self.connections.discard(self)
         self.transport.close()

@@ -46,7 +46,7 @@ class BoundedTransport:
 
     def expect_reading(self) -> None:
         """From now on the client has to read what is ready."""
-        self._book.readers.start(self)
+        self._book.readers.start(self.reader_is_late)
         self._unsent_bytes = 0
         self.asks_for_more = False
         if self._transport.get_write_buffer_size() > self._least_bytes:
@@ -55,13 +55,14 @@ class BoundedTransport:
 
     def expect_rest(self) -> None:
         """As `expect_reading`, unless the client has to read already, or there is nothing."""
-        if self not in self._book.readers and self._transport.get_write_buffer_size():
+        has_to_read = self.reader_is_late in self._book.readers
+        if not has_to_read and self._transport.get_write_buffer_size():
             self.expect_reading()
 
     def expect_nothing(self) -> None:
         """The client has read most of it."""
         if not self._is_closed:
-            self._book.readers.stop(self)
+            self._book.readers.stop(self.reader_is_late)
 
     def close(self) -> None:
         """Close once what was written has been read, or when that takes too long."""
@@ -69,13 +70,13 @@ class BoundedTransport:
             return
         self._is_closed = True
         self._transport.close()
-        self._seat.offer(self)
+        self._seat.offer(self.make_room)
         self.expect_reading()
 
     def lost(self) -> None:
         """The connection is gone."""
         self._is_closed = True
-        self._book.readers.stop(self)
+        self._book.readers.stop(self.reader_is_late)
         self._seat.release()
 
     def reader_is_late(self) -> None:
@@ -89,7 +90,7 @@ class BoundedTransport:
             return
         if self._unsent_bytes - unsent_bytes >= self._least_bytes:
             self._unsent_bytes = unsent_bytes
-            self._book.readers.start(self)
+            self._book.readers.start(self.reader_is_late)
             return
         if unsent_bytes:
             self._book.refusals.count("slow_reader")

@@ -1,49 +1,43 @@
-"""Many who have to be done in time, and one timer for all of them."""
+"""Many calls that are due at the end of the same time, and one timer for all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Callable
 
-Member = TypeVar("Member", bound=Hashable)
+Late = Callable[[], None]
+"""A method of what is awaited: it names the one that is late, and is what happens then."""
 
 LATE_AT_ONCE = 32
 """Thousands that came together are late together, and nobody else has to wait for them all."""
 
 
-class Deadlines(Generic[Member]):
-    """Calls `is_late` with each member whose time has run out; a time of 0 never does.
+class Deadlines:
+    """Calls each `late` whose time has run out; a time of 0 never does.
 
-    All have the same time, so that their order is that of their deadlines: a member costs an entry
-    of a dictionary and no timer. Belongs to one event loop.
+    All have the same time, so that their order is that of their deadlines: each costs an entry of a
+    dictionary and no timer. Belongs to one event loop.
     """
 
-    def __init__(self, seconds: float, is_late: Callable[[Member], None]) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds or math.inf
-        self._is_late = is_late
-        self._due: OrderedDict[Member, float] = OrderedDict()
+        self._due: OrderedDict[Late, float] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
-    def __contains__(self, member: Member) -> bool:
-        return member in self._due
+    def __contains__(self, late: Late) -> bool:
+        return late in self._due
 
-    @property
-    def oldest(self) -> Member | None:
-        """Who has had to be done for the longest time; None if nobody has to."""
-        return next(iter(self._due), None)
-
-    def start(self, member: Member) -> None:
-        """Give `member` the whole time, from now."""
-        self._due[member] = asyncio.get_running_loop().time() + self._seconds
-        self._due.move_to_end(member)
+    def start(self, late: Late) -> None:
+        """Give it the whole time, from now."""
+        self._due[late] = asyncio.get_running_loop().time() + self._seconds
+        self._due.move_to_end(late)
         self._arm()
 
-    def stop(self, member: Member) -> None:
-        """`member` is done, or gone."""
-        self._due.pop(member, None)
+    def stop(self, late: Late) -> None:
+        """What was awaited is done, or gone."""
+        self._due.pop(late, None)
 
     def _expire(self) -> None:
         self._timer = None
@@ -51,8 +45,8 @@ class Deadlines(Generic[Member]):
         for _ in range(LATE_AT_ONCE):
             if not self._due or next(iter(self._due.values())) > now:
                 break
-            member, _ = self._due.popitem(last=False)
-            self._is_late(member)
+            late, _ = self._due.popitem(last=False)
+            late()
         self._arm()
 
     def _arm(self) -> None:

@@ -10,7 +10,7 @@ MOST_CONNECTIONS = 16_384
 """Unless more are asked for."""
 RESERVED_FILES = 1024
 """For everything that is no client: libraries, models, sockets to the engine, pipes to children,
-and the connections over the limit that are still told so."""
+and the connections over the limit that may still ask after the health."""
 _ENOUGH_FILES = 65_536
 """What vLLM raises the limit to; where there is no hard limit at all, some programs walk it."""
 

@@ -30,14 +30,13 @@ class HttpConnection(BoundedConnection):
         if self._is_ending:
             self._discard()
             return
-        size = len(data)
-        request = self._requests if self._is_receiving else None
+        # A request that begins within these bytes is not counted with them: they are one read.
+        self._wire_bytes += len(data)
         try:
             while data:
                 data = self._parse(data)
-            # What began within these bytes is not counted with them: they are at most one read.
-            if request == self._requests and self._is_receiving:
-                self._count_wire(size)
+            if self._is_receiving:
+                self._check_wire()
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._end(cause if isinstance(cause, RefusedError) else answers.malformed())
@@ -66,12 +65,11 @@ class HttpConnection(BoundedConnection):
             raise answers.malformed()
         self._unset_keepalive_if_required()
         super().on_message_begin()
-        self._requests += 1
         self._is_receiving = True
         self._has_head = self._is_asked = False
         self._wire_bytes = self._header_bytes = self._body_bytes = self._body_bytes_in_time = 0
-        if not self._is_answering() and self not in self._book.heads:
-            self._book.heads.start(self)
+        if not self._is_answering() and self.head_is_late not in self._book.heads:
+            self._book.heads.start(self.head_is_late)
 
     def on_url(self, url: bytes) -> None:
         """A part of the URL."""
@@ -103,19 +101,19 @@ class HttpConnection(BoundedConnection):
                 return  # it comes again, without the offer
         limits = self._book.limits
         self._has_head = True
-        self._book.heads.stop(self)
+        self._book.heads.stop(self.head_is_late)
         for name, value in self.headers:
             if name == b"content-length" and int(value) > limits.max_body_bytes:
                 raise answers.body_too_large(limits.max_body_bytes)
-        if self._is_spare and (is_socket or not self._asks_after_health()):
-            raise answers.too_many_connections(limits.max_connections)
+        if self._seat.is_spare and (is_socket or not self._asks_after_health()):
+            raise answers.too_many_connections(self._book.max_connections)
         super().on_headers_complete()
         if not is_socket:
             self._is_asked = True
             self._seat.keep()
             self.transport.asks_for_more = not self.flow.write_paused
-            self._book.bodies.start(self)
-            if self._is_spare or self.expect_100_continue:
+            self._book.bodies.start(self.body_is_late)
+            if self._seat.is_spare or self.expect_100_continue:
                 # Who waits for leave to send a body that nobody wants may never send it.
                 self.cycle.keep_alive = False
 
@@ -131,7 +129,7 @@ class HttpConnection(BoundedConnection):
         if self._is_offering:
             return
         self._is_receiving = False
-        self._book.bodies.stop(self)
+        self._book.bodies.stop(self.body_is_late)
         super().on_message_complete()
         if self._is_asked and self.cycle.response_complete and not self.transport.is_closing():
             self._keep_alive()
@@ -143,12 +141,12 @@ class HttpConnection(BoundedConnection):
         super().on_response_complete()
         if self.transport.is_closing() or self._is_answering():
             return
-        self._seat.offer(self)
+        self._seat.offer(self.make_room)
         if self._is_receiving:
             # The times of what still comes hold.
             self._unset_keepalive_if_required()
             if not self._has_head:
-                self._book.heads.start(self)
+                self._book.heads.start(self.head_is_late)
         self.transport.expect_rest()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -164,7 +162,7 @@ class HttpConnection(BoundedConnection):
         """Hand the connection over, unless it is not free for that, or frames came too early."""
         if rest or self._is_answering() or announces_body(self.headers):
             raise answers.malformed()
-        self._book.leave(self)
+        self._expect_nothing()
         self.ws_protocol_class = partial(WebSocketConnection, book=self._book, seat=self._seat)  # type: ignore[assignment]  # it is only called
         self.handle_websocket_upgrade()
         self.parser = None  # type: ignore[assignment]  # as uvicorn does it when a connection ends
@@ -173,10 +171,9 @@ class HttpConnection(BoundedConnection):
         path = self.url.partition(b"?")[0].rstrip(b"/")
         return path.rpartition(b"/")[2] in self._book.always_answered
 
-    def _count_wire(self, size_bytes: int) -> None:
+    def _check_wire(self) -> None:
         """Bound what the parser keeps without a word: half a header, trailers, chunk extensions."""
         limits = self._book.limits
-        self._wire_bytes += size_bytes
         around_bytes = limits.max_url_bytes + limits.max_header_bytes
         around_bytes += limits.max_headers * _HEADER_FRAME_BYTES
         if self._wire_bytes > around_bytes + _CHUNK_FRAME_FACTOR * self._body_bytes:

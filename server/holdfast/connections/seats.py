@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from enum import Enum, auto
-from typing import Protocol
+from collections.abc import Callable
 
-
-class SeatKind(Enum):
-    """What a connection may do."""
-
-    WELCOME = auto()
-    SPARE = auto()
-    """Only ask after the health."""
-    TOLD = auto()
-    """Only hear why it is closed."""
-
-
-class Evictable(Protocol):
-    """What may be closed for another."""
-
-    def make_room(self) -> None:
-        """Close it; nothing of it may outlast this by more than an answer."""
+MakeRoom = Callable[[], None]
+"""Closes a connection for another; nothing of it may outlast this by more than an answer."""
 
 
 class Seat:
     """The right of one connection to be there, from its accept until its socket is closed."""
 
-    __slots__ = ("_owner", "kind")
+    __slots__ = ("_owner", "is_spare")
 
-    def __init__(self, seats: Seats, kind: SeatKind) -> None:
+    def __init__(self, seats: Seats) -> None:
         self._owner: Seats | None = seats
-        self.kind = kind
+        self.is_spare = seats.are_spare
+        """Whether it is over the limit, where a connection may only ask after the health."""
 
-    def offer(self, evictable: Evictable) -> None:
+    def offer(self, make_room: MakeRoom) -> None:
         """From now on, and after all that were offered before, it may be closed for another."""
         if self._owner is not None:
             if self._owner.fresh:
                 self._owner.fresh.pop(self, None)
-            self._owner.offered[self] = evictable
+            self._owner.offered[self] = make_room
             self._owner.offered.move_to_end(self)
 
-    def offer_last(self, evictable: Evictable) -> None:
+    def offer_last(self, make_room: MakeRoom) -> None:
         """It may be closed for another if nothing else may: what it sent was not read yet."""
         if self._owner is not None:
-            self._owner.fresh[self] = evictable
+            self._owner.fresh[self] = make_room
 
     def keep(self) -> None:
         """It may not be closed for another: it is at a request."""
@@ -62,31 +48,30 @@ class Seat:
 
 
 class Seats:
-    """So many seats for connections of one kind."""
+    """As many seats as there may be connections up to the limit, or over it."""
 
-    def __init__(self, kind: SeatKind, seats: int, *, makes_room: bool = True) -> None:
-        self._kind = kind
+    def __init__(self, seats: int, *, are_spare: bool = False) -> None:
         self._seats = seats
-        self._makes_room = makes_room
+        self.are_spare = are_spare
         self.taken = 0
-        self.offered: OrderedDict[Seat, Evictable] = OrderedDict()
+        self.offered: OrderedDict[Seat, MakeRoom] = OrderedDict()
         """The seats that may be taken away, the one that was offered first before all others."""
-        self.fresh: OrderedDict[Seat, Evictable] = OrderedDict()
+        self.fresh: OrderedDict[Seat, MakeRoom] = OrderedDict()
         """Those that may be taken away after all of them."""
 
     def seat(self) -> Seat | None:
         """A seat, for which another may be closed; None if each is needed where it is."""
-        if self.taken >= self._seats and not (self._makes_room and self.take_away()):
+        if self.taken >= self._seats and not self.take_away():
             return None
         self.taken += 1
-        return Seat(self, self._kind)
+        return Seat(self)
 
     def take_away(self) -> bool:
         """Close the connection that was offered first; False if none is."""
         found = next(iter((self.offered or self.fresh).items()), None)
         if found is None:
             return False
-        seat, evictable = found
+        seat, make_room = found
         seat.release()
-        evictable.make_room()
+        make_room()
         return True

@@ -45,13 +45,13 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def connection_made(self, transport: BaseTransport) -> None:
         """Take over from HTTP."""
         super().connection_made(transport)
-        self._seat.offer(self)
+        self._seat.offer(self.make_room)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more comes, for whatever reason."""
         super().connection_lost(exc)
-        self._book.talking.stop(self)
-        self._book.idle.stop(self)
+        self._book.talking.stop(self.silence_is_long)
+        self._book.idle.stop(self.silence_is_over)
         self.transport.lost()
 
     def eof_received(self) -> None:
@@ -134,12 +134,12 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def _talk(self) -> None:
         if self.handshake_complete and not (self.close_sent or self.transport.is_closing()):
             self._seat.keep()
-            self._book.talking.start(self)
-            self._book.idle.start(self)
+            self._book.talking.start(self.silence_is_long)
+            self._book.idle.start(self.silence_is_over)
 
     def silence_is_long(self) -> None:
         """From now on it may be closed for another."""
-        self._seat.offer(self)
+        self._seat.offer(self.make_room)
 
     def silence_is_over(self) -> None:
         """Close it."""
@@ -159,7 +159,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         elif self.handshake_complete:
             self._leave(CloseCode.TRY_AGAIN_LATER, "all connections are in use")
         else:
-            self._refuse(answers.too_many_connections(self._book.limits.max_connections))
+            self._refuse(answers.too_many_connections(self._book.max_connections))
 
     def _refuse(self, error: RefusedError) -> None:
         self._book.refusals.count(error.reason)
