@@ -120,10 +120,7 @@ class KeyCheck:
         self._root_path = root_path.rstrip("/")
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Let through, or answer 401, 403 or 404 (close a WebSocket with 1008).
-
-        A plain function: each coroutine on the way is gone through anew for each chunk.
-        """
+        """Let through, or answer 401, 403 or 404 (close a WebSocket with 1008)."""
         if scope["type"] not in {"http", "websocket"}:
             return self._app(scope, receive, send)
         refusal = self._refusal(scope)

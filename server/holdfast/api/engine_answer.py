@@ -22,8 +22,7 @@ _REWRITTEN = frozenset({b"content-length", b"content-type"})
 class EngineAnswer:
     """One answer on its way: errors in OpenAI's form, and what became of the request.
 
-    That is whether it may be sent again, and no clean end of a stream that has none. `send` is a
-    plain function: it is called for each chunk.
+    That is whether it may be sent again, and no clean end of a stream that has none.
     """
 
     __slots__ = ("_count_refusal", "_held", "_held_body", "_send", "_tracked")

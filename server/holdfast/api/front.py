@@ -31,10 +31,7 @@ class EngineApp:
         self._inner = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer as it does; the gate is closed until there is one.
-
-        A plain function: each coroutine on the way is gone through anew for each chunk.
-        """
+        """Answer as it does; the gate is closed until there is one."""
         if self._inner is None:
             raise RuntimeError("The gate was opened before an application was attached.")
         tracked = tracked_request()
@@ -59,7 +56,7 @@ class FrontDoor:
         self._behind = behind
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer from our own routes, or by what is behind them. A plain function, as above."""
+        """Answer from our own routes, or by what is behind them."""
         if scope["type"] == "lifespan":
             return _live(receive, send)
         route, match, ours = self._own(scope)

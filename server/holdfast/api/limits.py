@@ -57,28 +57,25 @@ class Limits:
         self._is_probe = is_probe
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer as `app` does, or refuse.
-
-        A plain function: each coroutine on the way is gone through anew for each chunk.
-        """
+        """Answer as `app` does, or refuse."""
         if scope["type"] != "http":
             return self._app(scope, receive, send)
         shape = JsonShape(self._max_json_depth, self._most_values) if _may_be_json(scope) else None
-        exchange = _Exchange(scope, receive, send, shape, self._refusals)
+        exchange = _LimitedExchange(scope, receive, send, shape, self._refusals)
         is_large = _may_be_large(scope)
         # The probe has one deadline over everything, and what it proves is no user's time.
         if (is_large or self._timeout_seconds) and not self._is_probe(scope):
             return self._run_kept(exchange) if is_large else self._run_in_time(exchange)
         return self._app(scope, exchange.receive, exchange.send)
 
-    async def _run_kept(self, exchange: _Exchange) -> None:
+    async def _run_kept(self, exchange: _LimitedExchange) -> None:
         with self.buffers.kept(_owner(exchange.scope)) as exchange.buffer:
             if self._timeout_seconds:
                 await self._run_in_time(exchange)
             else:
                 await self._app(exchange.scope, exchange.receive, exchange.send)
 
-    async def _run_in_time(self, exchange: _Exchange) -> None:
+    async def _run_in_time(self, exchange: _LimitedExchange) -> None:
         try:
             async with asyncio.timeout(self._timeout_seconds) as deadline:
                 exchange.deadline = deadline
@@ -91,7 +88,7 @@ class Limits:
             await exchange.time_out(self._timeout_seconds)
 
 
-class _Exchange:
+class _LimitedExchange:
     """One request and its answer, which may end before the application is done with them."""
 
     def __init__(
@@ -144,7 +141,7 @@ class _Exchange:
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass an answer on, until it is over. A plain function: it is called for each chunk."""
+        """Pass an answer on, until it is over."""
         if self._is_passed_on:
             return self._send(message)
         deadline = self.deadline

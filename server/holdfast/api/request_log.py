@@ -81,7 +81,7 @@ class RequestLog:
         given = [value for name, value in scope["headers"] if name == _HEADER]
         request_id, inner_id = self._identify(given)
         tracked = Tracked(request_id=request_id)
-        exchange = _Exchange(tracked, receive, send)
+        exchange = _LoggedExchange(tracked, receive, send)
         token = REQUEST.set(tracked)
         if inner_id:
             self._inner_ids.add(inner_id)
@@ -120,7 +120,7 @@ class RequestLog:
         inner = given[0] + b"-" + secrets.token_hex(4).encode() if is_taken else given[0]
         return given[0].decode("ascii"), inner
 
-    def _write(self, scope: Scope, exchange: _Exchange) -> None:
+    def _write(self, scope: Scope, exchange: _LoggedExchange) -> None:
         tracked = exchange.tracked
         is_expected = tracked.route in self._quiet_paths and exchange.status in _EXPECTED
         if tracked.is_probe or is_expected or scope["path"] in self._silent_paths:
@@ -129,11 +129,8 @@ class RequestLog:
         logger.info("%s", _sentence(facts), extra={"fields": facts})
 
 
-class _Exchange:
-    """What passes between the server and the application for one request, and when.
-
-    `send` is a plain function: it is called for each chunk.
-    """
+class _LoggedExchange:
+    """What passes between the server and the application for one request, and when."""
 
     __slots__ = (
         "_receive",
@@ -245,7 +242,7 @@ def _error_type(body: bytes) -> str:
     return kind if isinstance(kind, str) and _ERROR_TYPE.fullmatch(kind) else ""
 
 
-def _facts(scope: Scope, exchange: _Exchange) -> dict[str, Any]:
+def _facts(scope: Scope, exchange: _LoggedExchange) -> dict[str, Any]:
     """The fields of the line, in their order; what is not known is null."""
     tracked = exchange.tracked
     return {
@@ -288,7 +285,7 @@ def _quoted(path: str) -> str:
     return quote(path, safe="/:@!$&'()*+,;=~", errors="replace")
 
 
-def _waited_seconds(exchange: _Exchange) -> float | None:
+def _waited_seconds(exchange: _LoggedExchange) -> float | None:
     """How long it waited before vLLM's application, and in it for an engine; None if not there."""
     entered_seconds = exchange.tracked.entered_seconds
     if entered_seconds is None:
