@@ -30,6 +30,7 @@ from holdfast.api.admission import Admission
 from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.lifecycle.states import State
+from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.settings import LimitSettings, ListenSettings, OverloadSettings
 from holdfast.telemetry.refusals import Refusals
 from holdfast.workspace.plan import MIB
@@ -117,13 +118,16 @@ def _allow_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
-class _Recovering:
+class _Recovering(Supervisor):
     """A server that will be back in time, for ever."""
 
     state = State.RECOVERING
     reason = "a benchmark"
     eta_seconds = 1.0
     is_recovering = True
+
+    def __init__(self) -> None:
+        """Supervise nothing."""
 
     async def until_moved(self) -> None:
         await asyncio.Event().wait()

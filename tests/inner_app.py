@@ -13,11 +13,12 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from holdfast.lifecycle.states import State
+from holdfast.lifecycle.supervisor import Supervisor
 
 
 @dataclass
-class View:
-    """Where the server of the test stands."""
+class View(Supervisor):
+    """A supervisor that supervises nothing: it stands where the test has it stand."""
 
     state: State = State.READY
     reason: str = "all is well"

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from holdfast.records import RankStats
-from holdfast.workspace.books import NoStats
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB, GrowthPolicy, Reservation, Slot, Term
 from holdfast.workspace.stats import StatsWriter, read_stats
@@ -40,7 +39,7 @@ def locked_manager(
     manager: WorkspaceManager | None = None,
 ) -> WorkspaceManager:
     manager = manager or WorkspaceManager(CPU)
-    manager.bind(NoStats(), policy, limit_bytes)
+    manager.bind(None, policy, limit_bytes)
     view(manager, size_bytes)
     if sealed:
         manager.seal()

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,15 +22,13 @@ from holdfast.demo.switches import DemoFault, DemoSwitches, scratch_need_bytes, 
 from holdfast.demo.tokenizer import IM_END_ID, IM_START_ID, VOCABULARY_SIZE
 from holdfast.errors import UsageError
 from holdfast.workspace.plan import MIB, Term
+from holdfast.workspace.reservers import ReserverContext
 
 FAULT = DemoFault("context", threshold=512, effect="scratch", scratch_bytes=MIB)
 
 
-@dataclass(frozen=True)
-class Context:
-    hf_config: Any
-    max_model_len: int = 8192
-    max_num_batched_tokens: int = 2048
+def _context(hf_config: Any, longest: int = 8192, batch: int = 2048) -> ReserverContext:
+    return ReserverContext(None, longest, batch, max_num_seqs=1, hf_config=hf_config)
 
 
 def _hf_config(switches: DemoSwitches) -> Any:
@@ -229,7 +226,7 @@ def test_fault_may_hit_one_rank() -> None:
 @pytest.mark.parametrize(("longest", "batch"), [(8192, 2048), (513, 2048)])
 def test_declared_need_is_what_the_largest_prefill_takes(longest: int, batch: int) -> None:
     """The declaration is the model's own arithmetic at the limits of the configuration."""
-    context = Context(_hf_config(DemoSwitches(faults=(FAULT,))), longest, batch)
+    context = _context(_hf_config(DemoSwitches(faults=(FAULT,))), longest, batch)
     expected = scratch_need_bytes(scratch_rows(longest, batch), 1024)
     assert list(declare(context)) == [Term("declared", "holdfast.demo: prefill scratch", expected)]
     assert expected == max(longest, batch) * 1024
@@ -245,4 +242,4 @@ def test_declared_need_is_what_the_largest_prefill_takes(longest: int, batch: in
 )
 def test_nothing_is_declared_for_others(config: Any) -> None:
     """A silent demo and a model of another architecture ask for nothing."""
-    assert list(declare(Context(config))) == []
+    assert list(declare(_context(config))) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ from holdfast.records import (
     StepName,
 )
 from holdfast.settings import ProbeSettings, Suite
+from holdfast.telemetry.progress import LogProgress
 
 IMPATIENT = Patience(proof_seconds=0.1, death_seconds=0.1, cleanup_seconds=5.0)
 GIB = 1024**3
@@ -53,17 +55,20 @@ def run_in_loop(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-@dataclass
-class Heard:
+class Heard(LogProgress):
     """A `Progress` that remembers."""
 
-    sizes: list[tuple[str, int]] = field(default_factory=list)
-    finished: list[ProbeStep] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__(logging.getLogger("a.probe"))
+        self.sizes: list[tuple[str, int]] = []
+        self.finished: list[ProbeStep] = []
 
-    def step_started(self, step: str, detail: str, tokens: int) -> None:  # noqa: ARG002 - protocol
+    def step_started(self, step: str, detail: str, tokens: int) -> None:
+        super().step_started(step, detail, tokens)
         self.sizes.append((step, tokens))
 
     def step_finished(self, step: ProbeStep) -> None:
+        super().step_finished(step)
         self.finished.append(step)
 
     def of(self, step: StepName) -> list[int]:

@@ -14,7 +14,6 @@ from vllm.v1.worker import workspace
 
 from holdfast.errors import HoldfastError
 from holdfast.workspace import reservers
-from holdfast.workspace.books import NoStats
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB, Term
 from holdfast.workspace.reservers import ReserverContext, declared_terms, reserve_workspace
@@ -155,7 +154,7 @@ def test_many_layers_declare_once(manager: WorkspaceManager) -> None:
 
 def test_a_model_that_reserves_after_the_lock_is_told(manager: WorkspaceManager) -> None:
     """What fits is fine; what does not fit is an error with a remedy."""
-    manager.bind(NoStats(), "alongside")
+    manager.bind(None, "alongside")
     reserve_workspace(((MIB,), torch.uint8))
     manager.lock()
     reserve_workspace(((MIB,), torch.uint8))

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from holdfast.errors import HoldfastError
-from holdfast.workspace.books import NoStats
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB
 from managers import (
@@ -230,7 +229,7 @@ def test_nothing_grows_during_a_capture() -> None:
 def test_nothing_grows_during_a_capture_before_the_lock(*, sealed: bool) -> None:
     """The graphs that are captured before it have the old address; a need that fits is served."""
     manager = CapturingManager(CPU)
-    manager.bind(NoStats(), "alongside")
+    manager.bind(None, "alongside")
     kept = view(manager, MIB).data_ptr()
     if sealed:
         manager.seal()

@@ -14,7 +14,6 @@ from vllm.model_executor.layers.fused_moe import moe_permute_unpermute
 from vllm.v1.worker import workspace
 
 from holdfast.records import Rejection
-from holdfast.workspace.books import NoStats
 from holdfast.workspace.footprint import tensor_bytes
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.permute import needed_bytes
@@ -49,7 +48,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[CapturingManager]:
     monkeypatch.setattr(workspace, "WorkspaceManager", CapturingManager)
     workspace.init_workspace_manager(CPU)
     made = workspace.current_workspace_manager()
-    made.bind(NoStats(), "deny")
+    made.bind(None, "deny")
     yield made
     workspace.reset_workspace_manager()
 

@@ -9,7 +9,6 @@ import pytest
 from torch.multiprocessing.reductions import StorageWeakRef
 from vllm.v1.worker import workspace
 
-from holdfast.workspace.books import NoStats
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB, GrowthPolicy
 from managers import (
@@ -30,7 +29,7 @@ def test_reserving_while_ubatches_request_loses_nothing(
     """Requests of two ubatch threads and reservations of a third never mix up slots."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
     if is_bound:  # then each thread replaces the buffer of the other one too
-        manager.bind(NoStats(), "deny")
+        manager.bind(None, "deny")
     ubatch_of: dict[int, int] = {}
     monkeypatch.setattr(
         workspace, "dbo_current_ubatch_id", lambda: ubatch_of[threading.get_ident()]
@@ -58,7 +57,7 @@ def test_reserving_while_ubatches_request_loses_nothing(
 def test_what_one_ubatch_needs_before_the_lock_every_ubatch_gets() -> None:
     """Growth in slot (0, 0) fills (1, 0) at once, where the sizing of the KV cache sees it."""
     manager = WorkspaceManager(CPU, num_ubatches=2, num_lanes=2)
-    manager.bind(NoStats(), "deny")
+    manager.bind(None, "deny")
     view(manager, MIB)
     assert manager.slot_sizes() == {(0, 0): MIB, (0, 1): 0, (1, 0): MIB, (1, 1): 0}
     assert held(manager, 0).data_ptr() != held(manager, 2).data_ptr()
@@ -70,7 +69,7 @@ def test_what_one_ubatch_needs_before_the_lock_every_ubatch_gets() -> None:
 def test_ubatches_are_alike_at_the_seal_and_at_the_lock(*, is_locking: bool) -> None:
     """Reservations that differ are levelled within each lane before addresses are captured."""
     manager = WorkspaceManager(CPU, num_ubatches=2, num_lanes=2)
-    manager.bind(NoStats(), "deny")
+    manager.bind(None, "deny")
     manager.reserve([reservation((1, 0), GRANULE), reservation((0, 1), 2 * GRANULE)])
     if is_locking:
         manager.lock()
@@ -83,7 +82,7 @@ def test_ubatches_are_alike_at_the_seal_and_at_the_lock(*, is_locking: bool) -> 
 def test_a_request_is_served_from_the_buffer_that_levelling_left() -> None:
     """A slot that grows beside a larger one gets that one's size, and the view lies in it."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
-    manager.bind(NoStats(), "deny")
+    manager.bind(None, "deny")
     manager.reserve([reservation((1, 0), GRANULE)])
     assert view(manager, MIB).data_ptr() == held(manager).data_ptr()
     assert list(manager.slot_sizes().values()) == [GRANULE, GRANULE]
@@ -92,7 +91,7 @@ def test_a_request_is_served_from_the_buffer_that_levelling_left() -> None:
 def test_levelling_after_the_seal_keeps_the_old_buffer_of_each_ubatch() -> None:
     """Graphs of either ubatch may hold the address of its own buffer."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
-    manager.bind(NoStats(), "deny")
+    manager.bind(None, "deny")
     view(manager, MIB)
     manager.seal()
     view(manager, 2 * MIB)
@@ -103,7 +102,7 @@ def test_levelling_after_the_seal_keeps_the_old_buffer_of_each_ubatch() -> None:
 def test_a_growth_retires_no_buffer_that_it_made() -> None:
     """A slot that grows after the seal beside a larger one gets that one's size at once."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
-    manager.bind(NoStats(), "deny")
+    manager.bind(None, "deny")
     view(manager, MIB)
     manager.seal()
     manager.reserve([reservation((1, 0), 4 * GRANULE)])
@@ -131,7 +130,7 @@ def test_a_seal_after_the_lock_changes_no_buffer(policy: GrowthPolicy) -> None:
 def test_what_levelling_adds_is_resident_on_the_cpu() -> None:
     """The sizing of the KV cache reads resident memory, also of a slot that grew to its sibling."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
-    manager.bind(NoStats(), "deny")
+    manager.bind(None, "deny")
     manager.reserve([reservation((1, 0), 96 * MIB)])
     before = psutil.Process().memory_info().rss
     view(manager, MIB)
@@ -164,7 +163,7 @@ def test_a_view_outlives_the_buffer_that_another_ubatch_replaced(
     """
     pool = Pool()
     manager = WorkspaceManager(CPU, num_ubatches=2, alloc_context=lambda: pool)
-    manager.bind(NoStats(), "deny")
+    manager.bind(None, "deny")
     monkeypatch.setattr(workspace, "dbo_current_ubatch_id", lambda: 1)
     held_by_the_other = view(manager, MIB).fill_(7)
     monkeypatch.setattr(workspace, "dbo_current_ubatch_id", lambda: 0)
@@ -181,7 +180,7 @@ def test_a_view_outlives_the_buffer_that_another_ubatch_replaced(
 def test_a_reservation_is_not_replaced_while_ubatches_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second start on what they need is there before they ask."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
-    manager.bind(NoStats(), "deny")
+    manager.bind(None, "deny")
     manager.reserve([reservation(slot, 2 * GRANULE) for slot in manager.slots])
     addresses = [held(manager, index).data_ptr() for index in range(2)]
     for ubatch in (0, 1):
@@ -193,7 +192,7 @@ def test_a_reservation_is_not_replaced_while_ubatches_run(monkeypatch: pytest.Mo
 def test_a_single_slot_is_never_levelled() -> None:
     """Where there is one ubatch nothing is held but what was asked for."""
     manager = WorkspaceManager(CPU, num_lanes=2)
-    manager.bind(NoStats(), "deny")
+    manager.bind(None, "deny")
     view(manager, MIB)
     address = held(manager).data_ptr()
     manager.seal()

@@ -12,7 +12,6 @@ import torch
 
 from gpu_check import vllm_file
 from gpu_check.errands import Errand
-from holdfast.workspace.books import NoStats
 from holdfast.workspace.plan import MIB, GrowthPolicy, Reservation, Slot, Term
 
 Graph = Callable[[], None]
@@ -42,7 +41,7 @@ class Bench:
     ) -> Any:
         """A new manager of ours that follows `policy`."""
         manager = self.holdfast.WorkspaceManager(self.device, ubatches, lanes)
-        manager.bind(NoStats(), policy, limit_bytes)
+        manager.bind(None, policy, limit_bytes)
         return manager
 
     def vllm_manager(self) -> Any:

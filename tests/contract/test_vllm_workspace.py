@@ -12,7 +12,6 @@ import pytest
 import torch
 from vllm.v1.worker import gpu_worker, workspace
 
-from holdfast.workspace.books import NoStats
 from holdfast.workspace.manager import WorkspaceManager, bound_class
 from holdfast.workspace.reservers import reserve_workspace
 
@@ -44,7 +43,7 @@ def server_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     if kind is VLLMS_MANAGER:
         monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     else:
-        kind = bound_class(lambda manager: manager.bind(NoStats(), "deny"))
+        kind = bound_class(lambda manager: manager.bind(None, "deny"))
     monkeypatch.setattr(workspace, "WorkspaceManager", kind)
     return kind
 

@@ -21,7 +21,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vllm.v1.worker import ubatching, workspace
 
 from holdfast.errors import HoldfastError
-from holdfast.workspace.books import NoStats
 from holdfast.workspace.plan import MIB, Reservation
 from managers import CPU, CapturingManager
 from pools import DISCARDED, Pool
@@ -67,7 +66,7 @@ class Life:
         self.pool = pool = Pool()
         self.manager = CapturingManager(CPU, UBATCHES, LANES, alloc_context=lambda: pool)
         limit_bytes = self.random.choice([None, 0, 8 * MIB, 64 * MIB])
-        self.manager.bind(NoStats(), self.random.choice(["deny", "alongside"]), limit_bytes)
+        self.manager.bind(None, self.random.choice(["deny", "alongside"]), limit_bytes)
 
     def live(self) -> None:
         """From the warm-up to the lock, and on."""

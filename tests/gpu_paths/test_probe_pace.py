@@ -6,6 +6,7 @@ It ends whole or limited, and never as a failure: what runs is no reason to refu
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,8 +22,9 @@ from asgi_server import serving
 from fakes import FACTS, FakeClock, FakeEngine, FakeStep, Faults, openai_app
 from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
 from holdfast.lifecycle.probe.measure import Run, expected_seconds
-from holdfast.records import EngineFacts, ProbeReport, ProbeStep
+from holdfast.records import EngineFacts, ProbeReport
 from holdfast.settings import ProbeSettings, Suite
+from holdfast.telemetry.progress import LogProgress
 
 MILLION = 2**20
 STEP_TOKENS = 8192
@@ -71,14 +73,6 @@ class PacedEngine(FakeEngine):
         super()._compute(lane, step)
 
 
-class _Silent:
-    def step_started(self, step: str, detail: str, tokens: int) -> None:
-        """Nobody asks."""
-
-    def step_finished(self, step: ProbeStep) -> None:
-        """Nobody asks."""
-
-
 def probed(
     facts: EngineFacts,
     pace: Pace,
@@ -100,7 +94,7 @@ def probed(
                 engine,
                 lambda: httpx.AsyncClient(base_url=client.base_url),
                 journal or ProbeJournal(None, "paced"),
-                _Silent(),
+                LogProgress(logging.getLogger("a.probe")),
                 clock=clock or engine.clock,
                 patience=Patience(0.2, 0.1, 5.0),
                 random=Random(7),

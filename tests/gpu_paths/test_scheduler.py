@@ -7,6 +7,7 @@ the settings below meets in at least one test.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
@@ -23,6 +24,7 @@ from gpu_paths.scheduled_engine import METHODS, ScheduledEngine, Setting, config
 from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
 from holdfast.records import ProbeReport, ProbeStep, StepName
 from holdfast.settings import ProbeSettings
+from holdfast.telemetry.progress import LogProgress
 
 IMPATIENT = Patience(proof_seconds=0.5, death_seconds=0.1, cleanup_seconds=5.0)
 AMPLE_BLOCKS = 4000
@@ -40,16 +42,6 @@ AXES: dict[str, tuple[Any, ...]] = {
     "has_lora": (False, True),
     "has_prefix_caching": (True, False),
 }
-
-
-class _Silent:
-    """Hears what the probe does."""
-
-    def step_started(self, step: str, detail: str, tokens: int) -> None:
-        """Nobody asks."""
-
-    def step_finished(self, step: ProbeStep) -> None:
-        """Nobody asks."""
 
 
 def pairwise() -> Iterator[dict[str, Any]]:
@@ -117,7 +109,7 @@ def probed(base: Any, setting: Setting) -> ProbeReport:
                 engine,
                 lambda: httpx.AsyncClient(base_url=client.base_url),
                 ProbeJournal(None, "scheduled"),
-                _Silent(),
+                LogProgress(logging.getLogger("a.probe")),
                 clock=engine.clock,
                 patience=IMPATIENT,
                 random=Random(7),

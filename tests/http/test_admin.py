@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from asgi_server import serving
@@ -180,8 +181,13 @@ class Keyed:
         await self._app(scope, receive, send)
 
 
+def _admin_app(desk: Any, adapters: Any, deadline_seconds: float = 1.0) -> FastAPI:
+    """The application behind which a desk stands for what does the work."""
+    return admin_app(desk, adapters, order_deadline_seconds=deadline_seconds)
+
+
 def _front(desk: Desk, *, deadline_seconds: float = DEADLINE_SECONDS, root_path: str = "") -> Keyed:
-    app = admin_app(desk, lambda: desk, order_deadline_seconds=deadline_seconds)
+    app = _admin_app(desk, lambda: desk, deadline_seconds)
     return Keyed(FrontDoor([admin_route(app)], InnerApp(), root_path=root_path))
 
 
@@ -284,7 +290,7 @@ def test_adapters_are_loaded_pinned_listed_and_unloaded() -> None:
 
 def test_adapters_are_listed_before_there_is_an_engine() -> None:
     """None; to load one then is refused by the supervisor."""
-    app = admin_app(Desk(), lambda: None, order_deadline_seconds=1.0)
+    app = _admin_app(Desk(), lambda: None)
 
     async def live() -> tuple[httpx.Response, httpx.Response]:
         async with serving(FrontDoor([admin_route(app)], InnerApp())) as client:
@@ -460,7 +466,7 @@ def test_the_routes_are_found_under_the_root_path(path: str) -> None:
 
 def test_the_document_has_every_route_and_every_status() -> None:
     """All of it below `/admin`; nothing that is not answered."""
-    document = admin_app(Desk(), lambda: None, order_deadline_seconds=1.0).openapi()
+    document = _admin_app(Desk(), lambda: None).openapi()
     operations = {
         (method.upper(), path): operation
         for path, its in document["paths"].items()

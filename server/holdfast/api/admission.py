@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Protocol
 
 from starlette.types import Scope
 
@@ -18,6 +17,7 @@ from holdfast.api.work import RENDERINGS, Work
 from holdfast.engine.places import Places
 from holdfast.errors import RETRY_AFTER_MOST_SECONDS, RETRY_AFTER_SECONDS
 from holdfast.lifecycle.states import SERVING, State
+from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import RefusalReason
 from holdfast.settings import OverloadSettings
 from holdfast.telemetry.refusals import Refusals
@@ -34,35 +34,12 @@ _REFUSAL_OF = MappingProxyType[State, RefusalReason](
 )
 
 
-class GateView(Protocol):
-    """What the gate reads at each request; plain attributes, since it is the hot path."""
-
-    @property
-    def state(self) -> State:
-        """Where the server stands now."""
-
-    @property
-    def reason(self) -> str:
-        """Why it stands there."""
-
-    @property
-    def eta_seconds(self) -> float | None:
-        """Time until READY, if anything is known of it."""
-
-    @property
-    def is_recovering(self) -> bool:
-        """Whether an engine that was lost is being replaced, so that it is worth to wait."""
-
-    async def until_moved(self) -> None:
-        """Return when the state has changed."""
-
-
 class Admission:
     """Decides by the state, the line and the key, and counts. Belongs to one event loop."""
 
     def __init__(  # noqa: PLR0913 - the composition root names each collaborator
         self,
-        view: GateView,
+        view: Supervisor,
         *,
         probe_token: str,
         refusals: Refusals,

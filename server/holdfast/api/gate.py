@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.api.admission import (
     PROBE_HEADER_BYTES,
     Admission,
-    GateView,
     retry_after_seconds,
 )
 from holdfast.api.engine_answer import EngineAnswer
@@ -29,6 +28,7 @@ from holdfast.api.waiting import PatientReceive
 from holdfast.api.work import work_of
 from holdfast.engine.tracked import Tracked, tracked_request
 from holdfast.errors import KeySuspendedError, NotReadyError, OverloadedError
+from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import RefusalReason
 
 WEBSOCKET_TRY_AGAIN_LATER = 1013
@@ -59,10 +59,7 @@ class Gate:
         self._root_path = root_path.rstrip("/")
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Let in, hold until it may go on, or answer 429 or 503 (close a WebSocket with 1013).
-
-        A plain function: each coroutine on the way is gone through anew for each chunk.
-        """
+        """Let in, hold until it may go on, or answer 429 or 503 (close a WebSocket with 1013)."""
         if scope["type"] not in {"http", "websocket"}:
             return self._app(scope, receive, send)
         scope, is_probe = self._without_probe_header(scope)
@@ -205,7 +202,7 @@ def _suspended(seconds: float) -> KeySuspendedError:
     )
 
 
-def _not_ready(view: GateView) -> NotReadyError:
+def _not_ready(view: Supervisor) -> NotReadyError:
     return NotReadyError(
         f"The server is {view.state}{f': {view.reason}' if view.reason else '.'}",
         retry_after_seconds=retry_after_seconds(view.eta_seconds),

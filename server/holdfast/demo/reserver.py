@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
 
 from holdfast.demo import ARCHITECTURE
 from holdfast.demo.switches import CONFIG_KEY, DemoSwitches, scratch_need_bytes, scratch_rows
 from holdfast.workspace.plan import Term
-
-
-class ReserverContext(Protocol):
-    """The part of Holdfast's reserver context that the demo reads."""
-
-    @property
-    def hf_config(self) -> Any: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def max_num_batched_tokens(self) -> int: ...
+from holdfast.workspace.reservers import ReserverContext
 
 
 def declare(context: ReserverContext) -> Iterable[Term]:

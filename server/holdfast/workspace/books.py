@@ -15,48 +15,14 @@ from holdfast.records import (
     RejectionKind,
 )
 from holdfast.workspace.plan import Slot
-from holdfast.workspace.stats import StatsSink
-
-
-class NoStats:
-    """The sink of a manager that nobody reads."""
-
-    def slot_count(self, count: int) -> None:
-        """Take the number of slots."""
-
-    def slot(self, index: int, *, ubatch: int, lane: int, size_bytes: int) -> None:
-        """Take the identity and size of a slot."""
-
-    def reserved(self, index: int, size_bytes: int) -> None:
-        """Take the reservation of a slot."""
-
-    def high_water(self, index: int, needed_bytes: int, caller: str) -> None:
-        """Take the largest need of a slot."""
-
-    def caller(self, name: str, needed_bytes: int) -> None:
-        """Take the largest need of a caller."""
-
-    def growth(self, phase: GrowthPhase) -> None:
-        """Take one growth."""
-
-    def rejection(self, rejection: Rejection) -> None:
-        """Take one refusal."""
-
-    def fatal_error(self, cause: str) -> None:
-        """Take why the rank is lost."""
-
-    def holdings(self, *, retired_bytes: int, persistent_bytes: int) -> None:
-        """Take what is held beside the current buffers."""
-
-    def lock(self, *, is_sealed: bool, is_locked: bool) -> None:
-        """Take how far the manager is closed to change."""
+from holdfast.workspace.stats import StatsWriter
 
 
 class Books:
-    """Counters and sizes of one manager. Every entry reaches the sink before the call returns."""
+    """Counters and sizes of one manager. Every entry reaches the stats before the call returns."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self._sink: StatsSink = NoStats()
+        self._stats: StatsWriter | None = None
         self._slots = tuple(slots)
         self.size_bytes = [0] * len(slots)
         self.reserved_bytes = [0] * len(slots)
@@ -83,22 +49,26 @@ class Books:
         """Everything that the manager keeps alive."""
         return sum(self.size_bytes) + self.retired_bytes + self.persistent_bytes
 
-    def bind(self, sink: StatsSink) -> None:
-        """Tell `sink` how things stand, and everything from now on.
+    def bind(self, stats: StatsWriter | None) -> None:
+        """Write to `stats` how things stand, and everything from now on; with None nowhere.
 
-        Earlier growths and rejections are not told again: a sink counts those, and it may have
-        counted for another manager. A need of zero is not told either, because the high water of a
-        rank outlives its managers.
+        Earlier growths and rejections are not told again: they are counted there, where another
+        manager's may be too. A need of zero is not told either, because the high water of a rank
+        outlives its managers.
         """
-        self._sink = sink
-        sink.slot_count(len(self._slots))
+        self._stats = stats
+        if stats is None:
+            return
+        stats.slot_count(len(self._slots))
         for index, size_bytes in enumerate(self.size_bytes):
             self.resized(index, size_bytes)
             self.reserved(index, self.reserved_bytes[index])
             if self.high_water_bytes[index]:
-                sink.high_water(index, self.high_water_bytes[index], self.high_water_callers[index])
+                stats.high_water(
+                    index, self.high_water_bytes[index], self.high_water_callers[index]
+                )
         for caller, needed_bytes in self.callers.items():
-            sink.caller(caller, needed_bytes)
+            stats.caller(caller, needed_bytes)
         self.holds(retired_bytes=self.retired_bytes, persistent_bytes=self.persistent_bytes)
         self.closed(is_sealed=self.is_sealed, is_locked=self.is_locked)
 
@@ -106,46 +76,55 @@ class Books:
         """Enter the current size of a slot."""
         ubatch, lane = self._slots[index]
         self.size_bytes[index] = size_bytes
-        self._sink.slot(index, ubatch=ubatch, lane=lane, size_bytes=size_bytes)
+        if self._stats is not None:
+            self._stats.slot(index, ubatch=ubatch, lane=lane, size_bytes=size_bytes)
 
     def reserved(self, index: int, size_bytes: int) -> None:
         """Enter what was reserved for a slot; the largest stands."""
         self.reserved_bytes[index] = max(self.reserved_bytes[index], size_bytes)
-        self._sink.reserved(index, self.reserved_bytes[index])
+        if self._stats is not None:
+            self._stats.reserved(index, self.reserved_bytes[index])
 
     def asked(self, index: int, needed_bytes: int, caller: str) -> None:
         """Enter a need, whether it will be met or not."""
         if needed_bytes > self.callers.get(caller, -1):
             self.callers[caller] = needed_bytes
-            self._sink.caller(caller, needed_bytes)
+            if self._stats is not None:
+                self._stats.caller(caller, needed_bytes)
         if needed_bytes > self.high_water_bytes[index]:
             self.high_water_bytes[index] = needed_bytes
             self.high_water_callers[index] = caller
-            self._sink.high_water(index, needed_bytes, caller)
+            if self._stats is not None:
+                self._stats.high_water(index, needed_bytes, caller)
 
     def grew(self, phase: GrowthPhase) -> None:
         """Count one growth."""
         self.growths[phase] += 1
-        self._sink.growth(phase)
+        if self._stats is not None:
+            self._stats.growth(phase)
 
     def refused(self, rejection: Rejection) -> None:
-        """Count one refusal and keep it; the sink has it before the caller can raise."""
+        """Count one refusal and keep it; the stats have it before the caller can raise."""
         self.rejections[rejection.kind] += 1
         self.last_rejection = rejection
-        self._sink.rejection(rejection)
+        if self._stats is not None:
+            self._stats.rejection(rejection)
 
     def lost(self, cause: str) -> None:
-        """Have the sink say that the rank cannot go on."""
-        self._sink.fatal_error(cause)
+        """Have the stats say that the rank cannot go on."""
+        if self._stats is not None:
+            self._stats.fatal_error(cause)
 
     def holds(self, *, retired_bytes: int, persistent_bytes: int) -> None:
         """Enter what is held beside the current buffers."""
         self.retired_bytes = retired_bytes
         self.persistent_bytes = persistent_bytes
-        self._sink.holdings(retired_bytes=retired_bytes, persistent_bytes=persistent_bytes)
+        if self._stats is not None:
+            self._stats.holdings(retired_bytes=retired_bytes, persistent_bytes=persistent_bytes)
 
     def closed(self, *, is_sealed: bool, is_locked: bool) -> None:
         """Enter how far the manager is closed to change."""
         self.is_sealed = is_sealed
         self.is_locked = is_locked
-        self._sink.lock(is_sealed=is_sealed, is_locked=is_locked)
+        if self._stats is not None:
+            self._stats.lock(is_sealed=is_sealed, is_locked=is_locked)

@@ -31,7 +31,7 @@ from holdfast.workspace.plan import (
 )
 from holdfast.workspace.resources import Resources
 from holdfast.workspace.scratch import Allocator, Scratch, Spec
-from holdfast.workspace.stats import StatsSink
+from holdfast.workspace.stats import StatsWriter
 
 Resource = TypeVar("Resource")
 
@@ -77,9 +77,9 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         self._given_limit_bytes: int | None = None
 
     def bind(
-        self, stats: StatsSink, policy: GrowthPolicy, growth_limit_bytes: int | None = None
+        self, stats: StatsWriter | None, policy: GrowthPolicy, growth_limit_bytes: int | None = None
     ) -> None:
-        """Follow `policy` after the lock, and keep the books in `stats` from now on.
+        """Follow `policy` after the lock, and keep the books in `stats`, if any, from now on.
 
         Without a limit, the lock sets the default: the largest slot and 256 MiB.
         """

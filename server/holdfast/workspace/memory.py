@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -18,18 +18,12 @@ from holdfast.records import MEMORY_KINDS, MemoryKind
 from holdfast.workspace.device import DeviceReading, read_device
 from holdfast.workspace.footprint import tensor_bytes
 from holdfast.workspace.plan import MIB
+from holdfast.workspace.stats import StatsWriter
 
 TERMS: tuple[MemoryKind, ...] = ("weights", "kv_cache", "workspace", "cuda_graphs", "non_torch")
 """What is held for good, so that its sum explains the reading; `activation_peak` comes and goes."""
 
 logger = logging.getLogger("vllm.holdfast")
-
-
-class MemorySink(Protocol):
-    """Where the ledger is kept; `StatsWriter` says what the call means."""
-
-    def memory(self, kind: MemoryKind, size_bytes: int) -> None:
-        """Write one measured line of the memory ledger."""
 
 
 class MemoryLedger:
@@ -41,9 +35,9 @@ class MemoryLedger:
     Torch's `memory_reserved` would not do, since vLLM's allocator for sleep mode goes past it.
     """
 
-    def __init__(self, worker: Any, sink: MemorySink) -> None:
+    def __init__(self, worker: Any, stats: StatsWriter) -> None:
         self._worker = worker
-        self._sink = sink
+        self._stats = stats
         self._is_peak_reset = False
         self.sizes: dict[MemoryKind, int] = {}
 
@@ -117,7 +111,7 @@ class MemoryLedger:
     def _enter(self, kind: MemoryKind, size_bytes: int) -> None:
         # A difference of two readings can fall below zero, and a size cannot.
         self.sizes[kind] = max(0, size_bytes)
-        self._sink.memory(kind, self.sizes[kind])
+        self._stats.memory(kind, self.sizes[kind])
 
 
 def unexplained_bytes(sizes: Mapping[MemoryKind, int], used_bytes: int) -> int:

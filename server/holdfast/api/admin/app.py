@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.api.admin.routes import (
-    Adapters,
-    Supervision,
-    add_engine,
-    add_logs,
-    add_loras,
-    add_state,
-)
+from holdfast.api.admin.routes import add_engine, add_logs, add_loras, add_state
 from holdfast.api.admin.said import ERRORS, Noted, answer_errors
+from holdfast.lifecycle.supervisor import Supervisor
+
+if TYPE_CHECKING:  # as in `routes`
+    from holdfast.engine.loras import Loras
 
 PREFIX = "/admin"
 
 
 def admin_app(
-    supervision: Supervision,
-    adapters: Callable[[], Adapters | None],
+    supervision: Supervisor,
+    adapters: Callable[[], Loras | None],
     *,
     order_deadline_seconds: float,
 ) -> FastAPI:

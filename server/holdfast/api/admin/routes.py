@@ -3,73 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter
 
 from holdfast.api.admin import models
-from holdfast.engine.interface import Engine
 from holdfast.errors import EngineSilentError, NotReadyError
 from holdfast.lifecycle.orders import Order, ProbeOrder, SleepOrder, WakeOrder
-from holdfast.records import Status
+from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.telemetry.logs import log_levels, set_log_level
+
+if TYPE_CHECKING:  # it imports vLLM, and these routes answer before that is imported
+    from holdfast.engine.loras import Loras
 
 Value = TypeVar("Value")
 
 
-class Supervision(Protocol):
-    """What the routes ask of the supervisor."""
-
-    def status(self) -> Status:
-        """Everything that is known now."""
-
-    def order(self, order: Order) -> asyncio.Future[Any]:
-        """Have an order carried out."""
-
-    def request_stop(self) -> None:
-        """Drain and end."""
-
-    def request_restart(self, reason: str) -> None:
-        """End the engine and start the next one."""
-
-    def engine_at_work(self) -> Engine:
-        """The engine, in READY."""
-
-
-class Adapter(Protocol):
-    """One LoRA adapter."""
-
-    @property
-    def name(self) -> str:
-        """What requests name as their model."""
-
-    @property
-    def path(self) -> str:
-        """Where it was loaded from."""
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether it stays on the device."""
-
-
-class Adapters(Protocol):
-    """The LoRA adapters of the server; `engine.loras.Loras` is the one."""
-
-    def listed(self) -> Iterable[Adapter]:
-        """Every adapter."""
-
-    async def load(self, name: str, path: str, *, is_replacing: bool) -> Adapter:
-        """Have the engine load one."""
-
-    async def unload(self, name: str) -> None:
-        """Unlist one."""
-
-    async def pin(self, name: str) -> Adapter:
-        """Keep one on the device."""
-
-
-def add_state(routes: APIRouter, supervision: Supervision, deadline_seconds: float) -> None:
+def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: float) -> None:
     async def carried_out(order: Order) -> Any:
         return await _in_time(supervision.order(order), str(order), deadline_seconds)
 
@@ -119,7 +70,7 @@ def add_state(routes: APIRouter, supervision: Supervision, deadline_seconds: flo
         return models.RestReply.model_validate(await carried_out(order))
 
 
-def add_engine(routes: APIRouter, supervision: Supervision) -> None:
+def add_engine(routes: APIRouter, supervision: Supervisor) -> None:
     def state() -> models.StateReply:
         return models.StateReply.model_validate(supervision.status())
 
@@ -157,9 +108,9 @@ def add_engine(routes: APIRouter, supervision: Supervision) -> None:
 
 
 def add_loras(
-    routes: APIRouter, supervision: Supervision, adapters: Callable[[], Adapters | None]
+    routes: APIRouter, supervision: Supervisor, adapters: Callable[[], Loras | None]
 ) -> None:
-    def at_work() -> Adapters:
+    def at_work() -> Loras:
         supervision.engine_at_work()
         if (found := adapters()) is None:
             raise NotReadyError("vLLM is being imported")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import httpx
 
@@ -15,7 +15,8 @@ from holdfast.lifecycle.probe import measure, wire
 from holdfast.lifecycle.probe.budget import Budget
 from holdfast.lifecycle.probe.prompts import Prompts, grouped
 from holdfast.lifecycle.probe.sizes import Limits, hears_alone, is_pooling
-from holdfast.records import EngineFacts, ProbeStep, RankStats, StepName
+from holdfast.records import EngineFacts, RankStats, StepName
+from holdfast.telemetry.progress import Progress
 
 T = TypeVar("T")
 
@@ -24,16 +25,6 @@ LONGEST_STEP = 3
 """A step is not taken for a hang before it takes so many times as long as the slowest before it."""
 PROMPTS_PER_MESSAGE = 256
 """Well below vLLM's limit of 1,024 prompts in one request."""
-
-
-class Progress(Protocol):
-    """Hears what the probe does; `telemetry.progress` shows it."""
-
-    def step_started(self, step: str, detail: str, tokens: int) -> None:
-        """A step began, or goes on with another size."""
-
-    def step_finished(self, step: ProbeStep) -> None:
-        """A step is over."""
 
 
 @dataclass(frozen=True, slots=True)

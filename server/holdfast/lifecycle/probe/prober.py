@@ -15,7 +15,7 @@ import psutil
 from holdfast.engine.interface import Engine
 from holdfast.errors import HoldfastError, ProbeTooSlowError
 from holdfast.lifecycle.probe import measure
-from holdfast.lifecycle.probe.bench import Bench, Patience, Progress
+from holdfast.lifecycle.probe.bench import Bench, Patience
 from holdfast.lifecycle.probe.budget import Budget
 from holdfast.lifecycle.probe.journal import ProbeJournal
 from holdfast.lifecycle.probe.prompts import Prompts
@@ -30,6 +30,7 @@ from holdfast.records import (
     StepName,
 )
 from holdfast.settings import ProbeSettings, Suite
+from holdfast.telemetry.progress import Progress
 
 CLEANUP_STEPS = 3
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from holdfast.workspace.stats.layout import MAX_CALLERS, MAX_SLOTS, RECENT_STEPS, stats_path
 from holdfast.workspace.stats.reader import read_all, read_stats
-from holdfast.workspace.stats.sink import StatsSink
 from holdfast.workspace.stats.writer import StatsWriter
 
 __all__ = [
     "MAX_CALLERS",
     "MAX_SLOTS",
     "RECENT_STEPS",
-    "StatsSink",
     "StatsWriter",
     "read_all",
     "read_stats",
