@@ -84,6 +84,9 @@ def _is_overwritten(keys: Collection[bytes], names: Collection[bytes]) -> bool:
 
     False if it does not say where that is, as in some sandboxes. Nothing but `/proc` reads these
     bytes any more: Python has copied the arguments, and the variables are gone.
+
+    `setproctitle` hides arguments alone: it leaves an environment of which a variable was changed
+    or removed before as the kernel shows it, and wipes every other one whole.
     """
     try:
         # The name before the bracket may have spaces.
