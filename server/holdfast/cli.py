@@ -57,6 +57,7 @@ def _run(arguments: list[str]) -> int:
         if any(argument.startswith("--help=") for argument in rest):
             return _print_vllm_help(rest)
         settings = parse_serve(rest, os.environ)
+        refusals.refuse_missing_vllm()
         is_debugging = settings.listen.log_level == "debug"
         from holdfast.app import serve  # noqa: PLC0415 - the web stack is not needed for --help
 
@@ -358,6 +359,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _print_vllm_help(arguments: list[str]) -> int:
+    refusals.refuse_missing_vllm()
     from holdfast.engine.arguments import print_help  # noqa: PLC0415 - imports vLLM
 
     print_help(arguments)
@@ -370,6 +372,7 @@ def _print_plan(arguments: list[str]) -> int:
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     settings = parse_serve(others, os.environ)
+    refusals.refuse_missing_vllm()
     from holdfast.engine.planning import print_plan  # noqa: PLC0415 - imports vLLM
 
     return print_plan(settings, flags)

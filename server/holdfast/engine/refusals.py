@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 
 from holdfast.errors import HoldfastError, PluginMissingError, UsageError
@@ -27,6 +28,16 @@ _OFF = {"", "0"}
 _OLD_RAY_EXECUTOR = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 _LIKENESS = 0.9
 """Of a mistyped flag to the one that was meant; no flag of vLLM is as like to one of ours."""
+
+
+def refuse_missing_vllm() -> None:
+    """Check that vLLM is there, whose package name depends on the build.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    if find_spec("vllm") is None:
+        raise UsageError("vLLM is not installed.", remedy="pip install 'holdfast[cuda]'.")
 
 
 def refuse_environment(environment: Mapping[str, str], *, is_demo: bool) -> None:
