@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from gpu_paths.fake_memory import GIB, FakeMemory
 from gpu_paths.followed_worker import config, followed, manager
+from gpu_paths.world import Scenario, answers
 from holdfast import demo
 from holdfast.demo.files import ensure_demo_model
 from holdfast.workspace.fitting import fitted_tokens, with_length
@@ -117,6 +118,24 @@ def test_engine_core_chooses_no_longer_context(windows: int, demo_config: Any) -
     config_of_core = with_length(demo_config, longest_tokens)
     get_kv_cache_configs(config_of_core, [specs], [available_bytes - tokens * 30_000])
     assert 0.9 * tokens <= config_of_core.model_config.max_model_len <= tokens
+
+
+@pytest.mark.parametrize("available_mib", [(24, 48), (48, 24), (48, 24, 36)])
+def test_ranks_reserve_for_the_length_that_fits_in_the_memory_of_each(
+    available_mib: tuple[int, ...], declared: Declared, tmp_path: Path
+) -> None:
+    """vLLM takes the shortest, so that what the poorest would reserve alone is enough for all."""
+    declared(lambda context: 4096 * context.max_model_len)
+
+    def said(*mib: int) -> list[str]:
+        directory = tmp_path / str(len(mib))
+        directory.mkdir()
+        sizes_bytes = tuple(size * MIB for size in mib)
+        return answers(Scenario(directory, len(mib), available_bytes=sizes_bytes))
+
+    alone = said(min(available_mib))
+    assert alone == ["14 MiB, 1 MiB more"]
+    assert said(*available_mib) == alone * len(available_mib)
 
 
 def test_reservers_see_one_length_in_all_that_they_are_shown(

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from vllm.distributed import parallel_state
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker import workspace
 
 from holdfast.errors import HoldfastError
@@ -30,6 +31,9 @@ Moment = Literal["sizing", "warmup", "lock"]
 """Before which of the agreements of a start a rank goes astray."""
 Fault = Literal["none", "raises", "comes late", "takes no part", "reduces something else"]
 
+LONGEST_TOKENS = 1 << 16
+"""That the model knows, where vLLM fits the length."""
+SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
 END_SECONDS = 120.0
 """More than any rank takes to end, whatever the others do."""
 ABORTED = "aborted"
@@ -48,6 +52,8 @@ class Scenario:
     timeout_seconds: float = END_SECONDS
     given_seconds: float | None = None
     """Of vLLM's own flag, if it is given."""
+    available_bytes: tuple[int, ...] = ()
+    """The memory of each rank, if vLLM is to fit the longest context to it."""
 
     def mark(self, rank: int) -> Path:
         """A file that is there when the rank has come to the moment."""
@@ -121,29 +127,40 @@ def _start(scenario: Scenario, rank: int) -> str:
     spec = WorkspaceSpec(
         stats_directory=str(scenario.directory),
         generation=1,
-        floor_bytes=(rank + 1) * MIB,
+        floor_bytes=0 if scenario.available_bytes else (rank + 1) * MIB,
         headroom=0.0,
         growth="alongside",
         growth_limit_bytes=(rank + 1) * MIB,
     )
-    follower = WorkerFollower(worker, _followed_config(scenario.given_seconds), spec)
-    with follower.device_initialised():
+    config = _followed_config(scenario)
+    with WorkerFollower(worker, config, spec).device_initialised():
         pass
     worker.determine_available_memory()
+    # EngineCore tells the length then, which is none that is not reserved for.
+    config.model_config.max_model_len = 64
     worker.compile_or_warm_up_model()
     manager: Any = workspace.current_workspace_manager()
     limit_bytes = manager._gate.rule.limit_bytes
     return f"{manager.books.held_bytes // MIB} MiB, {limit_bytes // MIB} MiB more"
 
 
-def _followed_config(given_seconds: float | None) -> Any:
+def _followed_config(scenario: Scenario) -> Any:
     """What the follower looks at, of a model that vLLM need not know."""
+    given_seconds, is_fitted = scenario.given_seconds, bool(scenario.available_bytes)
     timeout = None if given_seconds is None else timedelta(seconds=given_seconds)
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(data_parallel_index=0, cpu_distributed_timeout=timeout),
+        parallel_config=SimpleNamespace(
+            data_parallel_index=0,
+            cpu_distributed_timeout=timeout,
+            decode_context_parallel_size=1,
+        ),
         cache_config=SimpleNamespace(kv_cache_memory_bytes=None),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=4),
-        model_config=SimpleNamespace(max_model_len=64, original_max_model_len=64, hf_config=None),
+        model_config=SimpleNamespace(
+            max_model_len=LONGEST_TOKENS if is_fitted else 64,
+            original_max_model_len=-1 if is_fitted else 64,
+            hf_config=None,
+        ),
         max_concurrent_batches=1,
     )
 
@@ -164,8 +181,13 @@ class _Worker:
         self._come_to(next(self._models, "done"))
         return torch.nn.Module()
 
+    def get_kv_cache_spec(self) -> dict[str, FullAttentionSpec]:
+        """One layer, whatever the stage."""
+        return {"layer": SPEC}
+
     def determine_available_memory(self) -> int:
-        return 64 * MIB
+        available_bytes = self._scenario.available_bytes
+        return available_bytes[self.rank] if available_bytes else 64 * MIB
 
     def compile_or_warm_up_model(self) -> None:
         """Returns just before the growth limit is agreed on."""

@@ -28,6 +28,7 @@ class Subject(IntEnum):
 
     RESERVATION = 1
     GROWTH_LIMIT = 2
+    CONTEXT_LENGTH = 3
 
 
 def largest(values: list[int], subject: Subject, parallel_config: Any) -> list[int]:

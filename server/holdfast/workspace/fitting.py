@@ -37,7 +37,8 @@ def fitted_tokens(
     """The longest context that EngineCore may choose beside its reservation; 0 if no token fits.
 
     `specs` is what `get_kv_cache_spec` of a worker answers. EngineCore's own length is shorter by
-    the block that it keeps back, and where it pads groups of layers or another rank has less.
+    the block that it keeps back, and where it pads groups of layers. Of a world it is that of the
+    rank with the least, on which the caller agrees with the others.
     """
 
     def kv_bytes(tokens: int) -> int:

@@ -231,13 +231,18 @@ class WorkerFollower:
         return given_bytes - reserved_bytes
 
     def _fit(self, available_bytes: int) -> int:
-        """Reserve for the longest context that fits beside its reservation; what that leaves."""
+        """Reserve for the longest context that fits beside its reservation; what that leaves.
+
+        It has to fit in the memory of every rank: vLLM takes the shortest, and ranks that reserve
+        for one of their own would all reserve what the longest takes.
+        """
         config, books = self._vllm_config, self._manager.books
         before_bytes = books.held_bytes
         tokens = fitted_tokens(
             config, self._worker.get_kv_cache_spec(), available_bytes, self._missing_bytes
         )
-        self._reserve(with_length(config, max(1, tokens)))
+        agreed_tokens = self._smallest(max(1, tokens), Subject.CONTEXT_LENGTH)
+        self._reserve(with_length(config, agreed_tokens))
         return available_bytes - (books.held_bytes - before_bytes)
 
     def _missing_bytes(self, tokens: int) -> int:
@@ -301,7 +306,8 @@ class WorkerFollower:
         wanted_bytes = growth_limit_bytes(self._spec.growth_limit_bytes, sizes)
         reading = read_device(self._worker.device)
         free_bytes = reading.growable_bytes(self._ledger.activation_peak_bytes)
-        manager.lock(limit_bytes=self._smallest(min(wanted_bytes, free_bytes)))
+        limit_bytes = self._smallest(min(wanted_bytes, free_bytes), Subject.GROWTH_LIMIT)
+        manager.lock(limit_bytes=limit_bytes)
 
     def _agreed(self, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
         """The largest size of each slot over all ranks, so that all size the KV cache alike."""
@@ -312,6 +318,5 @@ class WorkerFollower:
             for reservation, size_bytes in zip(reservations, agreed, strict=True)
         )
 
-    def _smallest(self, size_bytes: int) -> int:
-        parallel_config = self._vllm_config.parallel_config
-        return smallest([size_bytes], Subject.GROWTH_LIMIT, parallel_config)[0]
+    def _smallest(self, value: int, subject: Subject) -> int:
+        return smallest([value], subject, self._vllm_config.parallel_config)[0]
