@@ -31,6 +31,14 @@ SMALL = (
     "--max-num-batched-tokens=1024",
 )
 """Flags that keep a test engine small and its start short."""
+TINY = (
+    "--enforce-eager",
+    f"--kv-cache-memory-bytes={KV_CACHE_BYTES}",
+    "--max-model-len=256",
+    "--max-num-seqs=4",
+    "--max-num-batched-tokens=128",
+)
+"""Flags that keep its probe short, too."""
 _LISTENING = re.compile(r"listening on (\S+)")
 
 _NATIVE: dict[str, bytes] = {}
@@ -40,6 +48,8 @@ Where it is known a worker is forked, which spares each start the seconds of its
 """
 
 Metrics = dict[tuple[str, frozenset[tuple[str, str]]], float]
+Greedy = Callable[[str, int], list[int]]
+"""The tokens that follow a prompt, so many of them."""
 Value = TypeVar("Value")
 
 

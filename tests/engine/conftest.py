@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.demo.files import ensure_demo_model
+from holdfast.demo.files import demo_directory, ensure_demo_model
 from holdfast.demo.switches import DemoSwitches
-from servers import SMALL, Demo, Server, Sight, running
+from servers import SMALL, Demo, Greedy, Server, Sight, running
 
 ROUTES = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz", "/metrics")
 
@@ -63,6 +63,27 @@ def second_start(first_start: Server, silent_demo: Path, learned_state: Path) ->
     with running(learned_state, str(silent_demo), *SMALL, "--learned-restart=always") as server:
         server.until_ready()
         yield server
+
+
+@pytest.fixture(scope="session")
+def greedy_reference() -> Greedy:
+    """The same weights in transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = str(ensure_demo_model(demo_directory()))
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+
+    def greedy(prompt: str, count: int) -> list[int]:
+        tokens = torch.tensor([tokenizer(prompt)["input_ids"]])
+        output = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False
+        )
+        return [int(token) for token in output[0, tokens.shape[1] :]]
+
+    return greedy
 
 
 def _look(server: Server, sights: dict[str, Sight]) -> str:

@@ -9,7 +9,7 @@ import jsonschema
 import openai
 import pytest
 
-from servers import Server
+from servers import Greedy, Server
 
 pytestmark = pytest.mark.engine
 
@@ -145,31 +145,10 @@ def test_unknown_model_is_a_typed_error(client: openai.OpenAI) -> None:
 PROMPTS = ("hold fast", "The quick brown fox", "a" * 300, "0123456789" * 250)
 
 
-@pytest.fixture(scope="module")
-def reference() -> Any:
-    """The same weights in transformers."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from holdfast.demo.files import demo_directory, ensure_demo_model
-
-    path = str(ensure_demo_model(demo_directory()))
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-
-    def greedy(prompt: str, count: int) -> list[int]:
-        tokens = torch.tensor([tokenizer(prompt)["input_ids"]])
-        output = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False
-        )
-        return [int(token) for token in output[0, tokens.shape[1] :]]
-
-    return greedy
-
-
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: f"{len(prompt)} characters")
-def test_greedy_output_equals_transformers(demo: Server, reference: Any, prompt: str) -> None:
+def test_greedy_output_equals_transformers(
+    demo: Server, greedy_reference: Greedy, prompt: str
+) -> None:
     """Token for token, what transformers generates from the same weights."""
     answer = demo.completion(prompt, max_tokens=24, return_token_ids=True, ignore_eos=True).json()
-    assert answer["choices"][0]["token_ids"] == reference(prompt, 24)
+    assert answer["choices"][0]["token_ids"] == greedy_reference(prompt, 24)

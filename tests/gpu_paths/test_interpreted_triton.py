@@ -1,0 +1,45 @@
+"""The interpreter that runs vLLM's Triton kernels on the CPU, for tests of the V2 runner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import second_runner
+
+pytestmark = second_runner.NEEDS_TRITON
+
+KERNELS = Path(__file__).with_name("interpreted_kernels.py")
+DEADLINE_SECONDS = 240.0
+
+
+def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The kernels, launched in a process of their own."""
+    return subprocess.run(
+        [sys.executable, str(KERNELS), *arguments],
+        env={**os.environ, **second_runner.environment()},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+
+
+def test_kernels_do_what_they_do_when_compiled() -> None:
+    """A mask is made of a scalar's comparison and a block's; a loop's counter is cast."""
+    done = launched("mended")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "bits": [1, 0, 1, 0, 1, 1, 0, 0],
+        "numbers": [0, 1, 2, 3, 4, 5, 6, 7],
+    }
+
+
+def test_triton_needs_the_mends() -> None:
+    """One that does not makes `mends.py` shorter."""
+    refused = launched().stderr
+    assert "mask has unsupported dtype" in refused
+    assert "'int' object has no attribute 'to'" in refused
