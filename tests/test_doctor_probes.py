@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.doctor.deployments import Deployment, Probe, ProbeRole
 from holdfast.doctor.findings import Finding
-from holdfast.doctor.probe_checks import check_probes, own_path
+from holdfast.doctor.probe_checks import check_probes
 from holdfast.doctor.probes import compose_probe, pod_probes
 from holdfast.settings import KeySettings, ListenSettings, Settings
 
@@ -133,17 +133,13 @@ def test_how_long_a_start_may_take(attempts: int, severity: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "root_path", "path"),
-    [
-        ("/livez", "", "/livez"),
-        ("/api/livez/", "/api", "/livez"),
-        ("/apis/livez", "/api", "/apis/livez"),
-        ("/?x=/", "", "/"),
-    ],
+    ("path", "severity"),
+    [("/api/livez/", "ok"), ("/livez", "ok"), ("/apis/livez", "warning")],
 )
-def test_the_route_of_a_path(asked: str, root_path: str, path: str) -> None:
-    """Without query, slash at the end, and the prefix of a proxy."""
-    assert own_path(asked, root_path) == path
+def test_a_probe_may_ask_below_the_root_path(path: str, severity: str) -> None:
+    """With the prefix of a proxy or without it; another prefix is no part of a route."""
+    settings = Settings(listen=ListenSettings(root_path="/api/"))
+    assert found("liveness", probe(path), settings=settings).severity == severity
 
 
 def test_the_health_check_of_the_image() -> None:

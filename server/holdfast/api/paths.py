@@ -8,7 +8,13 @@ from starlette.types import Scope
 def own_path(scope: Scope, root_path: str) -> str:
     """The path as our routes are written: decoded, no root path, no slash at its end.
 
-    A proxy may leave `root_path`, which ends in no slash, in the request or take it away.
+    A proxy may leave the root path in the request or take it away.
     """
-    path: str = scope["path"].removeprefix(scope.get("root_path", "") or root_path)
+    return route_path(scope["path"], scope.get("root_path", "") or root_path)
+
+
+def route_path(path: str, root_path: str) -> str:
+    """The path of a route without `root_path`, which ends in no slash, and slashes at its end."""
+    if path.startswith(f"{root_path}/"):
+        path = path.removeprefix(root_path)
     return path.rstrip("/") or "/"

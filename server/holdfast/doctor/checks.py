@@ -8,20 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
 
-from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
+from holdfast.doctor.findings import Finding, HazardName, failure, gib, ok, warning
 from holdfast.doctor.gpu_checks import check_gpus
 from holdfast.doctor.layout import Layout
 from holdfast.doctor.machine import Machine
 from holdfast.doctor.shared_memory import shared_memory
-from holdfast.doctor.sizes import gib
 from holdfast.engine.refusals import REFUSED_VARIABLES, refuse_environment
+from holdfast.engine.variables import is_on
 from holdfast.errors import HoldfastError
 from holdfast.versions import is_supported_vllm
 
 _REFUSALS: tuple[HazardName, ...] = ("plugins", "startup-plan")
 """In the order of the refused variables."""
 _MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
-_OFF = {"", "0"}
 _WHOLE_NUMBERS = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_MQ_MAX_CHUNK_BYTES_MB")
 _WORKER_METHODS = ("fork", "spawn")
 
@@ -45,7 +44,7 @@ def check_environment(
         absent = "is not seen from here" if variable in unseen else "is not set"
         yield _refusal(environment, variable, name, is_demo=is_demo, absent=absent)
     yield from _check_variables(environment)
-    if environment.get("VLLM_SERVER_DEV_MODE", "0") not in _OFF:
+    if is_on("VLLM_SERVER_DEV_MODE", environment):
         yield warning(
             "dev-mode",
             "VLLM_SERVER_DEV_MODE opens vLLM's routes for sleep, collective calls and resets "
@@ -134,13 +133,13 @@ def _check_host_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
     seen = f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} available"
     # The CPUs that are named for a rank may be on another node than the one that was read.
     is_bound = machine.environment.get("VLLM_CPU_OMP_THREADS_BIND", "auto") != "auto"
-    is_sure = machine.numa_nodes == 1 or not is_bound
     if memory.available_bytes < wanted_bytes:
-        yield (failure if is_sure else warning)(
+        yield failure(
             name,
             f"{seen}, but vLLM refuses to start below {gib(wanted_bytes)}.",
             "lower --gpu-memory-utilization, which is a share of this memory here, or give "
             "--kv-cache-memory-bytes.",
+            is_sure=machine.numa_nodes == 1 or not is_bound,
         )
     else:
         yield ok(name, f"{seen}; vLLM wants {gib(wanted_bytes)}")

@@ -9,6 +9,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Literal, get_args
 
+from holdfast.workspace.plan import MIB
+
+GIB = 1024 * MIB
+
 HazardName = Literal[
     "command-line",
     "model",
@@ -79,9 +83,14 @@ def warning(name: HazardName, seen: str, remedy: str) -> Finding:
     return Finding(name, Severity.WARNING, seen, remedy)
 
 
-def failure(name: HazardName, seen: str, remedy: str) -> Finding:
-    """It will go wrong."""
-    return Finding(name, Severity.FAILURE, seen, remedy)
+def failure(name: HazardName, seen: str, remedy: str, *, is_sure: bool = True) -> Finding:
+    """It will go wrong; a warning where that is not sure."""
+    return Finding(name, Severity.FAILURE if is_sure else Severity.WARNING, seen, remedy)
+
+
+def gib(size_bytes: int) -> str:
+    """The size in GiB, with one decimal."""
+    return f"{size_bytes / GIB:.1f} GiB"
 
 
 def has_failed(findings: Sequence[Finding]) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
+from holdfast.doctor.findings import GIB, Finding, HazardName, failure, gib, ok, warning
 from holdfast.doctor.layout import Layout
 from holdfast.doctor.machine import Machine
-from holdfast.doctor.sizes import GIB, gib
 from holdfast.engine.gpus import Gpu
 
 SWAP_BYTES = 8 * GIB
@@ -39,10 +38,11 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
     if graphics.problem:
         yield failure("gpu", f"{graphics.problem}.", "mend the driver; `nvidia-smi` has to work.")
     elif len(graphics.gpus) < layout.local_ranks:
-        yield (warning if layout.has_ray else failure)(
+        yield failure(
             "gpu",
             f"{layout.local_ranks} needed on this node, {len(graphics.gpus)} found.",
             "give the container its GPUs (`--gpus all`), or lower --tensor-parallel-size.",
+            is_sure=not layout.has_ray,
         )
     else:
         yield ok("gpu", ", ".join(gpu.name for gpu in graphics.gpus))
@@ -57,10 +57,11 @@ def _check_architectures(machine: Machine, layout: Layout) -> Iterator[Finding]:
         if runs_on := running_build(gpu.architecture, built_for):
             yield ok("gpu-architecture", f"{name} runs what torch has for {runs_on}")
         else:
-            yield (failure if is_used else warning)(
+            yield failure(
                 "gpu-architecture",
                 f"{gpu.name} is {name}; torch is built for {', '.join(built_for) or 'nothing'}.",
                 "install a build of torch and vLLM that names it in torch.cuda.get_arch_list().",
+                is_sure=is_used,
             )
 
 
@@ -99,11 +100,12 @@ def _check_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
         wanted_bytes = int(gpu.total_bytes * layout.gpu_memory_utilization)
         seen = f"{gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free on {gpu.name}"
         if gpu.free_bytes < wanted_bytes:
-            yield (failure if is_used else warning)(
+            yield failure(
                 "gpu-memory",
                 f"{seen}, but vLLM refuses to start below {gib(wanted_bytes)}.",
                 "end what holds the rest (an earlier engine may still run), or lower "
                 "--gpu-memory-utilization.",
+                is_sure=is_used,
             )
         else:
             yield ok("gpu-memory", f"{seen}; vLLM wants {gib(wanted_bytes)}")
@@ -170,11 +172,12 @@ def expandable_segments(
     )
     if not is_used:
         return ok(name, set_as)
-    return (failure if is_sure else warning)(
+    return failure(
         name,
         f"{set_as} with --tensor-parallel-size {layout.tensor_parallel_size}: the custom "
         "all-reduce cannot share such memory between processes and fails in graph capture.",
         "unset it, or add --disable-custom-all-reduce.",
+        is_sure=is_sure,
     )
 
 

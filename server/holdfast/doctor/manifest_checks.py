@@ -13,6 +13,7 @@ from holdfast.doctor.layout import Layout
 from holdfast.doctor.probe_checks import check_probes
 from holdfast.doctor.shared_memory import shared_memory
 from holdfast.engine.refusals import REFUSED_VARIABLES
+from holdfast.engine.variables import is_on
 from holdfast.settings import Settings
 
 ENGINE_STOP_SECONDS = 30.0
@@ -89,7 +90,7 @@ def _check_restart(deployment: Deployment) -> Iterator[Finding]:
         )
     else:
         yield ok(name, restart or "that of the workload")
-    if deployment.is_stock and deployment.environment.get(KEEPS_ALIVE, "0") not in {"", "0"}:
+    if deployment.is_stock and is_on(KEEPS_ALIVE, deployment.environment):
         yield warning(
             name,
             f"{KEEPS_ALIVE}: the server stays up when its engine is dead: nothing restarts it.",

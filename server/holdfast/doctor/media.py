@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.doctor.findings import Finding, HazardName, ok, warning
+from holdfast.engine.variables import is_on
 
 LARGEST_CONFIG_BYTES = 4 * 1024 * 1024
 
 _NAME: HazardName = "media-urls"
 _DOMAINS = "--allowed-media-domains"
-_OFF = {"", "0"}
 _OWN_CONNECTOR = "http"
 
 
@@ -27,7 +27,7 @@ def check_media(arguments: Sequence[str], environment: Mapping[str, str]) -> Ite
             "checks.",
             "unset it, or see that it asks public addresses alone.",
         )
-    if environment.get("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0") not in _OFF:
+    if is_on("VLLM_MEDIA_URL_ALLOW_REDIRECTS", environment):
         yield warning(
             _NAME,
             "VLLM_MEDIA_URL_ALLOW_REDIRECTS lets a host send the server to another one.",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from ssl import CERT_REQUIRED
 
 from holdfast.api.auth import METRICS_PATH, OPEN_PATHS
+from holdfast.api.paths import route_path
 from holdfast.doctor.deployments import Deployment, Probe, ProbeRole
 from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
 from holdfast.settings import Settings
@@ -49,7 +50,7 @@ def _of_probe(deployment: Deployment, role: ProbeRole, probe: Probe, settings: S
     name = _NAMES[role]
     if not probe.path:
         return ok(name, "no HTTP request")
-    path = own_path(probe.path, settings.listen.root_path)
+    path = _route(probe, settings.listen.root_path)
     return (
         _unreachable(deployment, role, probe, settings)
         or _refused(deployment, role, path, settings)
@@ -59,13 +60,8 @@ def _of_probe(deployment: Deployment, role: ProbeRole, probe: Probe, settings: S
     )
 
 
-def own_path(asked: str, root_path: str) -> str:
-    """The path of the route: without query, prefix and slash at the end."""
-    path = asked.partition("?")[0]
-    prefix = root_path.rstrip("/")
-    if prefix and path.startswith(f"{prefix}/"):
-        path = path.removeprefix(prefix)
-    return path.rstrip("/") or "/"
+def _route(probe: Probe, root_path: str = "") -> str:
+    return route_path(probe.path.partition("?")[0], root_path.rstrip("/"))
 
 
 def _unreachable(
@@ -76,45 +72,36 @@ def _unreachable(
         return None
     served = "https" if listen.is_tls else "http"
     if listen.uds:
-        return _sure(role)(
-            name, f"asks a port, but the server is at {listen.uds}.", "leave out --uds."
-        )
+        seen = f"asks a port, but the server is at {listen.uds}."
+        return _vain(role, seen, "leave out --uds.")
     if not probe.port:
-        return _sure(role)(
-            name, "asks a port by a name that the container does not have.", "name it in `ports`."
-        )
+        seen = "asks a port by a name that the container does not have."
+        return _vain(role, seen, "name it in `ports`.")
     if probe.port != str(listen.port):
         return warning(
             name, f"asks port {probe.port}, the server is on {listen.port}.", "ask its own port."
         )
     if probe.scheme != served:
-        return _sure(role)(
-            name,
-            f"asks over {probe.scheme}, the server speaks {served}.",
-            f"scheme: {served.upper()}",
-        )
+        seen = f"asks over {probe.scheme}, the server speaks {served}."
+        return _vain(role, seen, f"scheme: {served.upper()}")
     return None
 
 
-def _sure(role: ProbeRole) -> Callable[[HazardName, str, str], Finding]:
-    """Nothing ends a container whose health check fails."""
-    return warning if role == "health" else failure
+def _vain(role: ProbeRole, seen: str, remedy: str) -> Finding:
+    """That a probe can never succeed. Nothing ends a container whose health check fails."""
+    return failure(_NAMES[role], seen, remedy, is_sure=role != "health")
 
 
 def _refused(
     deployment: Deployment, role: ProbeRole, path: str, settings: Settings
 ) -> Finding | None:
-    name = _NAMES[role]
     if deployment.is_stock and path in OURS_ALONE:
-        return _sure(role)(
-            name,
-            f"{path} is no route of vLLM's own server: it answers 404.",
-            "ask /health, or run it with Holdfast.",
-        )
+        seen = f"{path} is no route of vLLM's own server: it answers 404."
+        return _vain(role, seen, "ask /health, or run it with Holdfast.")
     is_open = path in OPEN_PATHS or (path == METRICS_PATH and settings.keys.metrics_auth == "none")
     has_keys = settings.listen.api_keys or settings.keys.api_key_file
     if deployment.is_ours and has_keys and not is_open:
-        return _sure(role)(name, f"{path} needs an API key: it answers 401.", f"ask {_best(role)}.")
+        return _vain(role, f"{path} needs an API key: it answers 401.", f"ask {_best(role)}.")
     return None
 
 
@@ -132,7 +119,7 @@ def _judge_liveness(deployment: Deployment, probe: Probe, path: str) -> Finding 
     seen = f"liveness asks {path}, which is 503 while an engine starts, recovers or drains"
     startup = deployment.probes.get("startup")
     # One that succeeds at once does not hold the other back.
-    is_held_back = startup is not None and own_path(startup.path, "") != LIVENESS
+    is_held_back = startup is not None and _route(startup) != LIVENESS
     if not is_held_back and probe.budget_seconds < SHORTEST_START_SECONDS:
         return failure(
             name,
@@ -161,11 +148,11 @@ def _judge_startup(deployment: Deployment, probe: Probe, path: str) -> Finding |
         )
     if "--demo" in deployment.arguments or probe.budget_seconds >= USUAL_START_SECONDS:
         return None
-    is_hopeless = probe.budget_seconds < SHORTEST_START_SECONDS
-    return (failure if is_hopeless else warning)(
+    return failure(
         name,
         f"the container is killed after {probe.budget_seconds:g} s of start.",
         "failureThreshold: 180 with periodSeconds: 10",
+        is_sure=probe.budget_seconds < SHORTEST_START_SECONDS,
     )
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
+from holdfast.doctor.findings import GIB, Finding, HazardName, failure, ok, warning
 from holdfast.doctor.layout import Layout
-from holdfast.doctor.sizes import GIB
 from holdfast.workspace.plan import MIB
 
 AMPLE_SHARED_BYTES = GIB
@@ -31,10 +30,11 @@ def shared_memory(
     seen = f"{free_bytes / MIB:.0f} MiB in /dev/shm"
     needed_bytes = least_shared_bytes(environment)
     if layout.has_worker_processes(is_cpu_build=is_cpu_build) and free_bytes < needed_bytes:
-        return (failure if layout.nodes == 1 else warning)(
+        return failure(
             name,
             f"{seen}, but vLLM refuses to make a queue of {needed_bytes / MIB:.0f} MiB there.",
             remedy,
+            is_sure=layout.nodes == 1,
         )
     if layout.local_ranks <= 1 or free_bytes >= AMPLE_SHARED_BYTES:
         return ok(name, seen)

@@ -49,6 +49,7 @@ from yarl import URL
 from holdfast.engine.absence import away_from_engine
 from holdfast.engine.public_fetch import PublicConnection
 from holdfast.engine.replaced import original, replace
+from holdfast.engine.variables import is_on
 
 logger = logging.getLogger("holdfast.media")
 
@@ -114,7 +115,7 @@ def guard_media(allowed_domains: Sequence[str] | None) -> None:
     """Have vLLM's front end fetch from public addresses alone, and hold no more than it can."""
     pixels = Pixels(REQUESTS_OF_PIXELS * _pixels_a_request())
     names = ThreadPoolExecutor(NAMES_AT_ONCE, thread_name_prefix="holdfast-names")
-    follows = os.environ.get(REDIRECTS_VARIABLE, "0") not in {"", "0"}
+    follows = is_on(REDIRECTS_VARIABLE, os.environ)
 
     class Connector(GuardedConnector):
         """For this process."""

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
+from holdfast.engine.variables import is_on
 from holdfast.errors import HoldfastError, PluginMissingError, UsageError
 from holdfast.settings import flags
 
@@ -24,7 +25,6 @@ UNSUPPORTED = (
 """Flags of `vllm serve` for layouts in which no front end sees the whole engine."""
 REFUSED_VARIABLES = ("VLLM_PLUGINS", "VLLM_ENABLE_STARTUP_PLAN")
 """Those that `refuse_environment` looks at."""
-_OFF = {"", "0"}
 _OLD_RAY_EXECUTOR = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 _LIKENESS = 0.9
 """Of a mistyped flag to the one that was meant; no flag of vLLM is as like to one of ours."""
@@ -56,7 +56,7 @@ def refuse_environment(environment: Mapping[str, str], *, is_demo: bool) -> None
                 "so no rank would report its workspaces or know the demo model.",
                 remedy=f"add {','.join(missing)} to VLLM_PLUGINS, or unset it.",
             )
-    if environment.get("VLLM_ENABLE_STARTUP_PLAN", "0") not in _OFF:
+    if is_on("VLLM_ENABLE_STARTUP_PLAN", environment):
         raise UsageError(
             "VLLM_ENABLE_STARTUP_PLAN reuses a KV cache size that was measured without the "
             "reserved workspaces.",

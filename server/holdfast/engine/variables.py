@@ -11,6 +11,11 @@ _MEANT_EMPTY = "VLLM_PLUGINS"
 """Empty it leaves out every plugin, ours too, which is refused elsewhere."""
 
 
+def is_on(name: str, environment: Mapping[str, str]) -> bool:
+    """Whether a variable that is 0 or 1 switches something on."""
+    return environment.get(name, "0") not in {"", "0"}
+
+
 def forget_empty(environment: MutableMapping[str, str]) -> None:
     """Take out vLLM's variables that are empty, as Compose hands on what is not set.
 
