@@ -298,7 +298,7 @@ def test_a_wrong_key_is_refused_and_not_shown(arguments: tuple[str, ...]) -> Non
 def test_a_broken_file_is_refused_and_not_quoted(tmp_path: Path, content: str) -> None:
     """A key may stand in the line that is wrong."""
     line = refused("--demo", "--config", config(tmp_path, content))
-    assert "not YAML" in line
+    assert "not YAML, see line 1" in line
     assert "hush" not in line
 
 

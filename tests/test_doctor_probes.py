@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.doctor.deployments import Deployment, Probe, ProbeRole
+from holdfast.doctor.deployments import Deployment, Probe, ProbeRole, probe_of_command
 from holdfast.doctor.findings import Finding
+from holdfast.doctor.pods import pod_probes
 from holdfast.doctor.probe_checks import check_probes
-from holdfast.doctor.probes import compose_probe, pod_probes
 from holdfast.settings import KeySettings, ListenSettings, Settings
 
 OURS = Deployment("m: c", is_pod=True, image="holdfast:cuda", command=("serve", "m"))
@@ -182,8 +182,8 @@ def test_probes_of_kubernetes(given: dict[str, Any], expected: tuple[str, str, s
 
 
 def test_health_checks_of_compose() -> None:
-    """As a list or a line; one that is switched off asks for nothing."""
-    read = compose_probe({"test": "curl -f http://localhost:8000/readyz || exit 1"})
+    """One that is switched off asks for nothing."""
+    read = probe_of_command(["CMD-SHELL", "curl -f http://localhost:8000/readyz || exit 1"])
     assert read is not None
     assert read.path == "/readyz"
-    assert compose_probe({"disable": True}) is None
+    assert probe_of_command(None) is None

@@ -21,6 +21,8 @@ from holdfast.early_signals import end_until_serving
 from holdfast.engine import plan_flags, refusals, variables
 from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.settings import ListenSettings, Settings, add_flags, flags, read_groups, values
+from holdfast.settings.parser import Parser, command_parser
+from holdfast.settings.yaml_file import read_yaml
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 _DESCRIPTION = "An OpenAI-compatible server around vLLM whose green light is true."
@@ -110,7 +112,7 @@ def parse_serve(
 def _command(arguments: list[str]) -> tuple[str, list[str]]:
     if arguments[:1] in (["serve"], ["plan"], ["doctor"], ["health"]):
         return arguments[0], arguments[1:]
-    parser = _Parser(prog="holdfast", description=_DESCRIPTION)
+    parser = Parser(prog="holdfast", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("serve", help="serve a model (see `holdfast serve --help`)")
@@ -124,15 +126,8 @@ def _command(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _serve_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="holdfast serve",
-        usage="holdfast serve MODEL [flags of vllm serve] [flags below]",
-        description=_DESCRIPTION,
-        epilog=_SERVE_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        # An abbreviation of ours could be a whole flag of vLLM's.
-        allow_abbrev=False,
-    )
+    usage = "MODEL [flags of vllm serve] [flags below]"
+    parser = command_parser("serve", usage, _DESCRIPTION, _SERVE_EPILOG)
     # MODEL is left to vLLM's parser: only it knows which flags before it take a value.
     parser.add_argument("--config", metavar="FILE.yaml", help="read flags from a file, as in vLLM")
     add_flags(parser)
@@ -190,13 +185,6 @@ def _check_model(given: list[str], namespace: argparse.Namespace, others: list[s
         refusals.refuse_model(model, is_demo=namespace.demo)
     elif not namespace.demo and all(argument.startswith("-") for argument in others):
         raise refusals.no_model()
-
-
-class _Parser(argparse.ArgumentParser):
-    """Answers bad usage with our error instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}.", remedy=f"see `{self.prog} --help`.")
 
 
 def _listen_settings(
@@ -302,7 +290,7 @@ def _file_arguments(arguments: Sequence[str]) -> list[str]:
     path = Path(arguments[position])
     return [
         token
-        for name, value in _read_yaml(path).items()
+        for name, value in _read_mapping(path).items()
         for token in _flag_of_file(path, name, value)
     ]
 
@@ -324,38 +312,19 @@ def _flag_of_file(path: Path, name: str, value: Any) -> list[str]:
     return [f"{flag}={value}"]
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml  # noqa: PLC0415 - only with --config
-
+def _read_mapping(path: Path) -> dict[str, Any]:
     if path.suffix not in {".yaml", ".yml"}:
         raise UsageError(
             f"--config: {path} must end in .yaml or .yml.",
             remedy="rename the file, or name another one.",
         )
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"--config: {path} cannot be read: {error.strerror}.",
-            remedy="name a readable YAML file.",
-        ) from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: also a number, bytes
-        # Not its message, which quotes the file: a key may stand there.
-        mark = getattr(error, "problem_mark", None)
-        raise UsageError(
-            f"--config: {path} is not YAML{f', see line {mark.line + 1}' if mark else ''}.",
-            remedy="write `flag: value` lines.",
-        ) from None
-    if not isinstance(content, dict):
-        raise UsageError(
-            f"--config: {path} must contain a mapping of flags to values.",
-            remedy="write `flag: value` lines.",
-        )
-    return {str(name): value for name, value in content.items()}
+    match read_yaml("--config", path):
+        case [dict(content)]:
+            return {str(name): value for name, value in content.items()}
+    raise UsageError(
+        f"--config: {path} must contain a mapping of flags to values.",
+        remedy="write `flag: value` lines.",
+    )
 
 
 def _print_vllm_help(arguments: list[str]) -> int:

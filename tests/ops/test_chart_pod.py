@@ -143,7 +143,7 @@ def test_the_doctor_is_content(answer: Answer, case: str, tmp_path: Path) -> Non
     """No hazard that `holdfast doctor --manifest` knows is in what the chart renders."""
     path = tmp_path / "rendered.yaml"
     path.write_text(yaml.safe_dump_all(documents(answer, case)))
-    (deployment,) = read_deployments([path], {})
+    (deployment,) = read_deployments([path])
     settings = parse_serve(deployment.arguments, {}, needs_model=False)
     findings = check_deployment(deployment, read_layout(deployment.arguments), settings)
     assert [one for one in findings if one.severity != "ok"] == []

@@ -107,20 +107,11 @@ def test_a_model_is_split_over_the_gpus_that_are_named(given: dict[str, str], si
 
 
 @every_set
-def test_the_doctor_puts_the_files_over_each_other(name: str) -> None:
-    """What it reads from them is what it reads from what Compose makes of them."""
-    (of_files,) = read_deployments([COMPOSE / file for file in FILES[name]], {"MODEL": "m"})
-    settings = cli.parse_serve(of_files.arguments, {}, needs_model=False)
-    findings = check_deployment(of_files, read_layout(of_files.arguments), settings)
-    assert [one for one in findings if one.severity != "ok"] == []
-
-
-@every_set
 def test_the_doctor_is_content(name: str, tmp_path: Path) -> None:
     """No hazard that `holdfast doctor --manifest` knows is in what Compose would start."""
     path = tmp_path / "compose.yaml"
-    path.write_text(yaml.safe_dump(config(name)))
-    (deployment,) = read_deployments([path], {})
+    path.write_text(compose(name, MODEL="Qwen/Qwen3-8B").stdout)
+    (deployment,) = read_deployments([path])
     settings = cli.parse_serve(deployment.arguments, {}, needs_model=False)
     findings = check_deployment(deployment, read_layout(deployment.arguments), settings)
     assert [one for one in findings if one.severity != "ok"] == []

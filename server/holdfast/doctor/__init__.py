@@ -6,8 +6,6 @@ layout.py       reads from the flags what a check needs of vLLM's
 deployments.py  the record of a container that a manifest asks for
 manifests.py    reads files into such records: compose.py those of Compose, pods.py Kubernetes'
 words.py        which program a container runs, and with which arguments
-interpolation.py  variables in a Compose file
-probes.py       what a probe asks for
 checks.py       pure: record of the machine -> findings
 gpu_checks.py   those about GPUs
 shared_memory.py  that about /dev/shm, of a machine or a container

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
 
 from holdfast.doctor import checks, manifest_checks
 from holdfast.doctor.deployments import Deployment
@@ -21,6 +19,7 @@ from holdfast.doctor.words import seen_arguments
 from holdfast.engine.refusals import REFUSED_VARIABLES, refuse_model
 from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.settings import Settings
+from holdfast.settings.parser import Parser, command_parser
 from holdfast.workspace.learned import default_directory
 
 ReadSettings = Callable[[Sequence[str], Mapping[str, str]], Settings]
@@ -30,44 +29,6 @@ All flags of `holdfast serve` work too, and MODEL may be left out. No engine is 
 code is 2 when something would fail for sure, 0 otherwise. With --manifest alone this machine is
 left out.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorFlags:
-    """How findings are shown, and which manifests are looked at beside the machine."""
-
-    is_json: bool
-    manifests: tuple[Path, ...]
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}.", remedy="see `holdfast doctor --help`.")
-
-
-def take_doctor_flags(arguments: Sequence[str]) -> tuple[DoctorFlags, list[str]]:
-    """Our flags, and the arguments that are left for the parser of `serve`."""
-    parser = _Parser(
-        prog="holdfast doctor",
-        usage="holdfast doctor [MODEL] [flags of holdfast serve] [flags below]",
-        description="Check this machine, its environment and the flags; name each hazard.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        # An abbreviation of ours could be a whole flag of vLLM's.
-        allow_abbrev=False,
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--manifest",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="check a Compose file or Kubernetes manifests too, `-` for standard input; may be "
-        "repeated: Compose files are put over each other",
-    )
-    namespace, others = parser.parse_known_args(arguments)
-    return DoctorFlags(namespace.json, tuple(namespace.manifest)), others
 
 
 def print_findings(
@@ -84,15 +45,34 @@ def print_findings(
     Raises:
         UsageError: a flag of the doctor is wrong, or a manifest cannot be read.
     """
-    flags, others = take_doctor_flags(arguments)
-    deployments = read_deployments(flags.manifests, environment) if flags.manifests else []
+    flags, others = _parser().parse_known_args(arguments)
+    deployments = read_deployments(flags.manifest) if flags.manifest else []
     findings: list[Finding] = []
     if others or not deployments:
         findings += _own_findings(others, environment, expand, read_settings)
     for deployment in deployments:
         findings += _deployment_findings(deployment, expand, read_settings)
-    print(as_json(findings) if flags.is_json else "\n".join(as_lines(findings)))  # noqa: T201 - what was asked for
+    print(as_json(findings) if flags.json else "\n".join(as_lines(findings)))  # noqa: T201 - what was asked for
     return ExitCode.USAGE if has_failed(findings) else ExitCode.STOPPED
+
+
+def _parser() -> Parser:
+    parser = command_parser(
+        "doctor",
+        "[MODEL] [flags of holdfast serve] [flags below]",
+        "Check this machine, its environment and the flags; name each hazard.",
+        _EPILOG,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--manifest",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="check what `docker compose config` or `helm template` prints too, `-` for standard "
+        "input; may be repeated",
+    )
+    return parser
 
 
 def _own_findings(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Literal
+from urllib.parse import urlsplit
 
 from holdfast.doctor.words import UNSEEN, Program, read_program, seen_arguments
 from holdfast.workspace.plan import MIB
@@ -22,6 +23,10 @@ HOME = "/home/holdfast"
 STATE_DIRECTORY = f"{HOME}/.local/state/holdfast"
 """Of our images, as the one above."""
 ProbeRole = Literal["startup", "readiness", "liveness", "health"]
+_URL = re.compile(r"https?://[^\s'\"\\]+")
+_HERE = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}  # noqa: S104 - compared, not bound
+"""What another host answers is not known."""
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _NOT_SERVERS = re.compile(r"router|bench|exporter|operator|dashboard")
 
 
@@ -160,12 +165,21 @@ def read_served(named: Deployment, read: Callable[[], Deployment]) -> Deployment
     try:
         return read()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return replace(named, problem=problem_of(error))
+        problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        return replace(named, problem=problem)
 
 
-def problem_of(error: Exception) -> str:
-    """Why a container cannot be read, for its record."""
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+def probe_of_command(command: object) -> Probe | None:
+    """What a command asks of this container; None if it asks for no URL there."""
+    found = _URL.search(str(command))
+    url = urlsplit(found[0].rstrip(";)'\",") if found else "")
+    if url.hostname not in _HERE:
+        return None
+    return Probe(
+        path=f"{url.path or '/'}{'?' if url.query else ''}{url.query}",
+        port=str(url.port or _DEFAULT_PORTS[url.scheme]),
+        scheme=url.scheme,
+    )
 
 
 def seen_and_unseen(variables: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str]]:

@@ -12,10 +12,12 @@ from holdfast.doctor.deployments import (
     DEFAULT_SHARED_BYTES,
     SHARED_MEMORY,
     Deployment,
+    Probe,
+    ProbeRole,
+    probe_of_command,
     read_served,
     seen_and_unseen,
 )
-from holdfast.doctor.probes import pod_probes
 from holdfast.doctor.words import UNSEEN
 
 POD_STOP_SECONDS = 30.0
@@ -35,6 +37,7 @@ _SUFFIXES = {
     **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)},
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
 }
+_ROLES: tuple[ProbeRole, ...] = ("startup", "readiness", "liveness")
 _REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z][-._A-Za-z0-9]*)\)")
 
 
@@ -90,6 +93,38 @@ def _read(named: Deployment, pod: dict[str, Any], container: dict[str, Any]) -> 
         mounts={path: _is_kept(volume, mount) for path, volume, mount in mounts},
         gpus=int(quantity(limits[GPU_RESOURCE])) if GPU_RESOURCE in limits else None,
         probes=pod_probes(container),
+    )
+
+
+def pod_probes(container: Mapping[str, Any]) -> dict[ProbeRole, Probe]:
+    """Those of a container, by what Kubernetes asks them for."""
+    ports = {
+        str(port["name"]): str(port["containerPort"])
+        for port in container.get("ports") or []
+        if "name" in port
+    }
+    return {
+        role: _probe(given, ports) for role in _ROLES if (given := container.get(f"{role}Probe"))
+    }
+
+
+def _probe(given: Mapping[str, Any], ports: Mapping[str, str]) -> Probe:
+    asked = given.get("httpGet")
+    if asked and not asked.get("host"):
+        port = str(asked.get("port"))
+        what = Probe(
+            path=str(asked.get("path") or "/"),
+            port=port if port.isdigit() else ports.get(port, ""),
+            scheme=str(asked.get("scheme") or "http").lower(),
+        )
+    else:
+        what = probe_of_command((given.get("exec") or {}).get("command")) or Probe()
+    return replace(
+        what,
+        delay_seconds=float(given.get("initialDelaySeconds") or 0),
+        period_seconds=float(given.get("periodSeconds") or 10),
+        timeout_seconds=float(given.get("timeoutSeconds") or 1),
+        attempts=int(given.get("failureThreshold") or 3),
     )
 
 

@@ -1,7 +1,7 @@
 """Which program does a container run, and with which arguments? Read from its words.
 
-A shell's script is taken apart as far as its words are plain; what the shell would make of the rest
-is not known here.
+A shell's script is taken apart by `shlex`; what the shell would make of `$` and the like is not
+known here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import PurePath
 
 UNSEEN = "\N{REPLACEMENT CHARACTER}"
@@ -18,8 +20,7 @@ _SHELLS = {"sh", "bash", "dash", "ash"}
 _MODULES = {"holdfast": "holdfast", "vllm.entrypoints.openai.api_server": "vllm"}
 _PROGRAMS = {"holdfast", "vllm"}
 _REPLACED_BY_SHELL = re.compile(r"[$`].*", re.DOTALL)
-_SEPARATORS = frozenset(";&|()\n")
-_REDIRECTIONS = frozenset("<>&")
+_SEPARATOR = re.compile(r"[();<>|&]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,31 +83,13 @@ def _script_position(words: Sequence[str]) -> int | None:
 
 
 def _commands(script: str) -> Iterator[list[str]]:
-    """The words of each command of a script, without redirections."""
-    command: list[str] = []
-    is_target = False
-    for word in _tokens(script):
-        if is_target:
-            is_target = False
-        elif _REDIRECTIONS.issuperset(word) and not _SEPARATORS.issuperset(word):
-            is_target = True
-        elif _SEPARATORS.issuperset(word):
-            if command:
-                yield command
-            command = []
-        else:
-            command.append(_REPLACED_BY_SHELL.sub(UNSEEN, word))
-    if command:
-        yield command
-
-
-def _tokens(script: str) -> list[str]:
-    text = re.sub(r"^\s*#.*$", "", script.replace("\\\n", " "), flags=re.MULTILINE)
-    lexer = shlex.shlex(text.strip(), posix=True, punctuation_chars=";&|()<>\n")
-    lexer.whitespace = " \t\r"
-    lexer.whitespace_split = True
-    lexer.commenters = ""
-    try:
-        return list(lexer)
-    except ValueError:  # a quote that is not closed, or a document that follows
-        return []
+    """The words between the separators and redirections of a script, line by line."""
+    for line in script.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        with suppress(ValueError):  # a quote that is not closed in its line
+            for is_separator, words in groupby(
+                lexer, lambda word: bool(_SEPARATOR.fullmatch(word))
+            ):
+                if not is_separator:
+                    yield [_REPLACED_BY_SHELL.sub(UNSEEN, word) for word in words]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
-from holdfast.errors import UsageError
+from holdfast.settings.parser import command_parser
 
 DEVICE_NAMES = ("gb10", "rtxpro6000", "h100", "h200", "b200", "cpu")
 _EPILOG = """\
@@ -25,25 +23,17 @@ class PlanFlags:
     is_json: bool
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}.", remedy="see `holdfast plan --help`.")
-
-
 def take_plan_flags(arguments: Sequence[str]) -> tuple[PlanFlags, list[str]]:
     """Our flags, and the arguments that are left for the parser of `serve`.
 
     Raises:
         UsageError: there is no such device.
     """
-    parser = _Parser(
-        prog="holdfast plan",
-        usage="holdfast plan MODEL [flags of holdfast serve] [flags below]",
-        description="Print what would be reserved, per rank and slot, with reasons.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        # An abbreviation of ours could be a whole flag of vLLM's.
-        allow_abbrev=False,
+    parser = command_parser(
+        "plan",
+        "MODEL [flags of holdfast serve] [flags below]",
+        "Print what would be reserved, per rank and slot, with reasons.",
+        _EPILOG,
     )
     parser.add_argument(
         "--device",
