@@ -6,6 +6,7 @@ values come from the schema of the field, or from a list of what programs stumbl
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -107,6 +108,7 @@ _REALISTIC: dict[str, Bodies] = {
     ),
 }
 """What clients send to the operations that read a body."""
+_ERROR = {"message", "type", "param", "code"}
 _ADMIN = "/admin/"
 _UNSAFE = frozenset({"/admin/drain", "/admin/restart", "/admin/save-sharded-state"})
 """Would end the server or its engine, or write wherever a case says: called without the key."""
@@ -137,13 +139,21 @@ class Tally:
         """Count an answer, and keep it if it may not be."""
         self.answers[name, status] += 1
         is_failure = status >= 500 and status != UNSUPPORTED
-        if is_failure or str(status) not in documented:
+        if is_failure or not (str(status) in documented or _is_refusal(status, text)):
             self.wrong.setdefault(f"{name} {status} {text[:100]}", repr(body)[:800])
 
     def __str__(self) -> str:
         lines = [f"{self.cases} cases, {self.reached:.0%} answered with a 2xx"]
         lines += [f"  {name} {status}: {n}" for (name, status), n in sorted(self.answers.items())]
         return "\n".join([*lines, *(f"  WRONG {what}" for what in self.wrong.items())])
+
+
+def _is_refusal(status: int, text: str) -> bool:
+    """Whether an answer is what the document's `default` says of every operation."""
+    try:
+        return status >= 400 and set(json.loads(text)["error"]) == _ERROR
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def send_cases(server: Server, cases: int, start: int, *, admin_key: str = "") -> Tally:

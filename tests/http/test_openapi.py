@@ -17,6 +17,7 @@ from asgi_server import serving
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.api.openapi import complete, publish
+from holdfast.errors import openai_error_body
 from statuses import a_status
 
 
@@ -54,17 +55,19 @@ def _get(app: FastAPI, path: str, **options: Any) -> httpx.Response:
     return asyncio.run(ask())
 
 
-def test_an_operation_says_what_the_front_end_may_answer() -> None:
-    """Refusals, overload, size and time, in OpenAI's form; what vLLM says of itself stays."""
+def test_every_operation_has_the_error_of_openai() -> None:
+    """In place of FastAPI's 422; what vLLM says of itself stays."""
     document = _complete()
     responses = document["paths"]["/v1/ask"]["post"]["responses"]
-    refusals = {400, 401, 404, 408, 413, 414, 415, 422, 429, 431, 500, 503, 504}
-    assert {int(status) for status in responses} == {200, *refusals}
-    assert "Retry-After" in responses["429"]["headers"]
-    reference = responses["422"]["content"]["application/json"]["schema"]["$ref"]
-    error = {"error": {"message": "no", "type": "server_error", "param": None, "code": 503}}
+    assert set(responses) == {"200", "400", "default"}
+    assert responses["default"] == {"$ref": "#/components/responses/OpenAIError"}
+    default = document["components"]["responses"]["OpenAIError"]
+    assert "Retry-After" in default["headers"]
+    reference = default["content"]["application/json"]["schema"]["$ref"]
     schema = document["components"]["schemas"][reference.rpartition("/")[2]]
-    Draft202012Validator(schema).validate(error)
+    Draft202012Validator(schema).validate(
+        json.loads(openai_error_body("no", kind="server_error", status=503))
+    )
     vllm_says = responses["400"]["content"]["application/json"]["schema"]["$ref"]
     assert vllm_says.endswith("/Question")
 
@@ -99,7 +102,7 @@ def test_other_documents_stand_beside_ours() -> None:
     document = _complete(others=[other])
     operation = document["paths"]["/admin/x"]["get"]
     assert operation["security"] == [{"admin": []}]
-    assert {"409", "401", "503"} <= set(operation["responses"])
+    assert set(operation["responses"]) == {"409", "default"}
     assert document["components"]["schemas"]["X"] == {"type": "null"}
 
 

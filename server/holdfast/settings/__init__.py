@@ -1,7 +1,7 @@
 """Everything that can be set: parsed once, frozen, grouped by owner.
 
-`groups` has our flags, `values` what their text may be, `flag` what a flag is. Sizes are bytes,
-times are seconds.
+`groups` has our flags, `values` what their text may be, `flag` what a flag is, `parser` the parser
+of a command, `yaml_file` a file that a flag names. Sizes are bytes, times are seconds.
 """
 
 from __future__ import annotations
