@@ -111,7 +111,7 @@ async def _follow(context: ssl.SSLContext, settings: ListenSettings, identity: P
             _load(fresh, settings)
             admit(fresh, identity)
         except OSError as error:  # ssl.SSLError is one
-            logger.error("kept the old certificate, as the renewed one is wrong: %s", error)  # noqa: TRY400 - the line says it all
+            logger.error("kept the old certificate, as the renewed one is invalid: %s", error)  # noqa: TRY400 - the line says it all
         else:
             # The listener's own context cannot be replaced; each handshake asks it for another.
             context.sni_callback = partial(_hand_over, fresh)

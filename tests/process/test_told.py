@@ -147,7 +147,7 @@ def test_a_variable_that_vllm_cannot_read_is_named(
 ) -> None:
     """Its own error says only what the text was."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "lots")
-    assert "VLLM_CPU_KVCACHE_SPACE has a wrong value: " in told(tmp_path, model)
+    assert "VLLM_CPU_KVCACHE_SPACE has an invalid value: " in told(tmp_path, model)
 
 
 def test_a_variable_that_vllm_reads_while_it_is_imported_is_named(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_variable_that_vllm_reads_while_it_is_imported_is_named(tmp_path: Path
         check=False,
     )
     assert done.returncode == 2
-    assert "VLLM_CONFIGURE_LOGGING has a wrong value: " in done.stderr.splitlines()[-1]
+    assert "VLLM_CONFIGURE_LOGGING has an invalid value: " in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("mistyped", ["--max-modellen", "--max-model-length", "--enforce-eagr"])

@@ -331,7 +331,7 @@ class Blame:
 def quarantine_error() -> QuarantinedError:
     """What a quarantined request is answered."""
     return QuarantinedError(
-        "Requests like this one have ended the engine, so it is not tried again."
+        "Requests like this one have ended the engine, so this one is not tried again."
     )
 
 

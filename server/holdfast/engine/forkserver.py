@@ -273,7 +273,7 @@ def _end_silent() -> None:
     # What it has forked ends with it, see `leash`: whose parent it is until then.
     pid = os.getppid() if _is_forked() else server_pid()
     logger.warning(
-        "no process was forked within %.0f s, so the fork server is ended", FORK_DEADLINE_SECONDS
+        "no process was forked within %.0f s, so the fork server is killed", FORK_DEADLINE_SECONDS
     )
     if pid is not None:
         with suppress(ProcessLookupError):

@@ -65,8 +65,8 @@ FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP
 another size in them than they say."""
 
 _UNFETCHED = (
-    "The media at the URL could not be fetched, or has an unexpected form. Only public addresses "
-    "are fetched from, unless the operator lists domains (--allowed-media-domains)."
+    "The media at the URL could not be fetched or decoded. Only public addresses are allowed, "
+    "unless the operator lists domains (--allowed-media-domains)."
 )
 _FAILURES = (aiohttp.ClientError, OSError, ValueError, RuntimeError, VLLMClientError)
 """What fetching and decoding raise; a TimeoutError is an OSError."""

@@ -109,7 +109,7 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
     def _session(self, url: URL) -> aiohttp.ClientSession:
         host = url.host or ""
         if url.scheme not in {"http", "https"} or not host:
-            raise FetchError("not the URL of a host")
+            raise FetchError("the URL names no web host")
         is_proxied = url.scheme in getproxies() and not proxy_bypass(host)
         if not self._is_listed:
             _check_literal(host)

@@ -81,9 +81,11 @@ class _Sound(asyncio.Queue[Any]):
         """Keep it; a ValueError, which vLLM tells the client, if it is too much."""
         samples = _samples_of(item)
         if self._samples + samples > self._most_samples:
-            raise ValueError(f"more than {self._most_samples} audio samples wait to be processed")
+            raise ValueError(
+                f"more than {self._most_samples} audio samples are waiting to be processed"
+            )
         if samples and not self._sounds.has_taken(self._key, samples, self._most_samples):
-            raise ValueError("too much audio of all clients waits to be processed")
+            raise ValueError("too much audio from all clients is waiting to be processed")
         self._samples += samples
         super().put_nowait(item)
 

@@ -210,5 +210,5 @@ def _parsed(record: Any) -> tuple[list[Suspicion], list[Charge]]:
 
 def _text(value: Any, form: re.Pattern[str]) -> str:
     if not isinstance(value, str) or not form.fullmatch(value):
-        raise ValueError("it contains a wrong value")
+        raise ValueError("it contains an invalid value")
     return value

@@ -41,6 +41,6 @@ def check(environment: Mapping[str, str]) -> None:
             read()
         except (ValueError, TypeError, KeyError, OSError) as error:
             raise UsageError(
-                f"the variable {name} has a wrong value: {error}.",
+                f"the variable {name} has an invalid value: {error}.",
                 remedy="correct it, or unset it.",
             ) from error

@@ -114,6 +114,6 @@ def _set_growth(wrapper: Any, policy: GrowthPolicy) -> dict[str, str]:
     """Called by the front end through `collective_rpc`; must not raise, see `worker_calls`."""
     follower = getattr(wrapper, _ATTRIBUTE)
     if follower is None:
-        return {"error": "this rank is not followed"}
+        return {"error": "the workspace plugin does not observe this rank"}
     follower.set_growth(policy)
     return {"growth": policy}
