@@ -19,7 +19,7 @@ DEFAULT_AGE_SECONDS = 60.0
 def _printable(text: str) -> str:
     """What may stand in a log line."""
     if not text.isprintable():
-        raise ValueError("control characters are not taken")
+        raise ValueError("control characters are not allowed")
     return text
 
 
@@ -28,52 +28,52 @@ Name = Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)]
 
 
 class Request(BaseModel):
-    """A body that has no other fields than these."""
+    """A body with exactly these fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class ProbeRequest(Request):
-    """Prove the engine once more."""
+    """Run the probe again."""
 
     suite: ProvenSuite = "quick"
     max_age_seconds: float = Field(default=DEFAULT_AGE_SECONDS, ge=0, allow_inf_nan=False)
-    """A proof on request that is not older is the answer; 0 runs the suite in any case."""
+    """Answer with the last requested proof if it is not older; 0 always runs the suite."""
 
 
 class RestartRequest(Request):
-    """Start the next generation of the engine."""
+    """Restart the engine."""
 
     reason: Annotated[Printable, Field(min_length=1, max_length=200)]
 
 
 class SleepRequest(Request):
-    """Give the memory of the device back; of level 2 the weights are read again from disk."""
+    """Free the memory of the device. At level 2, waking reads the weights from disk again."""
 
     level: SleepLevel = 1
     mode: Literal["wait", "abort"] = "wait"
-    """Whether requests that run may finish, within --drain-timeout, or are given up."""
+    """Whether to wait for running requests, within --drain-timeout, or to abort them."""
 
 
 class WakeRequest(Request):
-    """Take memory back: all of it, or a part."""
+    """Reclaim all of the memory, or a part."""
 
     tags: list[SleepTag] = Field(default=sorted(SLEEP_TAGS), min_length=1)
 
 
 class ProfileRequest(Request):
-    """Begin a profile."""
+    """Start the profiler."""
 
     prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 
 class LoraRequest(Request):
-    """Load an adapter, by a path of the server or a name of a model hub."""
+    """Load an adapter from a path on the server, or by its name on a model hub."""
 
     name: Name
     path: Annotated[Printable, Field(min_length=1, max_length=LONGEST_PATH)]
     replace: bool = False
-    """Whether it takes the place of an adapter of the same name."""
+    """Whether to replace an adapter of the same name."""
 
 
 class CacheRequest(Request):
@@ -87,11 +87,11 @@ class LogLevelRequest(Request):
 
     level: LogLevel
     logger: Literal["holdfast", "vllm"] | None = None
-    """Both if none is named."""
+    """The logger to change; both if omitted."""
 
 
 class SaveRequest(Request):
-    """Write the weights of each rank to a directory of its host."""
+    """Write the weights of each rank to a directory on its host."""
 
     path: Annotated[Printable, Field(pattern=r"^/", max_length=LONGEST_PATH)]
     pattern: Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
@@ -116,7 +116,7 @@ class Reply(BaseModel):
 
 
 class StateReply(Reply):
-    """Where the server stands after the call."""
+    """The state of the server after the call."""
 
     state: str
     reason: str
@@ -146,14 +146,14 @@ class ReportReply(Reply):
 
 
 class ProbeReply(Reply):
-    """A proof, made now or a while ago. One that failed has cost the engine."""
+    """A proof, made now or earlier. If it failed, the engine was replaced."""
 
     report: ReportReply
     age_seconds: float
 
 
 class RestReply(Reply):
-    """What is asleep, and the proof of an engine that is awake again."""
+    """What is asleep, and the proof if the engine is awake again."""
 
     asleep: list[SleepTag]
     report: ReportReply | None
@@ -171,7 +171,7 @@ class SlotReply(Reply):
 
 
 class RejectionReply(Reply):
-    """A request for workspace that was refused."""
+    """A workspace request that was refused."""
 
     kind: str
     caller: str
@@ -181,7 +181,7 @@ class RejectionReply(Reply):
 
 
 class RankReply(Reply):
-    """Where the memory of one rank went."""
+    """What uses the memory of one rank."""
 
     engine: int
     rank: int
@@ -201,7 +201,7 @@ class RankReply(Reply):
 
 
 class WorkspaceReply(Reply):
-    """The workspaces of every rank, as its stats have them."""
+    """The workspaces of every rank, from its stats."""
 
     state: str
     ranks: list[RankReply]
@@ -222,7 +222,7 @@ class LorasReply(Reply):
 
 
 class CacheReply(Reply):
-    """The caches that are empty now."""
+    """The caches that were emptied."""
 
     caches: list[CacheKind]
 
@@ -234,7 +234,7 @@ class LogLevelReply(Reply):
 
 
 class ErrorDetail(Reply):
-    """As OpenAI's clients read it."""
+    """The error, as OpenAI's clients read it."""
 
     message: str
     type: str
@@ -243,6 +243,6 @@ class ErrorDetail(Reply):
 
 
 class ErrorReply(Reply):
-    """Why nothing was done."""
+    """Why the call failed."""
 
     error: ErrorDetail

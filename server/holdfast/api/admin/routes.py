@@ -29,26 +29,26 @@ def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: floa
 
     @routes.get("/workspace")
     async def workspace() -> models.WorkspaceReply:
-        """The workspaces of every rank. Never waits for the engine."""
+        """List the workspaces of every rank, without waiting for the engine."""
         return models.WorkspaceReply.model_validate(supervision.status())
 
     @routes.post("/probe")
     async def probe(
         asked: models.ProbeBody,
     ) -> models.ProbeReply:
-        """Prove the engine once more. New requests wait; an engine that fails is replaced."""
+        """Run the probe again. New requests wait meanwhile; an engine that fails is replaced."""
         order = ProbeOrder(asked.suite, asked.max_age_seconds)
         return models.ProbeReply.model_validate(await carried_out(order))
 
     @routes.post("/drain", status_code=202)
     async def drain() -> models.StateReply:
-        """Finish what runs, and end with exit 0, as SIGTERM does."""
+        """Finish running requests and exit with 0, as after SIGTERM."""
         supervision.request_stop()
         return state()
 
     @routes.post("/restart", status_code=202)
     async def restart(asked: models.RestartBody) -> models.StateReply:
-        """Start the next engine. Streams that have begun may finish; the rest is sent to it."""
+        """Restart the engine. Streams that have begun may finish; other requests are replayed."""
         supervision.request_restart(asked.reason)
         await asyncio.sleep(0)  # for the order to begin
         return state()
@@ -57,7 +57,7 @@ def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: floa
     async def sleep(
         asked: models.SleepBody,
     ) -> models.RestReply:
-        """Give the memory of the device back. Requests get 503 until it is awake."""
+        """Free the memory of the device. Requests get 503 until the engine is awake again."""
         order = SleepOrder(asked.level, is_abrupt=asked.mode == "abort")
         return models.RestReply.model_validate(await carried_out(order))
 
@@ -65,7 +65,7 @@ def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: floa
     async def wake(
         asked: models.WakeBody,
     ) -> models.RestReply:
-        """Take memory back; with all of it there, READY after a fresh quick probe."""
+        """Reclaim memory. When the engine has all of it, a quick probe makes the server READY."""
         order = WakeOrder(frozenset(asked.tags))
         return models.RestReply.model_validate(await carried_out(order))
 
@@ -78,13 +78,13 @@ def add_engine(routes: APIRouter, supervision: Supervisor) -> None:
     async def profile_start(
         asked: models.ProfileBody,
     ) -> models.StateReply:
-        """Begin a profile with the profiler of --profiler-config."""
+        """Start the profiler of --profiler-config."""
         await supervision.engine_at_work().upkeep.start_profile(asked.prefix)
         return state()
 
     @routes.post("/profile/stop")
     async def profile_stop() -> models.StateReply:
-        """Write the profile. No step runs meanwhile."""
+        """Stop the profiler and write the profile. The engine runs no steps meanwhile."""
         await supervision.engine_at_work().upkeep.stop_profile()
         return state()
 
@@ -92,7 +92,7 @@ def add_engine(routes: APIRouter, supervision: Supervisor) -> None:
     async def cache_reset(
         asked: models.CacheBody,
     ) -> models.CacheReply:
-        """Empty caches. That of prefixes has to be unused."""
+        """Empty caches. The prefix cache must not be in use."""
         await supervision.engine_at_work().upkeep.reset_caches(frozenset(asked.caches))
         return models.CacheReply(caches=sorted(set(asked.caches)))
 
@@ -100,7 +100,7 @@ def add_engine(routes: APIRouter, supervision: Supervisor) -> None:
     async def save_sharded_state(
         asked: models.SaveBody,
     ) -> models.StateReply:
-        """Write the weights of each rank, for `--load-format sharded_state`. No step runs then."""
+        """Write the weights of each rank for `--load-format sharded_state`; no steps run then."""
         await supervision.engine_at_work().upkeep.save_sharded_state(
             asked.path, pattern=asked.pattern, max_size_bytes=asked.max_size_bytes
         )
@@ -118,25 +118,25 @@ def add_loras(
 
     @routes.get("/loras")
     async def loras() -> models.LorasReply:
-        """Every adapter. Never waits for the engine."""
+        """List all adapters, without waiting for the engine."""
         found = adapters()
         listed = found.listed() if found else ()
         return models.LorasReply(loras=[models.LoraReply.model_validate(one) for one in listed])
 
     @routes.post("/loras")
     async def lora_load(asked: models.LoraBody) -> models.LoraReply:
-        """Load an adapter. It outlives the engine."""
+        """Load an adapter. The next generations of the engine load it too."""
         lora = await at_work().load(asked.name, asked.path, is_replacing=asked.replace)
         return models.LoraReply.model_validate(lora)
 
     @routes.post("/loras/{name:path}/pin")
     async def lora_pin(name: str) -> models.LoraReply:
-        """Keep an adapter on the device, in the next generations of the engine too."""
+        """Pin an adapter to the device, in the next generations of the engine too."""
         return models.LoraReply.model_validate(await at_work().pin(name))
 
     @routes.delete("/loras/{name:path}")
     async def lora_unload(name: str) -> models.LorasReply:
-        """Unload an adapter; requests that use it may finish."""
+        """Unload an adapter. Requests that use it may finish."""
         await at_work().unload(name)
         return await loras()
 
@@ -144,14 +144,14 @@ def add_loras(
 def add_logs(routes: APIRouter) -> None:
     @routes.get("/log-level")
     async def log_level() -> models.LogLevelReply:
-        """The levels of the front end's loggers."""
+        """List the log levels of the front end."""
         return models.LogLevelReply(levels=dict(log_levels()))
 
     @routes.put("/log-level")
     async def log_level_change(
         asked: models.LogLevelBody,
     ) -> models.LogLevelReply:
-        """Change them until the end of the process. Those of the engine's processes stay."""
+        """Change log levels of the front end, but not of the engine, until the process ends."""
         for name in (asked.logger,) if asked.logger else log_levels():
             set_log_level(name, asked.level)
         return models.LogLevelReply(levels=dict(log_levels()))
@@ -164,6 +164,6 @@ async def _in_time(answer: Awaitable[Value], what: str, deadline_seconds: float)
             return await asyncio.shield(answer)
     except TimeoutError as error:
         raise EngineSilentError(
-            f"{what} was not over within {deadline_seconds:.0f} s.",
-            remedy="it goes on; see /statusz.",
+            f"{what} did not finish within {deadline_seconds:.0f} s.",
+            remedy="it is still running; see /statusz.",
         ) from error

@@ -21,12 +21,12 @@ logger = logging.getLogger("holdfast.admin")
 
 UNAVAILABLE = 503
 STATUSES = {
-    400: "the body or a name is wrong",
+    400: "the body or a name is invalid",
     401: "no key",
-    403: "a key, and not the admin key",
-    404: "there is nothing of that name, or no admin key is configured",
-    409: "the state, another call or the flags of the server forbid it; nothing has changed",
-    500: "the engine failed at it",
+    403: "the key is not the admin key",
+    404: "nothing has that name, or no admin key is configured",
+    409: "the state, another call or the flags of the server do not allow it; nothing has changed",
+    500: "the engine failed to do it",
     503: "there is no engine now",
     504: "the engine did not answer in time, and may still do it",
 }
@@ -49,7 +49,7 @@ def answer_errors(app: FastAPI) -> None:
     async def of_body(request: Request, error: Exception) -> Response:
         problems = error.errors() if isinstance(error, RequestValidationError) else ()
         told = "; ".join(f"{_place(problem)}: {problem['msg']}" for problem in problems)
-        return _reply(request, told or "The body is wrong.", "invalid_request_error", 400)
+        return _reply(request, told or "The body is invalid.", "invalid_request_error", 400)
 
     app.add_exception_handler(HoldfastError, ours)
     app.add_exception_handler(HTTPException, of_http)
@@ -88,7 +88,7 @@ def _note(scope: Scope, status: int) -> None:
     if status < 400:
         logger.info("admin %s by %s: %s", what, by, "accepted" if status == 202 else "done")
     else:
-        refusal = scope["state"].get("refusal", "it went wrong")
+        refusal = scope["state"].get("refusal", "it failed")
         logger.warning("admin %s by %s: refused with %d: %s", what, by, status, refusal)
 
 
@@ -101,9 +101,7 @@ def _refused(request: Request, error: HoldfastError) -> Response:
 
 
 def _broken(request: Request) -> Response:
-    return _reply(
-        request, "This call met an error of the server, see its log.", "server_error", 500
-    )
+    return _reply(request, "The server failed on this call; see its log.", "server_error", 500)
 
 
 def _reply(request: Request, message: str, kind: str, status: int, headers: Any = None) -> Response:
