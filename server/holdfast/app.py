@@ -40,7 +40,7 @@ from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.native import NativeVariables
 from holdfast.engine.places import Places
 from holdfast.engine.runtime_directory import runtime_directory
-from holdfast.errors import ExitCode, HoldfastError
+from holdfast.errors import ExitCode
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.probe import ProbeJournal, Prober
@@ -56,7 +56,6 @@ from holdfast.telemetry.loop_lag import LoopLag
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import LogProgress, Progress, progress_for
 from holdfast.telemetry.refusals import Refusals
-from holdfast.telemetry.scrapes import Scrapes
 from holdfast.telemetry.totals import Totals
 from holdfast.versions import vllm_version
 from holdfast.workspace import learned
@@ -135,7 +134,6 @@ class _Application:
         self._totals = Totals()
         self._outages = Outages()
         self._refusals = Refusals()
-        self._scrapes = Scrapes()
         self._http_counts = HttpCounts(root_path=settings.listen.root_path)
         self._loop_lag = LoopLag()
         self._supervisor = Supervisor(
@@ -194,15 +192,7 @@ class _Application:
                     listener.ALWAYS_ANSWERED.union(self._settings.listen.unlogged_paths),
                     is_probing=lambda: self._state() is State.PROBING,
                 )
-                await self._supervise()
-
-    async def _supervise(self) -> None:
-        """Run until the end; a failure is shown to one more scrape, unless somebody ends that."""
-        try:
-            await self._supervisor.run()
-        except HoldfastError:
-            await self._scrapes.until_next(unless=self._supervisor.until_asked_to_stop)
-            raise
+                await self._supervisor.run()
 
     # What the supervisor asks for
 
@@ -363,7 +353,7 @@ class _Application:
                 queue=self._queue,
                 broken_key_files=self._keys.broken_files,
             ),
-            metrics_route(pages.render, answered=self._scrapes.count),
+            metrics_route(pages.render),
             admin_route(self._admin),
         ]
 

@@ -103,16 +103,6 @@ def test_a_lost_engine_without_a_restart_left_is_exit_5(tmp_path: Path) -> None:
         assert "--max-engine-restarts" in server.last_line
 
 
-def test_who_scrapes_sees_how_it_ended(tmp_path: Path) -> None:
-    """The page of a server that fails is there until it was scraped once more."""
-    with serving(tmp_path, *UNPROBED, "--max-engine-restarts=0") as server:
-        server.until_ready()
-        assert [server.metric("engine_deaths_total") for _ in range(3)] == [0, 0, 0]
-        engine_of(server).kill()
-        server.until(lambda: server.metric("state", state="FAILED") == 1, "the last page")
-        assert server.wait() == 5
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_engine_starts_ends_cleanly(
     tmp_path: Path, number: signal.Signals

@@ -22,16 +22,12 @@ LONGEST_WAIT_SECONDS = 0.05
 """A page that takes longer, though it computes little, waits for something: no loop should."""
 
 
-def metrics_route(render: Render, *, answered: Callable[[], None] = lambda: None) -> Route:
-    """The page; streams wait for it no longer than Python has them wait for any thread.
-
-    `answered` is called when a page has been made.
-    """
+def metrics_route(render: Render) -> Route:
+    """The page; streams wait for it no longer than Python has them wait for any thread."""
     pages = _Pages(render)
 
     async def endpoint(request: Request) -> Response:
         page, content_type = await pages.page(request.headers.get("accept", ""))
-        answered()
         return Response(page, headers={"content-type": content_type})
 
     return Route("/metrics", endpoint, methods=("GET", "HEAD"))

@@ -132,10 +132,6 @@ class Supervisor:
         """Drain and end. Asking twice is asking once."""
         self._stop_requested.set()
 
-    async def until_asked_to_stop(self) -> None:
-        """Return when somebody has asked for the end."""
-        await self._stop_requested.wait()
-
     def order(self, order: Order) -> asyncio.Future[Any]:
         """Have the engine that serves carry out an order; the answer comes when it is done.
 
