@@ -36,7 +36,7 @@ FIRST_REQUESTS = 100
 SCRAPED_CLIENTS = 64
 SCRAPED_REQUESTS = 960
 SCRAPE_INTERVAL_SECONDS = 1.0
-"""Longer than any page is kept, so that every scrape is answered as one of Prometheus is."""
+"""Longer than the rest after a page, so that a scrape is answered as one of Prometheus is."""
 IDLE_SCRAPES = 100
 
 

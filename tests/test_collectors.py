@@ -28,7 +28,7 @@ from holdfast.telemetry.collectors import (
     last_step_age_seconds,
     registry_of,
 )
-from holdfast.telemetry.exposition import render, vllm_registry
+from holdfast.telemetry.exposition import format_for, render, vllm_registry
 from holdfast.telemetry.metrics import BY_NAME, METRICS
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.refusals import Refusals
@@ -87,7 +87,7 @@ class Server:
 
     def names(self) -> set[str]:
         """Every family that has a series."""
-        page, _ = render([self.registry])
+        page = render([self.registry])
         families = text_string_to_metric_families(page.decode())
         return {BY_NAME[name_of(found)].full_name for found in families}
 
@@ -101,7 +101,7 @@ def name_of(family: Metric) -> str:
 def test_a_full_status_shows_exactly_the_table() -> None:
     """What is emitted is what the table says: names, kinds, help and labels."""
     rank = a_rank(last_rejection=REJECTION)
-    page, _ = render([Server(a_status(ranks=(rank,))).registry])
+    page = render([Server(a_status(ranks=(rank,))).registry])
     emitted = {
         BY_NAME[name_of(found)].name: (
             found.type,
@@ -365,10 +365,9 @@ def test_one_page_holds_both_registries() -> None:
     """Our families and those of another registry stand on the same page."""
     other = CollectorRegistry()
     Counter("vllm:prompt_tokens", "Tokens.", registry=other).inc(7)
-    page, content_type = render([Server(a_status()).registry, other])
+    page = render([Server(a_status()).registry, other])
     names = {found.name for found in text_string_to_metric_families(page.decode())}
     assert {"vllm:prompt_tokens", "holdfast_state"} <= names
-    assert content_type.startswith("text/plain")
 
 
 def test_openmetrics_is_spoken_when_asked_for() -> None:
@@ -376,17 +375,18 @@ def test_openmetrics_is_spoken_when_asked_for() -> None:
     other = CollectorRegistry()
     Counter("vllm:prompt_tokens", "Tokens.", registry=other).inc(7)
     accept = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;q=0.3"
-    page, content_type = render([Server(a_status()).registry, other], accept=accept)
+    page_format = format_for(accept)
+    page = render([Server(a_status()).registry, other], page_format)
     parsed = openmetrics_families(page.decode())  # type: ignore[no-untyped-call]
     names = {found.name for found in parsed}
     assert {"vllm:prompt_tokens", "holdfast_build_info"} <= names
-    assert content_type.startswith("application/openmetrics-text")
+    assert page_format.content_type.startswith("application/openmetrics-text")
 
 
 def test_a_caller_with_odd_characters_stays_one_label() -> None:
     """Quotes, backslashes and line ends of a caller's name are escaped."""
     caller = 'x"\\\n.py:1:f'
-    page, _ = render([Server(a_status(ranks=(a_rank(callers={caller: 1}),))).registry])
+    page = render([Server(a_status(ranks=(a_rank(callers={caller: 1}),))).registry])
     families = text_string_to_metric_families(page.decode())
     callers = [s.labels["caller"] for f in families for s in f.samples if "caller" in s.labels]
     assert callers == [caller]
@@ -398,7 +398,7 @@ def test_multi_process_mode_reads_the_directory(
     """With a multi-process directory vLLM's metrics are read from there, anew each time."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     assert vllm_registry() is not vllm_registry()
-    page, _ = render([vllm_registry()])
+    page = render([vllm_registry()])
     assert page == b""
 
 

@@ -50,7 +50,7 @@ from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ListenSettings, Settings, WorkspaceSettings
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
-from holdfast.telemetry.exposition import Pages, vllm_registry
+from holdfast.telemetry.exposition import vllm_registry
 from holdfast.telemetry.logs import configure_logging, quieten_access_log
 from holdfast.telemetry.loop_lag import LoopLag
 from holdfast.telemetry.outages import Outages
@@ -346,14 +346,13 @@ class _Application:
         )
         registry = registry_of(collector, self._http_counts.requests)
         self._http_counts.know(self._admin.routes)
-        pages = Pages(lambda: (registry, vllm_registry()))
         return [
             *health_routes(
                 self._supervisor.status,
                 queue=self._queue,
                 broken_key_files=self._keys.broken_files,
             ),
-            metrics_route(pages.render),
+            metrics_route(lambda: (registry, vllm_registry())),
             admin_route(self._admin),
         ]
 

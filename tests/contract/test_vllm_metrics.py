@@ -110,7 +110,7 @@ def server(config: Any) -> Server:
 
 def page() -> dict[Series, float]:
     """Every series of vLLM's on the page."""
-    text, _ = render([vllm_registry()])
+    text = render([vllm_registry()])
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text.decode())

@@ -150,7 +150,7 @@ class Spied:
         admission = Admission(View(), probe_token="", refusals=refusals)
         routes = [
             *health_routes(a_status, queue=lambda: (0, 0)),
-            metrics_route(lambda _: (b"page", "text/plain")),
+            metrics_route(lambda: ()),
         ]
         front = FrontDoor(routes, Gate(self._spy, admission), root_path=PREFIX)
         keys = keys or Keys.read((KEY,), KeySettings(admin_api_key="another"))

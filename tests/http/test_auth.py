@@ -51,7 +51,7 @@ class Guarded:
         admission = Admission(View(state), probe_token=PROBE, refusals=self.refusals)
         routes = [
             *health_routes(a_status, queue=lambda: (0, 0)),
-            metrics_route(lambda _: (b"page", "text/plain")),
+            metrics_route(lambda: ()),
             Route("/admin/plain", self._admin),
             Mount("/admin/mounted", self._admin_app),
         ]

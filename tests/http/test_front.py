@@ -2,22 +2,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, Metric
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from asgi_server import serving
 from holdfast.api.admission import Admission
 from holdfast.api.front import EngineApp, FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
-from holdfast.api.metrics import LONGEST_WAIT_SECONDS, Render, metrics_route
+from holdfast.api.metrics import metrics_route
 from holdfast.lifecycle.states import State
 from holdfast.records import Status
 from holdfast.telemetry.collectors import HoldfastCollector, registry_of
-from holdfast.telemetry.exposition import render
+from holdfast.telemetry.exposition import Registries
 from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import Totals
@@ -26,7 +29,7 @@ from statuses import a_fresh_status, a_status
 
 
 def _front(
-    status: Status, *, root_path: str = "", renderer: Render | None = None
+    status: Status, *, root_path: str = "", registries: Registries = ()
 ) -> tuple[FrontDoor, EngineApp]:
     admission = Admission(View(State(status.state)), probe_token="", refusals=Refusals())
     collector = HoldfastCollector(
@@ -43,10 +46,10 @@ def _front(
     )
     vllm = CollectorRegistry()
     Gauge("vllm:num_requests_running", "Running.", registry=vllm).set(1)
-    registries = (registry_of(collector), vllm)
+    registries = registries or (registry_of(collector), vllm)
     routes = [
         *health_routes(lambda: status, queue=lambda: (0, 0)),
-        metrics_route(renderer or (lambda accept: render(registries, accept=accept))),
+        metrics_route(lambda: registries),
     ]
     engine_app = EngineApp()
     engine_app.attach(InnerApp())
@@ -130,47 +133,33 @@ def test_the_metrics_page_speaks_openmetrics() -> None:
     assert answer.text.endswith("# EOF\n")
 
 
+class Slow(Collector):
+    """A registry that waits until a test lets it answer."""
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Event()
+        self.may_end = threading.Event()
+
+    def collect(self) -> Iterator[Metric]:
+        self.is_asked.set()
+        yield GaugeMetricFamily("in_time", "Whether it was let go.", self.may_end.wait(timeout=5))
+
+
 def test_a_slow_scrape_stops_nobody() -> None:
     """While a page is rendered the other routes answer."""
-    is_asked, may_end = threading.Event(), threading.Event()
-
-    def slow(_accept: str) -> tuple[bytes, str]:
-        is_asked.set()
-        page = b"page" if may_end.wait(timeout=5) else b"nobody else was answered"
-        return page, "text/plain"
-
-    front, _ = _front(a_status(), renderer=slow)
+    slow = Slow()
+    front, _ = _front(a_status(), registries=(slow,))
 
     async def ask() -> tuple[int, str]:
         async with serving(front) as client, asyncio.TaskGroup() as tasks:
             scrape = tasks.create_task(client.get("/metrics"))
             try:
-                assert await asyncio.to_thread(is_asked.wait, 20)
+                assert await asyncio.to_thread(slow.is_asked.wait, 20)
                 live = await client.get("/livez")
             finally:
-                may_end.set()
+                slow.may_end.set()
             return live.status_code, (await scrape).text
 
-    assert asyncio.run(ask()) == (200, "page")
-
-
-def test_a_page_is_rendered_on_the_loop_while_that_is_short() -> None:
-    """The first one in a thread; so again after one that had to wait for something."""
-    threads: list[threading.Thread] = []
-    pauses_seconds = iter([0.0, 0.0, 4 * LONGEST_WAIT_SECONDS, 0.0])
-
-    def page(_accept: str) -> tuple[bytes, str]:
-        threads.append(threading.current_thread())
-        threading.Event().wait(next(pauses_seconds))
-        return b"page", "text/plain"
-
-    front, _ = _front(a_status(), renderer=page)
-
-    async def ask() -> None:
-        async with serving(front) as client:
-            for _ in range(4):
-                assert (await client.get("/metrics")).text == "page"
-
-    asyncio.run(ask())
-    on_loop = [thread is threading.main_thread() for thread in threads]
-    assert on_loop == [False, True, True, False]
+    status, page = asyncio.run(ask())
+    assert status == 200
+    assert "in_time 1.0" in page

@@ -25,7 +25,7 @@ def test_the_monitor_scrapes_our_metrics(answer: Answer) -> None:
     """It asks the route that has them, under the job that rules and dashboards know."""
     (monitor,) = of_kind(answer, "monitored", "PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint["path"] == metrics_route(lambda _: (b"", "")).path
+    assert endpoint["path"] == metrics_route(lambda: ()).path
     assert endpoint.get("scheme", "http") == "http"
     assert {"targetLabel": "job", "replacement": "holdfast"} in endpoint["relabelings"]
     assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"

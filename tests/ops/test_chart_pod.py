@@ -88,7 +88,7 @@ def test_each_probe_asks_its_own_route(answer: Answer, case: str) -> None:
     """Each probe asks the route whose answers mean what Kubernetes does with them."""
     only = container(answer, case)
     routes = health_routes(a_status, queue=lambda: (0, 0))
-    paths = {route.path for route in [*routes, metrics_route(lambda _: (b"", ""))]}
+    paths = {route.path for route in [*routes, metrics_route(lambda: ())]}
     asked = {
         name: only[f"{name}Probe"]["httpGet"]["path"]
         for name in ("startup", "readiness", "liveness")

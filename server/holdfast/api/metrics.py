@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import sys
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -13,56 +12,61 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-Render = Callable[[str], tuple[bytes, str]]
-"""From the Accept header to the page and its content type."""
+from holdfast.telemetry.exposition import PageFormat, Registries, format_for, render
 
-MOST_INTERVALS = 2
-"""Of the interpreter's switch interval, for the computing of a page on the loop."""
-LONGEST_WAIT_SECONDS = 0.05
-"""A page that takes longer, though it computes little, waits for something: no loop should."""
+REST = 4
+"""After a page no other is rendered for so many times the processor time that it took."""
+BETWEEN_SECONDS = 0.002
+"""Between the answers of those who share a page. All at once, and what they ask next at once, would
+hold the event loop up."""
 
 
-def metrics_route(render: Render) -> Route:
-    """The page; streams wait for it no longer than Python has them wait for any thread."""
-    pages = _Pages(render)
+def metrics_route(registries: Callable[[], Registries]) -> Route:
+    """The page of these registries, which are asked for anew with each page."""
+    pages = _Pages(registries)
 
     async def endpoint(request: Request) -> Response:
-        page, content_type = await pages.page(request.headers.get("accept", ""))
-        return Response(page, headers={"content-type": content_type})
+        page_format = format_for(request.headers.get("accept", ""))
+        page = await pages.page(page_format)
+        return Response(page, headers={"content-type": page_format.content_type})
 
     return Route("/metrics", endpoint, methods=("GET", "HEAD"))
 
 
 class _Pages:
-    """Renders one page at a time: in a thread, and on the loop when the last one was short.
+    """Renders one page at a time, in a thread, and leaves most of the time to streams.
 
-    A thread that computes stops the loop for a switch interval of the interpreter at a time, and
-    waits as long for each turn: short pages come later from it and spare the loop little. Under
-    load a page takes thrice the 2 ms that it takes at rest, for the caches are another's then.
+    While a thread computes, the event loop waits up to a switch interval for each of its turns.
+    Those who ask while a page is rendered share the next one of their format, which is never older
+    than the request for it.
     """
 
-    def __init__(self, render: Render) -> None:
-        self._render = render
+    def __init__(self, registries: Callable[[], Registries]) -> None:
+        self._registries = registries
         # Its own limiter: scrapes go on when the shared threads are all taken.
         self._limiter = anyio.CapacityLimiter(1)
-        self._processor_seconds = math.inf
-        self._seconds = math.inf
+        self._next: dict[str, asyncio.Task[bytes]] = {}
+        self._rests_until_seconds = 0.0
+        self._answer = asyncio.Lock()
 
-    async def page(self, accept: str) -> tuple[bytes, str]:
-        if self._is_short() and not self._limiter.borrowed_tokens:
-            return self._timed(accept)
-        return await to_thread.run_sync(self._timed, accept, limiter=self._limiter)
+    async def page(self, page_format: PageFormat) -> bytes:
+        """A page that is begun after this was called."""
+        task = self._next.get(page_format.content_type)
+        if task is None or task.done():  # done: it failed before it was begun
+            rendering = to_thread.run_sync(self._rendered, page_format, limiter=self._limiter)
+            task = asyncio.create_task(rendering, name="page of metrics")
+            self._next[page_format.content_type] = task
+        page = await asyncio.shield(task)
+        await self._answer.acquire()
+        asyncio.get_running_loop().call_later(BETWEEN_SECONDS, self._answer.release)
+        return page
 
-    def _is_short(self) -> bool:
-        return (
-            self._processor_seconds < MOST_INTERVALS * sys.getswitchinterval()
-            and self._seconds < LONGEST_WAIT_SECONDS
-        )
-
-    def _timed(self, accept: str) -> tuple[bytes, str]:
-        began, computed = time.monotonic(), time.thread_time()
+    def _rendered(self, page_format: PageFormat) -> bytes:
+        time.sleep(max(0.0, self._rests_until_seconds - time.monotonic()))
+        del self._next[page_format.content_type]
+        began_seconds = time.thread_time()
         try:
-            return self._render(accept)
+            return render(self._registries(), page_format)
         finally:
-            self._processor_seconds = time.thread_time() - computed
-            self._seconds = time.monotonic() - began
+            taken_seconds = time.thread_time() - began_seconds
+            self._rests_until_seconds = time.monotonic() + REST * taken_seconds

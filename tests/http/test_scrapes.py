@@ -1,0 +1,190 @@
+"""What scrapers of `/metrics` get, and what they cost everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.routing import Route
+
+from asgi_server import DEADLINE_SECONDS
+from holdfast.api.metrics import REST, metrics_route
+from holdfast.telemetry.exposition import CONTENT_TYPES, format_for
+
+
+class Pages(Collector):
+    """A registry that numbers its pages, each of which waits until a test lets it end."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.may_end = threading.Semaphore(0)
+        self.threads: list[threading.Thread] = []
+        self.has_two_at_once = False
+        self._one_at_a_time = threading.Lock()
+
+    def collect(self) -> Iterator[Metric]:
+        self.threads.append(threading.current_thread())
+        number = len(self.threads)
+        self.has_two_at_once |= not self._one_at_a_time.acquire(blocking=False)
+        self.begun.release()
+        assert self.may_end.acquire(timeout=DEADLINE_SECONDS)
+        self._one_at_a_time.release()
+        yield GaugeMetricFamily("page", "Its number.", number)
+
+
+async def scraped(route: Route, accept: str = "") -> bytes:
+    """The page that a scraper gets."""
+    headers = [(b"accept", accept.encode())]
+    request = Request({"type": "http", "method": "GET", "headers": headers})
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        answer = await route.endpoint(request)
+    return bytes(answer.body)
+
+
+async def until_begun(pages: Pages) -> None:
+    """Return when another page is being rendered."""
+    assert await asyncio.to_thread(pages.begun.acquire, timeout=DEADLINE_SECONDS)
+
+
+def test_no_page_is_rendered_on_the_loop() -> None:
+    """Neither the first one nor those after it, however short they were."""
+    pages = Pages()
+    route = metrics_route(lambda: (pages,))
+
+    async def scene() -> None:
+        pages.may_end.release(3)
+        for _ in range(3):
+            await scraped(route)
+
+    asyncio.run(scene())
+    assert threading.main_thread() not in pages.threads
+
+
+def test_those_who_ask_while_a_page_is_rendered_share_the_next_one() -> None:
+    """None of them gets the page that was begun before it asked."""
+    pages = Pages()
+    route = metrics_route(lambda: (pages,))
+
+    async def scene() -> tuple[bytes, set[bytes]]:
+        first = asyncio.create_task(scraped(route))
+        await until_begun(pages)
+        others = [asyncio.create_task(scraped(route)) for _ in range(50)]
+        await asyncio.sleep(0)
+        pages.may_end.release(len(others) + 1)
+        return await first, set(await asyncio.gather(*others))
+
+    first, others = asyncio.run(scene())
+    assert b"page 1.0" in first
+    assert len(others) == 1
+    assert b"page 2.0" in others.pop()
+
+
+def test_those_who_share_a_page_get_it_one_by_one() -> None:
+    """The loop turns between their answers, however many wait for it."""
+    pages = Pages()
+    route = metrics_route(lambda: (pages,))
+
+    async def scene() -> int:
+        turns, answered_in = 0, set[int]()
+
+        async def answered() -> None:
+            await scraped(route)
+            answered_in.add(turns)
+
+        waiting = [asyncio.create_task(answered()) for _ in range(50)]
+        await until_begun(pages)
+        pages.may_end.release()
+        while not all(task.done() for task in waiting):
+            await asyncio.sleep(0)
+            turns += 1
+        return len(answered_in)
+
+    assert asyncio.run(scene()) == 50
+
+
+def test_scrapers_of_different_formats_take_turns() -> None:
+    """Each format is rendered once for all who ask for it, and no two at a time."""
+    pages = Pages()
+    route = metrics_route(lambda: (pages,))
+    asked = 5 * sorted(CONTENT_TYPES)
+
+    async def scene() -> None:
+        scrapes = [asyncio.create_task(scraped(route, accept)) for accept in asked]
+        await until_begun(pages)
+        pages.may_end.release(len(asked))
+        await asyncio.gather(*scrapes)
+
+    asyncio.run(scene())
+    assert not pages.has_two_at_once
+    assert len(pages.threads) == len({format_for(accept).content_type for accept in asked})
+
+
+def test_a_scraper_that_goes_away_takes_the_page_from_nobody() -> None:
+    """Those who share it with the first that asked get it."""
+    pages = Pages()
+    route = metrics_route(lambda: (pages,))
+
+    async def scene() -> bytes:
+        first, second = (asyncio.create_task(scraped(route)) for _ in range(2))
+        await until_begun(pages)
+        first.cancel()
+        await asyncio.wait({first})
+        pages.may_end.release()
+        return await second
+
+    assert b"page 1.0" in asyncio.run(scene())
+
+
+def test_the_next_page_may_succeed_where_no_thread_could_be_started() -> None:
+    """A page that fails before it is begun is not waited for again."""
+    pages = Pages()
+    route = metrics_route(lambda: (pages,))
+    pages.may_end.release()
+
+    async def scene() -> bytes:
+        size_bytes = threading.stack_size(1 << 46)  # more than there is room for
+        try:
+            with pytest.raises(RuntimeError, match="thread"):
+                await scraped(route)
+        finally:
+            threading.stack_size(size_bytes)
+        return await scraped(route)
+
+    assert b"page 1.0" in asyncio.run(scene())
+
+
+class Costly(Collector):
+    """A registry whose pages take some time of the processor."""
+
+    def __init__(self) -> None:
+        self.processor_seconds = 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        began_seconds = time.thread_time()
+        while (taken_seconds := time.thread_time() - began_seconds) < 0.01:
+            pass
+        self.processor_seconds += taken_seconds
+        yield GaugeMetricFamily("page", "A page.", 1)
+
+
+def test_a_scraper_that_never_pauses_leaves_the_processor_to_others() -> None:
+    """The interpreter rests after each page, for as long as it took several times over."""
+    costly = Costly()
+    route = metrics_route(lambda: (costly,))
+
+    async def scene() -> float:
+        began_seconds = time.monotonic()
+        for _ in range(5):
+            await scraped(route)
+        taken_seconds = costly.processor_seconds
+        await scraped(route)
+        return (time.monotonic() - began_seconds) / taken_seconds
+
+    assert asyncio.run(scene()) >= 1 + REST
