@@ -311,7 +311,7 @@ def test_a_state_directory_that_cannot_be_written_is_a_warning() -> None:
     directory = Directory("/state", "/state", "ext4", is_writable=False)
     finding = found(replace(CUDA, state_directory=directory))["state-directory"]
     assert finding.severity is Severity.WARNING
-    assert "cannot be written" in finding.seen
+    assert "cannot write to" in finding.seen
 
 
 @pytest.mark.parametrize(

@@ -370,7 +370,7 @@ def test_a_variable_without_a_value_is_handed_on(tmp_path: Path) -> None:
 def test_what_comes_from_elsewhere_is_not_called_unset(tmp_path: Path) -> None:
     """A secret or another file may set it."""
     env = [{"name": "VLLM_PLUGINS", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
-    assert "not seen from here" in checked(tmp_path, deployment(env=env))["plugins"].seen
+    assert "cannot be checked from here" in checked(tmp_path, deployment(env=env))["plugins"].seen
     assert "is not set" in checked(tmp_path, deployment())["plugins"].seen
 
 

@@ -20,12 +20,12 @@ Document = dict[str, Any]
 _JSON = "application/json"
 _KEY: list[Document] = [{"api_key": []}]
 _ROUTES = (
-    ("/livez", ("get",), "Whether the process can still become or stay useful."),
-    ("/readyz", ("get",), "Whether requests are let in."),
-    ("/startupz", ("get",), "Whether the server was ever ready."),
-    ("/health", ("get",), "Whether all is well, awake or asleep."),
+    ("/livez", ("get",), "Whether the process can still become ready or serve."),
+    ("/readyz", ("get",), "Whether requests are admitted."),
+    ("/startupz", ("get",), "Whether the server has ever been ready."),
+    ("/health", ("get",), "Whether the server is ready or asleep."),
     ("/ping", ("get", "post"), "As `/health`."),
-    ("/statusz", ("get",), "Everything that is known."),
+    ("/statusz", ("get",), "The full status."),
     (METRICS_PATH, ("get",), "Every metric, ours and vLLM's, as Prometheus text."),
 )
 """Those of `api.health` and `api.metrics`."""
@@ -107,7 +107,7 @@ def _own_document() -> Document:
         probe={"type": "object"},
     )
     refusal = {
-        "description": "Why not. `Retry-After` says when to ask again, if that may help.",
+        "description": "Why it failed. `Retry-After` says when to try again, if that may help.",
         "content": {_JSON: {"schema": {"$ref": "#/components/schemas/OpenAIError"}}},
         "headers": {"Retry-After": {"schema": {"type": "integer"}}},
     }

@@ -41,7 +41,7 @@ def check_environment(
     Those that are `unseen` may be set all the same.
     """
     for variable, name in zip(REFUSED_VARIABLES, _REFUSALS, strict=True):
-        absent = "is not seen from here" if variable in unseen else "is not set"
+        absent = "cannot be checked from here" if variable in unseen else "is not set"
         yield _refusal(environment, variable, name, is_demo=is_demo, absent=absent)
     yield from _check_variables(environment)
     if is_on("VLLM_SERVER_DEV_MODE", environment):
@@ -74,14 +74,14 @@ def _check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     if method is not None and method not in _WORKER_METHODS:
         yield failure(
             "variables",
-            f"vLLM refuses VLLM_WORKER_MULTIPROC_METHOD={method}.",
+            f"vLLM does not accept VLLM_WORKER_MULTIPROC_METHOD={method}.",
             f"use {' or '.join(_WORKER_METHODS)}, or unset it.",
         )
     for variable in _WHOLE_NUMBERS:
         text = environment.get(variable, "")
         if text and not text.strip().isdigit():
             yield failure(
-                "variables", f"{variable}={text} is no whole number.", "mend it, or unset it."
+                "variables", f"{variable}={text} is not a whole number.", "correct it, or unset it."
             )
 
 
@@ -90,7 +90,9 @@ def _check_vllm(machine: Machine, _layout: Layout) -> Iterator[Finding]:
     if version == "not installed":
         yield failure("vllm", "vLLM is not installed.", "pip install 'holdfast[cuda]'.")
     elif not is_supported_vllm(version):
-        yield warning("vllm", f"vLLM {version} was not tried.", "pip install 'holdfast[cuda]'.")
+        yield warning(
+            "vllm", f"vLLM {version} is untested with Holdfast.", "pip install 'holdfast[cuda]'."
+        )
     else:
         yield ok("vllm", f"vLLM {version}, {'CPU' if machine.is_cpu_build else 'CUDA'} build")
 
@@ -117,8 +119,8 @@ def _check_packages(machine: Machine, _layout: Layout) -> Iterator[Finding]:
     if machine.is_cpu_build and machine.cuda_packages:
         yield warning(
             "vllm",
-            f"{', '.join(machine.cuda_packages)}: builds for CUDA, with which transformers cannot "
-            "be imported beside vLLM's build for CPUs.",
+            f"{', '.join(machine.cuda_packages)}: built for CUDA; with them, transformers cannot "
+            "be imported beside vLLM's CPU build.",
             f"pip uninstall {' '.join(one.split()[0] for one in machine.cuda_packages)}",
         )
 
@@ -137,7 +139,7 @@ def _check_host_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
         yield failure(
             name,
             f"{seen}, but vLLM refuses to start below {gib(wanted_bytes)}.",
-            "lower --gpu-memory-utilization, which is a share of this memory here, or give "
+            "lower --gpu-memory-utilization, which is a share of this memory here, or set "
             "--kv-cache-memory-bytes.",
             is_sure=machine.numa_nodes == 1 or not is_bound,
         )
@@ -148,16 +150,18 @@ def _check_host_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
 def _check_state_directory(machine: Machine, _layout: Layout) -> Iterator[Finding]:
     name: HazardName = "state-directory"
     directory = machine.state_directory
-    lost = "what was learned, and which size froze the machine, is forgotten"
+    lost = "what was learned, and which size froze the machine, is lost"
     if directory is None:
-        yield warning(name, f"--learned-dir none: {lost}.", "name a directory that is kept.")
+        yield warning(
+            name, f"--learned-dir none: {lost}.", "name a directory that outlives the server."
+        )
         return
     seen = f"{directory.path} is on {directory.mount_point} ({directory.filesystem})"
     if not directory.is_writable:
         yield warning(
             name,
-            f"{directory.path} cannot be written by this user: {lost}.",
-            "let uid 10001, or the user that serves, write to it.",
+            f"this user cannot write to {directory.path}: {lost}.",
+            "give uid 10001, or the user that runs the server, write access.",
         )
     elif directory.filesystem in _MEMORY_FILESYSTEMS or (
         machine.is_container and directory.mount_point == "/"
@@ -174,13 +178,13 @@ def _check_build_tools(machine: Machine, layout: Layout) -> Iterator[Finding]:
     missing = ", ".join(machine.missing_build_tools)
     remedy = "install them: apt-get install g++ python3-dev."
     if not missing:
-        yield ok(name, "a compiler and Python.h are there")
+        yield ok(name, "a compiler and Python.h are installed")
     elif machine.is_cpu_build and layout.compiles:
         yield failure(
-            name, f"{missing} not found: torch compiles the model for this CPU with it.", remedy
+            name, f"{missing} not found: torch needs it to compile the model for this CPU.", remedy
         )
     else:
-        yield warning(name, f"{missing} not found: kernels that Triton compiles need it.", remedy)
+        yield warning(name, f"{missing} not found: Triton needs it to compile kernels.", remedy)
 
 
 def _check_cpu_binding(machine: Machine, layout: Layout) -> Iterator[Finding]:
@@ -192,7 +196,7 @@ def _check_cpu_binding(machine: Machine, layout: Layout) -> Iterator[Finding]:
     if binding == "auto" and machine.numa_nodes < layout.local_ranks:
         yield failure(
             name,
-            f"{seen}: vLLM gives each rank a NUMA node of its own.",
+            f"{seen}: vLLM gives each rank its own NUMA node.",
             'name the CPUs of each rank, for example VLLM_CPU_OMP_THREADS_BIND="0|1".',
         )
     else:

@@ -26,8 +26,8 @@ ReadSettings = Callable[[Sequence[str], Mapping[str, str]], Settings]
 """Reads a command line of `serve`, which may name no model here."""
 _EPILOG = """\
 All flags of `holdfast serve` work too, and MODEL may be left out. No engine is started. The exit
-code is 2 when something would fail for sure, 0 otherwise. With --manifest alone this machine is
-left out.
+code is 2 if the start would fail for certain, otherwise 0. With --manifest alone, this machine is
+not checked.
 """
 
 
@@ -69,8 +69,8 @@ def _parser() -> Parser:
         action="append",
         type=Path,
         metavar="FILE",
-        help="check what `docker compose config` or `helm template` prints too, `-` for standard "
-        "input; may be repeated",
+        help="also check what `docker compose config` or `helm template` prints; `-` reads "
+        "standard input; may be repeated",
     )
     return parser
 

@@ -47,7 +47,7 @@ def compose_deployments(path: Path, document: Mapping[str, Any]) -> Iterator[Dep
     services = document.get("services", {})
     if unresolved := "`include`" if "include" in document else next(_unresolved(services), ""):
         raise UsageError(
-            f"--manifest: {path}: {unresolved} has to be resolved by Compose first.",
+            f"--manifest: {path}: Compose has to resolve {unresolved} first.",
             remedy="run `docker compose config | holdfast doctor --manifest -`, with the -f and "
             "--env-file of `docker compose up`.",
         )

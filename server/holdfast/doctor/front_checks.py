@@ -36,7 +36,7 @@ def _check_keys(settings: Settings) -> Iterator[Finding]:
     for path in readable:
         yield warning("keys", f"every user can read {path}.", f"chmod o-r {path}")
     if not settings.is_open and not readable:
-        yield ok("keys", "clients are asked for a certificate or an API key")
+        yield ok("keys", "clients need a certificate or an API key")
 
 
 def refused_keys(settings: Settings) -> Finding | None:
@@ -61,11 +61,15 @@ def _check_tls(listen: ListenSettings, now: datetime) -> Iterator[Finding]:
         yield failure("tls", error.cause, error.remedy)
         return
     end = end_of_certificate(Path(str(listen.ssl_certfile)))
-    seen = f"the certificate ends on {end:%Y-%m-%d}"
+    seen = f"the certificate expires on {end:%Y-%m-%d}"
     if end <= now:
-        yield failure("tls", f"{seen}: no client accepts it.", "renew it.")
+        yield failure("tls", f"{seen}: clients reject it.", "renew it.")
     elif end - now < RENEWED_BEFORE_END and not listen.is_tls_refreshed:
-        yield warning("tls", f"{seen}, and a renewed one is not read.", "add --enable-ssl-refresh.")
+        yield warning(
+            "tls",
+            f"{seen}, and the server will not load a renewed one.",
+            "add --enable-ssl-refresh.",
+        )
     else:
         yield ok("tls", seen)
 

@@ -31,16 +31,18 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
         if graphics.gpus:
             yield warning(
                 "gpu",
-                f"{graphics.gpus[0].name} is not used: the installed vLLM is the build for CPUs.",
+                f"{graphics.gpus[0].name} is not used: the installed vLLM is the CPU build.",
                 "install the CUDA build of vLLM: pip install 'holdfast[cuda]'.",
             )
         return
     if graphics.problem:
-        yield failure("gpu", f"{graphics.problem}.", "mend the driver; `nvidia-smi` has to work.")
+        yield failure(
+            "gpu", f"{graphics.problem}.", "repair the driver, so that `nvidia-smi` works."
+        )
     elif len(graphics.gpus) < layout.local_ranks:
         yield failure(
             "gpu",
-            f"{layout.local_ranks} needed on this node, {len(graphics.gpus)} found.",
+            f"{layout.local_ranks} GPUs needed on this node, {len(graphics.gpus)} found.",
             "give the container its GPUs (`--gpus all`), or lower --tensor-parallel-size.",
             is_sure=not layout.has_ray,
         )
@@ -55,7 +57,7 @@ def _check_architectures(machine: Machine, layout: Layout) -> Iterator[Finding]:
     for gpu, is_used in _gpus(machine, layout):
         name = f"sm_{gpu.architecture[0]}{gpu.architecture[1]}"
         if runs_on := running_build(gpu.architecture, built_for):
-            yield ok("gpu-architecture", f"{name} runs what torch has for {runs_on}")
+            yield ok("gpu-architecture", f"{name} runs torch's code for {runs_on}")
         else:
             yield failure(
                 "gpu-architecture",
@@ -103,7 +105,7 @@ def _check_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
             yield failure(
                 "gpu-memory",
                 f"{seen}, but vLLM refuses to start below {gib(wanted_bytes)}.",
-                "end what holds the rest (an earlier engine may still run), or lower "
+                "end the process that holds the rest (an earlier engine may still run), or lower "
                 "--gpu-memory-utilization.",
                 is_sure=is_used,
             )
@@ -120,8 +122,8 @@ def _check_unified_memory(machine: Machine, layout: Layout) -> Iterator[Finding]
     if machine.swap_free_bytes < SWAP_BYTES:
         yield warning(
             "unified-memory",
-            f"{unified[0].name} shares its memory with the host: {seen}. "
-            "What does not fit freezes the machine instead of ending one process.",
+            f"{unified[0].name} shares its memory with the host: {seen}. Running out of it "
+            "freezes the machine instead of ending one process.",
             f"add swap of {gib(SWAP_BYTES)} or more, and lower --gpu-memory-utilization.",
         )
     else:
@@ -129,7 +131,7 @@ def _check_unified_memory(machine: Machine, layout: Layout) -> Iterator[Finding]
     if layout.may_sleep:
         yield warning(
             "sleep-mode",
-            f"waking up was reported to take {unified[0].name} down with its host "
+            f"waking up is reported to take {unified[0].name} down with its host "
             "(https://github.com/vllm-project/vllm/issues/50011).",
             "leave out --enable-sleep-mode.",
         )
@@ -157,12 +159,12 @@ def expandable_segments(
         return failure(
             name,
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with --kv-transfer-config: vLLM "
-            "refuses to move a KV cache whose pages may change.",
+            "does not transfer a KV cache whose pages may move.",
             "unset it, or add --enable-cumem-allocator.",
         )
     variable = next((one for one in _ALLOCATOR_VARIABLES if environment.get(one)), "")
     if not variable or not _EXPANDABLE.search(environment[variable]):
-        return ok(name, "not asked for")
+        return ok(name, "not used")
     set_as = f"{variable}={environment[variable]}"
     is_used = (
         layout.tensor_parallel_size in CUSTOM_ALL_REDUCE_SIZES

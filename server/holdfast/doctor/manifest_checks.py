@@ -63,7 +63,7 @@ def _check_config_file(deployment: Deployment) -> Iterator[Finding]:
     if any(word.partition("=")[0] == "--config" for word in deployment.arguments):
         yield warning(
             "manifest",
-            "the flags in the file of --config are not seen from here.",
+            "the flags in the --config file cannot be checked from here.",
             "run `holdfast doctor --config FILE` in the container.",
         )
 
@@ -84,8 +84,8 @@ def _check_restart(deployment: Deployment) -> Iterator[Finding]:
     elif not deployment.is_pod and restart in {"always", "unless-stopped", "on-failure"}:
         yield warning(
             name,
-            f"{restart} starts for ever what cannot start; on unified memory such a loop took "
-            "hosts down (https://github.com/eugr/spark-vllm-docker/issues/257).",
+            f"{restart} keeps restarting a server that cannot start; on unified memory, such a "
+            "loop took hosts down (https://github.com/eugr/spark-vllm-docker/issues/257).",
             "restart: on-failure:5",
         )
     else:
@@ -93,7 +93,7 @@ def _check_restart(deployment: Deployment) -> Iterator[Finding]:
     if deployment.is_stock and is_on(KEEPS_ALIVE, deployment.environment):
         yield warning(
             name,
-            f"{KEEPS_ALIVE}: the server stays up when its engine is dead: nothing restarts it.",
+            f"{KEEPS_ALIVE}: the server stays up when its engine is dead, so nothing restarts it.",
             "unset it, or run it with Holdfast.",
         )
 
@@ -106,14 +106,14 @@ def _check_stop(deployment: Deployment, drain_seconds: float) -> Iterator[Findin
     terms = f"{drain_seconds:g} s to drain and {ENGINE_STOP_SECONDS:g} s to stop the engine"
     if deployment.pre_stop_seconds:
         terms = f"{deployment.pre_stop_seconds:g} s of preStop, {terms}"
-    seen = f"killed after {deployment.stop_seconds:g} s; {terms} are {needed_seconds:g} s"
+    seen = f"killed after {deployment.stop_seconds:g} s; {terms} take {needed_seconds:g} s"
     key = "terminationGracePeriodSeconds" if deployment.is_pod else "stop_grace_period"
     value = f"{needed_seconds:g}" if deployment.is_pod else f"{needed_seconds:g}s"
     remedy = f"{key}: {value}, or a shorter --drain-timeout."
     if deployment.stop_seconds >= needed_seconds:
         yield ok(name, seen)
     elif deployment.stop_seconds <= deployment.pre_stop_seconds + drain_seconds:
-        yield failure(name, f"{seen}: streams that drain are cut off.", remedy)
+        yield failure(name, f"{seen}: streams are cut off while they drain.", remedy)
     else:
         yield warning(name, f"{seen}: an engine that stops slowly is killed.", remedy)
 
@@ -122,8 +122,8 @@ def _check_shell(deployment: Deployment) -> Iterator[Finding]:
     if shell := deployment.program.shell:
         yield warning(
             "entry-point",
-            f"{shell} stands before the server and does not pass SIGTERM on: nothing drains.",
-            "give the command as a list of words, or put `exec` before it.",
+            f"{shell} runs the server and does not pass SIGTERM on, so it does not drain.",
+            "write the command as a list of words, or put `exec` before it.",
         )
 
 
@@ -131,14 +131,14 @@ def _check_gpus(deployment: Deployment, layout: Layout) -> Iterator[Finding]:
     if deployment.gpus is not None and deployment.gpus < layout.local_ranks and not layout.has_ray:
         yield failure(
             "gpu",
-            f"{layout.local_ranks} needed, {deployment.gpus} given to the container.",
-            "give it more, or lower --tensor-parallel-size.",
+            f"{layout.local_ranks} GPUs needed, {deployment.gpus} given to the container.",
+            "give the container more, or lower --tensor-parallel-size.",
         )
 
 
 def _check_shared_memory(deployment: Deployment, layout: Layout) -> Iterator[Finding]:
     if deployment.shared_bytes is None:
-        yield ok("shared-memory", "that of the host, or without a limit of its own")
+        yield ok("shared-memory", "that of the host, or without its own limit")
         return
     remedy = (
         "mount an emptyDir with `medium: Memory` at /dev/shm."
@@ -158,7 +158,7 @@ def _check_state(deployment: Deployment, settings: Settings) -> Iterator[Finding
     if deployment.is_stock:
         return
     name: HazardName = "state-directory"
-    lost = "what was learned is forgotten with the container"
+    lost = "what was learned is lost with the container"
     given = settings.workspace.learned_directory
     path = deployment.default_state_directory if given == "default" else given
     if path is None:
@@ -170,7 +170,7 @@ def _check_state(deployment: Deployment, settings: Settings) -> Iterator[Finding
     elif not deployment.mounts[max(above, key=len)]:
         yield warning(
             name,
-            f"{path} is on scratch space, or cannot be written: {lost}.",
+            f"{path} is on scratch space or read-only: {lost}.",
             "use a claim or named volume, without `ro`.",
         )
     else:

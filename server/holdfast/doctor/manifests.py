@@ -25,7 +25,7 @@ def read_deployments(paths: Sequence[Path]) -> list[Deployment]:
     served = [deployment for deployment in found if deployment.is_ours or deployment.is_stock]
     if not served:
         raise UsageError(
-            f"--manifest: {', '.join(map(str, paths))}: no container there runs Holdfast or vLLM.",
+            f"--manifest: {', '.join(map(str, paths))}: no container in it runs Holdfast or vLLM.",
             remedy="name what `docker compose config` or `helm template` prints.",
         )
     return served

@@ -23,22 +23,22 @@ def check_media(arguments: Sequence[str], environment: Mapping[str, str]) -> Ite
     if connector != _OWN_CONNECTOR:
         yield warning(
             _NAME,
-            f"VLLM_MEDIA_CONNECTOR={connector} fetches for clients, from addresses that nothing "
-            "checks.",
-            "unset it, or see that it asks public addresses alone.",
+            f"VLLM_MEDIA_CONNECTOR={connector} fetches what clients name, and nothing checks the "
+            "addresses.",
+            "unset it, or make sure that it connects only to public addresses.",
         )
     if is_on("VLLM_MEDIA_URL_ALLOW_REDIRECTS", environment):
         yield warning(
             _NAME,
-            "VLLM_MEDIA_URL_ALLOW_REDIRECTS lets a host send the server to another one.",
+            "VLLM_MEDIA_URL_ALLOW_REDIRECTS lets a host redirect the server to another one.",
             "unset it.",
         )
     if arguments and not is_listed and (part := _media_part(Path(arguments[0]))):
         yield warning(
             _NAME,
-            f"the model takes media ({part}), and clients may have them fetched from every public "
-            "address.",
-            f"add {_DOMAINS} with the hosts that they are on.",
+            f"the model accepts media ({part}), and clients may have the server fetch them from "
+            "any public address.",
+            f"add {_DOMAINS} with the hosts that serve them.",
         )
     elif is_listed:
         yield ok(_NAME, f"{_DOMAINS} is given")

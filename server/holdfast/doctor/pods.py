@@ -183,11 +183,11 @@ def quantity(given: object) -> Decimal:
         r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]{1,3})?)(m|[kMGTPE]|[KMGTPE]i)?", str(given)
     )
     if match is None:
-        raise ValueError(f"{given!r} is no quantity")
+        raise ValueError(f"{given!r} is not a quantity")
     try:
         return Decimal(match[1]) * _SUFFIXES[match[2] or ""]
     except InvalidOperation:
-        raise ValueError(f"{given!r} is no quantity") from None
+        raise ValueError(f"{given!r} is not a quantity") from None
 
 
 def _words(given: Any) -> tuple[str, ...]:

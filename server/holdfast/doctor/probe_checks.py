@@ -40,9 +40,9 @@ def check_probes(deployment: Deployment, settings: Settings) -> Iterator[Finding
     if deployment.is_ours and is_image_asked and settings.listen.ssl_cert_reqs == CERT_REQUIRED:
         yield warning(
             "health-check",
-            "that of the image has no certificate to show, which --ssl-cert-reqs wants: it never "
-            "succeeds.",
-            "give the service a `healthcheck:` of its own.",
+            "the health check of the image has no certificate, which --ssl-cert-reqs requires: "
+            "it never succeeds.",
+            "give the service its own `healthcheck:`.",
         )
 
 
@@ -72,17 +72,19 @@ def _unreachable(
         return None
     served = "https" if listen.is_tls else "http"
     if listen.uds:
-        seen = f"asks a port, but the server is at {listen.uds}."
+        seen = f"it checks a port, but the server listens on {listen.uds}."
         return _vain(role, seen, "leave out --uds.")
     if not probe.port:
-        seen = "asks a port by a name that the container does not have."
-        return _vain(role, seen, "name it in `ports`.")
+        seen = "it checks a named port that the container does not have."
+        return _vain(role, seen, "add the name to `ports`.")
     if probe.port != str(listen.port):
         return warning(
-            name, f"asks port {probe.port}, the server is on {listen.port}.", "ask its own port."
+            name,
+            f"it checks port {probe.port}, but the server listens on {listen.port}.",
+            "check the server's own port.",
         )
     if probe.scheme != served:
-        seen = f"asks over {probe.scheme}, the server speaks {served}."
+        seen = f"it uses {probe.scheme}, but the server uses {served}."
         return _vain(role, seen, f"scheme: {served.upper()}")
     return None
 
@@ -96,12 +98,14 @@ def _refused(
     deployment: Deployment, role: ProbeRole, path: str, settings: Settings
 ) -> Finding | None:
     if deployment.is_stock and path in OURS_ALONE:
-        seen = f"{path} is no route of vLLM's own server: it answers 404."
-        return _vain(role, seen, "ask /health, or run it with Holdfast.")
+        seen = f"{path} is not a route of vLLM's own server, which answers 404."
+        return _vain(role, seen, "check /health, or run it with Holdfast.")
     is_open = path in OPEN_PATHS or (path == METRICS_PATH and settings.keys.metrics_auth == "none")
     has_keys = settings.listen.api_keys or settings.keys.api_key_file
     if deployment.is_ours and has_keys and not is_open:
-        return _vain(role, f"{path} needs an API key: it answers 401.", f"ask {_best(role)}.")
+        return _vain(
+            role, f"{path} needs an API key, so the server answers 401.", f"check {_best(role)}."
+        )
     return None
 
 
@@ -113,28 +117,36 @@ def _judge_liveness(deployment: Deployment, probe: Probe, path: str) -> Finding 
     name: HazardName = "liveness-probe"
     if path == LIVENESS:
         return None
-    remedy = f"ask {LIVENESS}, and give the start a startupProbe on /startupz."
+    remedy = f"check {LIVENESS}, and add a startupProbe on /startupz."
     if path not in STARTED_PATHS:
-        return warning(name, f"liveness asks {path}, which does not tell it.", remedy)
-    seen = f"liveness asks {path}, which is 503 while an engine starts, recovers or drains"
+        return warning(
+            name,
+            f"liveness checks {path}, which does not report whether the process lives.",
+            remedy,
+        )
+    seen = f"liveness checks {path}, which answers 503 while an engine starts, recovers or drains"
     startup = deployment.probes.get("startup")
     # One that succeeds at once does not hold the other back.
     is_held_back = startup is not None and _route(startup) != LIVENESS
     if not is_held_back and probe.budget_seconds < SHORTEST_START_SECONDS:
         return failure(
             name,
-            f"{seen}; without a startupProbe on /startupz the container is killed after "
+            f"{seen}; without a startupProbe on /startupz, the container is killed after "
             f"{probe.budget_seconds:g} s, before it was ever ready.",
             remedy,
         )
-    return warning(name, f"{seen}: what would have recovered is killed.", remedy)
+    return warning(
+        name, f"{seen}: the container is killed although it would have recovered.", remedy
+    )
 
 
 def _judge_readiness(deployment: Deployment, _probe: Probe, path: str) -> Finding | None:
     if path in READY_PATHS or deployment.is_stock:
         return None
     return warning(
-        "readiness-probe", f"{path} does not say whether requests are let in.", "ask /readyz."
+        "readiness-probe",
+        f"{path} does not report whether requests are admitted.",
+        "check /readyz.",
     )
 
 
@@ -143,14 +155,14 @@ def _judge_startup(deployment: Deployment, probe: Probe, path: str) -> Finding |
     if deployment.is_ours and path not in STARTED_PATHS:
         return warning(
             name,
-            f"{path} is answered before the start is over: it protects nothing.",
-            "ask /startupz.",
+            f"{path} answers before the start is over, so the probe protects nothing.",
+            "check /startupz.",
         )
     if "--demo" in deployment.arguments or probe.budget_seconds >= USUAL_START_SECONDS:
         return None
     return failure(
         name,
-        f"the container is killed after {probe.budget_seconds:g} s of start.",
+        f"the container is killed {probe.budget_seconds:g} s after its start.",
         "failureThreshold: 180 with periodSeconds: 10",
         is_sure=probe.budget_seconds < SHORTEST_START_SECONDS,
     )
@@ -173,6 +185,6 @@ def _too_quick(deployment: Deployment, name: HazardName, probe: Probe) -> Findin
         return None
     return warning(
         name,
-        f"an answer that takes {probe.timeout_seconds:g} s counts as none.",
+        f"an answer that takes longer than {probe.timeout_seconds:g} s counts as a failure.",
         f"timeoutSeconds: {LEAST_TIMEOUT_SECONDS:g}",
     )

@@ -32,7 +32,7 @@ def shared_memory(
     if layout.has_worker_processes(is_cpu_build=is_cpu_build) and free_bytes < needed_bytes:
         return failure(
             name,
-            f"{seen}, but vLLM refuses to make a queue of {needed_bytes / MIB:.0f} MiB there.",
+            f"{seen}, but vLLM needs {needed_bytes / MIB:.0f} MiB there for a queue.",
             remedy,
             is_sure=layout.nodes == 1,
         )
@@ -40,8 +40,8 @@ def shared_memory(
         return ok(name, seen)
     return warning(
         name,
-        f"{seen} for {layout.local_ranks} ranks: what they exchange beside vLLM's queues (NCCL's "
-        "segments) may not fit, and ends a rank with a bus error.",
+        f"{seen} for {layout.local_ranks} ranks: what they exchange in addition to vLLM's queues "
+        "(NCCL's segments) may not fit, which ends a rank with a bus error.",
         remedy,
     )
 
