@@ -16,7 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from fakes import FACTS
 from holdfast.engine import upkeep
 from holdfast.engine.client import EngineProxy
-from holdfast.engine.loras import Lora, Loras
+from holdfast.engine.loras import Loras
 from holdfast.engine.upkeep import Upkeep
 from holdfast.errors import (
     ConflictError,
@@ -26,7 +26,7 @@ from holdfast.errors import (
     NotFoundError,
     UsageError,
 )
-from holdfast.records import SLEEP_TAGS
+from holdfast.records import SLEEP_TAGS, Lora
 from holdfast.workspace import worker_calls
 
 PROFILED = replace(FACTS, has_profiler=True)

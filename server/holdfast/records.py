@@ -155,13 +155,12 @@ class EngineStep:
 
 
 @dataclass(frozen=True, slots=True)
-class RankStats:
-    """What one rank wrote to its stats file: readable while it runs and after it is dead."""
+class RankMemory:
+    """Where the memory of one rank went."""
 
     engine: int
     rank: int
     generation: int
-    pid: int
     slots: tuple[SlotStats, ...]
     retired_bytes: int
     persistent_bytes: int
@@ -176,6 +175,15 @@ class RankStats:
     """Largest need of each caller in bytes, at most 16."""
     memory: Mapping[MemoryKind, int]
     """Only the kinds that were measured."""
+    fatal_error: str
+    """Why this rank is lost, written before the exception left the worker; empty if it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStats(RankMemory):
+    """What one rank wrote to its stats file: readable while it runs and after it is dead."""
+
+    pid: int
     phases: Mapping[StartPhase, float]
     """When each phase of the start began, for those that did."""
     steps: int
@@ -184,8 +192,6 @@ class RankStats:
     last_step_ended_seconds: float | None
     recent_steps: tuple[EngineStep, ...]
     """The newest steps, oldest first (at most `stats.RECENT_STEPS`)."""
-    fatal_error: str
-    """Why this rank is lost, written before the exception left the worker; empty if it is not."""
     is_unified_memory: bool = False
     """Whether filling the device's memory fills the host's, as on GB10 and on the CPU."""
 
@@ -301,6 +307,15 @@ class ProbeReport:
     grew: bool = False
     """Whether a workspace grew while the suite ran."""
     slowest_step_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """One LoRA adapter, which requests name as their model."""
+
+    name: str
+    path: str
+    is_pinned: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import httpx
@@ -35,7 +35,7 @@ from holdfast.lifecycle.orders import (
     SleepOrder,
     WakeOrder,
 )
-from holdfast.records import SLEEP_TAGS, ProbeReport, ProbeStep, Status
+from holdfast.records import SLEEP_TAGS, Lora, ProbeReport, ProbeStep, RankMemory, Status
 from inner_app import InnerApp
 from statuses import a_fresh_status, a_status
 
@@ -85,15 +85,6 @@ WRONG_BODIES: tuple[tuple[str, Any], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OneLora:
-    """An adapter."""
-
-    name: str
-    path: str
-    is_pinned: bool = False
-
-
 @dataclass
 class Desk(Calm):
     """Supervisor, engine and adapters in one: notes what it is asked, and answers or refuses."""
@@ -103,7 +94,7 @@ class Desk(Calm):
     asked: list[Any] = field(default_factory=list)
     is_slow: bool = False
     unanswered: list[asyncio.Future[Any]] = field(default_factory=list)
-    adapters: dict[str, OneLora] = field(default_factory=dict)
+    adapters: dict[str, Lora] = field(default_factory=dict)
 
     def status(self) -> Status:
         return self.now
@@ -147,21 +138,21 @@ class Desk(Calm):
     ) -> None:
         self._ask((path, pattern, max_size_bytes))
 
-    def listed(self) -> list[OneLora]:
-        return list(self.adapters.values())
+    def listed(self) -> tuple[Lora, ...]:
+        return tuple(self.adapters.values())
 
-    async def load(self, name: str, path: str, *, is_replacing: bool) -> OneLora:
+    async def load(self, name: str, path: str, *, is_replacing: bool) -> Lora:
         self._ask((name, path, is_replacing))
-        self.adapters[name] = OneLora(name, path)
+        self.adapters[name] = Lora(name, path, is_pinned=False)
         return self.adapters[name]
 
     async def unload(self, name: str) -> None:
         self._ask(("unload", name))
         del self.adapters[name]
 
-    async def pin(self, name: str) -> OneLora:
+    async def pin(self, name: str) -> Lora:
         self._ask(("pin", name))
-        return OneLora(name, self.adapters[name].path, is_pinned=True)
+        return Lora(name, self.adapters[name].path, is_pinned=True)
 
     def _ask(self, what: Any) -> None:
         self.asked.append(what)
@@ -303,11 +294,12 @@ def test_adapters_are_listed_before_there_is_an_engine() -> None:
 
 
 def test_the_workspace_report_is_that_of_the_stats() -> None:
-    """Every rank, with sizes in bytes."""
+    """Every rank, with sizes in bytes, and nothing of its process and steps."""
     status = a_status()
     report = _ask(Desk(status), "GET", "/admin/workspace").json()
     assert report["state"] == status.state
     assert len(report["ranks"]) == len(status.ranks)
+    assert set(report["ranks"][0]) == {one.name for one in fields(RankMemory)}
     assert report["ranks"][0]["slots"][0]["size_bytes"] == status.ranks[0].slots[0].size_bytes
 
 

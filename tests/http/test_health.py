@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from asgi_server import serving
 from holdfast.api.front import FrontDoor
 from holdfast.api.health import health_routes, report
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
-from holdfast.records import EngineReport, Status
+from holdfast.records import EngineReport, RankMemory, Status
 from inner_app import InnerApp
 from statuses import REJECTION, a_fresh_status, a_rank, a_status
 
@@ -149,6 +150,10 @@ def test_the_report_shows_workspace_and_memory_by_rank() -> None:
     found = _report(a_status(ranks=ranks))
     assert [(w["rank"], len(w["slots"])) for w in found["workspace"]] == [(0, 2), (1, 2)]
     assert found["workspace"][1]["last_rejection"]["needed_bytes"] == REJECTION.needed_bytes
+    others = {"steps": 3, "scheduled_tokens": 96, "fatal_error": None}
+    shown = {one.name for one in fields(RankMemory)} - {"memory"} | set(others)
+    assert set(found["workspace"][0]) == shown
+    assert others.items() <= found["workspace"][0].items()
     assert found["memory"][0]["weights_bytes"] == 100 * 1024 * 1024
     assert found["memory"][1] == {"engine": 0, "rank": 1}
 

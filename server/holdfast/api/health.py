@@ -8,19 +8,21 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.api.replies import STATE_HEADER
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING
-from holdfast.records import ProbeReport, RankStats, Status
+from holdfast.records import ProbeReport, RankMemory, RankStats, Status
 from holdfast.telemetry.collectors import last_step_age_seconds
 
 Report = dict[str, Any]
 Queue = tuple[int, int]
 """Requests (running, waiting)."""
 Answer = Callable[[Status], bool]
+_RANK = TypeAdapter(RankMemory)
 
 
 def is_alive(status: Status) -> bool:
@@ -137,24 +139,9 @@ def _probe(probe: ProbeReport | None) -> Report:
 
 
 def _workspace(rank: RankStats) -> Report:
-    return {
-        "engine": rank.engine,
-        "rank": rank.rank,
-        "generation": rank.generation,
-        "is_sealed": rank.is_sealed,
-        "is_locked": rank.is_locked,
-        "slots": [asdict(slot) for slot in rank.slots],
-        "retired_bytes": rank.retired_bytes,
-        "persistent_bytes": rank.persistent_bytes,
-        "lamport_bytes": rank.lamport_bytes,
-        "growths": dict(rank.growths),
-        "rejections": dict(rank.rejections),
-        "last_rejection": asdict(rank.last_rejection) if rank.last_rejection else None,
-        "callers": dict(rank.callers),
-        "steps": rank.steps,
-        "scheduled_tokens": rank.scheduled_tokens,
-        "fatal_error": rank.fatal_error or None,
-    }
+    known: Report = _RANK.dump_python(rank, exclude={"memory"})
+    counted = {"steps": rank.steps, "scheduled_tokens": rank.scheduled_tokens}
+    return {**known, **counted, "fatal_error": rank.fatal_error or None}
 
 
 def _memory(rank: RankStats) -> Mapping[str, int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -28,20 +27,12 @@ from holdfast.errors import (
     RequestLostError,
     UsageError,
 )
+from holdfast.records import Lora
 
 logger = logging.getLogger("holdfast.engine")
 
 UNUSED_DEADLINE_SECONDS = 30.0
 POLL_SECONDS = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """One adapter that requests may name as their model."""
-
-    name: str
-    path: str
-    is_pinned: bool
 
 
 class Loras:

@@ -8,7 +8,7 @@ from fastapi import Body
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from holdfast.lifecycle.orders import ProvenSuite
-from holdfast.records import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag
+from holdfast.records import SLEEP_TAGS, CacheKind, Lora, RankMemory, SleepLevel, SleepTag
 from holdfast.telemetry.logs import LogLevel
 
 LONGEST_NAME = 256
@@ -122,103 +122,17 @@ class StateReply(Reply):
     reason: str
 
 
-class StepReply(Reply):
-    """One step of the probe."""
-
-    name: str
-    outcome: str
-    duration_seconds: float
-    tokens: int
-    limited: bool
-    reason: str
-
-
-class ReportReply(Reply):
-    """One pass of the probe."""
-
-    suite: str
-    passed: bool
-    limited: bool
-    proven_tokens: int
-    duration_seconds: float
-    grew: bool
-    steps: list[StepReply]
-
-
-class ProbeReply(Reply):
-    """A proof, made now or earlier. If it failed, the engine was replaced."""
-
-    report: ReportReply
-    age_seconds: float
-
-
-class RestReply(Reply):
-    """What is asleep, and the proof if the engine is awake again."""
-
-    asleep: list[SleepTag]
-    report: ReportReply | None
-
-
-class SlotReply(Reply):
-    """One workspace of one rank."""
-
-    ubatch: int
-    lane: int
-    size_bytes: int
-    reserved_bytes: int
-    high_water_bytes: int
-    high_water_caller: str
-
-
-class RejectionReply(Reply):
-    """A workspace request that was refused."""
-
-    kind: str
-    caller: str
-    needed_bytes: int
-    held_bytes: int
-    reason: str
-
-
-class RankReply(Reply):
-    """What uses the memory of one rank."""
-
-    engine: int
-    rank: int
-    generation: int
-    is_sealed: bool
-    is_locked: bool
-    slots: list[SlotReply]
-    retired_bytes: int
-    persistent_bytes: int
-    lamport_bytes: int | None
-    growths: dict[str, int]
-    rejections: dict[str, int]
-    last_rejection: RejectionReply | None
-    callers: dict[str, int]
-    memory: dict[str, int]
-    fatal_error: str
-
-
 class WorkspaceReply(Reply):
     """The workspaces of every rank, from its stats."""
 
     state: str
-    ranks: list[RankReply]
-
-
-class LoraReply(Reply):
-    """One adapter, which requests name as their model."""
-
-    name: str
-    path: str
-    is_pinned: bool
+    ranks: tuple[RankMemory, ...]
 
 
 class LorasReply(Reply):
     """Every adapter."""
 
-    loras: list[LoraReply]
+    loras: tuple[Lora, ...]
 
 
 class CacheReply(Reply):

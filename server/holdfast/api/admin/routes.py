@@ -10,8 +10,9 @@ from fastapi import APIRouter
 
 from holdfast.api.admin import models
 from holdfast.errors import EngineSilentError, NotReadyError
-from holdfast.lifecycle.orders import Order, ProbeOrder, SleepOrder, WakeOrder
+from holdfast.lifecycle.orders import Order, ProbeOrder, Proven, Rest, SleepOrder, WakeOrder
 from holdfast.lifecycle.supervisor import Supervisor
+from holdfast.records import Lora
 from holdfast.telemetry.logs import log_levels, set_log_level
 
 if TYPE_CHECKING:  # it imports vLLM, and these routes answer before that is imported
@@ -33,12 +34,10 @@ def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: floa
         return models.WorkspaceReply.model_validate(supervision.status())
 
     @routes.post("/probe")
-    async def probe(
-        asked: models.ProbeBody,
-    ) -> models.ProbeReply:
+    async def probe(asked: models.ProbeBody) -> Proven:
         """Run the probe again. New requests wait meanwhile; an engine that fails is replaced."""
-        order = ProbeOrder(asked.suite, asked.max_age_seconds)
-        return models.ProbeReply.model_validate(await carried_out(order))
+        proven: Proven = await carried_out(ProbeOrder(asked.suite, asked.max_age_seconds))
+        return proven
 
     @routes.post("/drain", status_code=202)
     async def drain() -> models.StateReply:
@@ -54,20 +53,17 @@ def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: floa
         return state()
 
     @routes.post("/sleep")
-    async def sleep(
-        asked: models.SleepBody,
-    ) -> models.RestReply:
+    async def sleep(asked: models.SleepBody) -> Rest:
         """Free the memory of the device. Requests get 503 until the engine is awake again."""
         order = SleepOrder(asked.level, is_abrupt=asked.mode == "abort")
-        return models.RestReply.model_validate(await carried_out(order))
+        rest: Rest = await carried_out(order)
+        return rest
 
     @routes.post("/wake")
-    async def wake(
-        asked: models.WakeBody,
-    ) -> models.RestReply:
+    async def wake(asked: models.WakeBody) -> Rest:
         """Reclaim memory. When the engine has all of it, a quick probe makes the server READY."""
-        order = WakeOrder(frozenset(asked.tags))
-        return models.RestReply.model_validate(await carried_out(order))
+        rest: Rest = await carried_out(WakeOrder(frozenset(asked.tags)))
+        return rest
 
 
 def add_engine(routes: APIRouter, supervision: Supervisor) -> None:
@@ -120,19 +116,17 @@ def add_loras(
     async def loras() -> models.LorasReply:
         """List all adapters, without waiting for the engine."""
         found = adapters()
-        listed = found.listed() if found else ()
-        return models.LorasReply(loras=[models.LoraReply.model_validate(one) for one in listed])
+        return models.LorasReply(loras=found.listed() if found else ())
 
     @routes.post("/loras")
-    async def lora_load(asked: models.LoraBody) -> models.LoraReply:
+    async def lora_load(asked: models.LoraBody) -> Lora:
         """Load an adapter. The next generations of the engine load it too."""
-        lora = await at_work().load(asked.name, asked.path, is_replacing=asked.replace)
-        return models.LoraReply.model_validate(lora)
+        return await at_work().load(asked.name, asked.path, is_replacing=asked.replace)
 
     @routes.post("/loras/{name:path}/pin")
-    async def lora_pin(name: str) -> models.LoraReply:
+    async def lora_pin(name: str) -> Lora:
         """Pin an adapter to the device, in the next generations of the engine too."""
-        return models.LoraReply.model_validate(await at_work().pin(name))
+        return await at_work().pin(name)
 
     @routes.delete("/loras/{name:path}")
     async def lora_unload(name: str) -> models.LorasReply:
