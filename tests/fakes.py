@@ -439,10 +439,14 @@ class FakeEngine(Calm):
             steps=steps[-1].index if steps else 0,
             scheduled_tokens=0 if is_blind else lane.scheduled_tokens,
             running_step_started_seconds=None,
-            last_step_ended_seconds=None,
+            last_step_ended_seconds=_end_seconds(steps[-1]) if steps else None,
             recent_steps=steps,
             fatal_error=self._death.result().reason if self._death.done() else "",
         )
+
+
+def _end_seconds(step: EngineStep) -> float:
+    return step.started_seconds + step.duration_seconds
 
 
 def openai_app(engine: FakeEngine) -> Starlette:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.lifecycle.probe.measure import Run, expected_seconds, leaves_margin
+from holdfast.lifecycle.probe.measure import (
+    Run,
+    expected_seconds,
+    leaves_margin,
+    quiet_seconds,
+)
+from statuses import a_rank
 
 GIB = 1024**3
 
@@ -35,3 +41,9 @@ def test_margin_of_the_host(available: int, cost: int, growth: float, expected: 
     """A size may be tried if 1 GiB is left after it costs in proportion to the last."""
     found = leaves_margin(available_bytes=available, cost_bytes=cost, growth=growth)
     assert found is expected
+
+
+def test_engines_are_quiet_when_none_of_them_steps() -> None:
+    """One that is done with its prompt is idle while another is at its own."""
+    ranks = [a_rank(last_step_ended_seconds=end) for end in (None, 700.0, 990.0)]
+    assert quiet_seconds(ranks, 1000.0) == pytest.approx(10.0)

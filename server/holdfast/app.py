@@ -43,7 +43,7 @@ from holdfast.engine.runtime_directory import runtime_directory
 from holdfast.errors import ExitCode
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
-from holdfast.lifecycle.probe import ProbeJournal, Prober
+from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
 from holdfast.lifecycle.proof import MOST_PASSES
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
@@ -220,6 +220,7 @@ class _Application:
             self._client,
             ProbeJournal(self._learned_directory, engine.facts.fingerprint),
             self._progress,
+            patience=Patience(stall_seconds=self._settings.supervision.stall_timeout_seconds),
         )
 
     async def until_idle(self) -> bool:

@@ -22,7 +22,7 @@ from asgi_server import serving
 from fakes import FACTS, FakeClock, FakeEngine, FakeStep, Faults, openai_app
 from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
 from holdfast.lifecycle.probe.measure import Run, expected_seconds
-from holdfast.records import EngineFacts, ProbeReport
+from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import LogProgress
 
@@ -58,12 +58,25 @@ class PacedEngine(FakeEngine):
         self._fake = self.clock
         self._is_real = clock is time.monotonic
         self._began_seconds = self._fake.now_seconds
+        self._ended_seconds: float | None = None
+        """When the last step ended, by the real clock."""
+        self.stacks = ""
+
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        found = super().ranks(with_steps=with_steps)
+        if not self._is_real:
+            return found
+        return tuple(replace(rank, last_step_ended_seconds=self._ended_seconds) for rank in found)
+
+    async def dump_stacks(self) -> str:
+        return self.stacks
 
     async def _step(self, lane: Any) -> None:
         before = self._fake.now_seconds
         await super()._step(lane)
         if self._is_real:
             await asyncio.sleep(self._fake.now_seconds - before)
+            self._ended_seconds = time.monotonic()
 
     def _compute(self, lane: Any, step: FakeStep) -> None:
         looked = sum(taken * (r.computed_tokens + taken / 2) for r, taken in step.taken.items())
@@ -82,12 +95,15 @@ def probed(
     is_real: bool = False,
     faults: Faults | None = None,
     journal: ProbeJournal | None = None,
+    stall_seconds: float = 120.0,
+    stacks: str = "",
 ) -> ProbeReport:
     """What the suite finds of an engine at this pace, within so many seconds."""
 
     async def run() -> ProbeReport:
         clock = time.monotonic if is_real else None
         engine = PacedEngine(facts, pace, clock, faults or Faults())
+        engine.stacks = stacks
         async with serving(openai_app(engine)) as client, engine:
             prober = Prober(
                 ProbeSettings(suite=suite, timeout_seconds=seconds, max_tokens=None),
@@ -96,7 +112,7 @@ def probed(
                 journal or ProbeJournal(None, "paced"),
                 LogProgress(logging.getLogger("a.probe")),
                 clock=clock or engine.clock,
-                patience=Patience(0.2, 0.1, 5.0),
+                patience=Patience(0.2, 0.1, 5.0, stall_seconds),
                 random=Random(7),
             )
             return await prober.run()
@@ -150,11 +166,17 @@ def slowed(seconds: float) -> float:
     return 1000.0 if seconds > 0.2 else 1.0
 
 
-def test_context_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
-    """It is left out, what was proven before stands, and the next start may try it again."""
+@pytest.mark.parametrize("stall_seconds", [120.0, 0.1])
+def test_context_that_takes_too_long_is_given_up(tmp_path: Path, stall_seconds: float) -> None:
+    """It is left out, what was proven before stands, and the next start may try it again.
+
+    A step as slow as one that was seen is no hang, however little the user has patience.
+    """
     pace = Pace(token_seconds=1e-6, back_seconds=0.0, factor=slowed)
     journal = ProbeJournal(tmp_path, "paced")
-    report = probed(SMALL, pace, seconds=5.0, is_real=True, journal=journal)
+    report = probed(
+        SMALL, pace, seconds=5.0, is_real=True, journal=journal, stall_seconds=stall_seconds
+    )
     assert report.passed, told(report)
     assert report.limited
     assert 0 < report.proven_tokens < SMALL.max_model_len - 1
@@ -174,6 +196,47 @@ def test_engine_that_stands_still_fails() -> None:
     pace = Pace(token_seconds=1e-6, back_seconds=0.0)
     report = probed(SMALL, pace, seconds=3.0, is_real=True, faults=faults)
     assert not report.passed
+
+
+def stands_still_within_a_prompt(step: FakeStep) -> bool:
+    """At its second chunk."""
+    return any(request.computed_tokens >= STEP_TOKENS for request in step.prefilling)
+
+
+BRISK = Pace(token_seconds=1e-6, back_seconds=0.0)
+
+
+def test_engine_that_stands_still_within_a_prompt_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """It is named with the prompt it stood still in, though it had begun it well."""
+    faults = Faults(hangs=stands_still_within_a_prompt)
+    report = probed(
+        SMALL, BRISK, seconds=6.0, is_real=True, faults=faults, stall_seconds=0.5, stacks="a stack"
+    )
+    (failed,) = [step for step in report.steps if step.outcome == "failed"]
+    assert failed.name == "context_sweep"
+    assert "a prompt of 16384 tokens" in failed.reason
+    assert "no step had ended for" in failed.reason
+    assert "a stack" in caplog.text
+
+
+def test_engine_that_may_still_end_its_step_is_limited() -> None:
+    """A step that takes less than the stall time-out is no hang in an engine that serves either."""
+    faults = Faults(hangs=stands_still_within_a_prompt)
+    report = probed(SMALL, BRISK, seconds=3.0, is_real=True, faults=faults)
+    (sweep,) = [step for step in report.steps if step.name == "context_sweep"]
+    assert sweep.outcome == "passed"
+    assert sweep.limited
+
+
+def test_engine_that_compiles_within_a_prompt_is_limited() -> None:
+    """Its kernels for a longer context may take minutes, and nobody calls that a hang."""
+    faults = Faults(hangs=stands_still_within_a_prompt)
+    compiling = "File triton/compiler/compiler.py, line 1, in compile"
+    report = probed(
+        SMALL, BRISK, seconds=4.0, is_real=True, faults=faults, stall_seconds=0.5, stacks=compiling
+    )
+    assert report.passed, told(report)
+    assert report.limited
 
 
 @pytest.mark.parametrize("back_seconds", [0.0, 1e-9])

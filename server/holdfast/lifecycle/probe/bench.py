@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
 import httpx
 
+from holdfast.engine.compilers import compiles_inside
 from holdfast.engine.interface import Engine
 from holdfast.errors import HoldfastError, ProbeFailedError, ProbeTooSlowError
+from holdfast.lifecycle.heartbeat import SLOWEST_STEP_FACTOR
 from holdfast.lifecycle.probe import measure, wire
 from holdfast.lifecycle.probe.budget import Budget
 from holdfast.lifecycle.probe.prompts import Prompts, grouped
@@ -20,9 +23,9 @@ from holdfast.telemetry.progress import Progress
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 POLL_SECONDS = 0.01
-LONGEST_STEP = 3
-"""A step is not taken for a hang before it takes so many times as long as the slowest before it."""
 PROMPTS_PER_MESSAGE = 256
 """Well below vLLM's limit of 1,024 prompts in one request."""
 
@@ -36,6 +39,8 @@ class Patience:
     death_seconds: float = 2.0
     """The engine names its death within a second; a failed answer may come before."""
     cleanup_seconds: float = 10.0
+    stall_seconds: float = 120.0
+    """So long a step may take, once one of the same prompt has ended."""
 
 
 @dataclass(slots=True)
@@ -147,19 +152,40 @@ class Bench:
                     watcher.cancel()
                 return result
         except TimeoutError:
-            raise self._late(since, seconds) from None
+            raise await self._late(since, seconds) from None
         except BaseExceptionGroup as group:
             raise first_failure(group) from None
         finally:
             work.close()
 
-    def _late(self, since: measure.Mark, waited_seconds: float) -> ProbeFailedError:
-        goes_on = self._is_shown(lambda rank: bool(since.new_steps(rank)))
-        if goes_on or waited_seconds < self.steps_seconds(LONGEST_STEP):
+    async def _late(self, since: measure.Mark, waited_seconds: float) -> ProbeFailedError:
+        """What has shown: slowness, or a hang by the rules of `heartbeat`.
+
+        An engine that has ended no step at all needs no stall time-out to have failed.
+        """
+        quiet_seconds, longest_seconds = waited_seconds, self.steps_seconds(SLOWEST_STEP_FACTOR)
+        if self._is_shown(lambda rank: bool(since.new_steps(rank))):
+            now_seconds = self.budget.now_seconds()
+            quiet_seconds = measure.quiet_seconds(self.engine.ranks(with_steps=False), now_seconds)
+            longest_seconds = max(longest_seconds, self.patience.stall_seconds)
+        if quiet_seconds < longest_seconds or await self._is_compiling():
             return ProbeTooSlowError(
                 "the engine was too slow to finish before the probe's time limit"
             )
-        return ProbeFailedError("it had not finished at the probe's time limit.")
+        return ProbeFailedError(
+            "it had not finished at the probe's time limit, and no step had ended for "
+            f"{quiet_seconds:.0f} s."
+        )
+
+    async def _is_compiling(self) -> bool:
+        """Whether what looks like a hang waits for a compiler; else what it does is in the log."""
+        if self.engine.is_compiling():
+            return True
+        stacks = await self.engine.dump_stacks()
+        if compiles_inside(stacks):
+            return True
+        logger.error("the engine hangs at %s\n%s", self.tried, stacks)
+        return False
 
     async def _fail_at_death(self) -> NoReturn:
         raise ProbeFailedError(f"the engine died: {await self.engine.until_dead()}")
@@ -228,7 +254,7 @@ class Bench:
         self.observe(ranks)
         return all(measure.is_shown(self.facts, ranks, engine, proof) for engine in self.engines)
 
-    def steps_seconds(self, steps: int) -> float:
+    def steps_seconds(self, steps: float) -> float:
         """What `steps` engine steps as slow as the slowest of this run take."""
         self.observe(self.engine.ranks())
         return steps * self.slowest_step_seconds

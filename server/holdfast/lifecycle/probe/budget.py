@@ -32,6 +32,10 @@ class Budget:
         self._cost_bytes = 0
         self._cost_tokens = 0
 
+    def now_seconds(self) -> float:
+        """By the clock that the time is measured with."""
+        return self._clock()
+
     def seconds_left(self) -> float:
         """Until the end of the whole suite."""
         return self._deadline_seconds - self._clock()

@@ -72,6 +72,15 @@ def is_shown(
     )
 
 
+def quiet_seconds(ranks: Iterable[RankStats], now_seconds: float) -> float:
+    """For how long no rank has ended a step, of those that ever did.
+
+    The newest of all engines counts: one of them may be done with its prompt, and have nothing.
+    """
+    ends = [rank.last_step_ended_seconds or 0.0 for rank in ranks]
+    return now_seconds - max(ends, default=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A prefill that was served: how many tokens were computed, in how many seconds."""
