@@ -20,7 +20,7 @@ from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.multiproc_executor import WorkerProc
 
-from holdfast.engine import compat, forkserver, launcher, processes, remains
+from holdfast.engine import forkserver, front_end_patches, launcher, processes, remains
 from holdfast.workspace import builds, leash
 from holdfast.workspace.plan import WorkspaceSpec
 
@@ -37,7 +37,7 @@ def test_the_manager_of_cores_asks_for_its_context_by_this_name() -> None:
     source = inspect.getsource(engine_utils.CoreEngineProcManager.__init__)
     assert "context = get_mp_context()" in source
     assert "context.Process(" in source
-    with compat.forked_cores(Configuration, forkserver.Context()):
+    with front_end_patches.forked_cores(Configuration, forkserver.Context()):
         assert isinstance(engine_utils.get_mp_context(), forkserver.Context)
     assert not isinstance(engine_utils.get_mp_context(), forkserver.Context)
 
@@ -45,7 +45,7 @@ def test_the_manager_of_cores_asks_for_its_context_by_this_name() -> None:
 def test_numa_binding_needs_a_spawned_core() -> None:
     """It puts a wrapper before the executable, which a fork has none of."""
     bound = type("Bound", (), {"parallel_config": type("P", (), {"numa_bind": True})})
-    with compat.forked_cores(bound, forkserver.Context()):
+    with front_end_patches.forked_cores(bound, forkserver.Context()):
         assert not isinstance(engine_utils.get_mp_context(), forkserver.Context)
 
 
@@ -133,7 +133,7 @@ def test_the_fork_server_of_this_python_has_the_state_we_read(name: str) -> None
 def test_a_shutdown_passes_over_what_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own raises where a process ends between two of its looks, and leaves the rest."""
     monkeypatch.setattr(v1_utils, "kill_process_tree", v1_utils.kill_process_tree)  # put it back
-    compat.kill_trees_by(processes.kill_tree)
+    front_end_patches.kill_trees_by(processes.kill_tree)
     for _ in range(20):
         busy = subprocess.Popen(["sh", "-c", "while :; do /bin/true; done"])
         v1_utils.shutdown([_Unaware(busy.pid)], 0)

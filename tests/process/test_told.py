@@ -188,7 +188,7 @@ def test_no_flag_of_vllm_is_taken_for_one_of_ours() -> None:
 
 def test_an_engine_that_is_killed_while_it_starts_is_told_so() -> None:
     """The exit code stands in a dictionary at the end of vLLM's message."""
-    from holdfast.engine.compat import start_errors
+    from holdfast.engine.vllm_errors import start_errors
 
     said = (
         "Engine core initialization failed. See root cause above. "

@@ -16,6 +16,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from holdfast import settings as ours
 from holdfast.demo.files import demo_directory, ensure_demo_model
 from holdfast.engine import compat, named_files, refusals
+from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import UsageError
 from holdfast.settings import Settings
 
@@ -49,7 +50,7 @@ def parse(settings: Settings) -> argparse.Namespace:
         UsageError: a flag is unknown or wrong, or asks for what Holdfast cannot do.
     """
     compat.cli_env_setup()
-    with compat.usage_errors():
+    with usage_errors():
         namespace: argparse.Namespace = _parser().parse_args(list(settings.vllm_arguments))
     refusals.refuse_unsupported(namespace, os.environ)
     _refuse_abbreviations(namespace, settings)
@@ -60,14 +61,14 @@ def parse(settings: Settings) -> argparse.Namespace:
     namespace.api_server_count = None
     namespace.shutdown_timeout = int(settings.supervision.drain_timeout_seconds)
     named_files.check_template(namespace.chat_template)
-    with compat.usage_errors():
+    with usage_errors():
         compat.validate(namespace)
     return namespace
 
 
 def engine_arguments(namespace: argparse.Namespace) -> AsyncEngineArgs:
     """The engine's part of the parsed command line."""
-    with compat.usage_errors():
+    with usage_errors():
         arguments = AsyncEngineArgs.from_cli_args(namespace)
         compat.propagate(namespace, arguments)
     return arguments

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from vllm import PoolingParams, SamplingParams
 
-from holdfast.engine import compat
+from holdfast.engine.vllm_errors import death_errors, refusal_errors
 from holdfast.errors import EngineLostError
 from holdfast.records import EngineFacts
 
@@ -29,7 +29,7 @@ async def sing(llm: Any, facts: EngineFacts) -> None:
     request_id = f"{REQUEST_PREFIX}{uuid4().hex[:8]}"
     prompt = {"prompt_token_ids": [_ordinary_token(facts)]}
     pooling_task = next((task for task in _POOLING_TASKS if task in facts.tasks), None)
-    with compat.death_errors(), compat.refusal_errors():
+    with death_errors(), refusal_errors():
         if facts.is_encoder_decoder:
             await llm.collective_rpc("check_health")
         elif "generate" in facts.tasks:

@@ -17,11 +17,20 @@ from starlette.types import ASGIApp
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine import compat, named_files, openai, processes, refusals, variables
+from holdfast.engine import (
+    compat,
+    front_end_patches,
+    named_files,
+    openai,
+    processes,
+    refusals,
+    variables,
+)
 from holdfast.engine.facts import fingerprint
 from holdfast.engine.launcher import EngineLauncher
 from holdfast.engine.native import NativeVariables
 from holdfast.engine.places import running_at_once
+from holdfast.engine.vllm_errors import usage_errors
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.settings import Settings
 from holdfast.workspace.causes import logged_causes, without_tracebacks
@@ -64,7 +73,7 @@ def configure(
     if settings.listen.log_level != "debug":
         without_tracebacks(lambda: state() not in SERVING)
     engine_arguments = vllm_arguments.engine_arguments(namespace)
-    with logged_causes() as causes, compat.usage_errors(causes):
+    with logged_causes() as causes, usage_errors(causes):
         config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         refusals.refuse_nodes(
             nodes=config.parallel_config.nnodes,
@@ -72,8 +81,8 @@ def configure(
             local_replicas=config.parallel_config.data_parallel_size_local,
         )
         named_files.check(namespace, config.model_config)
-        compat.spare_front_end(config)
-        compat.kill_trees_by(processes.kill_tree)
+        front_end_patches.spare_front_end(config)
+        front_end_patches.kill_trees_by(processes.kill_tree)
         running = running_at_once(config)
         os.environ.setdefault("VLLM_MAX_N_SEQUENCES", str(max(MOST_ANSWERS, running)))
         launcher = EngineLauncher(

@@ -21,7 +21,15 @@ import psutil
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from vllm.usage.usage_lib import UsageContext
 
-from holdfast.engine import compat, environment, exit_codes, forkserver, processes, remains
+from holdfast.engine import (
+    compat,
+    environment,
+    exit_codes,
+    forkserver,
+    front_end_patches,
+    processes,
+    remains,
+)
 from holdfast.engine.async_llm import RPC_DEADLINE_SECONDS, AsyncEngine
 from holdfast.engine.calls import Calls
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
@@ -37,6 +45,7 @@ from holdfast.engine.starts import until_stuck
 from holdfast.engine.stat_logger import Queues, prometheus_logger
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.turns import Turns
+from holdfast.engine.vllm_errors import start_errors
 from holdfast.errors import EngineStartError, PluginMissingError
 from holdfast.records import RankStats
 from holdfast.workspace import builds
@@ -120,7 +129,7 @@ class EngineLauncher:
         before = processes.children()
         try:
             async with self._started(spec, partial(self._family, before)) as engine:
-                with self._used(engine), compat.variables_read_once():
+                with self._used(engine), front_end_patches.variables_read_once():
                     await self.loras.restore()
                     yield engine
         finally:
@@ -165,7 +174,7 @@ class EngineLauncher:
     async def _started(self, spec: WorkspaceSpec, family: Family) -> AsyncIterator[AsyncEngine]:
         """An engine that runs; no process of it does when left, however that is."""
         directory = Path(spec.stats_directory)
-        with compat.start_errors(lambda: ""):
+        with start_errors(lambda: ""):
             _prepare(directory, spec)
         mapped: frozenset[Path] = frozenset()
         try:
@@ -193,7 +202,7 @@ class EngineLauncher:
                 raise EngineStartError(
                     f"the engine could not start: {cause}", remedy="see the engine's log above."
                 )
-            with compat.start_errors(lambda: _cause(directory, ended)):
+            with start_errors(lambda: _cause(directory, ended)):
                 return construct.result()
         finally:
             stuck.cancel()
@@ -204,7 +213,7 @@ class EngineLauncher:
         is_silent = self._arguments.disable_log_stats
         with (
             environment.changed(_variables(directory)),
-            compat.kept_renderer(self._renderer),
+            front_end_patches.kept_renderer(self._renderer),
             self._started_cores(),
         ):
             return CheckedLLM.from_vllm_config(
@@ -221,12 +230,12 @@ class EngineLauncher:
         """How vLLM starts its EngineCores while this is entered."""
         if not forkserver.is_in_use():
             return nullcontext()
-        return compat.forked_cores(self._config, forkserver.CoreContext())
+        return front_end_patches.forked_cores(self._config, forkserver.CoreContext())
 
     async def _met(self, llm: Any, spec: WorkspaceSpec, family: Family) -> AsyncEngine:
         """`_engine` of a vLLM that may die at any moment, and is shut down if it does."""
         try:
-            with compat.start_errors(lambda: root_cause(Path(spec.stats_directory))):
+            with start_errors(lambda: root_cause(Path(spec.stats_directory))):
                 return await self._engine(llm, spec, family)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(llm.shutdown, timeout=0))
@@ -243,7 +252,7 @@ class EngineLauncher:
         async with asyncio.timeout(RPC_DEADLINE_SECONDS):
             tasks = frozenset(map(str, await llm.get_supported_tasks()))
             await llm.reset_mm_cache()
-        self._renderer = compat.lasting(llm.renderer)
+        self._renderer = front_end_patches.lasting(llm.renderer)
         ranks = read_all(Path(spec.stats_directory))
         _require_every_rank(world(self._config), ranks, spec)
         if not forkserver.has_forked(ranks[0].pid):  # or it was started with what is known

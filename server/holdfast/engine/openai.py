@@ -11,7 +11,7 @@ from prometheus_fastapi_instrumentator import Instrumentator
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 
-from holdfast.engine import chunks, compat
+from holdfast.engine import chunks, front_end_patches
 from holdfast.engine.answer_parsing import bound_answer_parsers
 from holdfast.engine.bounded_tokenizer import (
     bound_bad_words,
@@ -29,6 +29,7 @@ from holdfast.engine.prompt_counts import bound_prompts
 from holdfast.engine.realtime import bound_realtime_audio
 from holdfast.engine.rendering import await_one_without_a_task, render_short_prompts_at_once
 from holdfast.engine.turns import most_sequences
+from holdfast.engine.vllm_errors import usage_errors
 from holdfast.engine.wrong_bodies import refuse_wrong_bodies
 
 
@@ -43,7 +44,7 @@ async def openai_app(
     """
     chunks.write_text_directly()
     tasks = await proxy.get_supported_tasks()
-    compat.accept_nulls()
+    front_end_patches.accept_nulls()
     guard_media(arguments.allowed_media_domains)
     bound_realtime_audio()
     bound_tokenizer(proxy.renderer)
@@ -59,7 +60,7 @@ async def openai_app(
         proxy.renderer, trusts_templates=arguments.trust_request_chat_template
     )
     # What it finds wrong with a flag or an adapter is what it finds before.
-    with compat.usage_errors():
+    with usage_errors():
         with leaving_counts_to_the_front_end():
             app = build_app(arguments, tasks, proxy.model_config)
         refuse_wrong_bodies(app)

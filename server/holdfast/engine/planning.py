@@ -20,11 +20,11 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms.cpu import CpuPlatform
 
 from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine import compat
 from holdfast.engine.kv_cost import KvCost, kv_cost
 from holdfast.engine.plan_flags import PlanFlags
 from holdfast.engine.plan_report import PlanReport, RankPlan, SlotPlan, TermCost
 from holdfast.engine.planned_config import DEVICES, PlannedConfig, planned_config
+from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import ExitCode, UsageError
 from holdfast.settings import Settings
 from holdfast.workspace.plan import Reservation, Slot, Term, reserve, terms_of
@@ -70,7 +70,7 @@ def plan(settings: Settings, device_name: str | None) -> PlanReport:
         namespace = vllm_arguments.parse(settings)
         namespace.model = str(_directory(namespace))
         arguments = vllm_arguments.engine_arguments(namespace)
-        with compat.usage_errors():
+        with usage_errors():
             config = planned_config(arguments, device, is_named=device_name is not None)
             return _report(settings, arguments, config, device, _cost(config, arguments))
 

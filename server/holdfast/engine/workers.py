@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from holdfast.engine import compat
+from holdfast.engine.vllm_errors import death_errors
 from holdfast.errors import EngineRefusedError, EngineSilentError, HoldfastError
 
 CALL_DEADLINE_SECONDS = 60.0
@@ -36,7 +36,7 @@ async def asked_to(
     """
     try:
         async with asyncio.timeout(deadline_seconds):
-            with compat.death_errors():
+            with death_errors():
                 yield
     except TimeoutError as error:
         raise EngineSilentError(
