@@ -26,12 +26,10 @@ from clients import BenchClient
 from holdfast import __version__
 from holdfast.lifecycle.states import State
 from holdfast.records import GROWTH_PHASES, MEMORY_KINDS, EngineReport, Status
-from holdfast.telemetry.collectors import HoldfastCollector, registry_of
+from holdfast.telemetry.collectors import HoldfastCollector, OwnRegistry, RequestCounts
+from holdfast.telemetry.counters import Outages, Refusals, request_waits
 from holdfast.telemetry.exposition import render
-from holdfast.telemetry.outages import Outages
-from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import Totals
-from holdfast.telemetry.waits import Waits
 from holdfast.versions import vllm_version
 from holdfast.workspace.plan import MIB
 from holdfast.workspace.stats import StatsWriter, read_all
@@ -72,14 +70,6 @@ def by_clients(counts: Sequence[int], directory: Path) -> list[Curve]:
         Curve("throughput", "Output against clients", "clients", "tok/s", counts, throughput),
         Curve("ttft", "p99 time to first token", "clients", "ms", counts, first_token),
     ]
-
-
-class _Idle:
-    """The traffic of a server that nobody asks anything."""
-
-    in_flight = 0
-    held = 0
-    waits = Waits()
 
 
 def by_ranks(counts: Sequence[int]) -> Curve:
@@ -127,16 +117,16 @@ def _render_seconds(directory: Path) -> float:
     collector = HoldfastCollector(
         status,
         totals=Totals(),
-        traffic=_Idle(),
+        requests=RequestCounts,
+        waits=request_waits(),
         outages=Outages(),
         refusals=Refusals(),
-        calls=lambda: None,
         restarts_left=lambda: 3,
         loop_lag_seconds=lambda: 0.0,
         version=__version__,
         vllm_version=vllm_version(),
     )
-    registry = registry_of(collector)
+    registry = OwnRegistry(collector)
     began = time.perf_counter()
     render((registry,))
     return time.perf_counter() - began

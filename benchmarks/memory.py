@@ -32,7 +32,7 @@ from holdfast.api.gate import Gate
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.settings import LimitSettings, ListenSettings, OverloadSettings
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.counters import Refusals
 from holdfast.workspace.plan import MIB
 from plots import Curve
 from sides import Bench

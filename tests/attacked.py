@@ -23,7 +23,7 @@ from holdfast.api.health import health_routes
 from holdfast.api.limits import Limits
 from holdfast.connections.open_files import most_connections
 from holdfast.settings import LimitSettings, ListenSettings
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.counters import Refusals
 from inner_app import View
 from statuses import a_status
 

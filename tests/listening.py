@@ -12,9 +12,10 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from counted import counted
 from holdfast import listener
 from holdfast.settings import LimitSettings, ListenSettings
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.counters import Refusals
 
 DEADLINE_SECONDS = 20
 LOCAL = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="critical")
@@ -75,7 +76,7 @@ class Listening:
     @property
     def refused(self) -> dict[str, int]:
         """The reasons that turned something away."""
-        return {reason: count for reason, count in self.refusals.counts.items() if count}
+        return {reason: count for reason, count in counted(self.refusals).items() if count}
 
     @property
     def connections(self) -> int:

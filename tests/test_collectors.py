@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,40 +22,25 @@ from holdfast.records import (
     LOSS_REASONS,
     MEMORY_KINDS,
     REFUSAL_REASONS,
-    LossReason,
     RankStats,
     Status,
 )
 from holdfast.telemetry.collectors import (
     HoldfastCollector,
+    OwnRegistry,
+    RequestCounts,
     last_step_age_seconds,
-    registry_of,
+)
+from holdfast.telemetry.counters import (
+    WAIT_BOUNDS_SECONDS,
+    Outages,
+    Refusals,
+    request_waits,
 )
 from holdfast.telemetry.exposition import format_for, render, vllm_registry
 from holdfast.telemetry.metrics import BY_NAME, METRICS
-from holdfast.telemetry.outages import Outages
-from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import RankCounters, Totals
-from holdfast.telemetry.waits import Waits
 from statuses import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
-
-
-@dataclass
-class Traffic:
-    """What a gate would have counted."""
-
-    in_flight: int = 2
-    held: int = 1
-    waits: Waits = field(default_factory=Waits)
-
-
-@dataclass
-class Calls:
-    """What an engine proxy would have counted."""
-
-    held: int = 0
-    replayed: int = 0
-    lost: Mapping[LossReason, int] = field(default_factory=dict)
 
 
 class Server:
@@ -63,23 +51,24 @@ class Server:
         self.totals = Totals()
         self.outages = Outages()
         self.refusals = Refusals()
-        self.calls: Calls | None = Calls()
+        self.requests = RequestCounts(in_flight=2, held=1)
+        self.waits = request_waits()
         self.restarts_left = 3
         self.lag_seconds = 0.02
         collector = HoldfastCollector(
             lambda: self.status,
             totals=self.totals,
-            traffic=Traffic(),
+            requests=lambda: self.requests,
+            waits=self.waits,
             outages=self.outages,
             refusals=self.refusals,
-            calls=lambda: self.calls,
             restarts_left=lambda: self.restarts_left,
             loop_lag_seconds=lambda: self.lag_seconds,
             broken_key_files=lambda: {"api": True, "admin": False},
             version="0.1.0",
             vllm_version="0.32.0",
         )
-        self.registry = registry_of(collector)
+        self.registry = OwnRegistry(collector)
 
     def value(self, name: str, **labels: str) -> float | None:
         """The sample on the page; None if there is no such series."""
@@ -214,37 +203,44 @@ def test_every_cause_of_death_counts_from_the_beginning() -> None:
     server = Server(a_fresh_status())
     counts = {c: server.value("engine_deaths_total", cause=c) for c in DEATH_CAUSES}
     assert counts == dict.fromkeys(DEATH_CAUSES, 0)
-    server.outages.died("stall")
-    server.outages.died("stall")
-    server.outages.died("core_exit")
+    server.outages.count("stall")
+    server.outages.count("stall")
+    server.outages.count("core_exit")
     counts = {c: server.value("engine_deaths_total", cause=c) for c in DEATH_CAUSES}
     assert counts == {**dict.fromkeys(DEATH_CAUSES, 0), "stall": 2, "core_exit": 1}
 
 
 def test_every_reason_of_a_loss_counts_from_the_beginning() -> None:
-    """Reasons that the proxy has not met yet are 0, not absent."""
+    """Reasons that no request met yet are 0, not absent."""
     server = Server(a_status())
-    server.calls = Calls(lost={"stream_broken": 2})
+    server.requests = RequestCounts(lost={"stream_broken": 2})
     counts = {r: server.value("requests_lost_total", reason=r) for r in LOSS_REASONS}
     assert counts == {**dict.fromkeys(LOSS_REASONS, 0), "stream_broken": 2}
 
 
 def test_what_a_recovery_costs_is_counted() -> None:
-    """Replayed requests, restarts left, and requests held at the gate or behind it."""
+    """Replayed and held requests, and the restarts that are left."""
     server = Server(a_status(State.RECOVERING))
-    server.calls, server.restarts_left = Calls(held=5, replayed=4), 2
-    assert server.value("requests_held") == 1 + 5
+    server.requests, server.restarts_left = RequestCounts(held=6, replayed=4), 2
+    assert server.value("requests_held") == 6
     assert server.value("requests_replayed_total") == 4
     assert server.value("engine_restarts_left") == 2
 
 
-def test_nothing_was_replayed_or_lost_before_vllm_is_loaded() -> None:
-    """The counters begin at 0 in the first second, not with the first engine."""
-    server = Server(a_fresh_status())
-    server.calls = None
-    assert server.value("requests_replayed_total") == 0
-    assert server.value("requests_held") == 1
-    assert server.value("requests_lost_total", reason="stream_broken") == 0
+def test_a_wait_stands_in_each_bucket_that_it_fits_in() -> None:
+    """And in the sum of all."""
+    server = Server(a_status())
+    for seconds in (0.0, 3.0, 1000.0):
+        server.waits.observe(seconds)
+    counts = {
+        bound: server.value("request_wait_seconds_bucket", le=bound)
+        for bound in (*map(str, WAIT_BOUNDS_SECONDS), "+Inf")
+    }
+    assert counts["+Inf"] == 3
+    assert {bound for bound, count in counts.items() if count == 1} == {
+        str(bound) for bound in WAIT_BOUNDS_SECONDS if bound < 3
+    }
+    assert server.value("request_wait_seconds_sum") == 1003.0
 
 
 def test_the_lag_of_the_loop_is_shown() -> None:
@@ -345,22 +341,6 @@ def test_scrapes_and_the_supervisor_may_meet() -> None:
     assert [counters.steps for counters in totals.ranks().values()] == [199] * 4
 
 
-def test_deaths_may_be_counted_in_any_thread() -> None:
-    """No death is lost between threads."""
-    outages = Outages()
-
-    def die() -> None:
-        for _ in range(1000):
-            outages.died("stall")
-
-    threads = [threading.Thread(target=die) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert outages.deaths["stall"] == 4000
-
-
 def test_one_page_holds_both_registries() -> None:
     """Our families and those of another registry stand on the same page."""
     other = CollectorRegistry()
@@ -400,6 +380,33 @@ def test_multi_process_mode_reads_the_directory(
     assert vllm_registry() is not vllm_registry()
     page = render([vllm_registry()])
     assert page == b""
+
+
+def test_multi_process_mode_shows_each_family_once(tmp_path: Path) -> None:
+    """Our counters are in those files too, and on the page with their own help."""
+    program = (
+        "from test_collectors import Server, a_status, render, vllm_registry; "
+        "server = Server(a_status()); server.refusals.count('not_ready'); "
+        "print(render([server.registry, vllm_registry()]).decode())"
+    )
+    page = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    lines = page.splitlines()
+    types = [line for line in lines if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    assert 'holdfast_requests_refused_total{reason="not_ready"} 1.0' in lines
+    help_text = BY_NAME["requests_refused_total"].help
+    assert f"# HELP holdfast_requests_refused_total {help_text}" in lines
 
 
 def test_a_broken_file_of_keys_is_shown_by_its_ring() -> None:

@@ -14,7 +14,7 @@ from certificates_of_tests import certificate
 from holdfast import listener
 from holdfast.errors import AddressInUseError, UsageError
 from holdfast.settings import LimitSettings, ListenSettings
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.counters import Refusals
 
 LOCAL = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="critical")
 

@@ -32,7 +32,7 @@ from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.http_counts import HttpCounts
 from holdfast.api.limits import Limits
-from holdfast.api.metrics import metrics_route
+from holdfast.api.metrics import metrics_route, request_counts
 from holdfast.api.request_log import RequestLog
 from holdfast.engine import processes, variables
 from holdfast.engine.calls import Calls
@@ -49,13 +49,12 @@ from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ListenSettings, Settings, WorkspaceSettings
-from holdfast.telemetry.collectors import HoldfastCollector, registry_of
+from holdfast.telemetry.collectors import HoldfastCollector, OwnRegistry
+from holdfast.telemetry.counters import Outages, Refusals
 from holdfast.telemetry.exposition import vllm_registry
 from holdfast.telemetry.logs import configure_logging, quieten_access_log
 from holdfast.telemetry.loop_lag import LoopLag
-from holdfast.telemetry.outages import Outages
 from holdfast.telemetry.progress import LogProgress, Progress, progress_for
-from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import Totals
 from holdfast.versions import vllm_version
 from holdfast.workspace import learned
@@ -335,17 +334,17 @@ class _Application:
         collector = HoldfastCollector(
             self._supervisor.status,
             totals=self._totals,
-            traffic=self._admission,
+            requests=lambda: request_counts(self._admission, self._calls()),
+            waits=self._admission.waits,
             outages=self._outages,
             refusals=self._refusals,
-            calls=self._calls,
             restarts_left=lambda: self._supervisor.restarts_left,
             loop_lag_seconds=self._loop_lag.lag_seconds,
             broken_key_files=self._keys.broken_files,
             version=__version__,
             vllm_version=vllm_version(),
         )
-        registry = registry_of(collector, self._http_counts.requests)
+        registry = OwnRegistry(collector, self._http_counts.requests)
         self._http_counts.know(self._admin.routes)
         return [
             *health_routes(

@@ -23,8 +23,8 @@ from holdfast.connections.protocol import HttpConnection
 from holdfast.connections.seats import Seat
 from holdfast.errors import AddressInUseError, UsageError
 from holdfast.settings import LimitSettings, ListenSettings
+from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.logs import keep_out_queries
-from holdfast.telemetry.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from holdfast.engine.stat_logger import (
     Queues,
     prometheus_logger,
 )
+from holdfast.telemetry.counters import WAIT_BOUNDS_SECONDS
 from holdfast.telemetry.exposition import render, vllm_registry
-from holdfast.telemetry.waits import BOUNDS_SECONDS
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 CONFIGURATION: dict[str, Any] = {
@@ -385,4 +385,4 @@ def test_multi_process_mode_goes_on_too(tmp_path: Path) -> None:
 
 def test_every_bound_of_a_wait_is_one_for_the_first_token() -> None:
     """So both histograms can be asked at the same bound."""
-    assert set(BOUNDS_SECONDS) <= set(histogram_buckets("time_to_first_token"))
+    assert set(WAIT_BOUNDS_SECONDS) <= set(histogram_buckets("time_to_first_token"))

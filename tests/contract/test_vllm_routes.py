@@ -31,7 +31,7 @@ from holdfast.cli import parse_serve
 from holdfast.engine.frequent import FREQUENT_PATHS
 from holdfast.engine.openai import with_frequent_first
 from holdfast.settings import KeySettings
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.counters import Refusals
 from inner_app import View
 from statuses import a_status
 

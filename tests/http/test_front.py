@@ -16,13 +16,12 @@ from holdfast.api.admission import Admission
 from holdfast.api.front import EngineApp, FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
-from holdfast.api.metrics import metrics_route
+from holdfast.api.metrics import metrics_route, request_counts
 from holdfast.lifecycle.states import State
 from holdfast.records import Status
-from holdfast.telemetry.collectors import HoldfastCollector, registry_of
+from holdfast.telemetry.collectors import HoldfastCollector, OwnRegistry
+from holdfast.telemetry.counters import Outages, Refusals
 from holdfast.telemetry.exposition import Registries
-from holdfast.telemetry.outages import Outages
-from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import Totals
 from inner_app import InnerApp, View
 from statuses import a_fresh_status, a_status
@@ -35,10 +34,10 @@ def _front(
     collector = HoldfastCollector(
         lambda: status,
         totals=Totals(),
-        traffic=admission,
+        requests=lambda: request_counts(admission, None),
+        waits=admission.waits,
         outages=Outages(),
         refusals=Refusals(),
-        calls=lambda: None,
         restarts_left=lambda: 3,
         loop_lag_seconds=lambda: 0.0,
         version="0.1.0",
@@ -46,7 +45,7 @@ def _front(
     )
     vllm = CollectorRegistry()
     Gauge("vllm:num_requests_running", "Running.", registry=vllm).set(1)
-    registries = registries or (registry_of(collector), vllm)
+    registries = registries or (OwnRegistry(collector), vllm)
     routes = [
         *health_routes(lambda: status, queue=lambda: (0, 0)),
         metrics_route(lambda: registries),

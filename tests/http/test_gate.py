@@ -15,6 +15,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from asgi_server import DEADLINE_SECONDS, serving
+from counted import counted
 from holdfast.api.admission import (
     PROBE_HEADER,
     Admission,
@@ -25,7 +26,7 @@ from holdfast.api.gate import Gate
 from holdfast.engine.tracked import REQUEST
 from holdfast.errors import RETRY_AFTER_SECONDS
 from holdfast.lifecycle.states import SERVING, State
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.counters import Refusals
 from inner_app import InnerApp, View
 
 PROBE = "the-word-of-this-start"
@@ -73,7 +74,7 @@ def test_a_suspended_key_is_told_how_long_it_has_to_wait() -> None:
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "1235"
     assert answer.headers["x-should-retry"] == "false"
-    assert gated.refusals.counts["key_suspended"] == 1
+    assert counted(gated.refusals)["key_suspended"] == 1
 
 
 @pytest.mark.parametrize("state", CLOSED_STATES)
@@ -193,7 +194,7 @@ def test_refusals_are_counted_by_reason(state: State, reason: str) -> None:
     """Each request turned away counts once, under why."""
     gated = Gated(View(state))
     _answer(gated, "/v1/whoami")
-    assert {name: count for name, count in gated.refusals.counts.items() if count} == {reason: 1}
+    assert {name: count for name, count in counted(gated.refusals).items() if count} == {reason: 1}
 
 
 def test_the_probe_is_not_counted() -> None:
@@ -210,7 +211,7 @@ def test_the_probe_is_not_counted() -> None:
             gated.inner.released.set()
             gated.view.state = State.STARTING
             await client.get("/v1/whoami", headers=headers)
-            return [running, sum(gated.refusals.counts.values())]
+            return [running, sum(counted(gated.refusals).values())]
 
     assert asyncio.run(ask()) == [0, 0]
 
@@ -315,7 +316,7 @@ def test_a_closed_gate_closes_websockets_with_1013(state: State) -> None:
     """Outside READY a WebSocket is closed with 'try again later', and counted."""
     gated = Gated(View(state))
     assert asyncio.run(_websocket(gated)) == 1013
-    assert sum(gated.refusals.counts.values()) == 1
+    assert sum(counted(gated.refusals).values()) == 1
 
 
 def test_a_request_cut_off_while_it_is_sent_was_never_let_in() -> None:
@@ -409,7 +410,7 @@ def test_a_client_that_leaves_while_held_is_dropped() -> None:
             await gated.until_held(0)
             gated.view.move(State.READY)
         assert not gated.inner.entered.is_set()
-        assert set(gated.refusals.counts.values()) == {0}
+        assert set(counted(gated.refusals).values()) == {0}
 
     asyncio.run(scene())
 

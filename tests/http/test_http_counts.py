@@ -12,6 +12,7 @@ import pytest
 from starlette.routing import Mount, Route
 
 from asgi_server import DEADLINE_SECONDS, serving
+from counted import counted
 from holdfast import listener
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.auth import KeyCheck, Keys
@@ -24,8 +25,8 @@ from holdfast.api.request_log import RequestLog
 from holdfast.engine.places import Places
 from holdfast.lifecycle.states import State
 from holdfast.settings import KeySettings, LimitSettings, OverloadSettings
-from holdfast.telemetry.collectors import registry_of
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.collectors import OwnRegistry
+from holdfast.telemetry.counters import Refusals
 from inner_app import InnerApp, View
 from listening import LOCAL, Wire
 from statuses import a_status
@@ -65,7 +66,7 @@ class Front:
 
     def sample(self, name: str, **labels: str) -> float | None:
         """One sample of the page."""
-        return registry_of(self.counts.requests).get_sample_value(name, labels)
+        return OwnRegistry(self.counts.requests).get_sample_value(name, labels)
 
     @property
     def requests(self) -> Requests:
@@ -83,7 +84,7 @@ class Front:
     async def until_counted(self, requests: int) -> Requests:
         """What is counted once so many requests are: each is after its answer has left."""
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while self.counts.requests.total < requests:  # noqa: ASYNC110 - nobody is told of it
+            while self.requests.total() < requests:  # noqa: ASYNC110 - nobody is told of it
                 await asyncio.sleep(0.001)
         return self.requests
 
@@ -227,4 +228,4 @@ def test_what_a_connection_refuses_is_counted_once() -> None:
         return await front.until_counted(1)
 
     assert asyncio.run(run()) == {("POST", "4xx", "/v1/whoami"): 1}
-    assert front.refusals.counts["body_too_large"] == 1
+    assert counted(front.refusals)["body_too_large"] == 1

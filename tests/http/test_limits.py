@@ -25,6 +25,7 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 
 from asgi_server import DEADLINE_SECONDS, serving
+from counted import counted
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.buffers import FREE_BYTES
 from holdfast.api.engine_answer import SHAPED_BYTES
@@ -33,7 +34,7 @@ from holdfast.api.gate import Gate
 from holdfast.api.limits import LOOK_BYTES, PACE_BYTES, Limits
 from holdfast.engine.tracked import tracked_request
 from holdfast.settings import LimitSettings
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.counters import Refusals
 from inner_app import View
 
 PROBE = "the-word-of-this-start"
@@ -139,7 +140,7 @@ class Limited:
     @property
     def refused(self) -> dict[str, int]:
         """The reasons that turned something away."""
-        return {reason: count for reason, count in self.refusals.counts.items() if count}
+        return {reason: count for reason, count in counted(self.refusals).items() if count}
 
     def asked(self, method: str, path: str, **request: Any) -> httpx.Response:
         """The answer to one request."""

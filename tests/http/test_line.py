@@ -19,6 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from asgi_server import DEADLINE_SECONDS, serving
+from counted import counted
 from fakes import FACTS
 from holdfast.api.admission import Admission
 from holdfast.api.durations import Durations
@@ -31,7 +32,8 @@ from holdfast.engine.tracked import Tracked, tracked_request
 from holdfast.errors import NotReadyError, OverloadedError
 from holdfast.lifecycle.states import State
 from holdfast.settings import OverloadSettings
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.collectors import OwnRegistry
+from holdfast.telemetry.counters import Refusals
 from inner_app import View
 
 # The line itself
@@ -444,19 +446,29 @@ def test_who_waits_is_served_with_the_body_that_was_sent() -> None:
 def test_the_wait_of_who_was_let_in_is_counted() -> None:
     """One that came in at once, one that waited until then, and not the one that was refused."""
 
-    async def scene() -> tuple[int, float, float]:
+    async def scene() -> tuple[float, float, float]:
         shop = Shop(waiting=1)
-        waits = shop.admission.waits
+        page = OwnRegistry(shop.admission.waits)
+
+        def waited() -> tuple[float, float]:
+            """How many, and how long together."""
+            count, seconds = (
+                page.get_sample_value(f"holdfast_request_wait_seconds_{what}") or 0.0
+                for what in ("count", "sum")
+            )
+            return count, seconds
+
         async with shop.serving() as client:
             asking = [ask(client), ask(client)]
             await shop.until_there(inside=1, waiting=1)
             began_seconds = time.monotonic()
             assert (await ask(client)).status_code == 429
-            assert (waits.buckets[-1][1], waits.sum_seconds) == (1, 0.0)
+            assert waited() == (1, 0.0)
             least_seconds = time.monotonic() - began_seconds
             shop.release(2)
             await asyncio.gather(*asking)
-        return waits.buckets[-1][1], least_seconds, waits.sum_seconds
+        count, sum_seconds = waited()
+        return count, least_seconds, sum_seconds
 
     count, least_seconds, sum_seconds = asyncio.run(scene())
     assert count == 2
@@ -550,7 +562,7 @@ def test_who_comes_back_when_no_engine_will_come_is_told_so() -> None:
             shop.elsewhere.set()
             answer = await asking
             await shop.until_there(inside=0, waiting=0)
-        return answer.text, shop.refusals.counts["failed"], len(shop.at_work)
+        return answer.text, counted(shop.refusals)["failed"], len(shop.at_work)
 
     assert asyncio.run(scene()) == ("NotReadyError", 1, 0)
 
@@ -664,7 +676,7 @@ def test_beyond_the_line_is_429() -> None:
             asking = [ask(client), ask(client)]
             await shop.until_there(inside=1, waiting=1)
             refused = await ask(client)
-            assert shop.refusals.counts["overloaded"] == 1
+            assert counted(shop.refusals)["overloaded"] == 1
             shop.release(2)
             assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
         return refused
@@ -785,7 +797,7 @@ def test_a_key_has_so_many_requests_at_a_time() -> None:
             asking = [ask(client, "a"), ask(client, "a")]
             await shop.until_there(inside=1, waiting=1)
             refused = await ask(client, "a")
-            assert shop.refusals.counts["key_concurrency"] == 1
+            assert counted(shop.refusals)["key_concurrency"] == 1
             asking += [ask(client, "b"), ask(client), ask(client), ask(client)]
             await shop.until_there(inside=1, waiting=5)
             shop.release(6)

@@ -29,8 +29,8 @@ from holdfast.api.gate import Gate
 from holdfast.api.request_log import RequestLog
 from holdfast.engine.calls import Calls
 from holdfast.lifecycle.states import State
+from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.logs import JSONLines
-from holdfast.telemetry.refusals import Refusals
 from inner_app import InnerApp, View
 
 Lines = list[dict[str, Any]]

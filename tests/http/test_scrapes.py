@@ -15,8 +15,14 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from asgi_server import DEADLINE_SECONDS
-from holdfast.api.metrics import REST, metrics_route
+from call_bench import Bench, on_the_bench
+from holdfast.api.admission import Admission
+from holdfast.api.metrics import REST, metrics_route, request_counts
+from holdfast.engine.places import Places
+from holdfast.telemetry.collectors import RequestCounts
+from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.exposition import CONTENT_TYPES, format_for
+from inner_app import View
 
 
 class Pages(Collector):
@@ -188,3 +194,28 @@ def test_a_scraper_that_never_pauses_leaves_the_processor_to_others() -> None:
         return (time.monotonic() - began_seconds) / taken_seconds
 
     assert asyncio.run(scene()) >= 1 + REST
+
+
+def test_requests_are_held_at_the_gate_and_behind_it() -> None:
+    """Both are one number: no request is in both lines."""
+
+    async def scene(bench: Bench) -> None:
+        admission = Admission(
+            View(), probe_token="", refusals=Refusals(), places=lambda: Places(1, 1)
+        )
+        tickets = [admission.join("", work="engine") for _ in range(3)]
+        assert request_counts(admission, None) == RequestCounts(in_flight=1, held=2)
+        bench.start().hold()
+        call = bench.call("a prompt")
+        await bench.llm.until_received(1)
+        bench.bury()
+        await bench.until_held(1)
+        assert request_counts(admission, bench.calls).held == 2 + 1
+        bench.start()
+        await call
+        lost = bench.calls.lost
+        assert request_counts(admission, bench.calls) == RequestCounts(1, 2, 1, lost)
+        for ticket in tickets:
+            admission.leave(ticket)
+
+    on_the_bench(scene)

@@ -20,8 +20,7 @@ from holdfast.lifecycle.states import SERVING, State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import RefusalReason
 from holdfast.settings import OverloadSettings
-from holdfast.telemetry.refusals import Refusals
-from holdfast.telemetry.waits import Waits
+from holdfast.telemetry.counters import Refusals, request_waits
 
 PROBE_HEADER = "x-holdfast-probe"
 PROBE_HEADER_BYTES = PROBE_HEADER.encode()
@@ -66,7 +65,7 @@ class Admission:
         self._follower: asyncio.Task[None] | None = None
         self._probe_token = probe_token.encode()
         self._refusals = refusals
-        self.waits = Waits()
+        self.waits = request_waits()
         """How long the requests that were called had waited for it."""
         self._idle = asyncio.Event()
         self._idle.set()

@@ -16,7 +16,7 @@ from holdfast.engine.tracked import tracked_request
 from holdfast.errors import UsageError
 from holdfast.records import RefusalReason
 from holdfast.settings import KeySettings
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.counters import Refusals
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping"})
 """What probes ask for, which have no key: the front door answers all of it itself."""

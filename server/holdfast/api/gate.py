@@ -99,7 +99,7 @@ class Gate:
             if ticket.status == "called":
                 self._admission.begin(ticket)
                 if work == "engine":
-                    self._admission.waits.count(waited_seconds)
+                    self._admission.waits.observe(waited_seconds)
                     tracked.engine_is_done = partial(self._admission.release, ticket)
                 if work == "session":
                     tracked.session = _Session(self._admission, tracked)
@@ -177,7 +177,7 @@ class _Session:
                 await admission.until_settled(ticket)
             if ticket.status != "called":
                 raise _refused(admission, ticket)
-            admission.waits.count(time.monotonic() - began_seconds)
+            admission.waits.observe(time.monotonic() - began_seconds)
             tracked.place = _Place(admission, ticket)
             yield
         finally:

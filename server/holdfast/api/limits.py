@@ -18,7 +18,7 @@ from holdfast.api.replies import SHOULD_RETRY_HEADER, openai_error, unsent
 from holdfast.engine.tracked import REQUEST, tracked_request
 from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError, openai_error_body
 from holdfast.settings import LimitSettings
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.counters import Refusals
 
 PACE_BYTES = 256 * 1024
 """One read of a large body, after which others have their turn."""

@@ -12,6 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from holdfast.api.admission import Admission
+from holdfast.engine.calls import Calls
+from holdfast.telemetry.collectors import RequestCounts
 from holdfast.telemetry.exposition import PageFormat, Registries, format_for, render
 
 REST = 4
@@ -70,3 +73,15 @@ class _Pages:
         finally:
             taken_seconds = time.thread_time() - began_seconds
             self._rests_until_seconds = time.monotonic() + REST * taken_seconds
+
+
+def request_counts(admission: Admission, calls: Calls | None) -> RequestCounts:
+    """Of the gate and, once vLLM is loaded, of the engines behind it."""
+    if calls is None:
+        return RequestCounts(admission.in_flight, admission.held)
+    return RequestCounts(
+        in_flight=admission.in_flight,
+        held=admission.held + calls.held,
+        replayed=calls.replayed,
+        lost=calls.lost,
+    )

@@ -8,7 +8,7 @@ from holdfast.connections.deadlines import Deadlines
 from holdfast.connections.open_files import most_connections, most_over
 from holdfast.connections.seats import Seat, Seats
 from holdfast.settings import LimitSettings
-from holdfast.telemetry.refusals import Refusals
+from holdfast.telemetry.counters import Refusals
 
 Counted = Callable[[str, bytes, int], None]
 """Told the method, the URL and the status of a request that a connection refused by itself."""

@@ -35,7 +35,7 @@ from holdfast.lifecycle.standing import Standing
 from holdfast.lifecycle.states import State
 from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
-from holdfast.telemetry.outages import Outages
+from holdfast.telemetry.counters import Outages
 from holdfast.telemetry.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ class Supervisor:
             if self._last_death is None:
                 raise
             death = Death("start_failure", error.cause)
-            self._outages.died(death.cause)
+            self._outages.count(death.cause)
             return self._fallen(death, Verdict())
 
     async def _has_tried_suspects(self, calls: Calls, fate: Fate) -> bool:
@@ -333,7 +333,7 @@ class Supervisor:
                 self._condemned.cancel()
 
     def _dies(self, engine: Engine, death: Death) -> None:
-        self._outages.died(death.cause)
+        self._outages.count(death.cause)
         # Who waits for it, the probe's own clean-up too, would wait for a deadline of its own.
         engine.give_up()
 

@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from holdfast.lifecycle.states import State
 from holdfast.records import (
@@ -29,52 +24,32 @@ from holdfast.records import (
     RankStats,
     Status,
 )
+from holdfast.telemetry.counters import Outages, Refusals
 from holdfast.telemetry.metrics import BY_NAME
-from holdfast.telemetry.outages import Outages
-from holdfast.telemetry.refusals import Refusals
 from holdfast.telemetry.totals import Totals
-from holdfast.telemetry.waits import Waits
 
 Word = TypeVar("Word", bound=str)
 Samples = Iterable[tuple[tuple[object, ...], float]]
 
 
-class Traffic(Protocol):
-    """What the gate counts."""
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """What is under way, and what the deaths of engines did to requests."""
 
-    @property
-    def in_flight(self) -> int:
-        """Requests let in and not yet answered whole."""
-
-    @property
-    def held(self) -> int:
-        """Requests not let in yet, which wait for a place in the engine or for its next one."""
-
-    @property
-    def waits(self) -> Waits:
-        """How long those that were let in had waited."""
-
-
-class Calls(Protocol):
-    """What the engine proxy counts over all generations. Read from another thread than its own."""
-
-    @property
-    def held(self) -> int:
-        """Calls of requests in flight that wait for the next generation."""
-
-    @property
-    def replayed(self) -> int:
-        """Calls that were sent again to a later generation."""
-
-    @property
-    def lost(self) -> Mapping[LossReason, int]:
-        """Calls that an engine's death cost their answer; a reason that is absent counts as 0."""
+    in_flight: int = 0
+    """Requests admitted and not fully answered yet."""
+    held: int = 0
+    """Requests that wait for a place in the engine, or for its next generation."""
+    replayed: int = 0
+    """Requests that were sent again to a later generation."""
+    lost: Mapping[LossReason, int] = field(default_factory=dict)
+    """Requests that an engine's death cost their answer; an absent reason counts as 0."""
 
 
 class HoldfastCollector(Collector):
     """All families of `telemetry.metrics`. One scrape asks for the status once.
 
-    Everything given is asked in the thread of the scrape. `calls` gives None before vLLM is loaded.
+    Everything given is asked in the thread of the scrape.
     """
 
     def __init__(  # noqa: PLR0913 - everybody who knows a number of the page
@@ -82,10 +57,10 @@ class HoldfastCollector(Collector):
         status: Callable[[], Status],
         *,
         totals: Totals,
-        traffic: Traffic,
+        requests: Callable[[], RequestCounts],
+        waits: Histogram,
         outages: Outages,
         refusals: Refusals,
-        calls: Callable[[], Calls | None],
         restarts_left: Callable[[], int],
         loop_lag_seconds: Callable[[], float],
         broken_key_files: Callable[[], Mapping[str, bool]] = dict,
@@ -94,10 +69,10 @@ class HoldfastCollector(Collector):
     ) -> None:
         self._status = status
         self._totals = totals
-        self._traffic = traffic
+        self._requests = requests
+        self._waits = waits
         self._outages = outages
         self._refusals = refusals
-        self._calls = calls
         self._restarts_left = restarts_left
         self._loop_lag_seconds = loop_lag_seconds
         self._broken_key_files = broken_key_files
@@ -113,26 +88,37 @@ class HoldfastCollector(Collector):
             *_counter_families(self._totals),
             *_probe_families(status.probe),
             *_engine_families(status),
-            _family("engine_deaths_total", _labelled(self._outages.deaths)),
+            *self._outages.counter.collect(),
             _family("engine_restarts_left", [((), self._restarts_left())]),
-            _family("key_file_broken", _labelled(self._broken_key_files())),
+            _family("key_file_broken", _by_word(self._broken_key_files())),
             _family("event_loop_lag_seconds", [((), self._loop_lag_seconds())]),
             _family("last_step_age_seconds", _last_step_age(status.ranks)),
-            _family("requests_in_flight", [((), self._traffic.in_flight)]),
-            *_call_families(self._traffic, self._calls()),
-            _histogram("request_wait_seconds", self._traffic.waits),
-            _family("requests_refused_total", _labelled(self._refusals.counts)),
+            *_request_families(self._requests()),
+            *self._waits.collect(),
+            *self._refusals.counter.collect(),
             _family("build_info", [(self._build, 1)]),
         )
         return (family for family in families if family.samples)
 
 
-def registry_of(*collectors: Collector) -> CollectorRegistry:
-    """A registry of its own, so that vLLM may clear the global one without touching ours."""
-    registry = CollectorRegistry()
-    for collector in collectors:
-        registry.register(collector)
-    return registry
+class OwnRegistry(CollectorRegistry):
+    """Ours, so that vLLM may clear the global one without touching it.
+
+    It leaves out when a series was created: in plain text that would be a family for each of ours.
+    """
+
+    def __init__(self, *collectors: Collector) -> None:
+        super().__init__()
+        for collector in collectors:
+            self.register(collector)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families of all collectors."""
+        for family in super().collect():
+            family.samples = [
+                sample for sample in family.samples if not sample.name.endswith("_created")
+            ]
+            yield family
 
 
 def last_step_age_seconds(ranks: Iterable[RankStats], now_seconds: float) -> float | None:
@@ -151,15 +137,7 @@ def _family(name: str, samples: Samples) -> Metric:
     return family
 
 
-def _histogram(name: str, waits: Waits) -> Metric:
-    metric = BY_NAME[name]
-    family = HistogramMetricFamily(metric.full_name, metric.help)
-    buckets = [(floatToGoString(bound), count) for bound, count in waits.buckets]  # type: ignore[no-untyped-call]  # to text
-    family.add_metric([], buckets=buckets, sum_value=waits.sum_seconds)
-    return family
-
-
-def _labelled(values: Mapping[Word, int]) -> Samples:
+def _by_word(values: Mapping[Word, int]) -> Samples:
     return [((label,), value) for label, value in values.items()]
 
 
@@ -213,8 +191,7 @@ def _counter_families(totals: Totals) -> Iterator[Metric]:
     yield _family(
         "engine_scheduled_tokens_total", [(key, c.scheduled_tokens) for key, c in ranks.items()]
     )
-    runs = totals.probe_runs()
-    yield _family("probe_runs_total", [((result,), count) for result, count in runs.items()])
+    yield _family("probe_runs_total", _by_word(totals.probe_runs()))
 
 
 def _probe_families(probe: ProbeReport | None) -> Iterator[Metric]:
@@ -237,12 +214,13 @@ def _engine_families(status: Status) -> Iterator[Metric]:
         yield _family("engine_start_duration_seconds", [((), engine.last_start_seconds)])
 
 
-def _call_families(traffic: Traffic, calls: Calls | None) -> Iterator[Metric]:
-    lost = calls.lost if calls else {}
-    yield _family("requests_held", [((), traffic.held + (calls.held if calls else 0))])
-    yield _family("requests_replayed_total", [((), calls.replayed if calls else 0)])
+def _request_families(counts: RequestCounts) -> Iterator[Metric]:
+    yield _family("requests_in_flight", [((), counts.in_flight)])
+    yield _family("requests_held", [((), counts.held)])
+    yield _family("requests_replayed_total", [((), counts.replayed)])
     # All reasons from the first scrape on: an alert sees no rise in a series that begins at 1.
-    yield _family("requests_lost_total", [((word,), lost.get(word, 0)) for word in LOSS_REASONS])
+    lost = {reason: counts.lost.get(reason, 0) for reason in LOSS_REASONS}
+    yield _family("requests_lost_total", _by_word(lost))
 
 
 def _last_step_age(ranks: Iterable[RankStats]) -> Samples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry, Metric
@@ -67,11 +68,17 @@ def vllm_registry() -> CollectorRegistry:
 
 
 class _Page(Collector):
-    """Many registries as one, since a page of OpenMetrics has one end."""
+    """Many registries as one, since a page of OpenMetrics has one end.
+
+    Of two families of one name the first is taken: in multi-process mode, ours are among vLLM's.
+    """
 
     def __init__(self, registries: Registries) -> None:
         self._registries = tuple(registries)
 
     def collect(self) -> Iterator[Metric]:
-        for registry in self._registries:
-            yield from registry.collect()
+        names = set[str]()
+        for family in chain.from_iterable(registry.collect() for registry in self._registries):
+            if family.name not in names:
+                names.add(family.name)
+                yield family
