@@ -86,12 +86,10 @@ class StandInLauncher:
     def __init__(self, directory: Path) -> None:
         self.calls = Calls(PlainDialect())
         self._directory = directory
-        self._generation = 0
         self.queues = Queues()
 
-    def next_generation(self) -> tuple[int, Path]:
-        self._generation += 1
-        return self._generation, self._directory / str(self._generation)
+    def directory_of(self, generation: int) -> Path:
+        return self._directory / str(generation)
 
     @asynccontextmanager
     async def running(self, spec: WorkspaceSpec) -> AsyncIterator[StandInEngine]:

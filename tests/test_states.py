@@ -9,9 +9,12 @@ from holdfast.lifecycle.states import (
     HOPELESS,
     SERVING,
     TRANSITIONS,
+    Generation,
+    LifeOutcome,
     State,
     is_allowed,
 )
+from holdfast.records import Death
 
 ENDING = {State.DRAINING, State.FAILED, State.STOPPED}
 
@@ -70,3 +73,25 @@ def test_what_is_derived_from_the_state() -> None:
     """What serves is healthy, and what is hopeless is neither."""
     assert SERVING <= HEALTHY
     assert not HOPELESS & HEALTHY
+
+
+def test_a_generation_keeps_what_it_makes_up_for() -> None:
+    """A learned restart of the first is a start again; that of a later one is still a recovery."""
+    died, learned = LifeOutcome(Death("core_exit", "gone")), LifeOutcome()
+    generations = [Generation()]
+    for outcome in (learned, died, learned):
+        generations.append(generations[-1].after(outcome))
+    assert [one.number for one in generations] == [1, 2, 3, 4]
+    assert [one.replaces for one in generations] == [None, None, died.death, died.death]
+    assert [one.starts_in for one in generations] == [
+        "STARTING",
+        "STARTING",
+        "RECOVERING",
+        "RECOVERING",
+    ]
+
+
+@pytest.mark.parametrize("generation", [Generation(), Generation(2, Death("core_exit", "gone"))])
+def test_a_generation_goes_back_to_where_it_starts(generation: Generation) -> None:
+    """The table allows it from the proof, whose outcome is not known before."""
+    assert is_allowed(State.PROBING, generation.starts_in)

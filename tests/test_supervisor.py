@@ -104,6 +104,10 @@ class ScriptedEngine(Calm):
         """End, as if a process of it had gone."""
         self._death.set_result(death)
 
+    def give_up(self) -> None:
+        super().give_up()
+        self.llm.die()
+
     async def until_dead(self) -> Death:
         return await asyncio.shield(self._death)
 
@@ -171,6 +175,7 @@ class World:
     starting: Callable[[], Awaitable[None]] = at_once
     probing: Callable[[], Awaitable[None]] = at_once
     draining: Callable[[], Awaitable[None]] = at_once
+    stopping: Callable[[], Awaitable[None]] = at_once
     fingerprint: str = "f00d"
     events: list[str] = field(default_factory=list)
     specs: list[WorkspaceSpec] = field(default_factory=list)
@@ -184,9 +189,8 @@ class World:
         await self.loading()
         return self
 
-    def next_generation(self) -> tuple[int, Path]:
-        generation = len(self.specs) + 1
-        return generation, self.directory / str(generation)
+    def directory_of(self, generation: int) -> Path:
+        return self.directory / str(generation)
 
     @asynccontextmanager
     async def running(self, spec: WorkspaceSpec) -> AsyncIterator[ScriptedEngine]:
@@ -199,8 +203,9 @@ class World:
         try:
             yield engine
         finally:
+            await self.stopping()
             self.calls.ended()
-            engine.llm.die()
+            engine.give_up()
             self.events.append(f"engine {spec.generation} stopped")
 
     async def mount(self) -> None:
@@ -609,11 +614,45 @@ def test_a_dead_engine_is_replaced(tmp_path: Path) -> None:
     assert "somebody pulled the plug" in report.last_exit
 
 
+def test_a_call_that_comes_after_the_death_goes_to_the_next_engine(tmp_path: Path) -> None:
+    """While the dead one still stops, which has one owner; it is nobody's suspect."""
+    stopping = Halt()
+    world = World(tmp_path, stopping=stopping)
+    answers: list[list[Output]] = []
+
+    async def act(life: Life) -> None:
+        await _die(life, RAISED)
+        await stopping.entered.wait()
+        asking = asyncio.create_task(_ask(world.calls, "late"))
+        await world.engines[0].llm.until_received(1)
+        stopping.released.set()
+        await life.until(State.READY)
+        answers.append(await asking)
+        life.supervisor.request_stop()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert [len(answer) for answer in answers] == [1]
+    assert [engine.llm.received for engine in world.engines] == [["late"], ["late"]]
+
+
 def test_who_waits_for_a_dead_engine_is_told_at_once(tmp_path: Path) -> None:
-    """Also where no process has ended, as with a stall."""
-    world = World(tmp_path)
-    _revived(world, PLUG_PULLED)
-    assert [engine.is_given_up for engine in world.engines] == [True, False]
+    """Before it is stopped, and also where no process has ended, as with a stall."""
+    stopping = Halt()
+    world = World(tmp_path, stopping=stopping)
+    seen: list[bool] = []
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        seen.append(world.engines[0].is_given_up)
+        world.engines[0].die(PLUG_PULLED)
+        await stopping.entered.wait()
+        seen.append(world.engines[0].is_given_up)
+        stopping.released.set()
+        await stopped_in(State.READY)(life)
+
+    lived(world, act)
+    assert seen == [False, True]
 
 
 def test_a_proof_that_stands_is_not_given_again(tmp_path: Path) -> None:

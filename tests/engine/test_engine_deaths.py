@@ -59,6 +59,7 @@ class Lab:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._model = model
+        self._generation = 0
         self._running = AsyncExitStack()
         self.launcher: Any = None
         self.engine: Any = None
@@ -76,8 +77,9 @@ class Lab:
             return
         if self.launcher is None:
             self.launcher = await asyncio.to_thread(self._configure)
-        generation, directory = self.launcher.next_generation()
-        spec = WorkspaceSpec(str(directory), generation, 0, 0.1, "alongside", None)
+        self._generation += 1
+        directory = self.launcher.directory_of(self._generation)
+        spec = WorkspaceSpec(str(directory), self._generation, 0, 0.1, "alongside", None)
         self.engine = await self._running.enter_async_context(self.launcher.running(spec))
 
     def _configure(self) -> Any:

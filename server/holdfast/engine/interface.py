@@ -140,8 +140,8 @@ class EngineLauncher(Protocol):
     def calls(self) -> Calls:
         """What clients ask of the engine, whichever generation answers."""
 
-    def next_generation(self) -> tuple[int, Path]:
-        """Its number, and the directory that its ranks will write to."""
+    def directory_of(self, generation: int) -> Path:
+        """The directory that the ranks of a generation write to."""
 
     def running(self, spec: WorkspaceSpec) -> AbstractAsyncContextManager[Engine]:
         """While entered, an engine runs, all of whose ranks report; no process is left behind.

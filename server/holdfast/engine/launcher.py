@@ -22,7 +22,6 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import (
-    compat,
     environment,
     exit_codes,
     forkserver,
@@ -93,7 +92,6 @@ class EngineLauncher:
         self._engine_in_use: AsyncEngine | None = None
         self._logger_class = prometheus_logger(self._is_quiet, self.queues)
         self._renderer: Any | None = None
-        self._generation = 0
         self._memory = device_memory(config.parallel_config)
         self._grammars: Grammars = grammars_for(config, grammar_timeout_seconds)
         suspicions = Suspicions(_suspicions_path(learned_directory, fingerprint))
@@ -112,9 +110,8 @@ class EngineLauncher:
         """What clients ask of the engine, whichever generation answers."""
         return self.proxy.calls
 
-    def next_generation(self) -> tuple[int, Path]:
-        self._generation += 1
-        return self._generation, self._runtime_directory / str(self._generation)
+    def directory_of(self, generation: int) -> Path:
+        return self._runtime_directory / str(generation)
 
     @asynccontextmanager
     async def running(self, spec: WorkspaceSpec) -> AsyncIterator[AsyncEngine]:
@@ -163,7 +160,7 @@ class EngineLauncher:
             yield
         finally:
             self.calls.ended()
-            compat.declare_dead(engine.llm)
+            engine.give_up()
             turns.end(UnsentError)
             engine.llm.leave_turns()
             self.proxy.use(None)

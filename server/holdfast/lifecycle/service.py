@@ -30,7 +30,7 @@ from holdfast.lifecycle.orders import (
 from holdfast.lifecycle.proof import Prober, Proof, failure
 from holdfast.lifecycle.standing import Standing
 from holdfast.lifecycle.states import State
-from holdfast.records import SLEEP_TAGS, Death, ProbeReport
+from holdfast.records import SLEEP_TAGS, Death, ProbeReport, SleepTag
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Service:
         proof: Proof,
         prober: Callable[[], Prober],
         open_up: Callable[[], None],
-        condemn: Callable[[Death], None],
+        condemned: asyncio.Future[Death],
         patience_seconds: float,
     ) -> None:
         self._engine = engine
@@ -60,11 +60,10 @@ class Service:
         self._proof = proof
         self._prober = prober
         self._open_up = open_up
-        self._end_engine = condemn
-        self._is_condemned = False
+        self._condemned = condemned
         self._patience_seconds = patience_seconds
         self._proofs: dict[ProvenSuite, tuple[float, ProbeReport]] = {}
-        self._asleep = SLEEP_TAGS - SLEEP_TAGS
+        self._asleep = frozenset[SleepTag]()
         self._running: tuple[Order, asyncio.Task[Any], asyncio.Future[Any]] | None = None
 
     def take(self, order: Order) -> asyncio.Future[Any]:
@@ -237,12 +236,12 @@ class Service:
             raise
 
     def _condemn(self, death: Death) -> None:
-        self._is_condemned = True
-        self._end_engine(death)
+        if not self._condemned.done():
+            self._condemned.set_result(death)
 
     @property
     def _has_died(self) -> bool:
-        return self._fate.done() or self._is_condemned
+        return self._fate.done() or self._condemned.done()
 
     def _require_sleep_mode(self) -> None:
         if not self._engine.facts.has_sleep_mode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from holdfast.lifecycle.states import State, is_allowed
+from holdfast.lifecycle.states import Generation, State, is_allowed
 from holdfast.telemetry.progress import Progress
 
 
@@ -21,6 +21,15 @@ class Standing:
         self.detail = ""
         """What the engine or an operator said of it, which may name paths: not for everyone."""
         self.since_unix_seconds = time.time()
+        self.generation = Generation()
+        """The engine of which all this is said."""
+        self.has_been_ready = False
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether an engine that was lost, or that served, is replaced or proven again."""
+        is_back_soon = self.has_been_ready or self.generation.replaces is not None
+        return self.state is State.RECOVERING or (self.state is State.PROBING and is_back_soon)
 
     async def until_moved(self) -> None:
         """Return when the state has changed."""
@@ -49,6 +58,7 @@ class Standing:
     def _stand(self, state: State, reason: str, detail: str) -> None:
         self.state, self.since_unix_seconds = state, time.time()
         self.reason, self.detail = reason, detail
+        self.has_been_ready = self.has_been_ready or state is State.READY
         self._progress.state_changed(state, f"{reason}: {detail}" if detail else reason)
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()

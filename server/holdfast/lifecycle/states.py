@@ -6,8 +6,11 @@ table. One owner, `holdfast.lifecycle.supervisor`, moves it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+
+from holdfast.records import Death
 
 
 class State(StrEnum):
@@ -29,6 +32,32 @@ class State(StrEnum):
     """Nothing more will come of this process: it is about to end with an error."""
     STOPPED = "STOPPED"
     """The engine is gone and the listener closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One engine of the server, and why it follows the one before."""
+
+    number: int = 1
+    replaces: Death | None = None
+    """The death that it makes up for; None if no engine has died since the last proof."""
+
+    @property
+    def starts_in(self) -> State:
+        """Where the server stands until the proof begins."""
+        return State.STARTING if self.replaces is None else State.RECOVERING
+
+    def after(self, outcome: LifeOutcome) -> Generation:
+        """The one that follows; a learned restart makes up for the same death again."""
+        return Generation(self.number + 1, outcome.death or self.replaces)
+
+
+@dataclass(frozen=True, slots=True)
+class LifeOutcome:
+    """How a generation ended."""
+
+    death: Death | None = None
+    """None if it is to start again with what it needed."""
 
 
 TRANSITIONS: MappingProxyType[State, frozenset[State]] = MappingProxyType(

@@ -32,7 +32,7 @@ from holdfast.lifecycle.proof import Proof, proven
 from holdfast.lifecycle.restarts import BROWNOUT_SECONDS, RestartBudget
 from holdfast.lifecycle.service import Service
 from holdfast.lifecycle.standing import Standing
-from holdfast.lifecycle.states import State
+from holdfast.lifecycle.states import LifeOutcome, State
 from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
 from holdfast.telemetry.counters import Outages
@@ -66,14 +66,12 @@ class Supervisor:
         )
         self._standing = Standing(progress)
         self._report = EngineReport()
-        self._last_death: Death | None = None
         self._engine: Engine | None = None
         self._facts: EngineFacts | None = None
         self._calls: Calls | None = None
         self._last_ranks: tuple[RankStats, ...] = ()
         self._phases: dict[str, float] = {}
         self._proof = Proof(probe, learning, progress, phases=self._phases, counted=with_.probe_ran)
-        self._has_been_ready = False
         self._stop_requested = asyncio.Event()
         self._service: Service | None = None
         self._condemned: asyncio.Future[Death] | None = None
@@ -90,9 +88,8 @@ class Supervisor:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether an engine that served is replaced or proven anew: it is worth to wait for."""
-        is_back_soon = self._has_been_ready or self._last_death is not None
-        return is_back_soon and self.state in {State.RECOVERING, State.PROBING}
+        """Whether an engine that was lost, or that served, is replaced or proven again."""
+        return self._standing.is_recovering
 
     @property
     def eta_seconds(self) -> float | None:
@@ -121,7 +118,7 @@ class Supervisor:
             detail=self._standing.detail,
             since_unix_seconds=self._standing.since_unix_seconds,
             eta_seconds=self.eta_seconds,
-            has_been_ready=self._has_been_ready,
+            has_been_ready=self._standing.has_been_ready,
             engine=self._report,
             probe=self._proof.report,
             ranks=self._engine.ranks(with_steps=False) if self._engine else self._last_ranks,
@@ -148,9 +145,10 @@ class Supervisor:
         Raises:
             ConflictError: the state forbids it. NotReadyError: there is no engine.
         """
-        is_there = self._condemned is not None and not self._condemned.done()
-        if self._service is None and is_there and self.state is not State.DRAINING:
-            self._condemn(Death("requested", reason))
+        condemned = self._condemned
+        is_proving = self._service is None and self.state is not State.DRAINING
+        if is_proving and condemned is not None and not condemned.done():
+            condemned.set_result(Death("requested", reason))
         else:
             self.order(RestartOrder(reason))
 
@@ -200,12 +198,13 @@ class Supervisor:
         self._calls = launcher.calls
         self._learning.open(launcher.fingerprint)
         while True:
-            death = await self._one_life(launcher)
-            if death is None:
-                again = State.STARTING if self._last_death is None else State.RECOVERING
+            outcome = await self._one_life(launcher)
+            self._standing.generation = self._standing.generation.after(outcome)
+            if outcome.death is None:
+                again = self._standing.generation.starts_in
                 self._standing.enter(again, "restarting with a different reservation")
             else:
-                await self._back_off(death)
+                await self._back_off(outcome.death)
 
     async def _back_off(self, death: Death) -> None:
         """Wait before the next start; EngineLostError if there is not to be one."""
@@ -220,39 +219,46 @@ class Supervisor:
         self._forecast.delayed(wait_seconds)
         await asyncio.sleep(wait_seconds)
 
-    async def _one_life(self, launcher: EngineLauncher) -> Death | None:
-        """Start, prove and serve with one generation; how it died, or None to learn from it.
+    async def _one_life(self, launcher: EngineLauncher) -> LifeOutcome:
+        """Start, prove and serve with one generation.
 
         Raises:
             EngineStartError: the first start failed; ProbeFailedError: the proof did.
         """
         try:
-            async with self._running(launcher) as engine, self._fate(engine, launcher) as fate:
+            async with (
+                self._running(launcher) as engine,
+                self._fate(engine, launcher) as (fate, condemned),
+            ):
                 self._standing.enter(State.PROBING, f"running {self._proof.what}")
-                outcome = await self._proof.give(
+                proof = await self._proof.give(
                     engine,
                     self._with.prober(engine),
                     fate,
                     start_seconds=self._report.last_start_seconds or 0.0,
-                    is_first=self._last_death is None,
+                    is_first=self._standing.generation.replaces is None,
                 )
-                if outcome == "again":
-                    return None
-                if outcome == "proven" and await self._has_tried_suspects(launcher.calls, fate):
-                    async with self._served(engine, launcher.calls, fate):
+                if proof == "again":
+                    return LifeOutcome()
+                if proof == "proven" and await self._has_tried_suspects(launcher.calls, fate):
+                    async with self._served(engine, launcher.calls, fate, condemned):
                         await fate
                 return await self._mourn(engine, launcher.calls, await fate)
         except EngineStartError as error:
-            has_unlearned = self._learning.unlearn()
-            if has_unlearned:
-                logger.warning("restarting without what was learned: %s", error.cause)
-            if self._last_death is None and has_unlearned:
-                return None
-            if self._last_death is None:
-                raise
+            return self._unstarted(error)
+
+    def _unstarted(self, error: EngineStartError) -> LifeOutcome:
+        """What follows a start that failed; nothing follows the first, if nothing was learned."""
+        has_unlearned = self._learning.unlearn()
+        if has_unlearned:
+            logger.warning("restarting without what was learned: %s", error.cause)
+        if self._standing.generation.replaces is not None:
             death = Death("start_failure", error.cause)
             self._outages.count(death.cause)
             return self._fallen(death, Verdict())
+        if has_unlearned:
+            return LifeOutcome()
+        raise error
 
     async def _has_tried_suspects(self, calls: Calls, fate: Fate) -> bool:
         """Try who may have ended the last engine, for the time of one start; False if it dies."""
@@ -261,18 +267,19 @@ class Supervisor:
 
     @asynccontextmanager
     async def _running(self, launcher: EngineLauncher) -> AsyncIterator[Engine]:
-        """The next generation of the engine; ended, and learned from, when left."""
-        generation, directory = launcher.next_generation()
+        """A generation of the engine; ended, and learned from, when left."""
+        generation = self._standing.generation
+        directory = launcher.directory_of(generation.number)
         self._report = replace(
             self._report,
-            generation=generation,
+            generation=generation.number,
             starts=self._report.starts + 1,
-            restarts=self._report.restarts + (self._last_death is not None),
+            restarts=self._report.restarts + (generation.replaces is not None),
         )
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             async with watched(directory, self._phases, self._progress):
-                spec = self._learning.spec(generation, directory)
+                spec = self._learning.spec(generation.number, directory)
                 engine = await stack.enter_async_context(launcher.running(spec))
             self._engine, self._facts = engine, engine.facts
             self._report = replace(self._report, last_start_seconds=time.monotonic() - started)
@@ -286,7 +293,9 @@ class Supervisor:
                 self._with.generation_ended(self._last_ranks)
 
     @asynccontextmanager
-    async def _served(self, engine: Engine, calls: Calls, fate: Fate) -> AsyncIterator[None]:
+    async def _served(
+        self, engine: Engine, calls: Calls, fate: Fate, condemned: asyncio.Future[Death]
+    ) -> AsyncIterator[None]:
         """While entered, a proven engine serves, and does what operators ask."""
         self._become_ready(engine, calls)
         self._service = Service(
@@ -297,7 +306,7 @@ class Supervisor:
             proof=self._proof,
             prober=lambda: self._with.prober(engine),
             open_up=lambda: self._become_ready(engine, calls),
-            condemn=self._condemn,
+            condemned=condemned,
             patience_seconds=self._supervision.drain_timeout_seconds,
         )
         try:
@@ -306,14 +315,15 @@ class Supervisor:
             service, self._service = self._service, None
             await service.end()
 
-    def _condemn(self, death: Death) -> None:
-        if self._condemned is not None and not self._condemned.done():
-            self._condemned.set_result(death)
-
     @asynccontextmanager
-    async def _fate(self, engine: Engine, launcher: EngineLauncher) -> AsyncIterator[Fate]:
-        """While entered, a task that ends with the death of the engine, and says why."""
-        self._condemned = asyncio.get_running_loop().create_future()
+    async def _fate(
+        self, engine: Engine, launcher: EngineLauncher
+    ) -> AsyncIterator[tuple[Fate, asyncio.Future[Death]]]:
+        """While entered, a task that ends with the death of the engine, and says why.
+
+        With it comes what decides its death from outside.
+        """
+        self._condemned = condemned = asyncio.get_running_loop().create_future()
         heartbeat = Heartbeat(
             engine,
             launcher.calls,
@@ -324,13 +334,13 @@ class Supervisor:
         async with fate_of(
             engine.until_dead(),
             heartbeat.until_stalled(),
-            _awaited(self._condemned),
+            _awaited(condemned),
             counted=lambda death: self._dies(engine, death),
         ) as fate:
             try:
-                yield fate
+                yield fate, condemned
             finally:
-                self._condemned.cancel()
+                condemned.cancel()
 
     def _dies(self, engine: Engine, death: Death) -> None:
         self._outages.count(death.cause)
@@ -339,45 +349,41 @@ class Supervisor:
 
     def _become_ready(self, engine: Engine, calls: Calls) -> None:
         if self.state is not State.DRAINING:
-            if not self._has_been_ready:
+            if not self._standing.has_been_ready:
                 self._with.became_ready()
-            self._has_been_ready = True
             is_news = self.state is not State.READY
             self._standing.enter(State.READY, proven(self._proof.report))
             if is_news:
                 self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
         self._forecast.ready()
-        self._last_death = None
         calls.opened()
 
-    async def _mourn(self, engine: Engine, calls: Calls, death: Death) -> Death:
+    async def _mourn(self, engine: Engine, calls: Calls, death: Death) -> LifeOutcome:
         """Take in a death while its engine can still be asked for its last words."""
         if words := engine.last_words():
             logger.error("what the engine's processes left behind:\n%s", words)
-        calls.ended()
         verdict = calls.accuse(death)
-        self._fallen(death, verdict)
+        outcome = self._fallen(death, verdict)
         if verdict.explained:
             await asyncio.to_thread(calls.save)
-        return death
+        return outcome
 
-    def _fallen(self, death: Death, verdict: Verdict) -> Death:
+    def _fallen(self, death: Death, verdict: Verdict) -> LifeOutcome:
         logger.error("the engine died: %s", death)
         self._restarts.died(death, verdict)
-        self._last_death = death
         if death.cause == "workspace_rejection":
             self._proof.doubt()
         self._report = replace(self._report, last_exit=str(death))
         self._forecast.began("recovery", guess_seconds=self._report.last_start_seconds)
         self._standing.enter(State.RECOVERING, f"the engine died: {death.cause}", death.reason)
-        return death
+        return LifeOutcome(death)
 
     async def _drain(self, living: asyncio.Task[None]) -> None:
         """Let what is in flight finish, also over the death of an engine."""
         self._standing.move(State.DRAINING, "asked to stop")
         if self._service is not None:
             self._service.drain()
-        if not self._has_been_ready:
+        if not self._standing.has_been_ready:
             return
         idling = asyncio.create_task(self._with.until_idle(), name="until idle")
         try:
