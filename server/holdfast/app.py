@@ -272,7 +272,7 @@ class _Application:
             version=__version__,
             has_keys=not self._keys.api.is_empty,
             others=(self._admin.openapi(),),
-            root_path=listen.root_path.rstrip("/"),
+            root_path=listen.root_path,
         )
 
     def _calls(self) -> Calls | None:

@@ -211,7 +211,7 @@ def _listen_settings(
         ssl_cert_reqs=namespace.ssl_cert_reqs,
         ssl_ciphers=namespace.ssl_ciphers,
         is_tls_refreshed=bool(namespace.enable_ssl_refresh),
-        root_path=namespace.root_path,
+        root_path=namespace.root_path.rstrip("/"),
         uvicorn_log_level=namespace.uvicorn_log_level,
         log_level=namespace.log_level,
         has_access_log=not namespace.disable_uvicorn_access_log,

@@ -141,7 +141,7 @@ def own_client(
     )
     host = "localhost" if settings.uds else _reachable(sock)
     return httpx.AsyncClient(
-        base_url=f"{_scheme(settings)}://{host}{settings.root_path.rstrip('/')}",
+        base_url=f"{_scheme(settings)}://{host}{settings.root_path}",
         transport=transport,
         headers=headers,
         timeout=None,  # noqa: S113 - the probe has one deadline over everything

@@ -100,9 +100,10 @@ def test_whole_flags_are_understood_alike() -> None:
     from holdfast.engine.arguments import parse
 
     given = ("model", "--port=9000", "--probe-timeout=5", "--host=::1", "--api-key", "a", "b")
-    settings = parse_serve([*given, "--uds=/x", "--log-level=DEBUG", "--root-path=/v"], {})
+    settings = parse_serve([*given, "--uds=/x", "--log-level=DEBUG", "--root-path=/v/"], {})
     namespace = parse(settings)
     assert (namespace.model, namespace.port) == ("model", settings.listen.port)
+    assert namespace.root_path == settings.listen.root_path == "/v"
     assert namespace.shutdown_timeout == 45
 
 

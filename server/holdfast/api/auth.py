@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.api.keyring import Keyring
-from holdfast.api.paths import own_path
+from holdfast.api.paths import route_path
 from holdfast.api.replies import close_websocket, openai_error
 from holdfast.api.work import is_for_operators
 from holdfast.engine.tracked import tracked_request
@@ -117,7 +117,7 @@ class KeyCheck:
         self._keys = keys
         self._refusals = refusals
         self._is_probe = is_probe
-        self._root_path = root_path.rstrip("/")
+        self._root_path = root_path
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Let through, or answer 401, 403 or 404 (close a WebSocket with 1008)."""
@@ -138,7 +138,7 @@ class KeyCheck:
             await refusal.response(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> _Refusal | None:
-        path = own_path(scope, self._root_path)
+        path = route_path(scope["path"], self._root_path)
         is_admin = path == ADMIN_PATH or path.startswith(f"{ADMIN_PATH}/")
         if is_admin or is_for_operators(path):
             return self._admin_refusal(scope)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.api.paths import own_path
+from holdfast.api.paths import route_path
 from holdfast.api.replies import openai_error
 from holdfast.engine.tracked import tracked_request
 
@@ -52,7 +52,7 @@ class FrontDoor:
     ) -> None:
         self._routes = tuple(routes)
         self._beginnings = frozenset(map(_beginning, map(attrgetter("path"), self._routes)))
-        self._root_path = root_path.rstrip("/")
+        self._root_path = root_path
         self._behind = behind
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -70,7 +70,7 @@ class FrontDoor:
     def _own(self, scope: Scope) -> tuple[BaseRoute | None, Match, Scope]:
         """Our route for a request, how it matches, and the scope for it."""
         if scope["type"] == "http":
-            path = own_path(scope, self._root_path)
+            path = route_path(scope["path"], self._root_path)
             # Nearly every request is for what is behind.
             if _beginning(path) in self._beginnings:
                 ours = {**scope, "path": path, "root_path": ""}

@@ -56,7 +56,7 @@ class Gate:
         self._app = app
         self._admission = admission
         self._suspended_seconds = suspended_seconds
-        self._root_path = root_path.rstrip("/")
+        self._root_path = root_path
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Let in, hold until it may go on, or answer 429 or 503 (close a WebSocket with 1013)."""

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from starlette.routing import BaseRoute
 from starlette.types import Scope
 
-from holdfast.api.paths import own_path
+from holdfast.api.paths import route_path
 from holdfast.engine.frequent import FREQUENT_PATHS
 from holdfast.telemetry.http_requests import HttpRequests
 
@@ -36,7 +36,7 @@ class HttpCounts:
     def __init__(self, *, root_path: str = "") -> None:
         self.requests = HttpRequests()
         """What was counted."""
-        self._root_path = root_path.rstrip("/")
+        self._root_path = root_path
         # Of vLLM's routes, which come when it is loaded, these are asked for and refused before.
         self._plain = set(FREQUENT_PATHS)
         self._open: list[tuple[re.Pattern[str], str]] = []
@@ -61,7 +61,7 @@ class HttpCounts:
         sent_bytes: int = 0,
     ) -> None:
         """Count one request that is over."""
-        handler = self._handler(own_path(scope, self._root_path))
+        handler = self._handler(route_path(scope["path"], self._root_path))
         if handler not in UNCOUNTED_PATHS:
             self.requests.count(
                 _method(scope["method"]),

@@ -12,6 +12,8 @@ from typing import Literal
 
 from starlette.types import Scope
 
+from holdfast.api.paths import below_root
+
 Work = Literal["engine", "rendering", "session", "none"]
 
 RENDERINGS = 4
@@ -84,14 +86,14 @@ def work_of(scope: Scope, root_path: str = "") -> Work:
         return "session"
     if scope["method"] in _READING_METHODS:
         return "none"
-    path: str = scope["path"].removeprefix(scope.get("root_path", "") or root_path)
+    path = below_root(scope["path"], root_path)
     if path in _RENDERING_PATHS:
         return "rendering"
     return "none" if is_for_operators(path) or _CANCELLATION.fullmatch(path) else "engine"
 
 
 def is_for_operators(path: str) -> bool:
-    """Whether vLLM would take a path, as `own_path` has it, for a route for operators."""
+    """Whether vLLM would take a path, as `route_path` has it, for a route for operators."""
     # Starlette's routes end before a line feed, too.
     path = path.removesuffix("\n")
     return path in OPERATOR_PATHS or bool(_ADAPTER.fullmatch(path))

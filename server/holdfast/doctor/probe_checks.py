@@ -61,7 +61,7 @@ def _of_probe(deployment: Deployment, role: ProbeRole, probe: Probe, settings: S
 
 
 def _route(probe: Probe, root_path: str = "") -> str:
-    return route_path(probe.path.partition("?")[0], root_path.rstrip("/"))
+    return route_path(probe.path.partition("?")[0], root_path)
 
 
 def _unreachable(

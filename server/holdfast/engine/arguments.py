@@ -52,6 +52,8 @@ def parse(settings: Settings) -> argparse.Namespace:
     compat.cli_env_setup()
     with usage_errors():
         namespace: argparse.Namespace = _parser().parse_args(list(settings.vllm_arguments))
+    if namespace.root_path:  # vLLM finds no route below one that ends in a slash
+        namespace.root_path = namespace.root_path.rstrip("/")
     refusals.refuse_unsupported(namespace, os.environ)
     _refuse_abbreviations(namespace, settings)
     _forget_keys(namespace)

@@ -62,6 +62,7 @@ class ListenSettings:
     ssl_ciphers: str | None = None
     is_tls_refreshed: bool = False
     root_path: str = ""
+    """Ends in no slash."""
     uvicorn_log_level: str = "info"
     has_access_log: bool = True
     unlogged_paths: tuple[str, ...] = ()
