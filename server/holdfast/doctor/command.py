@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.doctor import checks, manifest_checks
 from holdfast.doctor.deployments import Deployment
-from holdfast.doctor.findings import Finding, as_json, as_lines, failure, has_failed
+from holdfast.doctor.findings import Finding, HazardName, as_json, as_lines, failure, has_failed
 from holdfast.doctor.front_checks import check_front, key_files, refused_keys
 from holdfast.doctor.layout import Layout, read_layout
 from holdfast.doctor.machine import read_machine
@@ -17,11 +18,12 @@ from holdfast.doctor.manifests import read_deployments
 from holdfast.doctor.media import check_media
 from holdfast.doctor.words import seen_arguments
 from holdfast.engine.refusals import REFUSED_VARIABLES, refuse_model
-from holdfast.errors import ExitCode, HoldfastError, UsageError
+from holdfast.errors import ExitCode, HoldfastError
 from holdfast.settings import Settings
 from holdfast.settings.parser import Parser, command_parser
 from holdfast.workspace.learned import default_directory
 
+Read = TypeVar("Read")
 ReadSettings = Callable[[Sequence[str], Mapping[str, str]], Settings]
 """Reads a command line of `serve`, which may name no model here."""
 _EPILOG = """\
@@ -83,47 +85,15 @@ def _own_findings(
 ) -> Iterator[Finding]:
     settings, refusals = _settings(arguments, environment, read_settings)
     yield from refusals
-    yield from _model_findings(arguments, settings)
+    if arguments and not arguments[0].startswith("-"):
+        is_demo = settings.is_demo
+        yield from _tried(lambda: refuse_model(arguments[0], is_demo=is_demo), None, "model")[1]
     if not refusals:
         yield from check_front(settings, datetime.now(UTC))
-    expanded = _expanded(arguments, expand)
+    # Reading the settings has met what stands in the way of this, too.
+    expanded, _ = _tried(lambda: expand(arguments), arguments)
     yield from check_media(expanded, environment)
-    yield from _machine_findings(settings, environment, expanded)
-
-
-def _settings(
-    arguments: Sequence[str], environment: Mapping[str, str], read_settings: ReadSettings
-) -> tuple[Settings, list[Finding]]:
-    """The settings, or the defaults and why those that were given are refused."""
-    # Those that are refused have findings of their own.
-    others = {name: environment[name] for name in environment if name not in REFUSED_VARIABLES}
-    try:
-        return read_settings(arguments, others), []
-    except HoldfastError as error:
-        return Settings(), [failure("command-line", error.cause, error.remedy)]
-
-
-def _expanded(
-    arguments: Sequence[str], expand: Callable[[Sequence[str]], list[str]]
-) -> Sequence[str]:
-    try:
-        return expand(arguments)
-    except HoldfastError:  # reading the settings has met it too
-        return arguments
-
-
-def _model_findings(arguments: Sequence[str], settings: Settings) -> Iterator[Finding]:
-    if arguments and not arguments[0].startswith("-"):
-        try:
-            refuse_model(arguments[0], is_demo=settings.is_demo)
-        except HoldfastError as error:
-            yield failure("model", error.cause, error.remedy)
-
-
-def _machine_findings(
-    settings: Settings, environment: Mapping[str, str], arguments: Sequence[str]
-) -> Iterator[Finding]:
-    layout, refusals = _layout(arguments)
+    layout, refusals = _tried(lambda: read_layout(expanded), Layout())
     yield from refusals
     given = settings.workspace.learned_directory
     machine = read_machine(environment, default_directory() if given == "default" else given)
@@ -131,12 +101,22 @@ def _machine_findings(
     yield from checks.check_machine(machine, layout)
 
 
-def _layout(arguments: Sequence[str]) -> tuple[Layout, list[Finding]]:
-    """The layout, or the default one and why the one that was given is refused."""
+def _settings(
+    arguments: Sequence[str], environment: Mapping[str, str], read_settings: ReadSettings
+) -> tuple[Settings, list[Finding]]:
+    # Those that are refused have findings of their own.
+    others = {name: environment[name] for name in environment if name not in REFUSED_VARIABLES}
+    return _tried(lambda: read_settings(arguments, others), Settings())
+
+
+def _tried(
+    read: Callable[[], Read], default: Read, name: HazardName = "command-line"
+) -> tuple[Read, list[Finding]]:
+    """What is read, or the default and why it is refused."""
     try:
-        return read_layout(arguments), []
-    except UsageError as error:
-        return Layout(), [failure("command-line", error.cause, error.remedy)]
+        return read(), []
+    except HoldfastError as error:
+        return default, [failure(name, error.cause, error.remedy)]
 
 
 def _deployment_findings(
@@ -144,9 +124,12 @@ def _deployment_findings(
     expand: Callable[[Sequence[str]], list[str]],
     read_settings: ReadSettings,
 ) -> Iterator[Finding]:
-    arguments = expand(_without_config(seen_arguments(deployment.arguments)))
+    # That file is in the container, and not here.
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", nargs="?")
+    arguments = expand(parser.parse_known_args(seen_arguments(deployment.arguments))[1])
     settings, refusals = _settings(arguments, deployment.settings_environment, read_settings)
-    layout, other_refusals = _layout(arguments)
+    layout, other_refusals = _tried(lambda: read_layout(arguments), Layout())
     if deployment.is_ours and not deployment.problem:
         refusals += [*other_refusals, *_key_findings(deployment, settings)]
         for finding in refusals:
@@ -159,15 +142,3 @@ def _key_findings(deployment: Deployment, settings: Settings) -> Iterator[Findin
     is_written = deployment.is_settled and not deployment.may_have("VLLM_API_KEY")
     if is_written and not key_files(settings) and (refusal := refused_keys(settings)):
         yield refusal
-
-
-def _without_config(arguments: Sequence[str]) -> list[str]:
-    """The arguments without the file that is in the container and not here."""
-    kept: list[str] = []
-    is_value = False
-    for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        if name != "--config" and not is_value:
-            kept.append(argument)
-        is_value = name == "--config" and not equals
-    return kept
