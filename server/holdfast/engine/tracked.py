@@ -1,7 +1,7 @@
 """What becomes of one HTTP request: known to the front door and to the calls it makes.
 
 vLLM's OpenAI layer stands between the two and passes nothing on, so that the record travels with
-the context of the task.
+the context of the task. `Place` and `Session` are the gate's, which this layer must not import.
 """
 
 from __future__ import annotations
