@@ -5,10 +5,10 @@ MAKEFLAGS += --no-print-directory
 bin := .venv/bin
 export PYTHON
 
-.PHONY: help setup demo test test-fast soak ops-tools ops-test lint check-format check-lint check-types format reference gpu-check bench clean
+.PHONY: help setup demo test test-fast test-v2 soak ops-tools ops-test lint check-format check-lint check-types format reference gpu-check bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: ## make .venv from requirements/ (about 4 GB), or do nothing if it is up to date
 	@scripts/setup
@@ -21,6 +21,9 @@ test: setup ## run all tests; ARGS="-k words" adds flags
 
 test-fast: setup ## run the tests that start no engine
 	@exec $(bin)/pytest -n 3 --no-loadscope-reorder -m "not engine" $(ARGS)
+
+test-v2: setup ## run the tests of engines on vLLM's V2 model runner, the default on GPUs
+	@exec $(bin)/python tests/second_runner.py -n 3 --no-loadscope-reorder tests/engine $(ARGS)
 
 soak: setup ## run the long proofs (hours): random requests, killed writers
 	@exec $(bin)/pytest soak $(ARGS)

@@ -46,11 +46,7 @@ def numbers() -> list[int]:
 
 
 def main() -> None:
-    """Launch both, in a mended interpreter if asked to."""
-    if "mended" in sys.argv[1:]:
-        from interpreted_triton import mends
-
-        mends.install()
+    """Launch both."""
     done = {}
     for launch in (bits, numbers):
         try:

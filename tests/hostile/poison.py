@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.worker.gpu.sample import logits_processor as of_second_runner
 
 STALL_SECONDS = 600
 
@@ -37,24 +38,39 @@ def end(how: str) -> None:
     signal.raise_signal(number)
 
 
-class Poison(LogitsProcessor):  # type: ignore[misc]  # vLLM is Any to us
-    """Ends its worker when a request with `end_by` among its `vllm_xargs` is to be sampled."""
+class Poison(LogitsProcessor, of_second_runner.LogitsProcessor):  # type: ignore[misc]  # vLLM is Any to us
+    """Ends its worker when a request with `end_by` among its `vllm_xargs` is to be sampled.
+
+    The V1 model runner says which requests are in its batch, V2 in which places of it they are.
+    """
 
     def __init__(self, *_: Any) -> None:
         self._endings: list[str] = []
+        self._by_place: dict[int, str] = {}
 
     def is_argmax_invariant(self) -> bool:
         """It would not be called for greedy requests if it were."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Learn of the requests that came."""
+        """Learn of the requests that came to V1."""
         added = batch_update.added if batch_update else ()
-        said = ((parameters.extra_args or {}).get("end_by") for _, parameters, *_ in added)
-        self._endings = [ending for ending in said if ending]
+        self._endings = [_ending(parameters) for _, parameters, *_ in added]
 
-    def apply(self, logits: Any) -> Any:
-        """Leave the logits as they are, if this returns."""
-        for ending in self._endings:
+    def add_request(self, place: int, parameters: Any) -> bool:
+        """Learn of a request that came to V2, and that its logits are to pass through here."""
+        self._by_place[place] = _ending(parameters)
+        return True
+
+    def apply(self, logits: Any, batch: Any = None) -> Any:
+        """Leave the logits as they are, if this returns; V2 says of what `batch`."""
+        endings = self._endings
+        if batch is not None:
+            endings = [self._by_place[int(place)] for place in batch.idx_mapping_np]
+        for ending in filter(None, endings):
             end(ending)
         return logits
+
+
+def _ending(parameters: Any) -> str:
+    return str((parameters.extra_args or {}).get("end_by") or "")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 from .compiler import refuse
+from .mending import MendedImport
+
+# Triton imports its backends before the interpreter, which is made for the first kernel.
+sys.meta_path.insert(0, MendedImport())
 
 
 class Driver(DriverBase):  # type: ignore[misc]  # Triton is untyped

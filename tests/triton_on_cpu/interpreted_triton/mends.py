@@ -1,7 +1,4 @@
-"""What Triton's interpreter (3.9) lacks of what compiled kernels may do, and vLLM's do.
-
-`install` is a plug-in of vLLM's, so that it has run in each process before a kernel does.
-"""
+"""What Triton's interpreter (3.9) lacks of what compiled kernels may do, and vLLM's do."""
 
 from __future__ import annotations
 
