@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from holdfast import __version__
 from holdfast.early_signals import end_until_serving
 from holdfast.engine import plan_flags, refusals, variables
 from holdfast.errors import ExitCode, HoldfastError, UsageError
-from holdfast.settings import ListenSettings, Settings, add_flags, flags, read_groups, values
+from holdfast.settings import ListenSettings, Settings, add_flags, read_groups, values
+from holdfast.settings.config_file import with_file, with_two_token_config
 from holdfast.settings.parser import Parser, command_parser
-from holdfast.settings.yaml_file import read_yaml
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 _DESCRIPTION = "An OpenAI-compatible server around vLLM whose green light is true."
@@ -93,8 +91,8 @@ def parse_serve(
             cannot be done.
         PluginMissingError: VLLM_PLUGINS leaves Holdfast out.
     """
-    given = _with_two_token_config(arguments)
-    namespace, others = _serve_parser().parse_known_args(_with_file(given))
+    given = with_two_token_config(arguments)
+    namespace, others = _serve_parser().parse_known_args(with_file(given))
     refusals.refuse_mistyped(others)
     refusals.refuse_environment(environment, is_demo=namespace.demo)
     refusals.refuse_unsupported(namespace, environment)
@@ -254,79 +252,6 @@ def _api_keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
         raise UsageError(f"{source}: {error}.", remedy="correct it, or leave it out.") from None
 
 
-def _with_two_token_config(arguments: Sequence[str]) -> list[str]:
-    # vLLM accepts `--config=FILE` and silently ignores the file.
-    split = (
-        ("--config", argument.removeprefix("--config="))
-        if argument.startswith("--config=")
-        else (argument,)
-        for argument in arguments
-    )
-    return [token for tokens in split for token in tokens]
-
-
-def _with_file(given: Sequence[str]) -> list[str]:
-    """The flags of the `--config` file, then those of the command line, normalised."""
-    return _normalised([*_file_arguments(given), *given])
-
-
-def _normalised(arguments: Sequence[str]) -> list[str]:
-    """Underscores in flag names are dashes, as in vLLM's parser."""
-    return [
-        re.sub(r"^--[^=.]+", lambda name: name[0].replace("_", "-"), argument)
-        for argument in arguments
-    ]
-
-
-def _file_arguments(arguments: Sequence[str]) -> list[str]:
-    """The flags in the `--config` file, so that those given on the command line come later."""
-    if "--config" not in arguments:
-        return []
-    position = arguments.index("--config") + 1
-    if position == len(arguments):
-        raise UsageError("--config: expected one argument.", remedy="name a YAML file.")
-    if arguments.count("--config") > 1:
-        raise UsageError("--config: given more than once.", remedy="name one YAML file.")
-    path = Path(arguments[position])
-    return [
-        token
-        for name, value in _read_mapping(path).items()
-        for token in _flag_of_file(path, name, value)
-    ]
-
-
-def _flag_of_file(path: Path, name: str, value: Any) -> list[str]:
-    flag = f"--{name}"
-    if isinstance(value, list):
-        return [flag, *map(str, value)] if value else []
-    if value is True:
-        return [flag]
-    if value is False or value is None:
-        if flag.replace("_", "-") in {ours.name for ours in flags() if not ours.is_switch}:
-            # YAML reads `off` and `no` as false; vLLM would drop the one and read "None" as a name.
-            raise UsageError(
-                f"--config: {path}: {name}: YAML read this as {value}.",
-                remedy=f'quote it, for example {name}: "off".',
-            )
-        return []
-    return [f"{flag}={value}"]
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    if path.suffix not in {".yaml", ".yml"}:
-        raise UsageError(
-            f"--config: {path} must end in .yaml or .yml.",
-            remedy="rename the file, or name another one.",
-        )
-    match read_yaml("--config", path):
-        case [dict(content)]:
-            return {str(name): value for name, value in content.items()}
-    raise UsageError(
-        f"--config: {path} must contain a mapping of flags to values.",
-        remedy="write `flag: value` lines.",
-    )
-
-
 def _print_vllm_help(arguments: list[str]) -> int:
     refusals.refuse_missing_vllm()
     from holdfast.engine.arguments import print_help  # noqa: PLC0415 - imports vLLM
@@ -353,7 +278,7 @@ def _print_findings(arguments: list[str]) -> int:
     return print_findings(
         arguments,
         os.environ,
-        expand=lambda given: _with_file(_with_two_token_config(given)),
+        expand=lambda given: with_file(with_two_token_config(given)),
         read_settings=partial(parse_serve, needs_model=False),
     )
 

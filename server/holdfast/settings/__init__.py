@@ -1,7 +1,8 @@
 """Everything that can be set: parsed once, frozen, grouped by owner.
 
-`groups` has our flags, `values` what their text may be, `flag` what a flag is, `parser` the parser
-of a command, `yaml_file` a file that a flag names. Sizes are bytes, times are seconds.
+`groups` and `limits` have our flags, `values` what their text may be, `flag` what a flag is,
+`parser` the parser of a command, `config_file` the flags in a file, `yaml_file` a file that a flag
+names. Sizes are bytes, times are seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from holdfast.settings.flag import Flag
 from holdfast.settings.groups import (
     KeySettings,
     LearnedRestart,
-    LimitSettings,
     LogFormat,
     LogSettings,
     OverloadSettings,
@@ -25,6 +25,7 @@ from holdfast.settings.groups import (
     SupervisionSettings,
     WorkspaceSettings,
 )
+from holdfast.settings.limits import LimitSettings
 
 __all__ = [
     "GROUPS",
