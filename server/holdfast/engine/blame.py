@@ -26,8 +26,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.engine.call import Call, Dialect
+from holdfast.engine.losses import quarantine_error, suspected_error
 from holdfast.engine.suspicions import Suspicions
-from holdfast.errors import HoldfastError, QuarantinedError, SuspectedError
+from holdfast.errors import HoldfastError
 from holdfast.records import Death, Suspect
 
 logger = logging.getLogger("holdfast.engine")
@@ -228,14 +229,14 @@ class Blame:
 
     def _blame_alone(self, death: Death, call: Call) -> None:
         if not death.is_accusing:
-            self._refuse(call, _suspected())
+            self._refuse(call, suspected_error())
         elif self._is_suspected(call):
             self._convict(call, deaths=1)
         else:
             logger.error("request %s is not retried: an engine died of it", call.request_id)
             self.suspicions.suspect(self._digest(call), call.tracked.key)
             self._charge(call, deaths=1)
-            self._refuse(call, _suspected())
+            self._refuse(call, suspected_error())
 
     def _judge_trial(self, death: Death, tried: list[Call], inquiry: _Inquiry) -> Verdict:
         inquiry.engines_left -= 1
@@ -266,7 +267,7 @@ class Blame:
                 "request %s is not retried: there was no time or engine left to try it alone",
                 call.request_id,
             )
-            self._refuse(call, _suspected())
+            self._refuse(call, suspected_error())
 
     def _refuse(self, call: Call, error: HoldfastError) -> None:
         call.refusal = error
@@ -326,16 +327,3 @@ class Blame:
     def _forget_prompt(self) -> None:
         _, call = self._triable.popleft()
         call.forget_prompt()
-
-
-def quarantine_error() -> QuarantinedError:
-    """What a quarantined request is answered."""
-    return QuarantinedError(
-        "Requests like this one have ended the engine, so this one is not tried again."
-    )
-
-
-def _suspected() -> SuspectedError:
-    return SuspectedError(
-        "The engine died while it worked on this request, which may have caused it."
-    )

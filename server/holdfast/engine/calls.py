@@ -14,21 +14,19 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
-from types import MappingProxyType
 from typing import Any
 
-from holdfast.engine.blame import Blame, Verdict, quarantine_error
+from holdfast.engine.blame import Blame, Verdict
 from holdfast.engine.call import Call, Dialect, Method
+from holdfast.engine.engine_load import EngineLoad, wake
+from holdfast.engine.losses import Losses, loss_of, lost_error, quarantine_error
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.tracked import tracked_request
 from holdfast.errors import (
     HoldfastError,
-    NotReadyError,
-    QuarantinedError,
     RequestLostError,
-    SuspectedError,
 )
-from holdfast.records import LOSS_REASONS, Death, LossReason
+from holdfast.records import Death, LossReason
 
 Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
 
@@ -46,30 +44,24 @@ class Calls:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dialect = dialect
-        self._clock = clock
         self._calls: dict[Call, None] = {}  # in the order in which they came
+        self._load = EngineLoad(clock)
         self._llm: Any | None = None
         self._generation = 0
         self._is_open = False
         self._end: tuple[HoldfastError, LossReason] | None = None
-        self._in_engine = 0
-        self._owed = 0
         self._suspicions = suspicions or Suspicions()
         self._blame = Blame(
             dialect,
             self._suspicions,
             in_step=lambda: self.in_step(),  # noqa: PLW0108 - it is set later
-            refused=_wake,
+            refused=wake,
             clock=clock,
         )
         self._digesting = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digests")
-        self._lost: dict[LossReason, int] = dict.fromkeys(LOSS_REASONS, 0)
-        self.held = 0
-        """Calls that wait for an engine."""
+        self._losses = Losses(dialect)
         self.replayed = 0
         """Calls that were given to another generation than the first."""
-        self.busy_since_seconds: float | None = None
-        """Since when the engine has owed somebody an output; None while it owes nobody one."""
         self.is_paused = False
         """Whether somebody told the engine not to schedule, or to sleep."""
         self.gave_up: Callable[[], None] = lambda: None
@@ -82,12 +74,22 @@ class Calls:
     @property
     def lost(self) -> Mapping[LossReason, int]:
         """Calls that the death of an engine ended, by reason."""
-        return MappingProxyType(self._lost)
+        return self._losses.counts
+
+    @property
+    def held(self) -> int:
+        """Calls that wait for an engine."""
+        return self._load.held
 
     @property
     def in_engine(self) -> int:
         """Calls that the engine has."""
-        return self._in_engine
+        return self._load.in_engine
+
+    @property
+    def busy_since_seconds(self) -> float | None:
+        """Since when the engine has owed somebody an output; None while it owes nobody one."""
+        return self._load.busy_since_seconds
 
     @property
     def begun(self) -> int:
@@ -171,7 +173,7 @@ class Calls:
             is_streamed=self._dialect.is_streamed(arguments),
         )
         if self._blame.is_quarantined(call):
-            raise self._lift(call, quarantine_error(), "quarantined")
+            raise self._losses.lifted(call, quarantine_error(), "quarantined")
         return self._outputs(call)
 
     async def _outputs(self, call: Call) -> AsyncIterator[Any]:
@@ -179,7 +181,7 @@ class Calls:
             while True:
                 llm = await self._turn(call)
                 try:
-                    with self._in(call):
+                    with self._load.of(call):
                         async with aclosing(getattr(llm, call.method)(**call.arguments)) as outputs:
                             async for output in outputs:
                                 if self._is_given_up(call, output):
@@ -187,9 +189,9 @@ class Calls:
                                 self._count_tokens(call, output)
                                 call.has_yielded = True
                                 # A client that reads slowly is no work of the engine.
-                                self._rests(call)
+                                self._load.rests(call)
                                 yield output
-                                self._works(call)
+                                self._load.works(call)
                             else:
                                 return
                 except (asyncio.CancelledError, GeneratorExit):
@@ -218,17 +220,10 @@ class Calls:
         """The engine, as soon as the call may use it."""
         while not self._may_run(call):
             if call.refusal is not None:
-                raise self._lift(call, call.refusal, _loss_of(call.refusal))
+                raise self._losses.lifted(call, call.refusal, loss_of(call.refusal))
             if self._end is not None:
-                raise self._lift(call, *self._end)
-            call.waiter = asyncio.get_running_loop().create_future()
-            self.held += 1
-            try:
-                with call.tracked.waiting():
-                    await call.waiter
-            finally:
-                self.held -= 1
-                call.waiter = None
+                raise self._losses.lifted(call, *self._end)
+            await self._load.woken(call)
         if call.generation:
             self.replayed += 1
             call.tracked.replays += 1
@@ -239,34 +234,6 @@ class Calls:
         is_fresh = self._llm is not None and call.generation < self._generation
         is_admitted = call.refusal is None and (self._is_open or call.tracked.is_probe)
         return is_fresh and is_admitted
-
-    @contextmanager
-    def _in(self, call: Call) -> Iterator[None]:
-        call.is_in_engine = True
-        self._in_engine += 1
-        self._works(call)
-        try:
-            yield
-        finally:
-            self._rests(call)
-            call.is_in_engine = False
-            self._in_engine -= 1
-
-    def _works(self, call: Call) -> None:
-        """The engine owes the call an output, unless it waits for more of the prompt itself."""
-        if not (call.is_streamed or call.is_owed):
-            call.is_owed = True
-            self._owed += 1
-            if self._owed == 1:
-                self.busy_since_seconds = self._clock()
-
-    def _rests(self, call: Call) -> None:
-        """The engine owes the call nothing for now."""
-        if call.is_owed:
-            call.is_owed = False
-            self._owed -= 1
-            if not self._owed:
-                self.busy_since_seconds = None
 
     def _count_tokens(self, call: Call, output: Any) -> None:
         if not call.has_yielded:
@@ -287,7 +254,7 @@ class Calls:
         if call.has_yielded or not call.is_replayable:
             self._leave(call)
             reason: LossReason = "stream_broken" if call.has_yielded else "not_replayable"
-            raise self._lift(call, _lost_answer(), reason)
+            raise self._losses.lifted(call, lost_error(), reason)
 
     def _leave(self, call: Call) -> None:
         if not call.tracked.is_probe:
@@ -295,20 +262,10 @@ class Calls:
             call.digesting = self._digesting.submit(self._dialect.identity, call.arguments)
         self._blame.left(call)
 
-    def _lift(self, call: Call, error: HoldfastError, reason: LossReason) -> Exception:
-        self._lost[reason] += 1
-        call.tracked.is_broken = True
-        call.tracked.error = reason
-        is_suspect = call.deaths > 0 or isinstance(error, SuspectedError | QuarantinedError)
-        # What is only not replayable can be sent again by its client, if not by us.
-        if is_suspect or reason != "not_replayable":
-            call.tracked.may_be_retried = isinstance(error, NotReadyError) and not is_suspect
-        return self._dialect.lifted(error)
-
     def _wake(self) -> None:
         """Let everybody who waits look again, in the order in which they came."""
         for call in self._calls:
-            _wake(call)
+            wake(call)
 
     # Who is to blame
 
@@ -348,7 +305,7 @@ class Calls:
 
     async def _run_past_the_point(self, llm: Any, call: Call) -> None:
         arguments = self._dialect.for_trial(call.method, call.arguments)
-        with self._in(call):
+        with self._load.of(call):
             async with aclosing(getattr(llm, call.method)(**arguments)) as outputs:
                 async for output in outputs:
                     is_past = self._dialect.context_tokens(output) > call.reached_tokens
@@ -371,18 +328,3 @@ def _tame(name: str) -> str:
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     visible = "".join(one for one in name if one.isascii() and one.isprintable())
     return f"{visible[: LONGEST_NAME - len(digest) - 1]}~{digest}"
-
-
-def _wake(call: Call) -> None:
-    if call.waiter is not None and not call.waiter.done():
-        call.waiter.set_result(None)
-
-
-def _loss_of(refusal: HoldfastError) -> LossReason:
-    if isinstance(refusal, QuarantinedError):
-        return "quarantined"
-    return "suspected" if isinstance(refusal, SuspectedError) else "not_replayable"
-
-
-def _lost_answer() -> RequestLostError:
-    return RequestLostError("The engine died while it worked on this request.")

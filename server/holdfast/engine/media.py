@@ -31,7 +31,6 @@ from mistral_common.tokens.tokenizers import image as mistral_image
 from PIL import Image
 from urllib3.util import parse_url
 from vllm import envs
-from vllm.entrypoints.speech_to_text.base import serving as speech_to_text
 from vllm.exceptions import (
     GracefulHTTPError,
     VLLMClientError,
@@ -40,15 +39,15 @@ from vllm.exceptions import (
 )
 from vllm.multimodal import image as vllm_image
 from vllm.multimodal.image import open_image
-from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, audio
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
 from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 from yarl import URL
 
 from holdfast.engine.absence import away_from_engine
+from holdfast.engine.media_formats import IMAGE_FORMATS, check_audio, check_container
 from holdfast.engine.public_fetch import PublicConnection
-from holdfast.engine.replaced import original, replace
 from holdfast.engine.variables import is_on
 
 logger = logging.getLogger("holdfast.media")
@@ -60,9 +59,6 @@ FRAMES_OF_PIXELS = 2
 """Of the largest image there may be so many in one request: 1 GiB, or 32 frames of 4K."""
 REQUESTS_OF_PIXELS = 3
 """What all requests have decoded is at most what so many of the largest have."""
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""What clients send. vLLM takes 36, whose readers are rarely looked at; two of them have images of
-another size in them than they say."""
 
 _UNFETCHED = (
     "The media at the URL could not be fetched or decoded. Only public addresses are allowed, "
@@ -85,28 +81,6 @@ _WRONG = (
 _CAUSE_CHARACTERS = 200
 _WIDTH_HEIGHT_FRAMES = (3, 4, 7)
 """`CAP_PROP_FRAME_WIDTH` and so on of OpenCV, which may be missing."""
-_MARK_BYTES = 16
-_CONTAINERS = (
-    *((4, box) for box in (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")),  # MP4, M4A
-    (0, b"\x1a\x45\xdf\xa3"),  # Matroska, WebM
-    (0, b"OggS"),
-    (8, b"AVI "),
-    (8, b"WAVE"),
-    (8, b"AIFF"),
-    (8, b"AIFC"),
-    (0, b"fLaC"),
-    (0, b"ID3"),
-    *((0, bytes([0xFF, second])) for second in range(0xE0, 0x100)),  # MP3, AAC
-    (0, b"#!AMR"),
-    (0, b"caff"),
-    (0, b"FLV\x01"),
-    (0, b"\x30\x26\xb2\x75"),  # WMA, WMV
-    (0, b"\x00\x00\x01\xba"),  # MPEG
-    (0, b"\x00\x00\x01\xb3"),
-    (0, b"\x47\x40"),  # transport stream
-    (0, b"GIF8"),
-)
-"""Where each begins, and with what."""
 _STOCK = "http"
 """The connector that vLLM uses unless VLLM_MEDIA_CONNECTOR names another."""
 
@@ -129,7 +103,7 @@ def guard_media(allowed_domains: Sequence[str] | None) -> None:
             return pixels
 
     MEDIA_CONNECTOR_REGISTRY.register(_STOCK)(Connector)
-    vllm_image.ALLOWED_IMAGE_FORMATS = FORMATS
+    vllm_image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
 
     def download_image(url: str, timeout: Any) -> Image.Image:  # noqa: ARG001 - mistral-common's name
         connector = Connector(allowed_media_domains=list(allowed_domains or ()))
@@ -295,28 +269,6 @@ class Bounded:
         else:
             weakref.finalize(frames, give_back)
         return loaded
-
-
-def check_container(data: bytes) -> None:
-    """Refuse what is not a container of sound or pictures: FFmpeg takes much more than that.
-
-    A session description has it listen on the network, a list of files has it open them.
-    """
-    if not any(data[start : start + len(mark)] == mark for start, mark in _CONTAINERS):
-        raise VLLMValidationError("The container format of the media is not supported.")
-
-
-def check_audio() -> None:
-    """Have all audio checked so, that of `/v1/audio` too; again changes nothing."""
-    as_vllm = original(audio, "load_audio")
-
-    def load_audio(path: Any, **options: Any) -> Any:
-        if isinstance(path, BytesIO):
-            check_container(path.getvalue()[:_MARK_BYTES])
-        return as_vllm(path, **options)
-
-    for module in (audio, speech_to_text):
-        replace(module, "load_audio", load_audio)
 
 
 def pixels_of(media_io: Any, data: bytes) -> int:
