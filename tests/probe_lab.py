@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast import listener
 from holdfast.api.auth import Keys
-from holdfast.app import _Application
+from holdfast.application import Application
 from holdfast.cli import parse_serve
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
@@ -85,7 +85,7 @@ def main(directory: Path) -> None:
     print(json.dumps(lab.met))  # noqa: T201 - read by the test
 
 
-class _Lab(_Application):
+class _Lab(Application):
     """Holdfast, whose probe is an experiment."""
 
     def __init__(self, *arguments: Any, **collaborators: Any) -> None:

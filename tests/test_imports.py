@@ -30,6 +30,7 @@ LAYERS = (
     {"api"},
     {
         "app",
+        "application",
         "certificates",
         "connections",
         "doctor",

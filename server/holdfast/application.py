@@ -1,0 +1,339 @@
+"""The composition root: every object is made here, given its collaborators, and ended here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from holdfast import __version__, certificates, listener, signals
+from holdfast.api import openapi
+from holdfast.api.admin import admin_app, admin_route
+from holdfast.api.admission import PROBE_HEADER, Admission
+from holdfast.api.auth import KeyCheck, Keys
+from holdfast.api.front import EngineApp, FrontDoor
+from holdfast.api.gate import Gate
+from holdfast.api.health import health_routes
+from holdfast.api.http_counts import HttpCounts
+from holdfast.api.limits import Limits
+from holdfast.api.metrics import metrics_route, request_counts
+from holdfast.api.request_log import RequestLog
+from holdfast.engine import processes, variables
+from holdfast.engine.calls import Calls
+from holdfast.engine.interface import Engine, EngineLauncher
+from holdfast.engine.native import NativeVariables
+from holdfast.engine.places import Places
+from holdfast.lifecycle.forecast import Forecast
+from holdfast.lifecycle.learning import Learning
+from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
+from holdfast.lifecycle.proof import MOST_PASSES
+from holdfast.lifecycle.states import State
+from holdfast.lifecycle.supervisor import Supervisor
+from holdfast.records import EngineFacts, ProbeReport, RankStats
+from holdfast.settings import ListenSettings, Settings, WorkspaceSettings
+from holdfast.telemetry.collectors import HoldfastCollector, OwnRegistry
+from holdfast.telemetry.counters import Outages, Refusals
+from holdfast.telemetry.exposition import vllm_registry
+from holdfast.telemetry.logs import quieten_access_log
+from holdfast.telemetry.loop_lag import LoopLag
+from holdfast.telemetry.progress import LogProgress, Progress, progress_for
+from holdfast.telemetry.totals import Totals
+from holdfast.versions import vllm_version
+from holdfast.workspace import learned
+
+if TYPE_CHECKING:
+    from holdfast.engine.configure import ConfiguredEngine
+
+IDLE_POLL_SECONDS = 0.1
+ORDER_MARGIN_SECONDS = 900.0
+"""For an engine to sleep and wake, beside what may be awaited and proven."""
+
+
+class Application:
+    """What one `holdfast serve` is made of; the supervisor's collaborators."""
+
+    def __init__(  # noqa: PLR0913 - what `serve` holds for it
+        self,
+        settings: Settings,
+        keys: Keys,
+        sock: socket.socket,
+        directory: Path,
+        *,
+        native_variables: NativeVariables,
+        end_now: signals.Handler,
+    ) -> None:
+        self._native_variables = native_variables
+        self._settings = settings
+        self._keys = keys
+        self._end_now = end_now
+        self._sock = sock
+        self._directory = directory
+        self._learned_directory = learned_directory(settings.workspace)
+        self._progress = _progress(settings)
+        self._probe_token = secrets.token_urlsafe(32)
+        self._totals = Totals()
+        self._outages = Outages()
+        self._refusals = Refusals()
+        self._http_counts = HttpCounts(root_path=settings.listen.root_path)
+        self._loop_lag = LoopLag()
+        self._supervisor = Supervisor(
+            settings.probe,
+            settings.supervision,
+            self,
+            learning=Learning(settings.workspace, self._learned_directory),
+            forecast=Forecast(self._learned_directory, settings.placeless_arguments),
+            outages=self._outages,
+            progress=self._progress,
+        )
+        self._facts_of_places: EngineFacts | None = None
+        self._known_places = Places()
+        self._admission = Admission(
+            self._supervisor,
+            probe_token=self._probe_token,
+            refusals=self._refusals,
+            hold_timeout_seconds=settings.supervision.hold_timeout_seconds,
+            overload=settings.overload,
+            places=self._places,
+            count_keys=lambda: self._keys.api.count,
+        )
+        self._engine_app = EngineApp()
+        self._identity = (
+            certificates.own_identity(directory)
+            if settings.listen.is_tls and settings.listen.ssl_cert_reqs
+            else None
+        )
+        self._server: uvicorn.Server | None = None
+        self._vllm: ConfiguredEngine | None = None
+        self._mounted = AsyncExitStack()
+
+    async def run(self, is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
+        """Listen, then start, prove and serve until asked to stop, which may have come before."""
+        stop = self._supervisor.request_stop
+        asked = signals.heeded(stop, self._end_now, has_come=is_asked_to_stop)
+        with self._progress, asked:
+            async with (
+                listener.serving(
+                    self._layers(),
+                    self._sock,
+                    self._listen(),
+                    limits=self._settings.limits,
+                    refusals=self._refusals,
+                    counted=self._http_counts.refused,
+                ) as self._server,
+                certificates.refreshed(
+                    self._server.config.ssl, self._settings.listen, self._identity
+                ),
+                self._mounted,
+                self._loop_lag.measured(),
+                processes.resource_tracker_kept(),
+            ):
+                certificates.admit(self._server.config.ssl, self._identity)
+                quieten_access_log(
+                    listener.ALWAYS_ANSWERED.union(self._settings.listen.unlogged_paths),
+                    is_probing=lambda: self._state() is State.PROBING,
+                )
+                await self._supervisor.run()
+
+    # What the supervisor asks for
+
+    async def load(self) -> EngineLauncher:
+        """Import vLLM and resolve the configuration, off the loop: it takes seconds."""
+        # Not in the loop's own executor, for which its end would wait: an import has no way out.
+        loader = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._vllm = await asyncio.get_running_loop().run_in_executor(loader, self._configure)
+        self._vllm.launcher.count_keys = lambda: self._keys.api.count
+        return self._vllm.launcher
+
+    async def mount(self) -> None:
+        """Build vLLM's application once; its objects follow the engine through the proxy."""
+        if self._vllm is not None and not self._engine_app.is_attached:
+            app: Any = await self._mounted.enter_async_context(self._vllm.openai_app(self._server))
+            openapi.publish(app, self._openapi)
+            self._http_counts.know(app.routes)
+            self._engine_app.attach(app)
+
+    def prober(self, engine: Engine) -> Prober:
+        """A prober that comes through our own listener, past the gate by the token."""
+        return Prober(
+            self._settings.probe,
+            engine,
+            self._client,
+            ProbeJournal(self._learned_directory, engine.facts.fingerprint),
+            self._progress,
+            patience=Patience(stall_seconds=self._settings.supervision.stall_timeout_seconds),
+        )
+
+    async def until_idle(self) -> bool:
+        """Wait for the requests in line and in flight, as long as the drain may take.
+
+        A response that is made in the background goes on when its request was answered.
+        """
+        deadline_seconds = self._settings.supervision.drain_timeout_seconds
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                while self._admission.is_busy or self._calls_at_work():
+                    await self._admission.until_idle(deadline_seconds)
+                    await asyncio.sleep(IDLE_POLL_SECONDS * bool(self._calls_at_work()))
+        except TimeoutError:
+            return False
+        return True
+
+    def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
+        """Keep the last counters of a generation."""
+        self._totals.absorb(ranks)
+
+    def probe_ran(self, report: ProbeReport) -> None:
+        """Count a run of the suite."""
+        self._totals.probe_ran(report)
+
+    def became_ready(self) -> None:
+        """From now on the loop may not block."""
+        self._loop_lag.mark()
+
+    # What they are made of
+
+    def _configure(self) -> ConfiguredEngine:
+        try:
+            from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
+        except ValueError:
+            variables.check(os.environ)  # of which vLLM reads some while it is imported
+            raise
+        return configure(
+            self._settings,
+            self._directory,
+            self._state,
+            self._native_variables,
+            learned_directory=self._learned_directory,
+        )
+
+    def _openapi(self, document: openapi.Document) -> openapi.Document:
+        listen = self._settings.listen
+        return openapi.complete(
+            document,
+            version=__version__,
+            has_keys=not self._keys.api.is_empty,
+            others=(self._admin.openapi(),),
+            root_path=listen.root_path,
+        )
+
+    def _calls(self) -> Calls | None:
+        return self._vllm.launcher.calls if self._vllm else None
+
+    def _suspended_seconds(self, key: str) -> float:
+        calls = self._calls()
+        return calls.suspended_seconds(key) if calls else 0.0
+
+    def _calls_at_work(self) -> int:
+        calls = self._calls()
+        return calls.in_engine + calls.held if calls else 0
+
+    def _state(self) -> State:
+        return self._supervisor.state
+
+    def _client(self) -> httpx.AsyncClient:
+        headers = {PROBE_HEADER: self._probe_token}
+        return listener.own_client(self._sock, self._settings.listen, headers, self._identity)
+
+    def _places(self) -> Places:
+        """Those of the engine that is there; asked with each request."""
+        facts = self._supervisor.facts
+        if self._facts_of_places is not facts:
+            self._facts_of_places, self._known_places = facts, Places.of(facts)
+        return self._known_places
+
+    def _queue(self) -> tuple[int, int]:
+        return self._vllm.launcher.queues.totals() if self._vllm else (0, 0)
+
+    def _listen(self) -> ListenSettings:
+        """As given, with uvicorn's access log only where it is asked for in place of our line."""
+        listen, logs = self._settings.listen, self._settings.logs
+        has_access_log = listen.has_access_log and logs.requests == "uvicorn"
+        return replace(listen, has_access_log=has_access_log)
+
+    def _layers(self) -> ASGIApp:
+        """What a request passes, written from the inside out."""
+        root_path = self._settings.listen.root_path
+        is_probe = self._admission.is_probe
+        gate = Gate(
+            self._engine_app,
+            self._admission,
+            suspended_seconds=self._suspended_seconds,
+            root_path=root_path,
+        )
+        limits = Limits(gate, self._settings.limits, self._refusals, is_probe=is_probe)
+        door = FrontDoor(self._routes(), limits, root_path=root_path)
+        check = KeyCheck(door, self._keys, self._refusals, is_probe=is_probe, root_path=root_path)
+        return RequestLog(
+            check,
+            quiet_paths=listener.ALWAYS_ANSWERED,
+            silent_paths=self._settings.listen.unlogged_paths,
+            is_on=self._settings.listen.has_access_log and self._settings.logs.requests == "line",
+            counted=self._http_counts.count,
+        )
+
+    def _routes(self) -> list[BaseRoute]:
+        collector = HoldfastCollector(
+            self._supervisor.status,
+            totals=self._totals,
+            requests=lambda: request_counts(self._admission, self._calls()),
+            waits=self._admission.waits,
+            outages=self._outages,
+            refusals=self._refusals,
+            restarts_left=lambda: self._supervisor.restarts_left,
+            loop_lag_seconds=self._loop_lag.lag_seconds,
+            broken_key_files=self._keys.broken_files,
+            version=__version__,
+            vllm_version=vllm_version(),
+        )
+        registry = OwnRegistry(collector, self._http_counts.requests)
+        self._http_counts.know(self._admin.routes)
+        return [
+            *health_routes(
+                self._supervisor.status,
+                queue=self._queue,
+                broken_key_files=self._keys.broken_files,
+            ),
+            metrics_route(lambda: (registry, vllm_registry())),
+            admin_route(self._admin),
+        ]
+
+    @cached_property
+    def _admin(self) -> FastAPI:
+        probe, supervision = self._settings.probe, self._settings.supervision
+        passes_seconds = MOST_PASSES * probe.timeout_seconds
+        return admin_app(
+            self._supervisor,
+            lambda: self._vllm.launcher.loras if self._vllm else None,
+            order_deadline_seconds=supervision.drain_timeout_seconds
+            + passes_seconds
+            + ORDER_MARGIN_SECONDS,
+        )
+
+
+def learned_directory(settings: WorkspaceSettings) -> Path | None:
+    """Where learned reservations and the journal of the probe are kept; None for nowhere."""
+    if settings.learned_directory == "default":
+        return learned.default_directory()
+    return settings.learned_directory
+
+
+def _progress(settings: Settings) -> Progress:
+    if settings.logs.format == "auto":
+        return progress_for(sys.stderr)
+    return LogProgress(logging.getLogger("holdfast.progress"))
