@@ -11,7 +11,7 @@ from gpu_paths.fake_machine import FakeMachines
 
 @pytest.fixture(scope="session")
 def machines() -> Iterator[FakeMachines]:
-    """One with each board of `fake_platform.BOARDS`, made when it is asked for first."""
+    """One with each board of `fake_boards.BOARDS`, made when it is asked for first."""
     running = FakeMachines()
     yield running
     running.close()

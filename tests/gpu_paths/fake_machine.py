@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TextIO, TypeVar
 
-from gpu_paths.fake_platform import BOARD_VARIABLE, BOARDS, import_torch, pretend
+from gpu_paths.fake_boards import BOARDS
+from gpu_paths.fake_platform import BOARD_VARIABLE, import_torch, pretend
 
 TESTS = Path(__file__).parent.parent
 DEADLINE_SECONDS = 240

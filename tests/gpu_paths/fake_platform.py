@@ -11,18 +11,16 @@ import importlib.machinery
 import importlib.metadata
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-GIB = 1024**3
+from gpu_paths.fake_boards import GIB, Board, Driver
+
 VLLM_VERSION = "0.32.0"
 """Of the CUDA build that seems to be installed; the one for the CPU has a name of its own."""
 BOARD_VARIABLE = "HOLDFAST_FAKE_BOARD"
-MIG_UUID = "MIG-377e0049-554c-540b-93c6-d0976f8426cb"
 _JETSON_MARK = "/etc/nv_tegra_release"
 """By it vLLM finds a board of which NVML knows nothing."""
 _NVML = "vllm.third_party.pynvml"
@@ -54,67 +52,6 @@ _KERNEL_QUERIES = (
     "cutlass_scaled_mm_supports_fp8",
 )
 """What vLLM asks of its compiled operators while it is imported."""
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """One kind of GPU, and how many of it a machine has."""
-
-    name: str
-    capability: tuple[int, int]
-    total_bytes: int
-    count: int = 1
-    is_integrated: bool = False
-    """Whether its memory is the host's; NVML tells nothing of it then."""
-    has_nvml: bool = True
-    visible_devices: str | None = None
-    """CUDA_VISIBLE_DEVICES, if it is set."""
-
-
-BOARDS = {
-    "h100": Board("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, count=4),
-    "h200": Board("NVIDIA H200", (9, 0), 140 * GIB, count=2),
-    "gb10": Board("NVIDIA GB10", (12, 1), 130669424640, is_integrated=True),
-    "rtxpro6000": Board("NVIDIA RTX PRO 6000 Blackwell", (12, 0), 96 * GIB),
-    "mig": Board("NVIDIA H100 80GB HBM3", (9, 0), 40 * GIB, visible_devices=MIG_UUID),
-    "jetson": Board("Orin", (8, 7), 60 * GIB, is_integrated=True, has_nvml=False),
-}
-"""`mig` is a part of an H100 that is named by its UUID; of `jetson` NVML knows nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Somebody asked for something that only an initialised driver can tell or do."""
-
-    name: str
-    places: tuple[str, ...]
-    """The innermost functions that led to it, as `file:line`."""
-
-
-@dataclass(slots=True)
-class Driver:
-    """What the driver of a fake GPU says, and what was asked of it. It may be changed at any time.
-
-    Like torch, it is unusable in a process that was forked after it was initialised.
-    """
-
-    board: Board
-    free_bytes: int
-    """What cudaMemGetInfo says of every device."""
-    host_available_bytes: int
-    """What the kernel says, on a board whose memory is the host's."""
-    calls: list[Call] = field(default_factory=list)
-    is_in_bad_fork: bool = False
-
-    def initialise(self, name: str) -> None:
-        """Note a call that initialises the driver, or raise torch's error if it cannot."""
-        if self.is_in_bad_fork:
-            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
-        self.calls.append(Call(name, _places()))
-
-    def forked(self) -> None:
-        """A child has only what its parent had not begun."""
-        self.is_in_bad_fork = self.is_in_bad_fork or bool(self.calls)
 
 
 def import_torch() -> None:
@@ -350,13 +287,3 @@ def _uuids(board: Board) -> list[str]:
 def _visible_count(board: Board) -> int:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return board.count if named is None else len([one for one in named.split(",") if one])
-
-
-def _places() -> tuple[str, ...]:
-    """Where it was asked for, from the inside out, without this module and the import machinery."""
-    skipped = (__file__, "importlib")
-    return tuple(
-        f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno}"
-        for frame in reversed(traceback.extract_stack())
-        if not any(part in frame.filename for part in skipped)
-    )[:6]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
-from gpu_paths.fake_platform import BOARD_VARIABLE, BOARDS, pretend
+from gpu_paths.fake_boards import BOARDS
+from gpu_paths.fake_platform import BOARD_VARIABLE, pretend
 
 DRIVER = pretend(BOARDS[os.environ[BOARD_VARIABLE]])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpu_paths.fake_boards import BOARDS, GIB, MIG_UUID
 from gpu_paths.fake_machine import FakeMachines
-from gpu_paths.fake_platform import BOARDS, GIB, MIG_UUID
 from holdfast.workspace.device import MARGIN_BYTES
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gpu_paths.fake_boards import BOARDS
 from gpu_paths.fake_machine import FakeMachines
-from gpu_paths.fake_platform import BOARDS
 
 WITH_NVML = ("h100", "h200", "gb10", "rtxpro6000")
 

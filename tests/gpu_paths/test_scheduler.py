@@ -20,7 +20,8 @@ import pytest
 
 from asgi_server import serving
 from fakes import openai_app
-from gpu_paths.scheduled_engine import METHODS, ScheduledEngine, Setting, configured
+from gpu_paths.scheduled_engine import ScheduledEngine
+from gpu_paths.scheduler_settings import METHODS, Setting, configured
 from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
 from holdfast.records import ProbeReport, ProbeStep, StepName
 from holdfast.settings import ProbeSettings
