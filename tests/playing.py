@@ -34,7 +34,8 @@ Scene = Callable[[Listening], Awaitable[Any]]
 class App(Starlette):
     """Says what reached it. `/v1/held` answers when `released` is set, `/v1/stream` goes on.
 
-    `/v1/flood` sends as much as is read, and more, and `/v1/frames` does over a WebSocket.
+    `/v1/abandoned` answers when its client is gone. `/v1/flood` sends as much as is read, and more,
+    and `/v1/frames` does over a WebSocket.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class App(Starlette):
                 Route("/v1/echo", self._echo, methods=methods),
                 Route("/v1/deaf", self._deaf, methods=methods),
                 Route("/v1/held", self._held, methods=methods),
+                Route("/v1/abandoned", self._abandoned, methods=methods),
                 Route("/v1/stream", self._stream, methods=methods),
                 Route("/v1/flood", self._flood, methods=methods),
                 Route("/livez", self._deaf, methods=methods),
@@ -75,6 +77,14 @@ class App(Starlette):
         self.entered.set()
         await self.released.wait()
         return PlainTextResponse("held")
+
+    async def _abandoned(self, request: Request) -> Response:
+        await request.body()
+        self.entered.set()
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.left.set()
+        return PlainTextResponse("too late")
 
     async def _stream(self, request: Request) -> Response:
         async def chunks() -> AsyncIterator[bytes]:

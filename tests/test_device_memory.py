@@ -33,6 +33,17 @@ class Readings:
         return None if used_bytes is None else TakenMemory(used_bytes)
 
 
+class Asked:
+    """A configuration that notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __getattr__(self, name: str) -> int:
+        self.names.append(name)
+        return 0
+
+
 async def two_starts(readings: Readings, deadline_seconds: float) -> None:
     """Before the first engine, and before the second."""
     memory = DeviceMemory(readings)
@@ -65,11 +76,18 @@ def test_memory_that_stays_away_is_told_and_not_waited_for(
 
 
 @pytest.mark.parametrize("readings", [[None], [BEFORE_BYTES, None], [None, ENGINE_BYTES]])
-def test_a_device_of_which_nothing_is_known_is_not_waited_for(readings: list[int | None]) -> None:
-    """Where NVML does not answer."""
-    asyncio.run(two_starts(Readings(readings), 60))
+def test_a_device_of_which_nothing_is_known_is_not_waited_for(
+    readings: list[int | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where NVML does not answer, each start asks it once, and nothing is told."""
+    read = Readings(readings)
+    asyncio.run(two_starts(read, 60))
+    assert read.taken == 2
+    assert not caplog.records
 
 
 def test_the_cpu_has_its_memory_back_when_the_process_is_gone() -> None:
     """On a machine without a GPU nothing is asked."""
-    asyncio.run(device_memory(None).until_returned())
+    config = Asked()
+    asyncio.run(device_memory(config).until_returned())
+    assert config.names == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fakes import FakeClock
 from holdfast.lifecycle.forecast import REMEMBERED, Forecast
 
@@ -106,6 +108,13 @@ def test_a_broken_file_is_as_none(tmp_path: Path) -> None:
     assert path.read_text() == '{"start": [7.0], "recovery": []}'
 
 
-def test_without_a_directory_nothing_is_kept() -> None:
-    """`--learned-dir none`."""
+def test_without_a_directory_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--learned-dir none`: no file is written, and the next process knows nothing."""
+    monkeypatch.chdir(tmp_path)
     _started(None, 40.0)
+    forecast = Forecast(None, MODEL, FakeClock())
+    forecast.began("start")
+    assert forecast.seconds_left is None
+    assert list(tmp_path.iterdir()) == []

@@ -553,14 +553,18 @@ def test_a_client_that_leaves_is_told_to_the_request_that_runs() -> None:
     """Also when the connection has sent a further request already."""
     app = App()
 
-    async def scene(server: Listening) -> None:
+    async def scene(server: Listening) -> bool:
         async with server.wire() as wire:
-            await wire.send(CHUNKED.replace(b"echo", b"stream"), chunk(b"x"))
-            await wire.reader.readuntil(b"begun\r\n")
-            await wire.send(b"0\r\n\r\n", GET + b"\r\n")
+            await wire.send(GET.replace(b"echo", b"abandoned") + b"\r\n", GET + b"\r\n")
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await app.entered.wait()
+            was_told_early = app.left.is_set()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await app.left.wait()
         await server.until_connections(0)
+        return was_told_early
 
-    played(scene, app=app)
+    assert not played(scene, app=app)
 
 
 def test_more_connections_than_open_files_are_refused_at_once() -> None:
