@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pairs
-from clients import BenchClient, Result
+from clients import Client, Result
 from sides import Bench, Server
 
 Pair = dict[str, dict[int, Result]]
@@ -48,7 +48,7 @@ class Row:
 
 def found(
     bench: Bench,
-    client: BenchClient,
+    client: Client,
     loads: Mapping[int, int],
     count: int,
     asked: Sequence[str],
@@ -67,9 +67,7 @@ def found(
     ]
 
 
-def _burst(
-    server: Server, client: BenchClient, *, clients: int, requests: int, seed: int
-) -> Result:
+def _burst(server: Server, client: Client, *, clients: int, requests: int, seed: int) -> Result:
     """One run of the client, with what a token has cost the server in CPU time.
 
     A machine that others use too bends that far less than it bends rates and latencies.
@@ -86,7 +84,7 @@ def _burst(
 
 def _in_order(
     bench: Bench,
-    client: BenchClient,
+    client: Client,
     loads: Mapping[int, int],
     numbers: range,
     order: Sequence[str],
@@ -99,7 +97,7 @@ def _in_order(
 
 
 def _pair(
-    servers: Mapping[str, Server], client: BenchClient, loads: Mapping[int, int], number: int
+    servers: Mapping[str, Server], client: Client, loads: Mapping[int, int], number: int
 ) -> Pair:
     results: Pair = {side: {} for side in servers}
     for clients, requests in loads.items():

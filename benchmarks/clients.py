@@ -17,10 +17,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 Result = Mapping[str, Any]
 _STOP_SECONDS = 10.0
+
+
+class Client(Protocol):
+    """What asks a server: `BenchClient`, or the sockets of `connections.py`."""
+
+    def run(self, url: str, *, clients: int, requests: int, seed: int) -> Result:
+        """One burst, measured under the names of `vllm bench serve`."""
 
 
 class BenchClient:

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from xml.etree import ElementTree as ET
 
 import pytest
 
+import connections
 import pairs
 import plots
 import sides
@@ -67,3 +72,45 @@ def test_a_plot_is_a_picture_with_a_point_for_each_value(ys: list[float]) -> Non
     curve = plots.Curve("a", "A & B", "clients", "tok/s", [1, 8, 512], {"holdfast": ys})
     root = ET.fromstring(plots.svg(curve))  # noqa: S314 - our own
     assert len(root.findall("{http://www.w3.org/2000/svg}circle")) == 3
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\n\r\n", b"data: {}\n\n", b"data: {}\n\ndata: [DONE]\n\n"
+
+
+@contextmanager
+def answering(parts: tuple[bytes, ...], together: int = 1) -> Iterator[tuple[str, list[bytes]]]:
+    """A server of one request a connection, and what it was asked; none is answered alone."""
+    asked: list[bytes] = []
+    all_came = threading.Barrier(together)
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.request.recv(1 << 16))
+            all_came.wait(10)
+            for part in parts:
+                self.request.sendall(part)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_each_request_of_a_burst_has_a_connection_of_its_own() -> None:
+    """All clients ask before one of them is answered, and no two the same."""
+    with answering(EVENTS, together=4) as (url, asked):
+        result = connections.SocketClient("m").run(url, clients=4, requests=4, seed=1)
+    assert len(set(asked)) == 4
+    assert result["total_output_tokens"] == 4 * connections.OUTPUT_TOKENS
+    assert 0 < result["median_ttft_ms"] <= result["p99_ttft_ms"]
+
+
+@pytest.mark.parametrize("parts", [EVENTS[:2], (b"HTTP/1.1 429 Too Many Requests\r\n\r\n",)])
+def test_a_stream_that_breaks_off_ends_the_benchmark(parts: tuple[bytes, ...]) -> None:
+    """No number is made of what was not answered."""
+    with answering(parts) as (url, _), pytest.raises(SystemExit, match="broke off"):
+        connections.SocketClient("m").run(url, clients=1, requests=1, seed=1)

@@ -1,0 +1,200 @@
+"""How soon does it answer clients that all come at once, each on a connection of its own?
+
+    python benchmarks/connections.py               the demo model, twenty pairs of bursts
+    python benchmarks/connections.py --json -- MODEL --max-model-len 4096
+
+Holdfast and `vllm serve` are up side by side and take turns with the same bursts of streaming
+chats: 64 tokens in and 64 out. `vllm bench serve` keeps its connections and parses every event in
+Python; this client opens a socket for each request, sends bytes that were made beforehand, and
+looks in what comes for the first event and the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import selectors
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from urllib.parse import urlsplit
+
+import bursts
+import pairs
+import sides
+from bursts import Row
+from clients import Result
+
+LOADS = {1: 8, 16: 16, 64: 64}
+"""Requests of a burst by clients: all at once, but for the one client, which asks eight times."""
+QUICK_LOADS = {1: 1, 16: 16, 64: 64}
+BURSTS = 20
+MOST_CLIENTS = max(LOADS)
+PROMPT_CHARACTERS = 64
+OUTPUT_TOKENS = 64
+ANSWER_SECONDS = 120.0
+KEPT_BYTES = 1000
+"""Of what was read: what an event may have begun in, or an error is told with."""
+_BEGINNING = b"HTTP/1.1 200"
+_FIRST_EVENT = b"\ndata: {"
+_LAST_EVENT = b"data: [DONE]"
+
+ROWS = (
+    *(Row("output tok/s", clients, "output_throughput", 0, ">= 1.00") for clients in LOADS),
+    *(Row("median TTFT, ms", clients, "median_ttft_ms", 1, "<= 1.00") for clients in LOADS),
+    Row("p99 TTFT, ms", MOST_CLIENTS, "p99_ttft_ms", 1, "<= 1.00"),
+    Row("CPU of the front end, µs a token", MOST_CLIENTS, "front_end_us_per_token"),
+    Row("CPU of the whole server, µs a token", MOST_CLIENTS, "server_us_per_token"),
+)
+
+
+class Stream:
+    """One request on a socket that is opened for it and closed after it."""
+
+    def __init__(self, address: tuple[str, int], request: bytes) -> None:
+        self.began_seconds = time.monotonic()
+        self.first_seconds: float | None = None
+        """When the first event had come; None until then."""
+        self.socket = socket.create_connection(address, ANSWER_SECONDS)
+        self.socket.setblocking(False)
+        self.socket.sendall(request)
+        self._received = b""
+
+    def has_ended(self) -> bool:
+        """Read what has come, and return whether that was the last event.
+
+        Raises:
+            SystemExit: the answer broke off, or was none of events.
+        """
+        received = self.socket.recv(1 << 16)
+        unread = self._received + received
+        if not received or (self._received == b"" and not received.startswith(_BEGINNING)):
+            sys.exit(f"error: a stream broke off after {unread!r}.")
+        if self.first_seconds is None and _FIRST_EVENT in unread:
+            self.first_seconds = time.monotonic()
+        if self.first_seconds is not None and _LAST_EVENT in unread:
+            return True
+        self._received = unread[-KEPT_BYTES:]
+        return False
+
+
+class SocketClient:
+    """Asks as cheaply as Python can: it shares the CPU with what answers."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def run(self, url: str, *, clients: int, requests: int, seed: int) -> Result:
+        """Streaming chats of `clients` at a time, under the names of `vllm bench serve`.
+
+        The seed chooses the prompts: the same for both sides of a pair, and no two pairs the same,
+        so that no prefix cache answers.
+        """
+        parts = urlsplit(url)
+        address = (parts.hostname or "", parts.port or 0)
+        unasked = [request_of(self._model, text) for text in prompts(requests, seed)]
+        first_seconds: list[float] = []
+        with _sockets() as asked:
+            began_seconds = time.monotonic()
+            while unasked or asked.get_map():
+                while unasked and len(asked.get_map()) < clients:
+                    stream = Stream(address, unasked.pop())
+                    asked.register(stream.socket, selectors.EVENT_READ, stream)
+                first_seconds += _read(asked)
+            seconds = time.monotonic() - began_seconds
+        return {
+            "total_output_tokens": requests * OUTPUT_TOKENS,
+            "output_throughput": requests * OUTPUT_TOKENS / seconds,
+            "median_ttft_ms": median(first_seconds) * 1000,
+            "p99_ttft_ms": _percentile(first_seconds, 99) * 1000,
+        }
+
+
+@contextmanager
+def _sockets() -> Iterator[selectors.EpollSelector]:
+    """Those that an answer is read from; when left, none of them is open."""
+    with selectors.EpollSelector() as asked:
+        try:
+            yield asked
+        finally:
+            for key in asked.get_map().values():
+                key.data.socket.close()
+
+
+def _read(asked: selectors.EpollSelector) -> list[float]:
+    """Read what has come, and return how soon those answers began that have ended."""
+    ready = asked.select(ANSWER_SECONDS)
+    if not ready:
+        sys.exit(f"error: no event in {ANSWER_SECONDS:.0f} s.")
+    found = []
+    for key, _ in ready:
+        stream: Stream = key.data
+        if stream.has_ended():
+            asked.unregister(stream.socket)
+            stream.socket.close()
+            found.append((stream.first_seconds or 0.0) - stream.began_seconds)
+    return found
+
+
+def prompts(count: int, seed: int) -> list[str]:
+    """So many texts of printable characters."""
+    source = random.Random(seed)  # noqa: S311 - prompts, not secrets
+    return [
+        "".join(chr(source.randrange(33, 127)) for _ in range(PROMPT_CHARACTERS))
+        for _ in range(count)
+    ]
+
+
+def request_of(model: str, text: str) -> bytes:
+    """A streaming chat as it goes over the wire; its answer has just `OUTPUT_TOKENS`."""
+    wish = {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "max_completion_tokens": OUTPUT_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
+    body = json.dumps(wish).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: benchmark\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[percent - 1] if values[1:] else values[0]
+
+
+def main() -> None:
+    """Run the pairs and print what they took."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    pairs.add_options(parser, pairs=BURSTS)
+    parser.add_argument(
+        "serve", nargs="*", metavar="MODEL FLAG", help="after `--`; without, the demo model"
+    )
+    arguments = pairs.parsed(parser)
+    sides.end_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="holdfast-connections-") as directory:
+        bench = sides.bench_of(arguments.serve, Path(directory))
+        loads = QUICK_LOADS if arguments.quick else LOADS
+        client = SocketClient(bench.model)
+        found = bursts.found(bench, client, loads, arguments.pairs, pairs.SIDES)
+    name = "the demo model" if not arguments.serve else Path(bench.model).name
+    title = (
+        f"Streaming chats of {name} on new connections, {len(found)} pairs of bursts, "
+        f"flags {' '.join(bench.flags)}"
+    )
+    measures = [row.measure(found, pairs.SIDES) for row in ROWS]
+    pairs.show(pairs.Findings("connections", title, measures), arguments)
+
+
+if __name__ == "__main__":
+    main()
