@@ -24,7 +24,8 @@ from gpu_check.records import FORMAT, CheckResult, Lack, Report
 
 OUTPUT = survey.ROOT / "build" / "gpu-check"
 RUN_SECONDS = 600.0
-VLLM = "vllm==0.32.*"
+(VLLM,) = survey.project()["optional-dependencies"]["cuda"]
+"""As Holdfast asks for it."""
 PASSED, FAILED, NOTHING_RAN = 0, 1, 2
 
 

@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+from gpu_check.__main__ import VLLM
 from holdfast.versions import SUPPORTED_VLLM, is_supported_vllm, vllm_version
 
 ROOT = Path(__file__).parent.parent
@@ -19,6 +20,11 @@ def test_the_extra_asks_for_what_the_doctor_accepts() -> None:
     (wanted,) = PROJECT["optional-dependencies"]["cuda"]
     assert wanted == f"vllm>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"
     assert f"vLLM {first[0]}.{first[1]} to {last[0]}.{last[1]}" in README
+
+
+def test_the_gpu_check_fetches_what_the_extra_asks_for() -> None:
+    """Its one file of vLLM is of a release that Holdfast takes."""
+    assert PROJECT["optional-dependencies"]["cuda"] == [VLLM]
 
 
 def test_the_tests_run_on_a_supported_vllm() -> None:

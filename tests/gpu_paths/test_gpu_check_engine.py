@@ -39,7 +39,14 @@ def an_engine(directory: Path, *events: tuple[str, Mapping[str, int]]) -> subjec
     ]
     (directory / "7.events").write_text("\n".join(lines) + "\n")
     nobody: Any = None
-    return subjects.Engine(nobody, nobody, directory, 1.0)
+    errand = errands.Errand("growing", (), str(directory), "", MACHINE, 1.0)
+    return subjects.Engine(nobody, errand, directory, 1.0)
+
+
+def with_device(engine: subjects.Engine, *, is_integrated: bool) -> subjects.Engine:
+    """The same on a machine with one GPU."""
+    machine = replace(MACHINE, devices=(replace(H200, is_integrated=is_integrated),))
+    return replace(engine, errand=replace(engine.errand, machine=machine))
 
 
 def happened(*names: str) -> list[tuple[str, Mapping[str, int]]]:
@@ -102,6 +109,17 @@ def test_the_budget_is_compared_to_the_byte(
             budget.check(engine)
 
 
+def test_no_budget_is_compared_in_the_memory_of_the_host(tmp_path: Path) -> None:
+    """What GB10 has free others take and free meanwhile: the check is skipped, for that reason."""
+    sizes = {"workspace_bytes": 18 * MIB, "available_bytes": 100 * MIB}
+    after = {"workspace_bytes": 18 * MIB + ADDED, "available_bytes": 101 * MIB}
+    engine = an_engine(tmp_path, ("sized", sizes), ("sized", after))
+    with pytest.raises(CheckSkippedError, match="shares the host's memory"):
+        budget.check(with_device(engine, is_integrated=True))
+    with pytest.raises(CheckFailedError, match=f"{ADDED} bytes more were reserved"):
+        budget.check(with_device(engine, is_integrated=False))
+
+
 def test_the_plugins_of_this_checkout_are_found_in_their_order(tmp_path: Path) -> None:
     """Holdfast's own first, installed or not; then the kit's, which look at what those did."""
     folder = packages.make(tmp_path)
@@ -133,16 +151,13 @@ def test_memory_that_does_not_come_back_fails(
 ) -> None:
     """Of the killed engine while the next one runs, and of the server when it has stopped."""
     monkeypatch.setattr(device_memory, "used_bytes", lambda: 1 << 30)
-    machine = replace(MACHINE, devices=(H200,))
-    errand = errands.Errand("growing", (), str(tmp_path), "", machine, 1.0)
-    engine = replace(an_engine(tmp_path), errand=errand)
+    engine = with_device(an_engine(tmp_path), is_integrated=False)
     with pytest.raises(CheckSkippedError, match="no engine was replaced"):
         recovery.memory_returned(engine)
     stopped: Any = Stopped()
     full = {"before": 1 << 30, "first engine": 5 << 30, "second engine": 5 << 30}
     assert recovery.memory_returned(replace(engine, server=stopped, readings=dict(full)))
-    shared = replace(machine, devices=(replace(H200, is_integrated=True),))
-    on_gb10 = replace(engine, errand=replace(errand, machine=shared), readings=dict(full))
+    on_gb10 = replace(with_device(engine, is_integrated=True), readings=dict(full))
     with pytest.raises(CheckSkippedError, match="page cache"):
         recovery.memory_returned(on_gb10)
     leaking = {**full, "second engine": 9 << 30}
