@@ -133,8 +133,11 @@ async def mixed(bench: Bench) -> Finding:
         has_overlapped = has_overlapped or since is not None
         if since is not None and await _is_mixed(bench, since, decoders, sum(prompts)):
             return Finding(tokens=prefill, limited=bool(obstacle), reason=obstacle)
-    if has_overlapped or not plans:
+    if not plans:
         return Finding(is_skipped=True, reason="no prompt fits beside a request that decodes")
+    if has_overlapped:
+        reason = "the scheduler formed no step of a prompt beside requests that decode"
+        return Finding(is_skipped=True, reason=reason)
     reason = "the decodes ended each time before a prompt could join them"
     return Finding(is_skipped=True, limited=True, reason=reason)
 
