@@ -12,6 +12,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from holdfast.engine import remains
+
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
@@ -57,6 +59,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.session.stash.get(_FILE, None) != item.path:
         item.session.stash[_FILE] = item.path
         os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
+
+
+@pytest.fixture
+def generation(tmp_path: Path) -> Iterator[Path]:
+    """The directory of an engine's generation, which is removed as such a one is."""
+    directory = tmp_path / "1"
+    directory.mkdir()
+    yield directory
+    remains.remove(directory)
 
 
 @pytest.fixture(scope="module", autouse=True)

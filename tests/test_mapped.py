@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,6 @@ from holdfast.workspace.shared_names import SHARED_MEMORY, name_prefix, shared_p
 from holdfast.workspace.stats import StatsWriter, read_all
 from holdfast.workspace.suspects import StepRequests, read_suspects
 from test_suspects import step
-
-
-@pytest.fixture
-def generation(tmp_path: Path) -> Iterator[Path]:
-    """The directory of a generation, which is removed as such a one is."""
-    directory = tmp_path / "1"
-    directory.mkdir()
-    yield directory
-    remains.remove(directory)
 
 
 def in_memory(directory: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -39,15 +38,6 @@ if __name__ == "__main__":
     child.join()
     die()
 """
-
-
-@pytest.fixture
-def generation(tmp_path: Path) -> Iterator[Path]:
-    """The directory of an engine's generation."""
-    directory = tmp_path / "1"
-    directory.mkdir()
-    yield directory
-    remains.remove(directory)
 
 
 def named_after(directory: Path) -> list[str]:

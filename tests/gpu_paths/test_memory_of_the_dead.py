@@ -12,11 +12,11 @@ import pytest
 from vllm.platforms import current_platform, interface
 from vllm.third_party import pynvml
 
+from gpu_paths.fake_boards import MIG_UUID
 from gpu_paths.fake_memory import GIB
 from holdfast.engine.device_memory import HOST_MARGIN_SHARE, MARGIN_BYTES, device_memory
 
 ENGINE_BYTES = 50 * GIB
-MIG_UUID = "MIG-377e0049-554c-540b-93c6-d0976f8426cb"
 
 
 class FakeDriver:

@@ -20,6 +20,7 @@ import pytest
 
 from asgi_server import serving
 from fakes import FACTS, FakeClock, FakeEngine, FakeStep, Faults, openai_app
+from gpu_paths.reports import told
 from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
 from holdfast.lifecycle.probe.measure import Run, expected_seconds
 from holdfast.records import EngineFacts, ProbeReport, RankStats
@@ -118,10 +119,6 @@ def probed(
             return await prober.run()
 
     return asyncio.run(run())
-
-
-def told(report: ProbeReport) -> list[str]:
-    return [f"{step.name}: {step.reason}" for step in report.steps if step.reason]
 
 
 QUADRATIC = Pace(token_seconds=1e-5, back_seconds=4e-10)
