@@ -66,7 +66,6 @@ def test_everything_but_ok_has_a_remedy() -> None:
         (GpuFacts((H100,) * 4, ARCHITECTURES, are_peers=True), Layout(4), "warning"),
         (CUDA.graphics, Layout(1), "ok"),
         (CUDA.graphics, Layout(3), "ok"),
-        (CUDA.graphics, Layout(2, nodes=2), "ok"),
         (CUDA.graphics, Layout(2, has_custom_all_reduce=False), "ok"),
         (CUDA.graphics, Layout(2, captures_graphs=False), "ok"),
     ],
@@ -95,13 +94,11 @@ def test_both_names_of_the_allocator_variable_count(variable: str) -> None:
         (CUDA, 241 * MIB, TWO, "warning"),
         (CUDA, GIB, TWO, "ok"),
         (CUDA, 64 * MIB, Layout(), "ok"),
-        (CUDA, 64 * MIB, Layout(2, nodes=2), "warning"),
         (CUDA, 64 * MIB, Layout(2, executor="ray"), "warning"),
         (CPU, 64 * MIB, Layout(), "failure"),
         (CPU, 64 * MIB, Layout(executor="uni"), "failure"),
         (CPU, 241 * MIB, Layout(), "ok"),
         (CPU, 241 * MIB, TWO, "warning"),
-        (CUDA, 64 * MIB, Layout(data_parallel_size=2, local_data_parallel_size=0), "ok"),
     ],
 )
 def test_shared_memory(machine: Machine, free_bytes: int, layout: Layout, severity: str) -> None:
@@ -242,11 +239,10 @@ def test_sleep_on_unified_memory_is_warned_of() -> None:
         (GpuFacts(), Layout(), "failure"),
         (GpuFacts(problem="driver too old"), Layout(), "failure"),
         (CUDA.graphics, Layout(4), "failure"),
-        (CUDA.graphics, Layout(4, nodes=2), "ok"),
     ],
 )
 def test_gpus_that_are_not_there(graphics: GpuFacts, layout: Layout, severity: str) -> None:
-    """The CUDA build needs a GPU for every rank of a node."""
+    """The CUDA build needs a GPU for every rank."""
     assert found(replace(CUDA, graphics=graphics), layout)["gpu"].severity == severity
 
 
@@ -391,13 +387,13 @@ def test_routes_for_developers_are_a_warning() -> None:
     [
         ([], Layout()),
         (["model", "-tp", "2", "--pipeline-parallel-size=3"], Layout(2, 3)),
-        (["model", "--tensor-parallel-size", "8", "--nnodes", "2"], Layout(8, nodes=2)),
+        (["model", "--tensor-parallel-size", "8", "--nnodes", "1"], Layout(8)),
         (["--disable-custom-all-reduce", "m"], Layout(has_custom_all_reduce=False)),
         (["m", "--enforce-eager"], Layout(captures_graphs=False, compiles=False)),
         (["m", "-cc.cudagraph_mode=NONE"], Layout(captures_graphs=False)),
         (["m", "-cc", '{"cudagraph_mode": "NONE"}'], Layout(captures_graphs=False)),
         (["m", "-pcp", "2"], Layout(prefill_context_parallel_size=2)),
-        (["m", "-dp", "4", "-dpl", "2"], Layout(data_parallel_size=4, local_data_parallel_size=2)),
+        (["m", "-dp", "4", "-dpl", "4"], Layout(data_parallel_size=4)),
         (["m", "--distributed-executor-backend=ray"], Layout(executor="ray")),
         (["m", "--enable-sleep-mode"], Layout(may_sleep=True, has_cumem_allocator=True)),
         (["m", "--kv-transfer-config", '{"kv_connector": "N"}'], Layout(has_kv_connector=True)),
@@ -415,9 +411,13 @@ def test_a_layout_that_cannot_be_read_is_refused() -> None:
         read_layout(["m", "-tp", "many"])
 
 
-def test_replicas_on_other_nodes_are_not_counted() -> None:
-    """vLLM says how many of them are on this one."""
-    assert read_layout(["m", "-tp", "2", "-dp", "4", "-dpl", "1"]).local_ranks == 2
+@pytest.mark.parametrize("flags", [("-n", "2"), ("--nnodes=2",), ("-dp", "4", "-dpl", "1")])
+def test_several_nodes_are_refused(flags: tuple[str, ...]) -> None:
+    """Once, as `serve` does, which understands the short forms too."""
+    done = doctor("m", "--json", *SMALL, *flags)
+    assert done.returncode == 2
+    (refusal,) = [one for one in findings(done) if one["name"] == "command-line"]
+    assert "not supported" in refusal["seen"]
 
 
 @pytest.mark.parametrize(

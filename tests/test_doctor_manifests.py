@@ -560,6 +560,21 @@ def test_the_command_refuses_what_the_container_would_refuse(tmp_path: Path) -> 
     assert failures(tmp_path, service(command=["serve", "--grpc"])) == ["command-line"]
 
 
+@pytest.mark.parametrize(
+    ("image", "severity"),
+    [("holdfast", "failure"), ("vllm/vllm-openai:v0.32.0", "warning")],
+)
+def test_a_container_of_several_nodes(tmp_path: Path, image: str, severity: str) -> None:
+    """It is refused where it runs Holdfast; of vLLM's own one rank is looked at, which is said."""
+    words = ["m", "-tp", "2", "-n", "2"]
+    command = words if image.startswith("vllm") else ["serve", *words]
+    path = str(written(tmp_path, service(image=image, command=command)))
+    done = doctor("--json", "--manifest", path)
+    (found,) = [one for one in findings(done) if one["name"] == "command-line"]
+    assert (found["severity"], found["source"]) == (severity, "manifest.yaml: server")
+    assert "--nnodes 2" in found["seen"]
+
+
 def test_this_machine_is_left_out_unless_it_is_asked_about(tmp_path: Path) -> None:
     """A manifest alone is not about the machine where it is checked."""
     path = str(written(tmp_path, service()))

@@ -188,12 +188,12 @@ def _check_build_tools(machine: Machine, layout: Layout) -> Iterator[Finding]:
 
 
 def _check_cpu_binding(machine: Machine, layout: Layout) -> Iterator[Finding]:
-    if not machine.is_cpu_build or layout.local_ranks == 1:
+    if not machine.is_cpu_build or layout.ranks == 1:
         return
     name: HazardName = "cpu-binding"
     binding = machine.environment.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
-    seen = f"{layout.local_ranks} ranks on {machine.numa_nodes} NUMA node(s), {binding=}"
-    if binding == "auto" and machine.numa_nodes < layout.local_ranks:
+    seen = f"{layout.ranks} ranks on {machine.numa_nodes} NUMA node(s), {binding=}"
+    if binding == "auto" and machine.numa_nodes < layout.ranks:
         yield failure(
             name,
             f"{seen}: vLLM gives each rank its own NUMA node.",

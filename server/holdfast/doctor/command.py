@@ -10,7 +10,15 @@ from typing import TypeVar
 
 from holdfast.doctor import checks, manifest_checks
 from holdfast.doctor.deployments import Deployment
-from holdfast.doctor.findings import Finding, HazardName, as_json, as_lines, failure, has_failed
+from holdfast.doctor.findings import (
+    Finding,
+    HazardName,
+    as_json,
+    as_lines,
+    failure,
+    has_failed,
+    warning,
+)
 from holdfast.doctor.front_checks import check_front, key_files, refused_keys
 from holdfast.doctor.layout import Layout, read_layout
 from holdfast.doctor.machine import read_machine
@@ -54,6 +62,7 @@ def print_findings(
         findings += _own_findings(others, environment, expand, read_settings)
     for deployment in deployments:
         findings += _deployment_findings(deployment, expand, read_settings)
+    findings = list(dict.fromkeys(findings))  # two parsers may refuse the same
     print(as_json(findings) if flags.json else "\n".join(as_lines(findings)))  # noqa: T201 - what was asked for
     return ExitCode.USAGE if has_failed(findings) else ExitCode.STOPPED
 
@@ -134,6 +143,9 @@ def _deployment_findings(
         refusals += [*other_refusals, *_key_findings(deployment, settings)]
         for finding in refusals:
             yield replace(finding, source=deployment.source)
+    for finding in other_refusals if not deployment.is_ours else ():
+        seen = f"checked as if it had one rank: {finding.seen}"
+        yield replace(warning("command-line", seen, finding.remedy), source=deployment.source)
     yield from manifest_checks.check_deployment(deployment, layout, settings)
 
 

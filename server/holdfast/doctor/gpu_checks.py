@@ -39,10 +39,10 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
         yield failure(
             "gpu", f"{graphics.problem}.", "repair the driver, so that `nvidia-smi` works."
         )
-    elif len(graphics.gpus) < layout.local_ranks:
+    elif len(graphics.gpus) < layout.ranks:
         yield failure(
             "gpu",
-            f"{layout.local_ranks} GPUs needed on this node, {len(graphics.gpus)} found.",
+            f"{layout.ranks} GPUs needed on this node, {len(graphics.gpus)} found.",
             "give the container its GPUs (`--gpus all`), or lower --tensor-parallel-size.",
             is_sure=not layout.has_ray,
         )
@@ -70,7 +70,7 @@ def _check_architectures(machine: Machine, layout: Layout) -> Iterator[Finding]:
 def _gpus(machine: Machine, layout: Layout) -> Iterator[tuple[Gpu, bool]]:
     """Every GPU, and whether a rank runs on it: the first ones are taken."""
     for index, gpu in enumerate(machine.graphics.gpus):
-        yield gpu, index < layout.local_ranks and not layout.has_ray
+        yield gpu, index < layout.ranks and not layout.has_ray
 
 
 def running_build(architecture: tuple[int, int], built_for: tuple[str, ...]) -> str:
@@ -168,7 +168,6 @@ def expandable_segments(
     set_as = f"{variable}={environment[variable]}"
     is_used = (
         layout.tensor_parallel_size in CUSTOM_ALL_REDUCE_SIZES
-        and layout.nodes == 1
         and layout.has_custom_all_reduce
         and layout.captures_graphs
     )

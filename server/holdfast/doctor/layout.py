@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.engine.refusals import refuse_nodes
 from holdfast.errors import UsageError
 
 DEFAULT_MEMORY_UTILIZATION = 0.92
@@ -25,9 +26,6 @@ class Layout:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
-    local_data_parallel_size: int | None = None
-    """Replicas on this node; None if they are spread evenly."""
-    nodes: int = 1
     executor: str = ""
     """As `--distributed-executor-backend` names it; empty if vLLM chooses."""
     has_custom_all_reduce: bool = True
@@ -42,15 +40,13 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """Ranks on all nodes."""
-        return self._ranks_of_replica * self.data_parallel_size
-
-    @property
-    def local_ranks(self) -> int:
-        """Ranks that run on one node; where Ray places them, as many as may."""
-        if self.local_data_parallel_size is not None:
-            return self._ranks_of_replica * self.local_data_parallel_size
-        return max(1, self.ranks // self.nodes)
+        """Ranks, all of which run on one node; where Ray places them, as many of them as may."""
+        return (
+            self.tensor_parallel_size
+            * self.pipeline_parallel_size
+            * self.prefill_context_parallel_size
+            * self.data_parallel_size
+        )
 
     @property
     def has_ray(self) -> bool:
@@ -63,38 +59,32 @@ class Layout:
         The build for CPUs has one also for a single rank
         (https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/platforms/cpu.py).
         """
-        if not self.local_ranks:
-            return False
         if self.executor in {"", "uni"}:
             return is_cpu_build or (not self.executor and self.ranks > 1)
         return self.executor == "mp"
-
-    @property
-    def _ranks_of_replica(self) -> int:
-        return (
-            self.tensor_parallel_size
-            * self.pipeline_parallel_size
-            * self.prefill_context_parallel_size
-        )
 
 
 def read_layout(arguments: Sequence[str]) -> Layout:
     """The layout that vLLM's flags ask for.
 
     Raises:
-        UsageError: the value of a flag that is read here cannot be read.
+        UsageError: the value of a flag that is read here cannot be read, or it spreads the engine
+            over several nodes.
     """
     try:
         given, _ = _parser().parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise UsageError(f"{error}.", remedy="see `holdfast serve --help=all`.") from None
+    refuse_nodes(
+        nodes=given.nnodes,
+        replicas=given.data_parallel_size,
+        local_replicas=given.data_parallel_size_local,
+    )
     return Layout(
         tensor_parallel_size=max(1, given.tensor_parallel_size),
         pipeline_parallel_size=max(1, given.pipeline_parallel_size),
         data_parallel_size=max(1, given.data_parallel_size),
         prefill_context_parallel_size=max(1, given.prefill_context_parallel_size),
-        local_data_parallel_size=given.data_parallel_size_local,
-        nodes=max(1, given.nnodes),
         executor=given.distributed_executor_backend,
         has_custom_all_reduce=not given.disable_custom_all_reduce,
         captures_graphs=not given.enforce_eager and not _WITHOUT_GRAPHS.search(" ".join(arguments)),

@@ -128,10 +128,10 @@ def _check_shell(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _check_gpus(deployment: Deployment, layout: Layout) -> Iterator[Finding]:
-    if deployment.gpus is not None and deployment.gpus < layout.local_ranks and not layout.has_ray:
+    if deployment.gpus is not None and deployment.gpus < layout.ranks and not layout.has_ray:
         yield failure(
             "gpu",
-            f"{layout.local_ranks} GPUs needed, {deployment.gpus} given to the container.",
+            f"{layout.ranks} GPUs needed, {deployment.gpus} given to the container.",
             "give the container more, or lower --tensor-parallel-size.",
         )
 

@@ -34,13 +34,12 @@ def shared_memory(
             name,
             f"{seen}, but vLLM needs {needed_bytes / MIB:.0f} MiB there for a queue.",
             remedy,
-            is_sure=layout.nodes == 1,
         )
-    if layout.local_ranks <= 1 or free_bytes >= AMPLE_SHARED_BYTES:
+    if layout.ranks <= 1 or free_bytes >= AMPLE_SHARED_BYTES:
         return ok(name, seen)
     return warning(
         name,
-        f"{seen} for {layout.local_ranks} ranks: what they exchange in addition to vLLM's queues "
+        f"{seen} for {layout.ranks} ranks: what they exchange in addition to vLLM's queues "
         "(NCCL's segments) may not fit, which ends a rank with a bus error.",
         remedy,
     )
