@@ -108,6 +108,7 @@ def test_a_wrong_value_is_refused(arguments: tuple[str, ...] | str) -> None:
         ("--data-parallel-size-local=1", "--data-parallel-size=2"),
         ("--data-parallel-size-local=0",),
         ("--enable-elastic-ep",),
+        ("--enable-fault-tolerance",),
     ],
 )
 def test_what_we_cannot_do_is_refused_at_once(arguments: tuple[str, ...]) -> None:
@@ -126,6 +127,7 @@ def test_what_we_cannot_do_is_refused_at_once(arguments: tuple[str, ...]) -> Non
         ("--data-parallel-size", "2"),
         ("--data-parallel-size-local", "2", "--data-parallel-size", "2"),
         ("--no-enable-elastic-ep",),
+        ("--no-enable-fault-tolerance",),
     ],
 )
 def test_what_changes_nothing_is_accepted(arguments: tuple[str, ...]) -> None:

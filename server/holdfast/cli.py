@@ -162,9 +162,8 @@ def _add_unsupported(parser: argparse.ArgumentParser) -> None:
     for flag in ("--nnodes", "--data-parallel-size"):
         parser.add_argument(flag, type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--data-parallel-size-local", type=int, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--enable-elastic-ep", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS
-    )
+    for flag in refusals.UNSUPPORTED_SWITCHES:
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
     for flag in ("--distributed-executor-backend", "--data-parallel-backend"):
         parser.add_argument(flag, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)

@@ -23,6 +23,13 @@ UNSUPPORTED = (
     "--data-parallel-multi-port-external-lb",
 )
 """Flags of `vllm serve` for layouts in which no front end sees the whole engine."""
+UNSUPPORTED_SWITCHES = {
+    "--enable-elastic-ep": "an engine that changes its size warms up again while it serves, and "
+    "nothing proves what it can do after that",
+    "--enable-fault-tolerance": "vLLM keeps a failed engine until it gets an instruction, and only "
+    "with an external load balancer; Holdfast replaces the engine",
+}
+"""Further flags, each with the reason. The last is new in vLLM 0.33."""
 REFUSED_VARIABLES = ("VLLM_PLUGINS", "VLLM_ENABLE_STARTUP_PLAN")
 """Those that `refuse_environment` looks at."""
 _OLD_RAY_EXECUTOR = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
@@ -86,7 +93,7 @@ def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, 
         UsageError: one asks for what Holdfast cannot do.
     """
     for flag in UNSUPPORTED:
-        value = getattr(namespace, flag.removeprefix("--").replace("-", "_"))
+        value = getattr(namespace, _destination(flag))
         if value is not None and value is not False:
             raise UsageError(
                 f"{flag} is not supported: one front end must own the HTTP port and the whole "
@@ -104,12 +111,12 @@ def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, 
         replicas=namespace.data_parallel_size,
         local_replicas=namespace.data_parallel_size_local,
     )
-    if namespace.enable_elastic_ep:
-        raise UsageError(
-            "--enable-elastic-ep is not supported: an engine that changes its size warms up "
-            "again while it serves, and nothing proves what it can do after that.",
-            remedy="leave out --enable-elastic-ep, or use `vllm serve` for it.",
-        )
+    for flag, reason in UNSUPPORTED_SWITCHES.items():
+        if getattr(namespace, _destination(flag), False):
+            raise UsageError(
+                f"{flag} is not supported: {reason}.",
+                remedy=f"leave out {flag}, or use `vllm serve` for it.",
+            )
     has_ray = "ray" in {namespace.distributed_executor_backend, namespace.data_parallel_backend}
     if has_ray and environment.get(_OLD_RAY_EXECUTOR, "1").strip() == "0":
         raise UsageError(
@@ -167,6 +174,10 @@ def no_model() -> HoldfastError:
     return UsageError(
         "no model was given.", remedy="name one, for example `holdfast serve --demo`."
     )
+
+
+def _destination(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _exists(path: Path) -> bool:
