@@ -160,10 +160,71 @@ def test_a_compiler_inside_of_a_process_is_known_by_its_stack(
             started.kill()
 
 
+LAUNCHES = """
+import os, sys, time
+from pathlib import Path
+from triton.compiler import CompiledKernel
+from holdfast.workspace.stacks import offer_stacks
+
+kernel = CompiledKernel.__new__(CompiledKernel)
+kernel.module, kernel._module_pid = object(), None
+kernel.name, kernel.src, kernel.function, kernel.packed_metadata = "kernel", None, None, None
+kernel._run = lambda *arguments: time.sleep(600)
+offer_stacks(Path(sys.argv[1]), os.getpid())
+kernel[1, 1, 1](stream=0)
+"""
+"""Triton launches a kernel that was compiled, and does not come back from it."""
+
+
+@pytest.mark.parametrize("has_py_spy", [True, False])
+def test_a_kernel_that_is_launched_and_hangs_is_not_a_compiler(
+    tmp_path: Path, request: pytest.FixtureRequest, has_py_spy: bool
+) -> None:
+    """Triton launches in the file of its compiler."""
+    program = tmp_path / "launches.py"
+    program.write_text(LAUNCHES)
+    if not has_py_spy:
+        request.getfixturevalue("without_py_spy")
+    with subprocess.Popen([PYTHON, program, str(tmp_path)]) as started:
+        process = psutil.Process(started.pid)
+        try:
+            wait_until(
+                lambda: "triton/compiler/compiler.py" in told(process, tmp_path),
+                deadline_seconds=4 * DEADLINE_SECONDS,
+                what=lambda: told(process, tmp_path),
+            )
+            stacks = told(process, tmp_path)
+        finally:
+            started.kill()
+    assert "runner" in stacks
+    assert not compiles_inside(stacks)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        'File "/x/triton/compiler/compiler.py", line 1 in compile',
+        "compile (triton/compiler/compiler.py:1)",
+        "visit_Call (triton/compiler/code_generator.py:1)",
+        'File "/x/triton/backends/nvidia/compiler.py", line 1 in make_llir',
+        "compile (cutlass/base_dsl/compiler.py:1)",
+        'File "/x/tilelang/engine/lower.py", line 1 in lower',
+        "call_function (torch/_inductor/graph.py:1)",
+        "codegen (torch/_inductor/codegen/triton.py:1)",
+    ],
+)
+def test_a_compiler_is_known_by_its_frame(frame: str) -> None:
+    """As py-spy writes it, and as the process does itself."""
+    assert compiles_inside(f"Thread 0x1\n    {frame}\n    main (run.py:1)")
+
+
 @pytest.mark.parametrize(
     "frame",
     [
         'File "/x/triton/runtime/jit.py", line 1 in run',
+        'File "/x/triton/compiler/compiler.py", line 1 in launch_metadata',
+        "_init_handles (triton/compiler/compiler.py:1)",
+        "run_with_argless_kernels (torch/_inductor/codegen/multi_kernel.py:1)",
         'File "/x/triton/backends/nvidia/driver.py", line 1 in __call__',
         'File "/x/cutlass/base_dsl/jit_executor.py", line 1 in run_compiled_program',
         "__call__ (torch/_inductor/output_code.py:1)",
@@ -182,6 +243,7 @@ def test_who_launches_what_is_compiled_does_not_compile(frame: str) -> None:
         ("clang++-18", True),
         ("ninja", True),
         ("ptxas", True),
+        ("nvrtc_compile", True),
         ("ld.lld", True),
         ("sleep", False),
         ("accountant", False),

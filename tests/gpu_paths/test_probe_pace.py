@@ -228,7 +228,7 @@ def test_engine_that_may_still_end_its_step_is_limited() -> None:
 def test_engine_that_compiles_within_a_prompt_is_limited() -> None:
     """Its kernels for a longer context may take minutes, and nobody calls that a hang."""
     faults = Faults(hangs=stands_still_within_a_prompt)
-    compiling = "File triton/compiler/compiler.py, line 1, in compile"
+    compiling = 'File "/x/triton/compiler/compiler.py", line 1 in compile'
     report = probed(
         SMALL, BRISK, seconds=4.0, is_real=True, faults=faults, stall_seconds=0.5, stacks=compiling
     )

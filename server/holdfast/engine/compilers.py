@@ -9,15 +9,22 @@ import psutil
 
 _COMPILER = re.compile(
     r"(?:.+-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|as|ld|lld|ld\.\w+)(?:-[\d.]+)?"
-    r"|cc1(?:plus)?|collect2|lto1|ninja|nvcc|cicc|cudafe\+\+|ptxas|fatbinary|nvlink|hipcc|rustc"
+    r"|cc1(?:plus)?|collect2|lto1|ninja|nvcc|nvrtc_compile|cicc|cudafe\+\+|ptxas|fatbinary|nvlink"
+    r"|hipcc|rustc"
 )
-"""What torch's and FlashInfer's extensions, Triton and inductor start."""
+"""What torch's and FlashInfer's extensions, DeepGEMM, Humming, Triton and inductor start."""
 _INSIDE = re.compile(
-    r"\b(?:triton/(?:compiler/|backends/\w+/compiler\.py)|cutlass/base_dsl/compiler\.py"
-    r"|deep_gemm/jit|tilelang/engine/|torch/_inductor/(?:graph|scheduler|lowering|codegen/))"
+    r"\b(?:triton/(?:compiler/code_generator|backends/\w+/compiler)\.py"
+    r"|cutlass/base_dsl/compiler\.py|tilelang/engine/"
+    r"|torch/_inductor/(?:graph|scheduler|lowering|codegen/(?!multi_kernel)))"
+    r"|\bcompile \(triton/compiler/compiler\.py"
+    r"|\btriton/compiler/compiler\.py\", line \d+ in compile\b"
 )
-"""Where a thread is that compiles without a process of its own: with the LLVM of Triton or of the
-CuTe DSL, with NVRTC. What launches a kernel that is there already is in other files of theirs."""
+"""Where a thread is that compiles without a process of its own, for example with Triton's LLVM.
+
+The same libraries launch kernels in other files or, as Triton does, in other functions of the same
+file: a kernel that hangs is not a compiler.
+"""
 
 
 def is_compiling(processes: Iterable[psutil.Process]) -> bool:
