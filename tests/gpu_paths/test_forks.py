@@ -31,7 +31,7 @@ def ask():
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    forkserver.PRELOADED = ("gpu_paths.pretended", *forkserver.PRELOADED)
+    forkserver.PRELOADED = ("gpu_paths.pretended", *sys.argv[2:], *forkserver.PRELOADED)
     forkserver.FORK_DEADLINE_SECONDS = 240
     with processes.owned(Path(sys.argv[1]), {}):
         first = ask()
@@ -41,17 +41,18 @@ if __name__ == "__main__":
 """
 
 
-def asked(directory: Path, board: str) -> tuple[list[list[bool]], str]:
+def asked(directory: Path, board: str, *preloaded: str) -> tuple[list[list[bool]], str]:
     """Whether each of two children was forked, whether it could not use CUDA, and the log."""
     program = directory / "program.py"
     program.write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, str(program), str(directory)],
+        [sys.executable, str(program), str(directory), *preloaded],
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
         env=environment(board),
+        cwd=directory,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -71,3 +72,20 @@ def test_engines_are_forked_where_nvml_counts_the_gpus(tmp_path: Path) -> None:
     answers, log = asked(tmp_path, "h100")
     assert answers == [[True, False], [True, False]]
     assert "spawn" not in log
+
+
+HANGS = """
+import time, torch
+from holdfast.engine import forkserver
+forkserver.CHILD_DEADLINE_SECONDS = 1.0
+torch.cuda._is_in_bad_fork = lambda: time.sleep(600)
+"""
+
+
+def test_engines_are_spawned_where_a_fork_hangs(tmp_path: Path) -> None:
+    """The server ends by itself, and nobody waits for it until it is killed."""
+    (tmp_path / "hangs.py").write_text(HANGS)
+    answers, log = asked(tmp_path, "h100", "hangs")
+    assert [is_forked for is_forked, _ in answers] == [False, False]
+    assert "a forked process hangs" in log
+    assert "does not answer" not in log

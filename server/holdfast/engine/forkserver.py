@@ -45,6 +45,8 @@ _SPOILT = "spoilt-"
 
 FORK_DEADLINE_SECONDS = 60.0
 """For the server to fork. It imports while the process does that asks it then."""
+CHILD_DEADLINE_SECONDS = 20.0
+"""For the first process that is forked to say whether it can use CUDA. It has nothing to import."""
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -90,8 +92,9 @@ def is_in_use() -> bool:
     if not getattr(_server(), "is_ruled_out", False) and _has_spoilt_forks():
         use(is_allowed=False)
         logger.warning(
-            "importing vLLM initialises CUDA's driver here, as with MIG by UUID or without NVML: "
-            "engines cannot be forked, so they are spawned and start more slowly"
+            "importing vLLM initialises CUDA's driver here, as with MIG by UUID or without NVML, or "
+            "a forked process hangs: engines cannot be forked, so they are spawned and start more "
+            "slowly"
         )
     return not getattr(_server(), "is_ruled_out", False)
 

@@ -12,6 +12,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from holdfast.engine import exit_codes, forkserver
 from holdfast.workspace import leash
 
@@ -41,13 +43,19 @@ def has_spoilt_forks() -> bool:
 
     Importing vLLM has Triton ask torch whether there is a GPU, and torch asks NVML. Where that does
     not know, for MIG by UUID and on boards without NVML, torch initialises CUDA's driver (2.13,
-    `torch.cuda.device_count`). Its note of that is made for children, so that a child is asked.
+    `torch.cuda.device_count`). Its note of that is made for children, so that a child is asked. One
+    that does not answer by the deadline cannot be used either.
     """
     pid = os.fork()
     if not pid:
         torch = importlib.import_module("torch")
         os._exit(int(torch.cuda._is_in_bad_fork()))  # noqa: SLF001 - as vLLM asks, too
-    return os.waitpid(pid, 0)[1] != 0
+    child = psutil.Process(pid)
+    try:
+        return child.wait(forkserver.CHILD_DEADLINE_SECONDS) != 0
+    except psutil.TimeoutExpired:
+        child.kill()
+        return True
 
 
 if directory and has_spoilt_forks():
