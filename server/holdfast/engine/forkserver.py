@@ -62,6 +62,7 @@ def ensure_running(
     there can be none, as in a directory whose path is too long for a socket, that is a warning, and
     engines are spawned. Nothing is started where `is_in_use` says no.
     """
+    heed_spoilt_forks()
     if not is_in_use():
         return
     if native_variables is not None:
@@ -85,34 +86,29 @@ def is_allowed(environment: Mapping[str, str]) -> bool:
 
 
 def is_in_use() -> bool:
-    """Whether processes are forked where that is sound.
-
-    The first answer after a server has ended because of the driver is a warning, too.
-    """
-    if not getattr(_server(), "is_ruled_out", False) and _has_spoilt_forks():
-        use(is_allowed=False)
-        logger.warning(
-            "importing vLLM initialises CUDA's driver here, as with MIG by UUID or without NVML, or "
-            "a forked process hangs: engines cannot be forked, so they are spawned and start more "
-            "slowly"
-        )
+    """Whether processes are forked where that is sound."""
     return not getattr(_server(), "is_ruled_out", False)
+
+
+def heed_spoilt_forks() -> None:
+    """Fork nothing any more, and warn, if the server has ended because of CUDA's driver."""
+    pid = server_pid()
+    if is_in_use() and pid is not None and (exit_codes_directory() / f"{_SPOILT}{pid}").exists():
+        use(is_allowed=False)
+        with suppress(ChildProcessError):  # somebody else waited for its end
+            _server()._stop()  # noqa: SLF001 - nothing public ends it
+        _server()._forkserver_pid = None  # noqa: SLF001 - as above
+        logger.warning(
+            "importing vLLM initialises CUDA's driver here, as with MIG by UUID or without NVML, "
+            "or a forked process hangs: engines cannot be forked, so they are spawned and start "
+            "more slowly"
+        )
 
 
 def note_spoilt(directory: Path) -> None:
     """In the server: say that it ends because what it forks could not use CUDA."""
     directory.mkdir(exist_ok=True)
     (directory / f"{_SPOILT}{os.getpid()}").touch()
-
-
-def _has_spoilt_forks() -> bool:
-    pid = server_pid()
-    if pid is None or not (exit_codes_directory() / f"{_SPOILT}{pid}").exists():
-        return False
-    with suppress(ChildProcessError):  # somebody else waited for its end
-        _server()._stop()  # noqa: SLF001 - nothing public ends it
-    _server()._forkserver_pid = None  # noqa: SLF001 - as above
-    return True
 
 
 def _ensure_running(directory: Path | None) -> None:
@@ -195,11 +191,13 @@ class Process(context.ForkServerProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        heed_spoilt_forks()
         if is_in_use():
             try:
                 with _answering():
                     return popen_forkserver.Popen(process_obj)
             except (OSError, EOFError) as error:
+                heed_spoilt_forks()
                 if is_in_use():
                     said = (
                         "the process that starts engines does not answer (%r), so this one is "

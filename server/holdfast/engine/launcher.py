@@ -225,6 +225,7 @@ class EngineLauncher:
 
     def _started_cores(self) -> AbstractContextManager[None]:
         """How vLLM starts its EngineCores while this is entered."""
+        forkserver.heed_spoilt_forks()
         if not forkserver.is_in_use():
             return nullcontext()
         return front_end_patches.forked_cores(self._config, forkserver.CoreContext())
