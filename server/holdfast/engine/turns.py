@@ -188,9 +188,11 @@ class Turns:
     def _next(self) -> tuple[str, _Sequence] | None:
         """The first of the key that has the fewest there, of those whose next one may go in."""
         # Of keys with as many the first: one that had a turn goes to the end.
-        first = [next(iter(queue.items())) for queue in self._queues.values()]
-        may_enter = [(name, sequence) for name, sequence in first if self._has_place(sequence)]
-        return min(may_enter, key=lambda one: self._inside.get(one[1].tracked.key, 0), default=None)
+        for key in sorted(self._queues, key=self._inside.__getitem__):
+            name, sequence = next(iter(self._queues[key].items()))
+            if self._has_place(sequence):
+                return name, sequence
+        return None
 
     def _remove(self, name: str, key: str) -> None:
         queue = self._queues.get(key, OrderedDict())
