@@ -91,22 +91,14 @@ def guard_media(allowed_domains: Sequence[str] | None) -> None:
     names = ThreadPoolExecutor(NAMES_AT_ONCE, thread_name_prefix="holdfast-names")
     follows = is_on(REDIRECTS_VARIABLE, os.environ)
 
-    class Connector(GuardedConnector):
-        """For this process."""
-
-        def connect(self) -> PublicConnection:
-            return PublicConnection(
-                names, is_listed=bool(self.allowed_media_domains), follows_redirects=follows
-            )
-
-        def pixels_of_all(self) -> Pixels:
-            return pixels
-
-    MEDIA_CONNECTOR_REGISTRY.register(_STOCK)(Connector)
+    connector_of = partial(
+        GuardedConnector, names=names, pixels_of_all=pixels, follows_redirects=follows
+    )
+    MEDIA_CONNECTOR_REGISTRY.register(_STOCK)(connector_of)
     vllm_image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
 
     def download_image(url: str, timeout: Any) -> Image.Image:  # noqa: ARG001 - mistral-common's name
-        connector = Connector(allowed_media_domains=list(allowed_domains or ()))
+        connector = connector_of(allowed_media_domains=list(allowed_domains or ()))
         image: Image.Image = connector.fetch_image(url, image_mode=None).media
         return image
 
@@ -138,18 +130,20 @@ class Pixels:
 class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to us
     """For the media of one request, as vLLM makes one for each."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        names: ThreadPoolExecutor,
+        pixels_of_all: Pixels,
+        follows_redirects: bool,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
-        self.connection = self.connect()
+        self.connection = PublicConnection(
+            names, is_listed=bool(self.allowed_media_domains), follows_redirects=follows_redirects
+        )
+        self.pixels_of_all = pixels_of_all
         self._pixels = Pixels(_pixels_a_request())
-
-    def connect(self) -> PublicConnection:
-        """Its HTTP client."""
-        raise NotImplementedError
-
-    def pixels_of_all(self) -> Pixels:
-        """Those of all requests."""
-        raise NotImplementedError
 
     async def fetch_audio_async(self, *args: Any, **options: Any) -> Any:
         """As vLLM's, see `_as_asked`."""
@@ -213,7 +207,7 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
             raise VLLMValidationError(
                 f"The media of the request have more than {_pixels_a_request()} pixels in total."
             )
-        if not self.pixels_of_all().has_taken(pixels):
+        if not self.pixels_of_all.has_taken(pixels):
             raise GracefulHTTPError(
                 "The server is decoding too many large images. Please try again later.",
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -252,7 +246,7 @@ class Bounded:
     def _counted(self, pixels: int, load: Callable[[], Any]) -> Any:
         self._connector.take(pixels)
         held = [pixels]
-        give_back = partial(_give_back, self._connector.pixels_of_all(), held)
+        give_back = partial(_give_back, self._connector.pixels_of_all, held)
         try:
             loaded = load()
             media = getattr(loaded, "media", None)
