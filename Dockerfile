@@ -84,7 +84,9 @@ ENV PYTHONUNBUFFERED=1 \
     USER=holdfast \
     TRITON_CACHE_DIR=/home/holdfast/.cache/triton \
     TORCHINDUCTOR_CACHE_DIR=/home/holdfast/.cache/torchinductor \
-    CUDA_CACHE_PATH=/home/holdfast/.cache/nvidia
+    CUDA_CACHE_PATH=/home/holdfast/.cache/nvidia \
+    HUMMING_CACHE_DIR=/home/holdfast/.cache/humming \
+    HUMMING_TMP_DIR=/home/holdfast/.cache/humming/tmp
 RUN useradd --uid 10001 --user-group --create-home --home-dir "${HOME}" holdfast \
     && install --directory --owner holdfast --group holdfast \
         "${HOME}/.cache" "${HOME}/.cache/huggingface" \

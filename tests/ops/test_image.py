@@ -129,6 +129,13 @@ def test_volumes_find_a_directory_of_the_user(target: str) -> None:
     assert {STATE_DIRECTORY, "/home/holdfast/.cache/huggingface"} <= places
 
 
+def test_what_is_compiled_stays_in_the_cache() -> None:
+    """Whatever would go elsewhere by itself, as Humming's kernels and its scratch do."""
+    variables = dict(re.findall(r"(\w+)=(\S+)", instruction("cuda", "ENV")))
+    places = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "HUMMING_CACHE_DIR", "HUMMING_TMP_DIR")
+    assert all(variables[name].startswith("/home/holdfast/.cache/") for name in places)
+
+
 @every_target
 def test_the_labels_say_what_it_is(target: str) -> None:
     """The version is that of the package, the base that of the stage."""
