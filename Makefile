@@ -23,7 +23,7 @@ test-fast: setup ## run the tests that start no engine
 	@exec $(bin)/pytest -n 3 --no-loadscope-reorder -m "not engine" $(ARGS)
 
 test-v2: setup ## run the tests of engines on vLLM's V2 model runner, the default on GPUs
-	@exec $(bin)/python tests/second_runner.py -n 3 --no-loadscope-reorder tests/engine $(ARGS)
+	@exec $(bin)/python tests/support/second_runner.py -n 3 --no-loadscope-reorder tests/engine $(ARGS)
 
 soak: setup ## run the long proofs (hours): random requests, killed writers
 	@exec $(bin)/pytest soak $(ARGS)

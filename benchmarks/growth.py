@@ -26,7 +26,7 @@ from clients import BenchClient
 from holdfast import __version__
 from holdfast.lifecycle.states import State
 from holdfast.records import GROWTH_PHASES, MEMORY_KINDS, EngineReport, Status
-from holdfast.telemetry.collectors import HoldfastCollector, OwnRegistry, RequestCounts
+from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry, RequestCounts
 from holdfast.telemetry.counters import Outages, Refusals, request_waits
 from holdfast.telemetry.exposition import render
 from holdfast.telemetry.totals import Totals

@@ -25,12 +25,12 @@ import psutil
 import pairs
 import sides
 from clients import BenchClient
-from holdfast import listener
 from holdfast.api.admission import Admission
-from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
+from holdfast.api.router import FrontDoor
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
+from holdfast.listener import server as listener
 from holdfast.settings import LimitSettings, ListenSettings, OverloadSettings
 from holdfast.telemetry.counters import Refusals
 from holdfast.workspace.plan import MIB

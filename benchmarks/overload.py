@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 import pairs
 import sides
-from holdfast.engine.places import LEAST_SPARE, SPARE_SHARE
+from holdfast.engine.turns import LEAST_SPARE, SPARE_SHARE
 from pairs import Measure
 
 LOAD_FACTOR = 3.0

@@ -8,9 +8,9 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast import app, cli
-from holdfast.api.front import FrontDoor
+from holdfast.api.router import FrontDoor
 from holdfast.application import Application
-from holdfast.engine.tracked import REQUEST, Tracked
+from holdfast.request_context import REQUEST, Tracked
 
 
 class _Unlayered(Application):

@@ -12,7 +12,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from holdfast.engine import remains
+from holdfast.processes import cleanup
 
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -67,7 +67,7 @@ def generation(tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "1"
     directory.mkdir()
     yield directory
-    remains.remove(directory)
+    cleanup.remove(directory)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -85,10 +85,10 @@ class _Book:
 
 def _watch_manager(book: _Book) -> None:
     """Note what is done to managers of Holdfast, of whatever class derived from ours."""
-    from holdfast.workspace import footprint, manager  # noqa: PLC0415 - they import vLLM
+    from holdfast.workspace import accounting, manager  # noqa: PLC0415 - they import vLLM
 
     ours: Any = manager.WorkspaceManager
-    holdings_class: Any = footprint.Holdings
+    holdings_class: Any = accounting.Holdings
     reserve, seal, lock, retire = ours.reserve, ours.seal, ours.lock, holdings_class.retire
 
     def noted_reserve(manager: Any, reservations: Iterable[Any]) -> None:

@@ -1,15 +1,58 @@
 """Holdfast: an OpenAI-compatible server around vLLM whose green light is true.
 
-Three flows cross these packages:
+The packages, what each answers, and the process that it runs in:
 
-1. start    cli -> settings -> app (listening, gate closed) -> lifecycle.supervisor
-            -> engine.async_llm -> lifecycle.probe -> READY
-2. request  api.gate -> vLLM's OpenAI routes -> engine.client (proxy) -> AsyncLLM
-3. memory   workspace.plugin, in each worker -> workspace.stats (mmap)
-            -> telemetry.collectors -> /metrics
+    cli, app      from argv to a running server; `app` makes every object and ends it    front end
+    settings/     everything that can be set                                             front end
+    listener/     what may a client ask before its request is whole?                     front end
+    api/          who may ask, and how is it answered?                                   front end
+    lifecycle/    is it up? states, supervisor, restarts                                 front end
+    probe/        is the worst case served?                                              front end
+    engine/       one vLLM engine, as the front end sees it                              front end
+    processes/    the engine's processes, from outside                                   front end
+    patches/      every change to vLLM's own code, in one list                           both
+    worker/       what runs inside vLLM's processes, around each rank                    engine
+    workspace/    where does scratch memory come from, and when may it grow?             engine
+    planning/     `holdfast plan`: what would be reserved, and why                       command
+    doctor/       `holdfast doctor`: what would go wrong here                            command
+    telemetry/    what does the server say? metrics, logs, progress                      front end
+    demo/         the embedded model                                                     engine
 
-Imports go one way: errors, settings, records, states, plan <- workspace, telemetry, engine
-<- lifecycle <- api <- app <- cli. Only engine, workspace and demo import vLLM.
+Four flows cross them:
+
+Start
+    1. `cli` reads flags, environment and files into `settings`; vLLM is not imported yet.
+    2. `app` opens the `listener` with the gate closed: health and metrics answer from here on.
+    3. `lifecycle.supervisor` has `engine.launcher` start vLLM, whose processes are forked by
+       `processes.forkserver`; `worker.plugin` puts our workspace manager into each of them.
+    4. `probe` sends the worst case through the listener; `lifecycle.proof` judges it.
+    5. READY: `api.gate` opens.
+
+Request
+    1. `listener.http_connection` reads it, within bounds on bytes and time.
+    2. `api.request_log`, `auth`, `router`, `limits` and `gate` refuse it, hold it or let it in.
+    3. vLLM's own routes parse it (`engine.openai_app`, with `patches`).
+    4. `engine.proxy` hands it to `engine.replay`, which gives it to the running generation and,
+       if that dies, to the next one.
+    5. The answer goes back the same way.
+
+Memory
+    1. `workspace.reservers` declare what a model needs; `workspace.plan` adds it up.
+    2. `worker.hooks` reserves it before vLLM sizes the KV cache, and locks it after warm-up.
+    3. `workspace.manager` hands out views, and grows alongside where the policy allows it.
+    4. `workspace.stats` keeps what happened in a file that outlives the process.
+    5. `telemetry.collector` turns the files into `/metrics`.
+
+Failure
+    1. `processes.exits`, the ranks' own records or `lifecycle.heartbeat` notice that the engine is
+       lost; `processes.deaths` says why.
+    2. `lifecycle.supervisor` moves to RECOVERING and has the processes killed and cleaned up.
+    3. `engine.blame` decides which requests to suspect; `engine.replay` keeps the others.
+    4. `lifecycle.restart_budget` and `learning` decide whether and how to start again.
+    5. The next generation starts as above, is proven, and gets the requests that were kept.
+
+Imports go one way; `tests/project/test_imports.py` holds the order. Only engine, workspace, worker,
+patches, planning and demo import vLLM.
 """
 
 __version__ = "0.1.0"

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from holdfast import exposure, listener, signals
+from holdfast import hide_keys
 from holdfast.api.auth import Keys
 from holdfast.application import Application, learned_directory
-from holdfast.engine import processes
-from holdfast.engine.native import NativeVariables
-from holdfast.engine.runtime_directory import runtime_directory
 from holdfast.errors import ExitCode
+from holdfast.listener import server
+from holdfast.processes import signals, tree
+from holdfast.processes.native_env import NativeVariables
+from holdfast.processes.runtime_directory import runtime_directory
 from holdfast.settings import Settings
 from holdfast.telemetry.logs import configure_logging
 
@@ -35,16 +36,16 @@ def serve(settings: Settings) -> ExitCode:
     keys = Keys.read(settings.listen.api_keys, settings.keys)
     if short := keys.short_names():
         logger.warning("%s: shorter than 16 characters, which is easy to guess", ", ".join(short))
-    if door := exposure.open_door(settings):
+    if door := hide_keys.open_door(settings):
         logger.warning("%s Anyone who can reach this address can use the server. Remedy: %s", *door)
     # Before anything is started, which would take them over.
-    exposure.hide_keys(settings)
+    hide_keys.hide_keys(settings)
     with (
         signals.remembered() as has_come,
-        listener.bound(settings.listen) as sock,
+        server.bound(settings.listen) as sock,
         runtime_directory() as directory,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
-        processes.owned(directory, native_variables.known),
+        tree.owned(directory, native_variables.known),
     ):
         end_now = partial(signals.end_now, directory, settings.listen.uds)
         application = Application(

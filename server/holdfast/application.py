@@ -22,32 +22,34 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from holdfast import __version__, certificates, listener, signals
+from holdfast import __version__
 from holdfast.api import openapi
 from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.auth import KeyCheck, Keys
-from holdfast.api.front import EngineApp, FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.http_counts import HttpCounts
 from holdfast.api.limits import Limits
 from holdfast.api.metrics import metrics_route, request_counts
 from holdfast.api.request_log import RequestLog
-from holdfast.engine import processes, variables
-from holdfast.engine.calls import Calls
+from holdfast.api.router import EngineApp, FrontDoor
+from holdfast.engine import unsupported
 from holdfast.engine.interface import Engine, EngineLauncher
-from holdfast.engine.native import NativeVariables
-from holdfast.engine.places import Places
+from holdfast.engine.replay import Calls
+from holdfast.engine.turns import Places
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
-from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
 from holdfast.lifecycle.proof import MOST_PASSES
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
+from holdfast.listener import server, tls
+from holdfast.probe import Patience, ProbeJournal, Prober
+from holdfast.processes import signals, tree
+from holdfast.processes.native_env import NativeVariables
 from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ListenSettings, Settings, WorkspaceSettings
-from holdfast.telemetry.collectors import HoldfastCollector, OwnRegistry
+from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry
 from holdfast.telemetry.counters import Outages, Refusals
 from holdfast.telemetry.exposition import vllm_registry
 from holdfast.telemetry.logs import quieten_access_log
@@ -55,7 +57,7 @@ from holdfast.telemetry.loop_lag import LoopLag
 from holdfast.telemetry.progress import LogProgress, Progress, progress_for
 from holdfast.telemetry.totals import Totals
 from holdfast.versions import vllm_version
-from holdfast.workspace import learned
+from holdfast.workspace import learned_store
 
 if TYPE_CHECKING:
     from holdfast.engine.configure import ConfiguredEngine
@@ -114,7 +116,7 @@ class Application:
         )
         self._engine_app = EngineApp()
         self._identity = (
-            certificates.own_identity(directory)
+            tls.own_identity(directory)
             if settings.listen.is_tls and settings.listen.ssl_cert_reqs
             else None
         )
@@ -128,7 +130,7 @@ class Application:
         asked = signals.heeded(stop, self._end_now, has_come=is_asked_to_stop)
         with self._progress, asked:
             async with (
-                listener.serving(
+                server.serving(
                     self._layers(),
                     self._sock,
                     self._listen(),
@@ -136,16 +138,14 @@ class Application:
                     refusals=self._refusals,
                     counted=self._http_counts.refused,
                 ) as self._server,
-                certificates.refreshed(
-                    self._server.config.ssl, self._settings.listen, self._identity
-                ),
+                tls.refreshed(self._server.config.ssl, self._settings.listen, self._identity),
                 self._mounted,
                 self._loop_lag.measured(),
-                processes.resource_tracker_kept(),
+                tree.resource_tracker_kept(),
             ):
-                certificates.admit(self._server.config.ssl, self._identity)
+                tls.admit(self._server.config.ssl, self._identity)
                 quieten_access_log(
-                    listener.ALWAYS_ANSWERED.union(self._settings.listen.unlogged_paths),
+                    server.ALWAYS_ANSWERED.union(self._settings.listen.unlogged_paths),
                     is_probing=lambda: self._state() is State.PROBING,
                 )
                 await self._supervisor.run()
@@ -212,7 +212,7 @@ class Application:
         try:
             from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
         except ValueError:
-            variables.check(os.environ)  # of which vLLM reads some while it is imported
+            unsupported.check(os.environ)  # of which vLLM reads some while it is imported
             raise
         return configure(
             self._settings,
@@ -248,7 +248,7 @@ class Application:
 
     def _client(self) -> httpx.AsyncClient:
         headers = {PROBE_HEADER: self._probe_token}
-        return listener.own_client(self._sock, self._settings.listen, headers, self._identity)
+        return server.own_client(self._sock, self._settings.listen, headers, self._identity)
 
     def _places(self) -> Places:
         """Those of the engine that is there; asked with each request."""
@@ -281,7 +281,7 @@ class Application:
         check = KeyCheck(door, self._keys, self._refusals, is_probe=is_probe, root_path=root_path)
         return RequestLog(
             check,
-            quiet_paths=listener.ALWAYS_ANSWERED,
+            quiet_paths=server.ALWAYS_ANSWERED,
             silent_paths=self._settings.listen.unlogged_paths,
             is_on=self._settings.listen.has_access_log and self._settings.logs.requests == "line",
             counted=self._http_counts.count,
@@ -329,7 +329,7 @@ class Application:
 def learned_directory(settings: WorkspaceSettings) -> Path | None:
     """Where learned reservations and the journal of the probe are kept; None for nowhere."""
     if settings.learned_directory == "default":
-        return learned.default_directory()
+        return learned_store.default_directory()
     return settings.learned_directory
 
 

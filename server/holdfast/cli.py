@@ -16,11 +16,12 @@ from typing import NoReturn
 
 from holdfast import __version__
 from holdfast.early_signals import end_until_serving
-from holdfast.engine import plan_flags, refusals, variables
+from holdfast.engine import unsupported
 from holdfast.errors import ExitCode, HoldfastError, UsageError
+from holdfast.planning import flags as plan_flags
 from holdfast.settings import ListenSettings, Settings, add_flags, read_groups, values
 from holdfast.settings.config_file import with_file, with_two_token_config
-from holdfast.settings.parser import Parser, command_parser
+from holdfast.settings.flag import Parser, command_parser
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 _DESCRIPTION = "An OpenAI-compatible server around vLLM whose green light is true."
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     is_debugging = False
-    variables.forget_empty(os.environ)
+    unsupported.forget_empty(os.environ)
     try:
         command, rest = _command(arguments)
         if command != "serve":
@@ -57,7 +58,7 @@ def _run(arguments: list[str]) -> int:
         if any(argument.startswith("--help=") for argument in rest):
             return _print_vllm_help(rest)
         settings = parse_serve(rest, os.environ)
-        refusals.refuse_missing_vllm()
+        unsupported.refuse_missing_vllm()
         is_debugging = settings.listen.log_level == "debug"
         from holdfast.app import serve  # noqa: PLC0415 - the web stack is not needed for --help
 
@@ -93,9 +94,9 @@ def parse_serve(
     """
     given = with_two_token_config(arguments)
     namespace, others = _serve_parser().parse_known_args(with_file(given))
-    refusals.refuse_mistyped(others)
-    refusals.refuse_environment(environment, is_demo=namespace.demo)
-    refusals.refuse_unsupported(namespace, environment)
+    unsupported.refuse_mistyped(others)
+    unsupported.refuse_environment(environment, is_demo=namespace.demo)
+    unsupported.refuse_unsupported(namespace, environment)
     if needs_model:
         _check_model(given, namespace, others)
     _take_h11_limits(namespace)
@@ -153,7 +154,7 @@ def _serve_parser() -> argparse.ArgumentParser:
 
 def _add_unsupported(parser: argparse.ArgumentParser) -> None:
     """What is only read to refuse it at once, and not shown."""
-    for flag in refusals.UNSUPPORTED:
+    for flag in unsupported.UNSUPPORTED:
         takes_value = flag.endswith("-rank")
         parser.add_argument(
             flag, action="store" if takes_value else "store_true", help=argparse.SUPPRESS
@@ -162,7 +163,7 @@ def _add_unsupported(parser: argparse.ArgumentParser) -> None:
     for flag in ("--nnodes", "--data-parallel-size"):
         parser.add_argument(flag, type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--data-parallel-size-local", type=int, help=argparse.SUPPRESS)
-    for flag in refusals.UNSUPPORTED_SWITCHES:
+    for flag in unsupported.UNSUPPORTED_SWITCHES:
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
     for flag in ("--distributed-executor-backend", "--data-parallel-backend"):
         parser.add_argument(flag, help=argparse.SUPPRESS)
@@ -179,9 +180,9 @@ def _check_model(given: list[str], namespace: argparse.Namespace, others: list[s
     """Refuse what is certainly wrong; what stands between vLLM's flags only its parser can tell."""
     model = given[0] if given and not given[0].startswith("-") else namespace.model
     if model is not None:
-        refusals.refuse_model(model, is_demo=namespace.demo)
+        unsupported.refuse_model(model, is_demo=namespace.demo)
     elif not namespace.demo and all(argument.startswith("-") for argument in others):
-        raise refusals.no_model()
+        raise unsupported.no_model()
 
 
 def _listen_settings(
@@ -252,7 +253,7 @@ def _api_keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
 
 
 def _print_vllm_help(arguments: list[str]) -> int:
-    refusals.refuse_missing_vllm()
+    unsupported.refuse_missing_vllm()
     from holdfast.engine.arguments import print_help  # noqa: PLC0415 - imports vLLM
 
     print_help(arguments)
@@ -265,8 +266,8 @@ def _print_plan(arguments: list[str]) -> int:
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     settings = parse_serve(others, os.environ)
-    refusals.refuse_missing_vllm()
-    from holdfast.engine.planning import print_plan  # noqa: PLC0415 - imports vLLM
+    unsupported.refuse_missing_vllm()
+    from holdfast.planning.command import print_plan  # noqa: PLC0415 - imports vLLM
 
     return print_plan(settings, flags)
 

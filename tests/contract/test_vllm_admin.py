@@ -16,7 +16,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from holdfast import records
-from holdfast.workspace.worker_calls import CALLABLE
+from holdfast.worker.rpc import CALLABLE
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from vllm.parser.engine.parser_engine import ParserEngine
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
-from holdfast.engine import answer_parsing
-from holdfast.engine.answer_parsing import bound_answer_parsers
+from holdfast.patches import answer_parsing
+from holdfast.patches.answer_parsing import bound_answer_parsers
 
 LINES = 'def f(a, b):\n    return {"a": [1, 2], \'b\': "x<y>"}  # call: {[(\n'
 LONG_CHARACTERS = 60_000

@@ -10,8 +10,8 @@ import pytest
 from starlette.requests import Request
 
 from holdfast.engine.compat import make_arg_parser
-from holdfast.engine.front_end_patches import accept_nulls
-from holdfast.engine.wrong_bodies import refuse_wrong_bodies
+from holdfast.patches.front_end import accept_nulls
+from holdfast.patches.request_bodies import refuse_wrong_bodies
 
 DEADLINE_SECONDS = 20
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hold"}]}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vllm.entrypoints.openai.chat_completion import protocol
 from vllm.entrypoints.serve.utils.tool_calls_utils import maybe_filter_parallel_tool_calls
 
-from holdfast.engine import chunks
+from holdfast.patches import chunks
 
 TEXT_CHOICE = {"index": 0, "logprobs": None, "finish_reason": None, "token_ids": None}
 CHUNK = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "m"}

@@ -14,7 +14,7 @@ from vllm.entrypoints.openai.responses import serving as responses
 from vllm.renderers import base as renderers
 from vllm.v1.engine import async_llm, input_processor
 
-from holdfast.engine.client import EngineProxy
+from holdfast.engine.proxy import EngineProxy
 
 
 @pytest.mark.parametrize("module", [chat, completions, models, responses, input_processor])

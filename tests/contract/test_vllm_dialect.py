@@ -18,8 +18,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from holdfast.engine.client import EngineProxy
-from holdfast.engine.dialect import VllmDialect
+from holdfast.engine.outputs import VllmDialect
+from holdfast.engine.proxy import EngineProxy
 from holdfast.errors import NotReadyError, RequestLostError
 
 DIALECT = VllmDialect()

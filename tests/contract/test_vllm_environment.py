@@ -6,7 +6,7 @@ import pytest
 from vllm import envs
 from vllm.v1.metrics import stats
 
-from holdfast.engine.front_end_patches import variables_read_once
+from holdfast.patches.front_end import variables_read_once
 
 VARIABLE = "VLLM_COMPUTE_NANS_IN_LOGITS"
 

@@ -28,14 +28,14 @@ from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 
 import grammars
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine import forkserver, processes
 from holdfast.engine.grammars import checked, compiling
 from holdfast.engine.grammars.checked import Grammars, grammars_for
 from holdfast.engine.grammars.compile_limit import LOOK_SECONDS, CompileLimit, within_limit
 from holdfast.engine.grammars.compiling import Compiler
 from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import keep_native_code_out, validate_without_xgrammar
-from holdfast.engine.tracked import REQUEST, Tracked
+from holdfast.processes import forkserver, tree
+from holdfast.request_context import REQUEST, Tracked
 from placed import APlace
 
 # vLLM gives xgrammar an argument that it does not need any more.
@@ -73,7 +73,7 @@ def compiler(config: Any) -> Compiler:
 def _server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A fork server that has imported nothing."""
     monkeypatch.setattr(forkserver, "PRELOADED", ())
-    with processes.owned(tmp_path, {}):
+    with tree.owned(tmp_path, {}):
         yield
 
 
@@ -238,7 +238,7 @@ def test_a_grammar_is_compiled_once_for_all_who_send_it() -> None:
         asked, pool = scripted()
         workers = await asyncio.gather(*(check(asked, "sleep 0.2") for _ in range(8)))
         assert len(set(workers)) == 1
-        processes.kill(pool.family())
+        tree.kill(pool.family())
         assert await check(asked, "sleep 0.2") == workers[0]
         pool.stop()
 

@@ -14,14 +14,13 @@ from starlette.responses import Response
 from vllm.exceptions import VLLMNotFoundError, VLLMServerError, VLLMValidationError
 
 from asgi_server import DEADLINE_SECONDS, serving
-from holdfast.api.front import FrontDoor
-from holdfast.api.http_counts import HttpCounts
+from holdfast.api.http_counts import HttpCounts, HttpRequests
 from holdfast.api.request_log import RequestLog
+from holdfast.api.router import FrontDoor
 from holdfast.engine.compat import make_arg_parser
-from holdfast.engine.openai import leaving_counts_to_the_front_end, with_frequent_first
-from holdfast.engine.wrong_bodies import refuse_wrong_bodies
-from holdfast.telemetry.collectors import OwnRegistry
-from holdfast.telemetry.http_requests import HttpRequests
+from holdfast.engine.openai_app import leaving_counts_to_the_front_end, with_frequent_first
+from holdfast.patches.request_bodies import refuse_wrong_bodies
+from holdfast.telemetry.collector import OwnRegistry
 
 RAISED: dict[str, BaseException] = {
     "/http_400": HTTPException(400, "bad request"),

@@ -35,9 +35,9 @@ from vllm.multimodal import media as vllm_media
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 from vllm.multimodal.media.image import ImageMediaIO
 
-from holdfast.engine.media import REDIRECTS_VARIABLE, guard_media
-from holdfast.engine.public_fetch import is_public, public_socket
-from holdfast.engine.tracked import REQUEST, Tracked
+from holdfast.engine.media.limits import REDIRECTS_VARIABLE, guard_media
+from holdfast.engine.media.public_fetch import is_public, public_socket
+from holdfast.request_context import REQUEST, Tracked
 from placed import APlace
 
 DEADLINE_SECONDS = 30

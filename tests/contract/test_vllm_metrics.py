@@ -25,12 +25,7 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
 from fakes import FakeClock
-from holdfast.engine.stat_logger import (
-    NEWS_SECONDS,
-    LastingStatLogger,
-    Queues,
-    prometheus_logger,
-)
+from holdfast.patches.stat_logger import NEWS_SECONDS, LastingStatLogger, Queues, prometheus_logger
 from holdfast.telemetry.counters import WAIT_BOUNDS_SECONDS
 from holdfast.telemetry.exposition import render, vllm_registry
 

@@ -20,8 +20,10 @@ from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.multiproc_executor import WorkerProc
 
-from holdfast.engine import forkserver, front_end_patches, launcher, processes, remains
-from holdfast.workspace import builds, leash
+from holdfast.engine import launcher
+from holdfast.patches import front_end
+from holdfast.processes import cleanup, forkserver, tree
+from holdfast.worker import builds, lifetime
 from holdfast.workspace.plan import WorkspaceSpec
 
 
@@ -37,7 +39,7 @@ def test_the_manager_of_cores_asks_for_its_context_by_this_name() -> None:
     source = inspect.getsource(engine_utils.CoreEngineProcManager.__init__)
     assert "context = get_mp_context()" in source
     assert "context.Process(" in source
-    with front_end_patches.forked_cores(Configuration, forkserver.Context()):
+    with front_end.forked_cores(Configuration, forkserver.Context()):
         assert isinstance(engine_utils.get_mp_context(), forkserver.Context)
     assert not isinstance(engine_utils.get_mp_context(), forkserver.Context)
 
@@ -45,7 +47,7 @@ def test_the_manager_of_cores_asks_for_its_context_by_this_name() -> None:
 def test_numa_binding_needs_a_spawned_core() -> None:
     """It puts a wrapper before the executable, which a fork has none of."""
     bound = type("Bound", (), {"parallel_config": type("P", (), {"numa_bind": True})})
-    with front_end_patches.forked_cores(bound, forkserver.Context()):
+    with front_end.forked_cores(bound, forkserver.Context()):
         assert not isinstance(engine_utils.get_mp_context(), forkserver.Context)
 
 
@@ -65,7 +67,7 @@ def test_a_core_is_named_as_the_plugin_expects() -> None:
 def test_workers_are_started_by_multiprocessing() -> None:
     """So that they are tied to their core by `leash.tie_spawned`."""
     assert "context.Process(" in inspect.getsource(WorkerProc.make_worker_process)
-    leash.tie_spawned()
+    lifetime.tie_spawned()
     command = multiprocessing.spawn.get_command_line(pipe_handle=1)
     assert f"os.getppid() == {os.getpid()}" in " ".join(map(os.fsdecode, command))
 
@@ -76,7 +78,7 @@ def test_torch_finds_its_caches_in_the_private_temporary_directory(tmp_path: Pat
     launcher._prepare(directory, WorkspaceSpec(str(directory), 1, 0, 0.1, "deny", None))
     shared = Path(default_cache_dir())
     assert (directory / shared.name).resolve() == shared.resolve()
-    remains.remove(directory)
+    cleanup.remove(directory)
     assert not directory.exists()
     assert shared.is_dir()
 
@@ -99,7 +101,7 @@ def test_what_a_rank_builds_is_there_for_the_next_generation(
         launcher._prepare(generation, WorkspaceSpec(str(generation), 1, 0, 0.1, "deny", None))
         builds.keep_builds(generation)
         pynccl_allocator.compile_nccl_allocator()
-        remains.remove(generation)
+        cleanup.remove(generation)
     assert asked == [str(tmp_path / "builds")] * 2
     assert Path(asked[0]).is_dir()
 
@@ -133,7 +135,7 @@ def test_the_fork_server_of_this_python_has_the_state_we_read(name: str) -> None
 def test_a_shutdown_passes_over_what_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own raises where a process ends between two of its looks, and leaves the rest."""
     monkeypatch.setattr(v1_utils, "kill_process_tree", v1_utils.kill_process_tree)  # put it back
-    front_end_patches.kill_trees_by(processes.kill_tree)
+    front_end.kill_trees_by(tree.kill_tree)
     for _ in range(20):
         busy = subprocess.Popen(["sh", "-c", "while :; do /bin/true; done"])
         v1_utils.shutdown([_Unaware(busy.pid)], 0)

@@ -13,10 +13,10 @@ import pytest
 from vllm.entrypoints.speech_to_text.realtime.connection import RealtimeConnection
 from vllm.sampling_params import SamplingParams
 
-from holdfast.engine import realtime
-from holdfast.engine.client import EngineProxy
-from holdfast.engine.realtime import CLIPS_OF_ALL, bound_realtime_audio
-from holdfast.engine.tracked import REQUEST, Tracked
+from holdfast.engine.media import realtime
+from holdfast.engine.media.realtime import CLIPS_OF_ALL, bound_realtime_audio
+from holdfast.engine.proxy import EngineProxy
+from holdfast.request_context import REQUEST, Tracked
 from placed import APlace, ASession
 
 SAMPLES = 1024**2

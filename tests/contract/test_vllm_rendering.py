@@ -13,14 +13,14 @@ from vllm.renderers import base, renderer_from_config
 from vllm.renderers.params import ChatParams, TokenizeParams
 
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine.prompt_counts import bound_prompts
-from holdfast.engine.rendering import (
+from holdfast.patches.rendering import (
     CHARACTERS_A_TURN,
     LONGEST_CHARACTERS,
     MOST_MESSAGES,
     await_one_without_a_task,
     render_short_prompts_at_once,
 )
+from holdfast.patches.request_bodies import bound_prompts
 
 Value = TypeVar("Value")
 LONG = "x" * (LONGEST_CHARACTERS + 1)

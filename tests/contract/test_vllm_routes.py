@@ -22,14 +22,13 @@ from vllm.tasks import FRONTEND_TASKS, GENERATION_TASKS, POOLING_TASKS
 from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.api.admission import Admission
 from holdfast.api.auth import METRICS_PATH, OPEN_PATHS, KeyCheck, Keys
-from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
-from holdfast.api.work import OPERATOR_PATHS, is_for_operators
+from holdfast.api.router import OPERATOR_PATHS, FrontDoor, is_for_operators
 from holdfast.cli import parse_serve
-from holdfast.engine.frequent import FREQUENT_PATHS
-from holdfast.engine.openai import with_frequent_first
+from holdfast.engine.openai_app import with_frequent_first
+from holdfast.request_context import FREQUENT_PATHS
 from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals
 from inner_app import View

@@ -19,7 +19,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine.bounded_tokenizer import (
+from holdfast.engine.compat import make_arg_parser
+from holdfast.patches.rendering import LONG_CHARACTERS, render_short_prompts_at_once
+from holdfast.patches.tokenizer import (
     LOOP_CHARACTERS,
     TOKENS_A_CONTEXT,
     bound_bad_words,
@@ -27,8 +29,6 @@ from holdfast.engine.bounded_tokenizer import (
     bound_tool_calls,
     score_in_a_thread,
 )
-from holdfast.engine.compat import make_arg_parser
-from holdfast.engine.rendering import LONG_CHARACTERS, render_short_prompts_at_once
 
 CONTEXT_TOKENS = 2048
 DEADLINE_SECONDS = 60

@@ -16,10 +16,9 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
-from holdfast.engine.dialect import VllmDialect
-from holdfast.engine.places import Places
-from holdfast.engine.tracked import REQUEST, Tracked
-from holdfast.engine.turns import Turns
+from holdfast.engine.outputs import VllmDialect
+from holdfast.engine.turns import Places, Turns
+from holdfast.request_context import REQUEST, Tracked
 
 DEADLINE_SECONDS = 20.0
 RUNNING = 4

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from holdfast.engine.compat import make_arg_parser
-from holdfast.engine.first_errors import MOST_ITEMS, stop_at_first_error
-from holdfast.engine.wrong_bodies import refuse_wrong_bodies
+from holdfast.patches.request_bodies import MOST_ITEMS, refuse_wrong_bodies, stop_at_first_error
 
 DEADLINE_SECONDS = 60
 MOST_ERRORS = 1000

@@ -22,13 +22,13 @@ import pytest
 from holdfast import cli
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
-from holdfast.engine import forkserver, processes
-from holdfast.engine.native import NativeVariables
 from holdfast.errors import EngineStartError
 from holdfast.lifecycle.states import State
+from holdfast.processes import forkserver, tree
+from holdfast.processes.native_env import NativeVariables
 from holdfast.records import Death
+from holdfast.worker.ipc_names import name_prefix
 from holdfast.workspace.plan import WorkspaceSpec
-from holdfast.workspace.shared_names import name_prefix
 from servers import SMALL, wait_until
 
 pytestmark = [
@@ -114,7 +114,7 @@ class Lab:
 
     def process(self, name: str) -> psutil.Process:
         """The one with this in its title."""
-        return next(p for p in processes.children() if name in " ".join(p.cmdline()))
+        return next(p for p in tree.children() if name in " ".join(p.cmdline()))
 
     def close(self) -> None:
         """End everything."""
@@ -131,7 +131,7 @@ def lab(models: Path) -> Iterator[Lab]:
     model = ensure_demo_model(models, POISON)
     with (
         TemporaryDirectory(prefix="held-") as directory,  # pytest's own is too long for sockets
-        processes.owned(Path(directory), {}),
+        tree.owned(Path(directory), {}),
     ):
         lab = Lab(Path(directory), model)
         try:
@@ -274,7 +274,7 @@ def _start_fails(lab: Lab) -> bool:
     """Start an engine, and kill its core as soon as there is one."""
     starting = asyncio.run_coroutine_threadsafe(lab._start(), lab._loop)
     core = wait_until(
-        lambda: next((p for p in processes.children() if _is_core(p)), None),
+        lambda: next((p for p in tree.children() if _is_core(p)), None),
         deadline_seconds=START_DEADLINE_SECONDS,
         what=lambda: "no EngineCore",
     )

@@ -17,10 +17,10 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker import workspace
 
 from holdfast.records import RankStats
-from holdfast.workspace.follower import WorkerFollower
+from holdfast.worker.hooks import WorkerFollower
+from holdfast.worker.steps import StepOutput
 from holdfast.workspace.plan import WorkspaceSpec
 from holdfast.workspace.stats import read_stats
-from holdfast.workspace.steps import StepOutput
 
 
 class DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is Any to us

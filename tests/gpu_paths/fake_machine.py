@@ -35,7 +35,9 @@ Answer = TypeVar("Answer")
 
 def environment(board: str = "") -> dict[str, str]:
     """Of a process that finds these modules, and has `board` once it imports `pretended`."""
-    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(
+        filter(None, (str(TESTS), str(TESTS / "support"), os.environ.get("PYTHONPATH")))
+    )
     return {**os.environ, BOARD_VARIABLE: board, "PYTHONPATH": path}
 
 
@@ -130,9 +132,9 @@ def _be(name: str, lines: TextIO, answers: TextIO) -> None:
     driver = pretend(BOARDS[name])
     sys.modules["gpu_paths.pretended"] = pretended = type(sys)("gpu_paths.pretended")
     pretended.DRIVER = driver  # type: ignore[attr-defined]  # as the module has it
-    from holdfast.engine import core_compat
+    from holdfast.patches import engine_core
 
-    core_compat.import_engine()
+    engine_core.import_engine()
     signal.alarm(0)
 
     def answer_once(lines: TextIO, answers: TextIO) -> None:

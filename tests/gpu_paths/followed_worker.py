@@ -15,7 +15,7 @@ from vllm.v1.worker import workspace
 
 from gpu_paths.fake_memory import DEVICE
 from holdfast.records import RankStats
-from holdfast.workspace.follower import WorkerFollower
+from holdfast.worker.hooks import WorkerFollower
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.stats import read_stats

@@ -17,7 +17,7 @@ def found_by_doctor(root: str) -> list[list[Any]]:
     from pathlib import Path
 
     from gpu_paths.pretended import DRIVER
-    from holdfast.engine.gpus import find_gpus
+    from holdfast.processes.gpus import find_gpus
 
     DRIVER.free_bytes = 2**30
     return [

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from gpu_paths.world import ABORTED, Moment, Scenario, answers
-from holdfast.workspace.causes import Cause
+from holdfast.worker.crash_records import Cause
 
 RANKS = (2, 4)
 MOMENTS = get_args(Moment)

@@ -19,7 +19,7 @@ from gpu_paths.followed_worker import config, followed, manager
 from gpu_paths.world import Scenario, answers
 from holdfast import demo
 from holdfast.demo.files import ensure_demo_model
-from holdfast.workspace.fitting import fitted_tokens, with_length
+from holdfast.worker.agreement import fitted_tokens, with_length
 from holdfast.workspace.plan import MIB, RESERVE_GRANULE_BYTES, Term
 from holdfast.workspace.reservers import GROUP, ReserverContext, registry
 

@@ -14,7 +14,7 @@ from gpu_paths.fake_machine import environment
 PROGRAM = """
 import json, logging, sys
 from pathlib import Path
-from holdfast.engine import forkserver, processes
+from holdfast.processes import forkserver, tree as processes
 
 def say(connection):
     torch = sys.modules.get("torch")
@@ -76,7 +76,7 @@ def test_engines_are_forked_where_nvml_counts_the_gpus(tmp_path: Path) -> None:
 
 HANGS = """
 import time, torch
-from holdfast.engine import forkserver
+from holdfast.processes import forkserver
 forkserver.CHILD_DEADLINE_SECONDS = 1.0
 torch.cuda._is_in_bad_fork = lambda: time.sleep(600)
 """

@@ -138,7 +138,7 @@ def test_the_plugins_of_this_checkout_are_found_in_their_order(tmp_path: Path) -
     )
     *points, file = done.stdout.splitlines()
     assert points[:4] == [
-        "holdfast holdfast.workspace.plugin",
+        "holdfast holdfast.worker.plugin",
         "holdfast_demo holdfast.demo",
         "holdfast_gpu_check gpu_check.engine.witness",
         "holdfast_gpu_check_lock gpu_check.engine.cpu_lock",

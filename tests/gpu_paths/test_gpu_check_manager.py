@@ -16,9 +16,9 @@ from gpu_check.core import bench, exhaustion, graphs, lives, refusals, residence
 from gpu_check.records import CheckFailedError, CheckSkippedError, Measured
 from holdfast.workspace import growth
 from holdfast.workspace import manager as holdfast_manager
-from holdfast.workspace.footprint import Holdings
+from holdfast.workspace.accounting import Holdings
+from holdfast.workspace.buffers import Allocator
 from holdfast.workspace.plan import MIB
-from holdfast.workspace.scratch import Allocator
 from recorded_graphs import recorded
 
 

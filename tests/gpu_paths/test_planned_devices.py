@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_paths.fake_machine import FakeMachines
-from test_plan_command import DEEPSEEK_V4, written
+from model_configs import DEEPSEEK_V4, written
 
 NAMED = ("h100", "h200", "gb10", "rtxpro6000")
 
@@ -17,10 +17,10 @@ NAMED = ("h100", "h200", "gb10", "rtxpro6000")
 def planned(model: str, device: str | None) -> dict[str, Any]:
     """The plan, for a device or for that of this machine."""
     from holdfast import cli
-    from holdfast.engine import planning
+    from holdfast.planning import command
 
     report: dict[str, Any] = json.loads(
-        planning.plan(cli.parse_serve([model], {}), device).to_json()
+        command.plan(cli.parse_serve([model], {}), device).to_json()
     )
     return report
 
@@ -28,9 +28,9 @@ def planned(model: str, device: str | None) -> dict[str, Any]:
 def planned_here(model: str) -> str:
     """The plan of a fake machine."""
     from holdfast import cli
-    from holdfast.engine import planning
+    from holdfast.planning import command
 
-    return planning.plan(cli.parse_serve([model], {}), None).to_json()
+    return command.plan(cli.parse_serve([model], {}), None).to_json()
 
 
 @pytest.mark.parametrize("name", NAMED)

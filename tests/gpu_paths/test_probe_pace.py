@@ -21,8 +21,8 @@ import pytest
 from asgi_server import serving
 from fakes import FACTS, FakeClock, FakeEngine, FakeStep, Faults, openai_app
 from gpu_paths.reports import told
-from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
-from holdfast.lifecycle.probe.measure import Run, expected_seconds
+from holdfast.probe import Patience, ProbeJournal, Prober
+from holdfast.probe.measure import Run, expected_seconds
 from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import LogProgress

@@ -11,7 +11,7 @@ import pytest
 from vllm.v1.worker import workspace
 
 from gpu_paths.async_worker import Rank, followed_rank, scheduled
-from holdfast.engine.deaths import Evidence, classified
+from holdfast.processes.deaths import Evidence, classified
 from holdfast.workspace.plan import MIB
 from managers import view
 

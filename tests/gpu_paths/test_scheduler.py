@@ -24,7 +24,7 @@ from fakes import openai_app
 from gpu_paths.reports import told
 from gpu_paths.scheduled_engine import ScheduledEngine
 from gpu_paths.scheduler_settings import METHODS, Groups, Setting, configured
-from holdfast.lifecycle.probe import Patience, ProbeJournal, Prober
+from holdfast.probe import Patience, ProbeJournal, Prober
 from holdfast.records import ProbeReport, ProbeStep, StepName
 from holdfast.settings import ProbeSettings
 from holdfast.telemetry.progress import LogProgress

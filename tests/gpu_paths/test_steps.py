@@ -23,9 +23,9 @@ from gpu_paths.async_worker import (
     scheduled,
     steps_in_flight,
 )
-from holdfast.lifecycle.heartbeat import Pulse, Rules
-from holdfast.workspace.steps import MOST_LAUNCHED
-from holdfast.workspace.suspects import read_suspects
+from holdfast.engine.heartbeat import Pulse, Rules
+from holdfast.worker.step_requests import read_suspects
+from holdfast.worker.steps import MOST_LAUNCHED
 
 DEVICE_SECONDS = 0.3
 WAIT_SECONDS = 60.0

@@ -23,8 +23,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker import workspace
 
 from holdfast.errors import HoldfastError
-from holdfast.workspace import agreement
-from holdfast.workspace.follower import WorkerFollower
+from holdfast.worker import agreement
+from holdfast.worker.hooks import WorkerFollower
 from holdfast.workspace.plan import MIB, WorkspaceSpec
 
 Moment = Literal["sizing", "warmup", "lock"]

@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from asgi_server import serving
 from fakes import Calm
 from holdfast.api.admin import admin_app, admin_route
-from holdfast.api.front import FrontDoor
-from holdfast.engine.tracked import tracked_request
+from holdfast.api.router import FrontDoor
 from holdfast.errors import (
     ConflictError,
     EngineLostError,
@@ -27,15 +26,9 @@ from holdfast.errors import (
     NotFoundError,
     NotReadyError,
 )
-from holdfast.lifecycle.orders import (
-    Order,
-    ProbeOrder,
-    Proven,
-    Rest,
-    SleepOrder,
-    WakeOrder,
-)
+from holdfast.lifecycle.commands import Order, ProbeOrder, Proven, Rest, SleepOrder, WakeOrder
 from holdfast.records import SLEEP_TAGS, Lora, ProbeReport, ProbeStep, RankMemory, Status
+from holdfast.request_context import tracked_request
 from inner_app import InnerApp
 from statuses import a_fresh_status, a_status
 

@@ -21,13 +21,13 @@ from asgi_server import DEADLINE_SECONDS, serving
 from counted import counted
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.auth import OPEN_PATHS, KeyCheck, Keys
-from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
-from holdfast.engine.tracked import tracked_request
+from holdfast.api.router import FrontDoor
 from holdfast.errors import UsageError
 from holdfast.lifecycle.states import State
+from holdfast.request_context import tracked_request
 from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals
 from inner_app import InnerApp, View

@@ -10,9 +10,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from holdfast.connections import open_files
-from holdfast.connections.book import SPARE_CONNECTIONS
 from holdfast.errors import UsageError
+from holdfast.listener import connection_table
+from holdfast.listener.connection_table import SPARE_CONNECTIONS
 from holdfast.settings import LimitSettings
 from listening import DEADLINE_SECONDS, Answer, Listening, Wire
 from playing import CHUNKED, GET, HOUR_SECONDS, KIB, POST, App, asked, played
@@ -570,10 +570,10 @@ def test_a_client_that_leaves_is_told_to_the_request_that_runs() -> None:
 def test_more_connections_than_open_files_are_refused_at_once() -> None:
     """The error names the limit and how to raise it."""
     with pytest.raises(UsageError, match="may open") as caught:
-        open_files.most_connections(900_000_000)
+        connection_table.most_connections(900_000_000)
     assert "ulimit" in caught.value.remedy
 
 
 def test_without_a_number_there_is_room_for_many() -> None:
     """As many as this process may open, with some left for the rest."""
-    assert 0 < open_files.most_connections(None) <= open_files.MOST_CONNECTIONS
+    assert 0 < connection_table.most_connections(None) <= connection_table.MOST_CONNECTIONS

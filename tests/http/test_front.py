@@ -13,13 +13,13 @@ from prometheus_client.registry import Collector
 
 from asgi_server import serving
 from holdfast.api.admission import Admission
-from holdfast.api.front import EngineApp, FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route, request_counts
+from holdfast.api.router import EngineApp, FrontDoor
 from holdfast.lifecycle.states import State
 from holdfast.records import Status
-from holdfast.telemetry.collectors import HoldfastCollector, OwnRegistry
+from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry
 from holdfast.telemetry.counters import Outages, Refusals
 from holdfast.telemetry.exposition import Registries
 from holdfast.telemetry.totals import Totals

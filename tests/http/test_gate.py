@@ -21,11 +21,11 @@ from holdfast.api.admission import (
     Admission,
     retry_after_seconds,
 )
-from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
-from holdfast.engine.tracked import REQUEST
+from holdfast.api.router import FrontDoor
 from holdfast.errors import RETRY_AFTER_SECONDS
 from holdfast.lifecycle.states import SERVING, State
+from holdfast.request_context import REQUEST
 from holdfast.telemetry.counters import Refusals
 from inner_app import InnerApp, View
 

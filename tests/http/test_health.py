@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from asgi_server import serving
-from holdfast.api.front import FrontDoor
 from holdfast.api.health import health_routes, report
+from holdfast.api.router import FrontDoor
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
 from holdfast.records import EngineReport, RankMemory, Status
 from inner_app import InnerApp

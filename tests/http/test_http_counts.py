@@ -13,19 +13,19 @@ from starlette.routing import Mount, Route
 
 from asgi_server import DEADLINE_SECONDS, serving
 from counted import counted
-from holdfast import listener
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.auth import KeyCheck, Keys
-from holdfast.api.front import EngineApp, FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.http_counts import HttpCounts
 from holdfast.api.limits import Limits
 from holdfast.api.request_log import RequestLog
-from holdfast.engine.places import Places
+from holdfast.api.router import EngineApp, FrontDoor
+from holdfast.engine.turns import Places
 from holdfast.lifecycle.states import State
+from holdfast.listener import server
 from holdfast.settings import KeySettings, LimitSettings, OverloadSettings
-from holdfast.telemetry.collectors import OwnRegistry
+from holdfast.telemetry.collector import OwnRegistry
 from holdfast.telemetry.counters import Refusals
 from inner_app import InnerApp, View
 from listening import LOCAL, Wire
@@ -212,8 +212,8 @@ def test_what_a_connection_refuses_is_counted_once() -> None:
 
     async def run() -> Requests:
         limits = LimitSettings(max_body_bytes=10)
-        with listener.bound(LOCAL) as sock:
-            async with listener.serving(
+        with server.bound(LOCAL) as sock:
+            async with server.serving(
                 front.app,
                 sock,
                 LOCAL,

@@ -27,12 +27,12 @@ from websockets.asyncio.client import connect
 from asgi_server import DEADLINE_SECONDS, serving
 from counted import counted
 from holdfast.api.admission import PROBE_HEADER, Admission
-from holdfast.api.buffers import FREE_BYTES
+from holdfast.api.body_memory import FREE_BYTES
 from holdfast.api.engine_answer import SHAPED_BYTES
-from holdfast.api.front import FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.limits import LOOK_BYTES, PACE_BYTES, Limits
-from holdfast.engine.tracked import tracked_request
+from holdfast.api.router import FrontDoor
+from holdfast.request_context import tracked_request
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.counters import Refusals
 from inner_app import View

@@ -22,17 +22,16 @@ from asgi_server import DEADLINE_SECONDS, serving
 from counted import counted
 from fakes import FACTS
 from holdfast.api.admission import Admission
-from holdfast.api.durations import Durations
 from holdfast.api.gate import Gate
-from holdfast.api.line import Line, Ticket
-from holdfast.api.service_rate import MEMORY_SECONDS, ServiceRate
-from holdfast.api.work import RENDERINGS, work_of
-from holdfast.engine.places import Places
-from holdfast.engine.tracked import Tracked, tracked_request
+from holdfast.api.queue import Line, Ticket
+from holdfast.api.rates import MEMORY_SECONDS, Durations, ServiceRate
+from holdfast.api.router import RENDERINGS, work_of
+from holdfast.engine.turns import Places
 from holdfast.errors import NotReadyError, OverloadedError
 from holdfast.lifecycle.states import State
+from holdfast.request_context import Tracked, tracked_request
 from holdfast.settings import OverloadSettings
-from holdfast.telemetry.collectors import OwnRegistry
+from holdfast.telemetry.collector import OwnRegistry
 from holdfast.telemetry.counters import Refusals
 from inner_app import View
 

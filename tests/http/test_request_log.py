@@ -24,10 +24,10 @@ from starlette.routing import Route
 from asgi_server import DEADLINE_SECONDS, serving
 from callers import PlainDialect, ScriptedLLM
 from holdfast.api.admission import PROBE_HEADER, Admission
-from holdfast.api.front import EngineApp, FrontDoor
 from holdfast.api.gate import Gate
 from holdfast.api.request_log import RequestLog
-from holdfast.engine.calls import Calls
+from holdfast.api.router import EngineApp, FrontDoor
+from holdfast.engine.replay import Calls
 from holdfast.lifecycle.states import State
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.logs import JSONLines

@@ -18,8 +18,8 @@ from asgi_server import DEADLINE_SECONDS
 from call_bench import Bench, on_the_bench
 from holdfast.api.admission import Admission
 from holdfast.api.metrics import REST, metrics_route, request_counts
-from holdfast.engine.places import Places
-from holdfast.telemetry.collectors import RequestCounts
+from holdfast.engine.turns import Places
+from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.exposition import CONTENT_TYPES, format_for
 from inner_app import View

@@ -8,8 +8,8 @@ import logging
 import pytest
 from websockets.asyncio.client import connect
 
-from holdfast.connections import book
-from holdfast.connections.websocket import MOST_FRAGMENTS
+from holdfast.listener import connection_table
+from holdfast.listener.websocket_connection import MOST_FRAGMENTS
 from holdfast.settings import LimitSettings, ListenSettings
 from listening import DEADLINE_SECONDS, Listening, Wire
 from playing import GET, HOUR_SECONDS, KIB, App, played
@@ -195,7 +195,7 @@ def test_the_time_of_a_websocket_begins_anew_with_each_message() -> None:
 
 def test_a_silent_websocket_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that say nothing cannot shut anybody out, and are told to come again."""
-    monkeypatch.setattr(book, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(connection_table, "SILENT_SECONDS", 0.05)
     limits = LimitSettings(max_connections=1, websocket_idle_timeout_seconds=HOUR_SECONDS)
 
     async def scene(server: Listening) -> tuple[int, int | None]:

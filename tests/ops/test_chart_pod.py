@@ -15,9 +15,9 @@ from holdfast import cli
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.cli import parse_serve
-from holdfast.doctor.layout import read_layout
 from holdfast.doctor.manifest_checks import ENGINE_STOP_SECONDS, check_deployment
 from holdfast.doctor.manifests import read_deployments
+from holdfast.doctor.parallelism import read_layout
 from holdfast.lifecycle.states import HOPELESS, SERVING, State
 from holdfast.settings import flags
 from ops.charts import (

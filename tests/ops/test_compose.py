@@ -16,9 +16,9 @@ import yaml
 
 from holdfast import cli
 from holdfast.doctor.deployments import STATE_DIRECTORY
-from holdfast.doctor.layout import read_layout
 from holdfast.doctor.manifest_checks import check_deployment
 from holdfast.doctor.manifests import read_deployments
+from holdfast.doctor.parallelism import read_layout
 from ops.prometheus import tool
 from ops.queries import ROOT, dashboards
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine import processes
+from holdfast.processes import tree
 from servers import Server, descendants, running, wait_until
 
 pytestmark = pytest.mark.engine
@@ -126,7 +126,7 @@ def test_a_killed_front_end_takes_its_engine_along(
 def engine_processes(server: Server) -> set[psutil.Process]:
     """Its descendants but the resource tracker, which ends when it has cleaned up."""
     found = descendants(server.process.pid)
-    return {child for child in found if not processes._is_resource_tracker(child)}
+    return {child for child in found if not tree._is_resource_tracker(child)}
 
 
 def _any_child(server: Server) -> bool:

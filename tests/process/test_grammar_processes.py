@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import grammars
-from holdfast.engine import forkserver, processes
 from holdfast.engine.grammars.pool import Answer, Pool
 from holdfast.errors import NotReadyError
+from holdfast.processes import forkserver, tree
 
 DEADLINE_SECONDS = 60.0
 
@@ -26,7 +26,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A fork server that has imported nothing."""
     before = forkserver.PRELOADED
     forkserver.PRELOADED = ()
-    with processes.owned(tmp_path_factory.mktemp("server"), {}):
+    with tree.owned(tmp_path_factory.mktemp("server"), {}):
         yield
     forkserver.PRELOADED = before
 
@@ -126,11 +126,11 @@ def test_others_take_the_place_of_processes_that_are_gone() -> None:
     async def scene() -> None:
         async with pool() as asked:
             await ask(asked, "")
-            processes.kill(asked.family())
+            tree.kill(asked.family())
             assert (await ask(asked, "")).said is not None
             slow = asyncio.create_task(ask(asked, "sleep 3600"))
             assert (await ask(asked, "")).said is not None
-            processes.kill(asked.family())
+            tree.kill(asked.family())
             with pytest.raises(NotReadyError):
                 await slow
             assert (await ask(asked, "")).said is not None
@@ -151,7 +151,7 @@ def test_processes_that_are_stopped_are_given_up(monkeypatch: pytest.MonkeyPatch
             with pytest.raises(NotReadyError):
                 await ask(asked, "", 0.5)
             assert (await ask(asked, "")).said is not None
-            assert not any(map(processes.is_alive, stopped))
+            assert not any(map(tree.is_alive, stopped))
 
     run(scene)
 
@@ -183,7 +183,7 @@ def test_no_process_outlives_its_parents() -> None:
             assert server is not None
             os.kill(server, signal.SIGKILL)
             _, alive = psutil.wait_procs(family, timeout=DEADLINE_SECONDS)
-            assert not [one for one in alive if processes.is_alive(one)]
+            assert not [one for one in alive if tree.is_alive(one)]
             assert (await ask(asked, "")).said is not None
 
     run(scene)

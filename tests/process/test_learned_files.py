@@ -8,8 +8,8 @@ from pathlib import Path
 
 import stand_in
 from fakes import FACTS
-from holdfast.lifecycle.probe import ProbeJournal
-from holdfast.workspace.learned import learned_path
+from holdfast.probe import ProbeJournal
+from holdfast.workspace.learned_store import learned_path
 from servers import Server, running
 
 COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")

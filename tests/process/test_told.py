@@ -16,9 +16,9 @@ import pytest
 
 from holdfast.cli import parse_serve
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine.native import NativeVariables
 from holdfast.errors import EngineStartError, UsageError
 from holdfast.lifecycle.states import State
+from holdfast.processes.native_env import NativeVariables
 
 TINY = ("--enforce-eager", "--kv-cache-memory-bytes=67108864", "--max-model-len=512")
 
@@ -177,13 +177,13 @@ def test_a_flag_that_may_be_meant_is_named(mistyped: str) -> None:
 def test_no_flag_of_vllm_is_taken_for_one_of_ours() -> None:
     """What is almost one of ours is refused before vLLM's parser sees it."""
     from holdfast import settings
-    from holdfast.engine import refusals
+    from holdfast.engine import unsupported
     from holdfast.engine.arguments import _parser
 
     theirs = [flag for flag in _parser()._option_string_actions if flag.startswith("--")]
     assert len(theirs) > 200
     ours = {flag.name for flag in settings.flags()}
-    refusals.refuse_mistyped(flag for flag in theirs if flag not in ours)
+    unsupported.refuse_mistyped(flag for flag in theirs if flag not in ours)
 
 
 def test_an_engine_that_is_killed_while_it_starts_is_told_so() -> None:

@@ -1,5 +1,4 @@
-"""Who may ask, and how? The layers between the listener and vLLM's application.
+"""Who may ask, and how is it answered? The layers between the listener and vLLM's routes.
 
-What passes each chunk of an answer on is a plain function that returns what is to be awaited: the
-event loop goes through every coroutine on the way anew for each chunk.
+Runs in the front end. `app` stacks them: request log, key check, our own routes, limits, gate.
 """

@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 from starlette.types import Scope
 
-from holdfast.api.durations import Durations
-from holdfast.api.line import Line, Ticket
-from holdfast.api.work import RENDERINGS, Work
-from holdfast.engine.places import Places
+from holdfast.api.queue import Line, Ticket
+from holdfast.api.rates import Durations
+from holdfast.api.router import RENDERINGS, Work
+from holdfast.engine.turns import Places
 from holdfast.errors import RETRY_AFTER_MOST_SECONDS, RETRY_AFTER_SECONDS
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.lifecycle.supervisor import Supervisor

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.api.errors import close_websocket, openai_error
 from holdfast.api.keyring import Keyring
-from holdfast.api.paths import route_path
-from holdfast.api.replies import close_websocket, openai_error
-from holdfast.api.work import is_for_operators
-from holdfast.engine.tracked import tracked_request
+from holdfast.api.router import is_for_operators, route_path
 from holdfast.errors import UsageError
 from holdfast.records import RefusalReason
+from holdfast.request_context import tracked_request
 from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals
 

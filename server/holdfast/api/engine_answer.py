@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Send
 
-from holdfast.api.error_shape import shaped
-from holdfast.api.replies import SHOULD_RETRY_HEADER, unsent
-from holdfast.engine.tracked import Tracked
+from holdfast.api.errors import SHOULD_RETRY_HEADER, shaped, unsent
 from holdfast.errors import RETRY_AFTER_SECONDS
 from holdfast.records import RefusalReason
+from holdfast.request_context import Tracked
 
 SHAPED_BYTES = 64 * 1024
 """A larger body of an error is passed on as it is."""

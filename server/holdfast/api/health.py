@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from holdfast.api.replies import STATE_HEADER
+from holdfast.api.errors import STATE_HEADER
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING
 from holdfast.records import ProbeReport, RankMemory, RankStats, Status
-from holdfast.telemetry.collectors import last_step_age_seconds
+from holdfast.telemetry.collector import last_step_age_seconds
 
 Report = dict[str, Any]
 Queue = tuple[int, int]

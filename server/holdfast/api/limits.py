@@ -1,6 +1,6 @@
 """What may a whole request ask? Depth and values of its JSON, memory for its body, and time.
 
-What can be refused before a request is whole, `holdfast.connections` refuses.
+What can be refused before a request is whole, `holdfast.listener` refuses.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.buffers import FREE_BYTES, Buffer, Buffers
+from holdfast.api.body_memory import FREE_BYTES, Buffer, Buffers
+from holdfast.api.errors import SHOULD_RETRY_HEADER, openai_error, unsent
 from holdfast.api.json_shape import JsonShape
-from holdfast.api.replies import SHOULD_RETRY_HEADER, openai_error, unsent
-from holdfast.engine.tracked import REQUEST, tracked_request
 from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError, openai_error_body
+from holdfast.request_context import REQUEST, tracked_request
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.counters import Refusals
 

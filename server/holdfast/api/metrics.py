@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast.api.admission import Admission
-from holdfast.engine.calls import Calls
-from holdfast.telemetry.collectors import RequestCounts
+from holdfast.engine.replay import Calls
+from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.exposition import PageFormat, Registries, format_for, render
 
 REST = 4

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast.api.auth import METRICS_PATH, OPEN_PATHS
-from holdfast.api.work import OPERATOR_PATHS
+from holdfast.api.router import OPERATOR_PATHS
 
 Document = dict[str, Any]
 

@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.replies import openai_error
-from holdfast.engine.tracked import REQUEST, Tracked
+from holdfast.api.errors import openai_error
+from holdfast.request_context import REQUEST, Tracked
 
 logger = logging.getLogger("holdfast.requests")
 

@@ -10,11 +10,10 @@ from collections.abc import Callable, Container, Iterator, Mapping
 
 from holdfast.doctor.findings import Finding, HazardName, failure, gib, ok, warning
 from holdfast.doctor.gpu_checks import check_gpus
-from holdfast.doctor.layout import Layout
 from holdfast.doctor.machine import Machine
+from holdfast.doctor.parallelism import Layout
 from holdfast.doctor.shared_memory import shared_memory
-from holdfast.engine.refusals import REFUSED_VARIABLES, refuse_environment
-from holdfast.engine.variables import is_on
+from holdfast.engine.unsupported import REFUSED_VARIABLES, is_on, refuse_environment
 from holdfast.errors import HoldfastError
 from holdfast.versions import is_supported_vllm
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.doctor import checks, manifest_checks
+from holdfast.doctor.command_line import seen_arguments
 from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import (
     Finding,
@@ -20,16 +21,15 @@ from holdfast.doctor.findings import (
     warning,
 )
 from holdfast.doctor.front_checks import check_front, key_files, refused_keys
-from holdfast.doctor.layout import Layout, read_layout
 from holdfast.doctor.machine import read_machine
 from holdfast.doctor.manifests import read_deployments
 from holdfast.doctor.media import check_media
-from holdfast.doctor.words import seen_arguments
-from holdfast.engine.refusals import REFUSED_VARIABLES, refuse_model
+from holdfast.doctor.parallelism import Layout, read_layout
+from holdfast.engine.unsupported import REFUSED_VARIABLES, refuse_model
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.settings import Settings
-from holdfast.settings.parser import Parser, command_parser
-from holdfast.workspace.learned import default_directory
+from holdfast.settings.flag import Parser, command_parser
+from holdfast.workspace.learned_store import default_directory
 
 Read = TypeVar("Read")
 ReadSettings = Callable[[Sequence[str], Mapping[str, str]], Settings]

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from holdfast.doctor.command_line import UNSEEN
 from holdfast.doctor.deployments import (
     DEFAULT_SHARED_BYTES,
     SHARED_MEMORY,
@@ -17,7 +18,6 @@ from holdfast.doctor.deployments import (
     read_served,
     seen_and_unseen,
 )
-from holdfast.doctor.words import UNSEEN
 from holdfast.errors import UsageError
 from holdfast.settings.yaml_file import nodes
 

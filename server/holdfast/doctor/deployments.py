@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 from urllib.parse import urlsplit
 
-from holdfast.doctor.words import UNSEEN, Program, read_program, seen_arguments
+from holdfast.doctor.command_line import UNSEEN, Program, read_program, seen_arguments
 from holdfast.workspace.plan import MIB
 
 DEFAULT_SHARED_BYTES = 64 * MIB

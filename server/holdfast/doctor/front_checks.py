@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from holdfast import exposure
+from holdfast import hide_keys
 from holdfast.api.auth import Keys
-from holdfast.certificates import end_of_certificate
 from holdfast.doctor.findings import Finding, failure, ok, warning
 from holdfast.errors import AddressInUseError, UsageError
-from holdfast.listener import address, bound, check_tls
+from holdfast.listener.server import address, bound, check_tls
+from holdfast.listener.tls import end_of_certificate
 from holdfast.settings import ListenSettings, Settings
 
 RENEWED_BEFORE_END = timedelta(days=30)
@@ -31,7 +31,7 @@ def _check_keys(settings: Settings) -> Iterator[Finding]:
         yield refusal
         return
     readable = [path for path in key_files(settings) if path.stat().st_mode & stat.S_IROTH]
-    if door := exposure.open_door(settings):
+    if door := hide_keys.open_door(settings):
         yield warning("keys", *door)
     for path in readable:
         yield warning("keys", f"every user can read {path}.", f"chmod o-r {path}")

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from holdfast.doctor.findings import GIB, Finding, HazardName, failure, gib, ok, warning
-from holdfast.doctor.layout import Layout
 from holdfast.doctor.machine import Machine
-from holdfast.engine.gpus import Gpu
+from holdfast.doctor.parallelism import Layout
+from holdfast.processes.gpus import Gpu
 
 SWAP_BYTES = 8 * GIB
 """Below this, an overshoot on a unified-memory machine freezes it before anything is killed."""

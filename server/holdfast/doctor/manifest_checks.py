@@ -9,11 +9,10 @@ from holdfast.doctor.checks import check_environment
 from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import Finding, HazardName, Severity, failure, ok, warning
 from holdfast.doctor.gpu_checks import expandable_segments
-from holdfast.doctor.layout import Layout
+from holdfast.doctor.parallelism import Layout
 from holdfast.doctor.probe_checks import check_probes
 from holdfast.doctor.shared_memory import shared_memory
-from holdfast.engine.refusals import REFUSED_VARIABLES
-from holdfast.engine.variables import is_on
+from holdfast.engine.unsupported import REFUSED_VARIABLES, is_on
 from holdfast.settings import Settings
 
 ENGINE_STOP_SECONDS = 30.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.doctor.findings import Finding, HazardName, ok, warning
-from holdfast.engine.variables import is_on
+from holdfast.engine.unsupported import is_on
 
 LARGEST_CONFIG_BYTES = 4 * 1024 * 1024
 

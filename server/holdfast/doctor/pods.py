@@ -8,6 +8,7 @@ from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from holdfast.doctor.command_line import UNSEEN
 from holdfast.doctor.deployments import (
     DEFAULT_SHARED_BYTES,
     SHARED_MEMORY,
@@ -18,7 +19,6 @@ from holdfast.doctor.deployments import (
     read_served,
     seen_and_unseen,
 )
-from holdfast.doctor.words import UNSEEN
 
 POD_STOP_SECONDS = 30.0
 GPU_RESOURCE = "nvidia.com/gpu"

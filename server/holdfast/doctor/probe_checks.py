@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from ssl import CERT_REQUIRED
 
 from holdfast.api.auth import METRICS_PATH, OPEN_PATHS
-from holdfast.api.paths import route_path
+from holdfast.api.router import route_path
 from holdfast.doctor.deployments import Deployment, Probe, ProbeRole
 from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
 from holdfast.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.doctor.findings import GIB, Finding, HazardName, failure, ok, warning
-from holdfast.doctor.layout import Layout
+from holdfast.doctor.parallelism import Layout
 from holdfast.workspace.plan import MIB
 
 AMPLE_SHARED_BYTES = GIB

@@ -15,7 +15,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from holdfast import settings as ours
 from holdfast.demo.files import demo_directory, ensure_demo_model
-from holdfast.engine import compat, named_files, refusals
+from holdfast.engine import compat, named_files, unsupported
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import UsageError
 from holdfast.settings import Settings
@@ -54,7 +54,7 @@ def parse(settings: Settings) -> argparse.Namespace:
         namespace: argparse.Namespace = _parser().parse_args(list(settings.vllm_arguments))
     if namespace.root_path:  # vLLM finds no route below one that ends in a slash
         namespace.root_path = namespace.root_path.rstrip("/")
-    refusals.refuse_unsupported(namespace, os.environ)
+    unsupported.refuse_unsupported(namespace, os.environ)
     _refuse_abbreviations(namespace, settings)
     _forget_keys(namespace)
     namespace.model = _model(namespace, settings)
@@ -166,8 +166,8 @@ def _model(namespace: argparse.Namespace, settings: Settings) -> str:
         namespace.model if namespace.model != AsyncEngineArgs.model else None
     )
     if named is not None:
-        refusals.refuse_model(str(named), is_demo=settings.is_demo)
+        unsupported.refuse_model(str(named), is_demo=settings.is_demo)
         return str(named)
     if not settings.is_demo:
-        raise refusals.no_model()
+        raise unsupported.no_model()
     return str(ensure_demo_model(demo_directory()))

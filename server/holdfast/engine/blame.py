@@ -25,8 +25,8 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.engine.call import Call, Dialect
 from holdfast.engine.losses import quarantine_error, suspected_error
+from holdfast.engine.request import Call, Dialect
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import HoldfastError
 from holdfast.records import Death, Suspect

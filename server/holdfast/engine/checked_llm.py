@@ -10,8 +10,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine.grammars.compile_limit import CompileLimit, within_limit
-from holdfast.engine.tracked import tracked_request
 from holdfast.engine.turns import Turns
+from holdfast.request_context import tracked_request
 
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 

@@ -11,7 +11,7 @@ import vllm.logger as vllm_logger
 from vllm.entrypoints.serve.utils import api_utils
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.engine.deaths import Core
+from holdfast.processes.deaths import Core
 
 try:
     from vllm.entrypoints.launchers import cli_args

@@ -17,23 +17,18 @@ from starlette.types import ASGIApp
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine import (
-    compat,
-    front_end_patches,
-    named_files,
-    openai,
-    processes,
-    refusals,
-    variables,
-)
+from holdfast.engine import compat, named_files, unsupported
+from holdfast.engine import openai_app as openai
 from holdfast.engine.facts import fingerprint
 from holdfast.engine.launcher import EngineLauncher
-from holdfast.engine.native import NativeVariables
-from holdfast.engine.places import running_at_once
+from holdfast.engine.turns import running_at_once
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.lifecycle.states import SERVING, State
+from holdfast.patches import front_end
+from holdfast.processes import tree
+from holdfast.processes.native_env import NativeVariables
 from holdfast.settings import Settings
-from holdfast.workspace.causes import logged_causes, without_tracebacks
+from holdfast.worker.crash_records import logged_causes, without_tracebacks
 
 MOST_ANSWERS = 128
 """What OpenAI's API takes for `n`. vLLM takes 16,384, of which each is a sequence of its own."""
@@ -67,7 +62,7 @@ def configure(
     Raises:
         UsageError: a flag, a file or the model is wrong.
     """
-    variables.check(os.environ)
+    unsupported.check(os.environ)
     namespace = vllm_arguments.parse(settings)
     compat.configure_logging(namespace)
     if settings.listen.log_level != "debug":
@@ -75,14 +70,14 @@ def configure(
     engine_arguments = vllm_arguments.engine_arguments(namespace)
     with logged_causes() as causes, usage_errors(causes):
         config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-        refusals.refuse_nodes(
+        unsupported.refuse_nodes(
             nodes=config.parallel_config.nnodes,
             replicas=config.parallel_config.data_parallel_size,
             local_replicas=config.parallel_config.data_parallel_size_local,
         )
         named_files.check(namespace, config.model_config)
-        front_end_patches.spare_front_end(config)
-        front_end_patches.kill_trees_by(processes.kill_tree)
+        front_end.spare_front_end(config)
+        front_end.kill_trees_by(tree.kill_tree)
         running = running_at_once(config)
         os.environ.setdefault("VLLM_MAX_N_SEQUENCES", str(max(MOST_ANSWERS, running)))
         launcher = EngineLauncher(

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.engine.calls import Calls
+from holdfast.engine.replay import Calls
 from holdfast.records import (
     CacheKind,
     Death,

@@ -21,34 +21,27 @@ import psutil
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from vllm.usage.usage_lib import UsageContext
 
-from holdfast.engine import (
-    environment,
-    exit_codes,
-    forkserver,
-    front_end_patches,
-    processes,
-    remains,
-)
-from holdfast.engine.async_llm import RPC_DEADLINE_SECONDS, AsyncEngine
-from holdfast.engine.calls import Calls
+from holdfast.engine.async_engine import RPC_DEADLINE_SECONDS, AsyncEngine
+from holdfast.engine.canary import until_stuck
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
-from holdfast.engine.client import EngineProxy
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.grammars.checked import Grammars, grammars_for
 from holdfast.engine.grammars.compile_limit import CompileLimit
 from holdfast.engine.loras import Loras
-from holdfast.engine.native import NativeVariables
-from holdfast.engine.places import Places
-from holdfast.engine.starts import until_stuck
-from holdfast.engine.stat_logger import Queues, prometheus_logger
+from holdfast.engine.proxy import EngineProxy
+from holdfast.engine.replay import Calls
 from holdfast.engine.suspicions import Suspicions
-from holdfast.engine.turns import Turns
+from holdfast.engine.turns import Places, Turns
 from holdfast.engine.vllm_errors import start_errors
 from holdfast.errors import EngineStartError, PluginMissingError
+from holdfast.patches import front_end
+from holdfast.patches.stat_logger import Queues, prometheus_logger
+from holdfast.processes import cleanup, environment, exit_codes, forkserver, tree
+from holdfast.processes.native_env import NativeVariables
 from holdfast.records import RankStats
-from holdfast.workspace import builds
-from holdfast.workspace.causes import read_causes, root_cause, root_of
+from holdfast.worker import builds
+from holdfast.worker.crash_records import read_causes, root_cause, root_of
 from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
 from holdfast.workspace.stats import read_all
 
@@ -123,19 +116,19 @@ class EngineLauncher:
         gc.collect()
         forkserver.ensure_running(native_variables=self._native_variables.known)
         directory = Path(spec.stats_directory)
-        before = processes.children()
+        before = tree.children()
         try:
             async with self._started(spec, partial(self._family, before)) as engine:
-                with self._used(engine), front_end_patches.variables_read_once():
+                with self._used(engine), front_end.variables_read_once():
                     await self.loras.restore()
                     yield engine
         finally:
-            processes.reap(before)
-            remains.remove(directory)
+            tree.reap(before)
+            cleanup.remove(directory)
 
     def _family(self, before: frozenset[psutil.Process]) -> frozenset[psutil.Process]:
         """The processes that have come since, but those that try grammars: no engine's."""
-        return processes.children() - before - self._grammars.family()
+        return tree.children() - before - self._grammars.family()
 
     def _is_quiet(self) -> bool:
         """Whether nobody but Holdfast itself has asked for what the engine does now."""
@@ -178,13 +171,13 @@ class EngineLauncher:
             llm = await self._construct(directory, family)
             engine = await self._met(llm, spec, family)
             try:
-                mapped = await asyncio.to_thread(lambda: remains.shared_memory(family()))
+                mapped = await asyncio.to_thread(lambda: cleanup.shared_memory(family()))
                 yield engine
             finally:
                 await asyncio.shield(engine.stop())
         finally:
-            await asyncio.shield(asyncio.to_thread(lambda: processes.kill(family())))
-            remains.unlink(mapped)
+            await asyncio.shield(asyncio.to_thread(lambda: tree.kill(family())))
+            cleanup.unlink(mapped)
 
     async def _construct(self, directory: Path, family: Family) -> Any:
         ended = exit_codes.noted(forkserver.exit_codes_directory())
@@ -210,7 +203,7 @@ class EngineLauncher:
         is_silent = self._arguments.disable_log_stats
         with (
             environment.changed(_variables(directory)),
-            front_end_patches.kept_renderer(self._renderer),
+            front_end.kept_renderer(self._renderer),
             self._started_cores(),
         ):
             return CheckedLLM.from_vllm_config(
@@ -228,7 +221,7 @@ class EngineLauncher:
         forkserver.heed_spoilt_forks()
         if not forkserver.is_in_use():
             return nullcontext()
-        return front_end_patches.forked_cores(self._config, forkserver.CoreContext())
+        return front_end.forked_cores(self._config, forkserver.CoreContext())
 
     async def _met(self, llm: Any, spec: WorkspaceSpec, family: Family) -> AsyncEngine:
         """`_engine` of a vLLM that may die at any moment, and is shut down if it does."""
@@ -250,7 +243,7 @@ class EngineLauncher:
         async with asyncio.timeout(RPC_DEADLINE_SECONDS):
             tasks = frozenset(map(str, await llm.get_supported_tasks()))
             await llm.reset_mm_cache()
-        self._renderer = front_end_patches.lasting(llm.renderer)
+        self._renderer = front_end.lasting(llm.renderer)
         ranks = read_all(Path(spec.stats_directory))
         _require_every_rank(world(self._config), ranks, spec)
         if not forkserver.has_forked(ranks[0].pid):  # or it was started with what is known
@@ -318,7 +311,7 @@ async def _abandon(construct: asyncio.Task[Any], family: Family) -> None:
     while not construct.done() and loop.time() < deadline:
         # It may wait for the fork server, which no engine's family has.
         await asyncio.to_thread(forkserver.end_if_stopped)
-        await asyncio.to_thread(lambda: processes.kill(family()))
+        await asyncio.to_thread(lambda: tree.kill(family()))
         await asyncio.wait({construct}, timeout=ABANDON_POLL_SECONDS)
     if construct.done() and construct.exception() is None:
         await asyncio.to_thread(construct.result().shutdown, timeout=0)

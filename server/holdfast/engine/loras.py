@@ -16,8 +16,8 @@ from typing import Any
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
 
-from holdfast.engine.client import EngineProxy
-from holdfast.engine.workers import asked_to, call_workers
+from holdfast.engine.proxy import EngineProxy
+from holdfast.engine.rpc import asked_to, call_workers
 from holdfast.errors import (
     ConflictError,
     EngineLostError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from holdfast.engine.call import Call, Dialect
+from holdfast.engine.request import Call, Dialect
 from holdfast.errors import (
     HoldfastError,
     NotReadyError,

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.files import alone_in, read_record, write_whole
+from holdfast.atomic_files import alone_in, read_record, write_whole
 
 REMEMBERED = 128
 """So many suspects, and so many that are quarantined; the newest stay."""

@@ -12,8 +12,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from holdfast.engine.exit_codes import OUT_OF_MEMORY, ended_by
 from holdfast.errors import EngineLostError, EngineStartError, HoldfastError, UsageError
+from holdfast.processes.exit_codes import OUT_OF_MEMORY, ended_by
 
 _CORRECT = "correct what the message names, or see the engine's log above."
 _MORE_MEMORY = (

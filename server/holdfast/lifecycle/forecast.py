@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from holdfast.files import read_record, write_whole
+from holdfast.atomic_files import read_record, write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.engine.interface import Engine
 from holdfast.records import RankStats
 from holdfast.settings import WorkspaceSettings
-from holdfast.workspace import learned
+from holdfast.workspace import learned_store
 from holdfast.workspace.plan import GrowthPolicy, Slot, WorkspaceSpec
 
 QUICK_START_SECONDS = 120.0
@@ -45,7 +45,7 @@ class Learning:
         """Read what an earlier run with this fingerprint needed; a broken file is set aside."""
         self._fingerprint = fingerprint
         if self._directory is not None:
-            self._slots = dict(learned.read(self._directory, fingerprint))
+            self._slots = dict(learned_store.read(self._directory, fingerprint))
         # With `deny` and nothing learned, the first request for more would end the start. Growth is
         # let through while the probe measures, and refused from `settle` on.
         self._is_measuring = (
@@ -97,7 +97,7 @@ class Learning:
 
     def _keep(self, slots: Mapping[Slot, int]) -> None:
         if self._directory is not None and any(slots.values()):
-            learned.write(self._directory, self._fingerprint, slots)
+            learned_store.write(self._directory, self._fingerprint, slots)
 
     def takes_restart(self, ranks: Iterable[RankStats], start_seconds: float) -> bool:
         """Whether the engine is to be started once more now; True at most once.

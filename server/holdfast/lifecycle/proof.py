@@ -9,11 +9,11 @@ from typing import Literal, Protocol
 
 from holdfast.engine.interface import Engine
 from holdfast.errors import EngineLostError, ProbeFailedError
-from holdfast.lifecycle.fate import Fate, unless, within
 from holdfast.lifecycle.learning import Learning, has_rejection
-from holdfast.lifecycle.phases import timed
-from holdfast.lifecycle.probe.sizes import full_prompt_tokens
-from holdfast.lifecycle.probe.steps import why_not
+from holdfast.lifecycle.races import Fate, unless, within
+from holdfast.lifecycle.start_phases import timed
+from holdfast.probe.sizes import full_prompt_tokens
+from holdfast.probe.suite import why_not
 from holdfast.records import Death, EngineFacts, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import Progress

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.engine.blame import Verdict
-from holdfast.engine.calls import Calls
+from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.interface import Engine, EngineLauncher
+from holdfast.engine.replay import Calls
 from holdfast.errors import (
     RETRY_AFTER_SECONDS,
     ConflictError,
@@ -21,17 +22,16 @@ from holdfast.errors import (
     HoldfastError,
     NotReadyError,
 )
-from holdfast.lifecycle.collaborators import Collaborators
-from holdfast.lifecycle.fate import Fate, fate_of, unless
+from holdfast.lifecycle.commands import Order, RestartOrder
 from holdfast.lifecycle.forecast import Forecast
-from holdfast.lifecycle.heartbeat import Heartbeat
+from holdfast.lifecycle.host import Collaborators
 from holdfast.lifecycle.learning import Learning
-from holdfast.lifecycle.orders import Order, RestartOrder
-from holdfast.lifecycle.phases import timed, watched
+from holdfast.lifecycle.operations import Service
 from holdfast.lifecycle.proof import Proof, proven
-from holdfast.lifecycle.restarts import BROWNOUT_SECONDS, RestartBudget
-from holdfast.lifecycle.service import Service
-from holdfast.lifecycle.standing import Standing
+from holdfast.lifecycle.races import Fate, fate_of, unless
+from holdfast.lifecycle.restart_budget import BROWNOUT_SECONDS, RestartBudget
+from holdfast.lifecycle.start_phases import timed, watched
+from holdfast.lifecycle.state_machine import Standing
 from holdfast.lifecycle.states import LifeOutcome, State
 from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings

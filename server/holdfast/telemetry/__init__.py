@@ -1,0 +1,4 @@
+"""What does the server say? Metrics, logs and the progress of a start.
+
+Runs in the front end.
+"""

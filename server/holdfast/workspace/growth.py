@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, NoReturn
 
 from holdfast.records import GrowthPhase, Rejection
-from holdfast.workspace.books import Books
+from holdfast.workspace.accounting import Books
 from holdfast.workspace.plan import MIB, RESERVE_GRANULE_BYTES, GrowthPolicy, round_up
 
 DENIED: Final = "the growth policy is deny"

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import torch
 from vllm.v1.worker import workspace as vllm_workspace
 
-from holdfast.workspace.books import Books
-from holdfast.workspace.footprint import Holdings
+from holdfast.workspace.accounting import Books, Holdings
+from holdfast.workspace.buffers import Allocator, Scratch, Spec
 from holdfast.workspace.growth import GrowthGate
 from holdfast.workspace.plan import (
     RESERVE_GRANULE_BYTES,
@@ -30,7 +30,6 @@ from holdfast.workspace.plan import (
     terms_of,
 )
 from holdfast.workspace.resources import Resources
-from holdfast.workspace.scratch import Allocator, Scratch, Spec
 from holdfast.workspace.stats import StatsWriter
 
 Resource = TypeVar("Resource")

@@ -16,9 +16,9 @@ from typing import NoReturn, TypeVar, cast
 import torch
 
 from holdfast.records import GrowthPhase, Rejection
-from holdfast.workspace import permute
-from holdfast.workspace.callers import asking_frame
-from holdfast.workspace.footprint import Holdings, tensor_bytes
+from holdfast.workspace import moe_permute
+from holdfast.workspace.accounting import Holdings, tensor_bytes
+from holdfast.workspace.buffers import asking_frame
 from holdfast.workspace.growth import GrowthGate, resource_message
 
 Resource = TypeVar("Resource")
@@ -32,7 +32,7 @@ class Resources:
         self,
         gate: GrowthGate,
         holdings: Holdings,
-        owner_of: Callable[[], permute.Owner | None],
+        owner_of: Callable[[], moe_permute.Owner | None],
     ) -> None:
         """`owner_of` finds the owner of this process at the time of a growth."""
         self._books = gate.books
@@ -71,7 +71,7 @@ class Resources:
                 if self._books.is_locked:
                     self._refuse(key, f"out of memory: {error}")
                 raise
-            permute.follow(made, self._owner_of)
+            moe_permute.follow(made, self._owner_of)
             self._keep(of_slot, key, made)
         return cast("Resource", of_slot[key])
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.api.admin.app import admin_app, admin_route
+from holdfast.api.admin.routes import admin_app, admin_route
 
 __all__ = ["admin_app", "admin_route"]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import Body
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from holdfast.lifecycle.orders import ProvenSuite
+from holdfast.lifecycle.commands import ProvenSuite
 from holdfast.records import SLEEP_TAGS, CacheKind, Lora, RankMemory, SleepLevel, SleepTag
 from holdfast.telemetry.logs import LogLevel
 

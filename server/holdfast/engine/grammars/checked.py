@@ -25,14 +25,14 @@ import psutil
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from holdfast.engine.absence import away_from_engine
-from holdfast.engine.exit_codes import signal_name
 from holdfast.engine.grammars.compiling import Compiler
 from holdfast.engine.grammars.lanes import Lane
 from holdfast.engine.grammars.pool import Answer, Pool
 from holdfast.engine.grammars.processes import OUT_OF_MEMORY
-from holdfast.engine.tracked import tracked_request
 from holdfast.errors import NotReadyError
+from holdfast.patches.absence import away_from_engine
+from holdfast.processes.exit_codes import signal_name
+from holdfast.request_context import tracked_request
 
 LONGEST_BYTES = 512 << 10
 """Of one grammar, as JSON. vLLM has no bound, and some of its loops are quadratic."""

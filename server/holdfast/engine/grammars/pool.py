@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from holdfast.engine import forkserver
 from holdfast.engine.grammars import processes
 from holdfast.errors import NotReadyError
+from holdfast.processes import forkserver
 
 START_DEADLINE_SECONDS = 120.0
 MARGIN_SECONDS = 5.0

@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from holdfast.workspace import leash
+from holdfast.worker import lifetime
 
 Compile = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -52,7 +52,7 @@ def serve(
 
     Each may grow by `memory_bytes`. What `make` returns is made once, and forked.
     """
-    leash.tie()
+    lifetime.tie()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, meant for the front end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     compile_grammar = make()
@@ -89,7 +89,7 @@ def _forked(compile_grammar: Compile, control: socket.socket, memory_bytes: int)
     if pid:
         return pid
     try:
-        leash.tie(parent_pid)
+        lifetime.tie(parent_pid)
         _bound_memory(memory_bytes)
         os._exit(_work(compile_grammar, control))
     except BaseException:  # noqa: BLE001 - the outermost edge of a process

@@ -20,7 +20,7 @@ from vllm.v1.structured_output.utils import choice_as_grammar
 from xgrammar import StructuralTag
 
 from holdfast.engine.grammars.checked import Grammars
-from holdfast.engine.replaced import original, replace
+from holdfast.patches.replaced import original, replace
 
 MOST_TOOL_BYTES = 64 << 10
 """Of one tool of Cohere's: its rules are renamed one by one, each time in the whole text."""

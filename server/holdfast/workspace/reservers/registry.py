@@ -12,10 +12,9 @@ from vllm.platforms import current_platform
 from vllm.v1.worker import workspace as vllm_workspace
 
 from holdfast.errors import HoldfastError
-from holdfast.workspace.callers import first_frame
+from holdfast.workspace.buffers import Spec, first_frame, spec_bytes
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import TARGET_LANE, Term
-from holdfast.workspace.scratch import Spec, spec_bytes
 
 GROUP = "holdfast.reservers"
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import os
 import struct
 from pathlib import Path
 
-from holdfast.files import ending_with
+from holdfast.atomic_files import ending_with
 from holdfast.records import (
     GROWTH_PHASES,
     MEMORY_KINDS,

@@ -21,7 +21,6 @@ from holdfast.records import (
     Rejection,
     StartPhase,
 )
-from holdfast.workspace.mapped import new_mapping
 from holdfast.workspace.stats.layout import (
     COPIES,
     LAYOUT,
@@ -40,6 +39,7 @@ from holdfast.workspace.stats.layout import (
     stats_path,
     step_checksum,
 )
+from holdfast.workspace.stats.mapped_files import new_mapping
 
 _Parameters = ParamSpec("_Parameters")
 

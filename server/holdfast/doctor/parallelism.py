@@ -1,0 +1,134 @@
+"""The few flags of vLLM's that a hazard depends on, read without vLLM's parser."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.engine.unsupported import refuse_nodes
+from holdfast.errors import UsageError
+
+DEFAULT_MEMORY_UTILIZATION = 0.92
+"""vLLM's own, as its CacheConfig has it; a test compares them."""
+_WITHOUT_GRAPHS = re.compile(
+    r'(-cc|--compilation-config)\.cudagraph_mode[= ]none\b|"cudagraph_mode"\s*:\s*"none"',
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the engine is spread, and what of the GPU it takes."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    executor: str = ""
+    """As `--distributed-executor-backend` names it; empty if vLLM chooses."""
+    has_custom_all_reduce: bool = True
+    captures_graphs: bool = True
+    compiles: bool = True
+    may_sleep: bool = False
+    has_cumem_allocator: bool = False
+    has_kv_connector: bool = False
+    has_kv_cache_size: bool = False
+    """Whether the KV cache is given in bytes and not as a share of the memory."""
+    gpu_memory_utilization: float = DEFAULT_MEMORY_UTILIZATION
+
+    @property
+    def ranks(self) -> int:
+        """Ranks, all of which run on one node; where Ray places them, as many of them as may."""
+        return (
+            self.tensor_parallel_size
+            * self.pipeline_parallel_size
+            * self.prefill_context_parallel_size
+            * self.data_parallel_size
+        )
+
+    @property
+    def has_ray(self) -> bool:
+        """Whether Ray decides which node a rank runs on."""
+        return self.executor == "ray"
+
+    def has_worker_processes(self, *, is_cpu_build: bool) -> bool:
+        """Whether every rank is a process that answers through /dev/shm.
+
+        The build for CPUs has one also for a single rank
+        (https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/platforms/cpu.py).
+        """
+        if self.executor in {"", "uni"}:
+            return is_cpu_build or (not self.executor and self.ranks > 1)
+        return self.executor == "mp"
+
+
+def read_layout(arguments: Sequence[str]) -> Layout:
+    """The layout that vLLM's flags ask for.
+
+    Raises:
+        UsageError: the value of a flag that is read here cannot be read, or it spreads the engine
+            over several nodes.
+    """
+    try:
+        given, _ = _parser().parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.", remedy="see `holdfast serve --help=all`.") from None
+    refuse_nodes(
+        nodes=given.nnodes,
+        replicas=given.data_parallel_size,
+        local_replicas=given.data_parallel_size_local,
+    )
+    return Layout(
+        tensor_parallel_size=max(1, given.tensor_parallel_size),
+        pipeline_parallel_size=max(1, given.pipeline_parallel_size),
+        data_parallel_size=max(1, given.data_parallel_size),
+        prefill_context_parallel_size=max(1, given.prefill_context_parallel_size),
+        executor=given.distributed_executor_backend,
+        has_custom_all_reduce=not given.disable_custom_all_reduce,
+        captures_graphs=not given.enforce_eager and not _WITHOUT_GRAPHS.search(" ".join(arguments)),
+        compiles=not given.enforce_eager,
+        may_sleep=given.enable_sleep_mode,
+        has_cumem_allocator=given.enable_cumem_allocator or given.enable_sleep_mode,
+        has_kv_connector=_has_kv_connector(arguments),
+        has_kv_cache_size=given.demo or given.kv_cache_memory_bytes is not None,
+        gpu_memory_utilization=given.gpu_memory_utilization,
+    )
+
+
+def _has_kv_connector(arguments: Sequence[str]) -> bool:
+    # Its value is JSON, or one part of it: `--kv-transfer-config.kv_connector=NixlConnector`.
+    return any(argument.startswith("--kv-transfer-config") for argument in arguments) and any(
+        "kv_connector" in argument for argument in arguments
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag, short in (
+        ("--tensor-parallel-size", "-tp"),
+        ("--pipeline-parallel-size", "-pp"),
+        ("--data-parallel-size", "-dp"),
+        ("--prefill-context-parallel-size", "-pcp"),
+        ("--nnodes", "-n"),
+    ):
+        parser.add_argument(short, flag, type=int, default=1)
+    parser.add_argument("--data-parallel-size-local", "-dpl", type=int)
+    for flag in (
+        "--disable-custom-all-reduce",
+        "--enforce-eager",
+        "--enable-sleep-mode",
+        "--enable-cumem-allocator",
+        "--demo",
+    ):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--distributed-executor-backend", default="")
+    parser.add_argument("--kv-cache-memory-bytes")
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        "--device-memory-utilization",
+        type=float,
+        default=DEFAULT_MEMORY_UTILIZATION,
+    )
+    return parser

@@ -1,0 +1,308 @@
+"""One running generation of vLLM's AsyncLLM, as `interface.Engine`, and what operators do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import psutil
+from vllm.exceptions import ProfilerAlreadyActiveError
+
+from holdfast.engine import canary, compat
+from holdfast.engine.loras import Loras
+from holdfast.engine.rpc import asked_to, call_workers
+from holdfast.errors import ConflictError, EngineRefusedError, EngineSilentError, EngineStartError
+from holdfast.patches.stat_logger import Queues
+from holdfast.processes import tree
+from holdfast.processes.deaths import DeathWatch, must_live
+from holdfast.processes.stacks import is_compiling, stacks_of
+from holdfast.records import (
+    SLEEP_TAGS,
+    CacheKind,
+    Death,
+    EngineFacts,
+    RankStats,
+    SleepLevel,
+    SleepTag,
+    Suspect,
+)
+from holdfast.worker.crash_records import tracebacks
+from holdfast.worker.step_requests import read_suspects
+from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
+from holdfast.workspace.stats import read_all
+
+SLEEP_DEADLINE_SECONDS = 300.0
+"""For weights to be copied to the host, or read again from disk."""
+SAVE_DEADLINE_SECONDS = 1800.0
+
+
+class Upkeep:
+    """Of one generation; see `interface.Upkeep`."""
+
+    def __init__(self, llm: Any, facts: EngineFacts) -> None:
+        self._llm = llm
+        self._facts = facts
+        self._asleep: frozenset[SleepTag] = frozenset()
+        self._level: SleepLevel = 1
+        self._saving = 0
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it was told something for which its steps stop."""
+        return bool(self._asleep or self._saving)
+
+    async def sleep(self, level: SleepLevel) -> None:
+        # Set before the call: its steps stop when the scheduler hears of it, not when it returns.
+        self._asleep, self._level = SLEEP_TAGS, level
+        async with asked_to("fall asleep", SLEEP_DEADLINE_SECONDS):
+            await self._llm.sleep(level, mode="abort")
+
+    async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
+        """As promised there. Of level 2 the weights are read again, which vLLM leaves to others."""
+        # vLLM wakes nothing if one of the tags is awake already.
+        woken = tags & self._asleep
+        if not woken:
+            return self._asleep
+        async with asked_to("wake up", SLEEP_DEADLINE_SECONDS):
+            await self._llm.wake_up(sorted(woken))
+            if self._level == 2 and "weights" in woken:
+                await call_workers(self._llm, "reload_weights")
+        self._asleep -= woken
+        return self._asleep
+
+    @property
+    def has_forgotten_weights(self) -> bool:
+        """Whether the last sleep was one after which nothing on the device is what it was."""
+        return self._level == 2
+
+    async def start_profile(self, prefix: str | None) -> None:
+        self._require_profiler()
+        async with asked_to("start the profiler"):
+            try:
+                await self._llm.start_profile(prefix)
+            except ProfilerAlreadyActiveError as error:
+                raise ConflictError(
+                    "a profile is already being recorded.", remedy="stop it first."
+                ) from error
+
+    async def stop_profile(self) -> None:
+        self._require_profiler()
+        async with asked_to("write the profile", SAVE_DEADLINE_SECONDS):
+            with self._resting():
+                await self._llm.stop_profile()
+
+    async def reset_caches(self, kinds: frozenset[CacheKind]) -> None:
+        resets = {
+            "prefix": self._llm.reset_prefix_cache,
+            "mm": self._llm.reset_mm_cache,
+            "encoder": self._llm.reset_encoder_cache,
+        }
+        for kind in sorted(kinds):
+            async with asked_to(f"empty its {kind} cache"):
+                if await resets[kind]() is False:
+                    raise ConflictError(
+                        f"the {kind} cache is in use.",
+                        remedy="try again when no request is running.",
+                    )
+
+    async def save_sharded_state(
+        self, path: str, *, pattern: str | None, max_size_bytes: int | None
+    ) -> None:
+        async with asked_to("save its state", SAVE_DEADLINE_SECONDS):
+            with self._resting():
+                await call_workers(
+                    self._llm,
+                    "save_sharded_state",
+                    path=path,
+                    pattern=pattern,
+                    max_size=max_size_bytes,
+                )
+
+    @contextmanager
+    def _resting(self) -> Iterator[None]:
+        """While entered, that no step ends is no stall."""
+        self._saving += 1
+        try:
+            yield
+        finally:
+            self._saving -= 1
+
+    def _require_profiler(self) -> None:
+        if not self._facts.has_profiler:
+            raise ConflictError(
+                "no profiler is configured.",
+                remedy="start with --profiler-config.profiler=torch "
+                "--profiler-config.torch_profiler_dir=/an/absolute/path.",
+            )
+
+
+logger = logging.getLogger("holdfast.engine")
+
+RPC_DEADLINE_SECONDS = 30.0
+SHUTDOWN_DEADLINE_SECONDS = 15.0
+
+
+class AsyncEngine:
+    """One generation of vLLM's engine. Made by `EngineLauncher.running`; see `interface.Engine`."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the launcher names what one generation is made of
+        self,
+        llm: Any,
+        facts: EngineFacts,
+        spec: WorkspaceSpec,
+        family: Callable[[], frozenset[psutil.Process]],
+        queues: Queues,
+        loras: Loras,
+        *,
+        limit_context: Callable[[int], None],
+    ) -> None:
+        self._limit_context = limit_context
+        self._queues = queues
+        self.upkeep = Upkeep(llm, facts)
+        self._loras = loras
+        self._is_held = False
+        self.is_trying_canary = False
+        """Whether a canary is in the engine."""
+        self._llm = llm
+        self._facts = facts
+        self._spec = spec
+        self._family = family
+        self._watch = DeathWatch(
+            Path(spec.stats_directory),
+            must_live(family(), compat.core_processes(llm), self.ranks(with_steps=False)),
+            compat.core_processes(llm),
+            has_errored=lambda: bool(llm.errored),
+        )
+        # Before the first request: a pidfd is opened while its process is certain to be ours.
+        self._death = asyncio.create_task(self._watch.death(), name=f"death {spec.generation}")
+
+    @property
+    def generation(self) -> int:
+        return self._spec.generation
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
+    def llm(self) -> Any:
+        """vLLM's object, for the proxy."""
+        return self._llm
+
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        return read_all(Path(self._spec.stats_directory), with_steps=with_steps)
+
+    def requests_in_step(self) -> frozenset[str]:
+        """What the engine calls the requests of the steps that run now."""
+        return frozenset(suspect.request_id for suspect in self.suspects() or ())
+
+    @asynccontextmanager
+    async def scheduling_held(self) -> AsyncIterator[None]:
+        self._is_held = True
+        try:
+            async with asked_to("stop scheduling", RPC_DEADLINE_SECONDS):
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+            try:
+                yield
+            finally:
+                async with asked_to("schedule again", RPC_DEADLINE_SECONDS):
+                    await self._llm.resume_generation()
+        finally:
+            self._is_held = False
+
+    async def queued_requests(self) -> int:
+        return int(self._llm.get_num_unfinished_requests())
+
+    async def forget_prefixes(self) -> None:
+        async with asked_to("empty its prefix cache", RPC_DEADLINE_SECONDS):
+            await self._llm.reset_prefix_cache()
+
+    async def set_growth(self, policy: GrowthPolicy) -> None:
+        """Change the growth policy of every rank.
+
+        Raises:
+            EngineStartError: a rank did not take it. EngineLostError: the engine has died.
+        """
+        try:
+            async with asked_to("change its growth policy", RPC_DEADLINE_SECONDS):
+                answers = await self._llm.collective_rpc("holdfast_set_growth", args=(policy,))
+        except (EngineSilentError, EngineRefusedError) as error:
+            raise EngineStartError(error.cause) from error
+        failed = [answer["error"] for answer in answers if "error" in answer]
+        if failed:
+            raise EngineStartError(f"a rank rejected the growth policy {policy}: {failed[0]}")
+
+    def limit_context(self, tokens: int | None) -> None:
+        self._limit_context(self._facts.max_model_len if tokens is None else tokens)
+
+    def last_words(self) -> str:
+        return tracebacks(Path(self._spec.stats_directory))
+
+    async def until_dead(self) -> Death:
+        return await asyncio.shield(self._death)
+
+    def accuse_termination(self) -> None:
+        self._watch.accuse_termination()
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_held or self.upkeep.is_resting
+
+    async def sleep(self, level: SleepLevel) -> None:
+        await self.upkeep.sleep(level)
+
+    async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
+        asleep = await self.upkeep.wake(tags)
+        if not asleep and self.upkeep.has_forgotten_weights:
+            await self._loras.restore(is_stale=True)
+        return asleep
+
+    def running_requests(self) -> Mapping[int, int]:
+        return compat.requests_by_engine(self._llm)
+
+    def blocked_since_seconds(self) -> Mapping[int, float]:
+        return self._queues.blocked_since_seconds()
+
+    def deferring(self) -> frozenset[int]:
+        return self._queues.deferring()
+
+    async def canary(self) -> None:
+        self.is_trying_canary = True
+        try:
+            await canary.sing(self._llm, self._facts)
+        finally:
+            self.is_trying_canary = False
+
+    def is_compiling(self) -> bool:
+        return is_compiling(self._family())
+
+    async def dump_stacks(self) -> str:
+        return await stacks_of(self._family(), Path(self._spec.stats_directory))
+
+    def suspects(self) -> tuple[Suspect, ...] | None:
+        running = read_suspects(Path(self._spec.stats_directory))
+        return tuple(chain.from_iterable(running.values())) or None
+
+    def give_up(self) -> None:
+        compat.declare_dead(self._llm)
+
+    async def stop(self) -> None:
+        """End the engine and every process of it; returns when none is left.
+
+        Nothing runs in it any more, so that nobody is asked to leave in order: that takes vLLM's
+        processes seconds, which a client that waits for the next generation would wait too.
+        """
+        self._death.cancel()
+        try:
+            async with asyncio.timeout(SHUTDOWN_DEADLINE_SECONDS):
+                await asyncio.to_thread(self._llm.shutdown, timeout=0)
+        except TimeoutError:
+            logger.warning("vLLM did not stop its engine in time, so its processes are killed")
+        remaining = await asyncio.to_thread(lambda: tree.kill(self._family()))
+        if remaining:
+            logger.error("could not kill processes %s of the engine", remaining)

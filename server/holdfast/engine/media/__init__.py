@@ -1,0 +1,4 @@
+"""How the front end fetches and decodes the media of requests, within bounds.
+
+Runs in the front end.
+"""

@@ -1,0 +1,61 @@
+"""Which formats of images, sound and clips reach a decoder: far fewer than it would take."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+from vllm.entrypoints.speech_to_text.base import serving as speech_to_text
+from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.media import audio
+
+from holdfast.patches.replaced import original, replace
+
+IMAGE_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What clients send. vLLM takes 36, whose readers are rarely looked at; two of them have images of
+another size in them than they say."""
+
+_MARK_BYTES = 16
+_CONTAINERS = (
+    *((4, box) for box in (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")),  # MP4, M4A
+    (0, b"\x1a\x45\xdf\xa3"),  # Matroska, WebM
+    (0, b"OggS"),
+    (8, b"AVI "),
+    (8, b"WAVE"),
+    (8, b"AIFF"),
+    (8, b"AIFC"),
+    (0, b"fLaC"),
+    (0, b"ID3"),
+    *((0, bytes([0xFF, second])) for second in range(0xE0, 0x100)),  # MP3, AAC
+    (0, b"#!AMR"),
+    (0, b"caff"),
+    (0, b"FLV\x01"),
+    (0, b"\x30\x26\xb2\x75"),  # WMA, WMV
+    (0, b"\x00\x00\x01\xba"),  # MPEG
+    (0, b"\x00\x00\x01\xb3"),
+    (0, b"\x47\x40"),  # transport stream
+    (0, b"GIF8"),
+)
+"""Where each begins, and with what."""
+
+
+def check_container(data: bytes) -> None:
+    """Refuse what is not a container of sound or pictures: FFmpeg takes much more than that.
+
+    A session description has it listen on the network, a list of files has it open them.
+    """
+    if not any(data[start : start + len(mark)] == mark for start, mark in _CONTAINERS):
+        raise VLLMValidationError("The container format of the media is not supported.")
+
+
+def check_audio() -> None:
+    """Have all audio checked so, that of `/v1/audio` too; again changes nothing."""
+    as_vllm = original(audio, "load_audio")
+
+    def load_audio(path: Any, **options: Any) -> Any:
+        if isinstance(path, BytesIO):
+            check_container(path.getvalue()[:_MARK_BYTES])
+        return as_vllm(path, **options)
+
+    for module in (audio, speech_to_text):
+        replace(module, "load_audio", load_audio)

@@ -1,0 +1,98 @@
+"""vLLM's OpenAI layer, built by vLLM, on top of the proxy; only some failures are mended."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from prometheus_fastapi_instrumentator import Instrumentator
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+
+from holdfast.engine.grammars.requests import keep_native_code_out
+from holdfast.engine.media.limits import guard_media
+from holdfast.engine.media.realtime import bound_realtime_audio
+from holdfast.engine.proxy import EngineProxy
+from holdfast.engine.turns import most_sequences, running_at_once
+from holdfast.engine.vllm_errors import usage_errors
+from holdfast.patches import chunks, front_end
+from holdfast.patches.answer_parsing import bound_answer_parsers
+from holdfast.patches.rendering import await_one_without_a_task, render_short_prompts_at_once
+from holdfast.patches.request_bodies import bound_prompts, refuse_wrong_bodies, stop_at_first_error
+from holdfast.patches.tokenizer import (
+    bound_bad_words,
+    bound_tokenizer,
+    bound_tool_calls,
+    score_in_a_thread,
+)
+from holdfast.request_context import FREQUENT_PATHS
+
+
+@asynccontextmanager
+async def openai_app(
+    proxy: EngineProxy, arguments: argparse.Namespace, server: Any
+) -> AsyncIterator[Any]:
+    """vLLM's FastAPI application, with its lifespan entered.
+
+    `server` is the uvicorn server: vLLM's exception handler looks for it in the application's
+    state (it would end it, if the proxy ever said that the engine errored).
+    """
+    chunks.write_text_directly()
+    tasks = await proxy.get_supported_tasks()
+    front_end.accept_nulls()
+    guard_media(arguments.allowed_media_domains)
+    bound_realtime_audio()
+    bound_tokenizer(proxy.renderer)
+    bound_prompts(proxy.renderer, most_sequences(running_at_once(proxy.vllm_config)))
+    bound_tool_calls(proxy.renderer)
+    bound_bad_words()
+    bound_answer_parsers()
+    score_in_a_thread()
+    await_one_without_a_task()
+    if proxy.grammars is not None:
+        keep_native_code_out(proxy.grammars)
+    render_short_prompts_at_once(
+        proxy.renderer, trusts_templates=arguments.trust_request_chat_template
+    )
+    # What it finds wrong with a flag or an adapter is what it finds before.
+    with usage_errors():
+        with leaving_counts_to_the_front_end():
+            app = build_app(arguments, tasks, proxy.model_config)
+        refuse_wrong_bodies(app)
+        stop_at_first_error(app.routes)
+        with_frequent_first(app.router.routes)
+        app.state.server = server
+        await init_app_state(proxy, app.state, arguments, tasks)
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+@contextmanager
+def leaving_counts_to_the_front_end() -> Iterator[None]:
+    """Have an application that is built meanwhile not count its HTTP requests.
+
+    The front end counts what it answers itself too, under the same names. vLLM's would also stay
+    empty: the library's counts are lost where the stack of layers is built twice (its 8.1, and
+    `refuse_wrong_bodies` has it built again).
+    """
+    instrument = Instrumentator.instrument
+
+    def leave(self: Instrumentator, *_: Any, **_options: Any) -> Instrumentator:
+        return self
+
+    Instrumentator.instrument = leave  # type: ignore[method-assign]  # for these lines only
+    try:
+        yield
+    finally:
+        Instrumentator.instrument = instrument  # type: ignore[method-assign]  # as above
+
+
+def with_frequent_first(routes: list[Any]) -> None:
+    """Put the routes that are asked for the most before the others.
+
+    A request is compared with one route after the other. Each of these has a path that no other
+    route takes.
+    """
+    routes.sort(key=lambda route: getattr(route, "path", "") not in FREQUENT_PATHS)

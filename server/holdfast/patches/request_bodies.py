@@ -1,0 +1,143 @@
+"""Bodies that vLLM's routes fail on, or work on for too long, are 400 and not 500.
+
+Some of vLLM's checks read a body before its types are known: `structured_outputs: "none"` in a chat
+is an AttributeError (`ChatCompletionRequest.check_structured_outputs_count`), and so is a list as
+the body of `/scale_elastic_ep` (0.32). pydantic and FastAPI let these through as failures.
+
+vLLM's types of requests try each message and each item against dozens of types, and pydantic
+collects what each of them says, on the event loop and without letting go of the interpreter (0.32):
+200 KB of `{"messages": [{}, {}, ...]}` keep everything for 10 s and take a gigabyte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from types import TracebackType
+from typing import Annotated, Any, get_args
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, TypeAdapter
+from pydantic_core import core_schema
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import VLLMValidationError
+
+_KINDS = (AttributeError, LookupError, TypeError)
+"""What code raises that takes a value for one of another type."""
+_PACKAGE = "vllm.entrypoints."
+_READERS = ("protocol", "api_router")
+"""The modules of vLLM that read bodies: the types of requests, and the routes themselves."""
+
+
+def refuse_wrong_bodies(app: Any) -> None:
+    """Have vLLM's application answer 400 where a value of the body is of a type it cannot read.
+
+    Any other failure of the same kind is answered as before.
+    """
+    for kind in _KINDS:
+        app.add_exception_handler(kind, _Handler(app.exception_handlers.get(kind)))
+    # SageMaker's part of vLLM's app has built the stack, handlers included; it is built again.
+    app.middleware_stack = None
+
+
+class _Handler:
+    """Answers one kind of exception."""
+
+    def __init__(self, otherwise: Any) -> None:
+        self._otherwise = otherwise
+
+    async def __call__(self, request: Request, error: Exception) -> Response:
+        if _is_of_a_reader(error.__traceback__):
+            refusal = create_error_response(
+                "A value in the body has a type that this route does not accept.",
+                status_code=HTTPStatus.BAD_REQUEST,
+            )
+            return JSONResponse(refusal.model_dump(), status_code=HTTPStatus.BAD_REQUEST)
+        if self._otherwise is None:
+            raise error
+        answer: Response = await self._otherwise(request, error)
+        return answer
+
+
+def _is_of_a_reader(traceback: TracebackType | None) -> bool:
+    """Whether it was raised in code that reads a body, and not below it."""
+    name = ""
+    while traceback is not None:
+        name = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        traceback = traceback.tb_next
+    return name.startswith(_PACKAGE) and name.rpartition(".")[2] in _READERS
+
+
+MOST_ITEMS = 16 * 1024
+"""Of a list whose items are more than numbers and texts: messages, tools, parts of a message."""
+_PLAIN = {"int", "float", "str", "bool", "any"}
+
+
+def stop_at_first_error(routes: Iterable[Any]) -> None:
+    """Have the lists in the bodies of all routes read so; again changes nothing."""
+    fields = [
+        route.body_field
+        for route in routes
+        if isinstance(route, APIRoute) and route.body_field is not None
+    ]
+    models = {model for field in fields for model in _models(field.field_info.annotation)}
+    with _short_lists():
+        for model in sorted(models, key=lambda one: one.__qualname__):
+            model.model_rebuild(force=True)
+    for field in fields:
+        annotation = Annotated[field.field_info.annotation, field.field_info]  # type: ignore[name-defined]  # known when it runs
+        field._type_adapter = TypeAdapter(annotation)  # noqa: SLF001 - FastAPI makes it once
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a type is made of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+@contextmanager
+def _short_lists() -> Iterator[None]:
+    """While entered, lists of new schemas stop at the first error, and have a most length."""
+    original = core_schema.list_schema
+
+    def list_schema(items_schema: Any = None, **options: Any) -> Any:
+        schema = original(items_schema, **options)
+        schema.setdefault("fail_fast", True)
+        if items_schema is not None and items_schema["type"] not in _PLAIN:
+            schema.setdefault("max_length", MOST_ITEMS)
+        return schema
+
+    core_schema.list_schema = list_schema
+    try:
+        yield
+    finally:
+        core_schema.list_schema = original
+
+
+_MARK = "holdfast_most_prompts"
+
+
+def bound_prompts(renderer: Any, most: float) -> None:
+    """Have `renderer` refuse more prompts than that at once; calling it again changes nothing.
+
+    vLLM 0.32 bounds those of a completion, but neither the inputs of embeddings nor of scores. A
+    body of 32 MiB has room for eight million, each of which is rendered by itself.
+    """
+    if hasattr(renderer, _MARK):
+        return
+    setattr(renderer, _MARK, most)
+    render = renderer.render_cmpl_async
+
+    async def render_bounded(prompts: Sequence[Any], *arguments: Any, **options: Any) -> Any:
+        if len(prompts) > most:
+            raise VLLMValidationError(
+                f"The request has {len(prompts)} prompts; at most {most:g} are allowed."
+            )
+        return await render(prompts, *arguments, **options)
+
+    renderer.render_cmpl_async = render_bounded

@@ -1,0 +1,286 @@
+"""The tokenizer of vLLM's front end, which no text keeps busy for long, by whatever route it comes.
+
+vLLM 0.32 counts the characters of a prompt before it tokenizes it, but not on every road:
+`/tokenize`, `bad_words`, scores and what is truncated go to the tokenizer as they are. A text of
+30 MB takes it 90 s and 8 GB. So the bound is the tokenizer's own: what cannot be a prompt is
+refused before, and what is cut anyway is cut before.
+
+How many tokens a text has is known only when it is tokenized. A long one is counted in pieces, and
+no further than to the bound: what one text costs is what the longest prompt costs, twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from vllm import envs
+from vllm.entrypoints.generate.generative_scoring.serving import ServingGenerativeScoring
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers import chat_utils
+from vllm.sampling_params import SamplingParams
+
+from holdfast.patches.replaced import is_replaced, original, replace
+
+TOKENS_A_CONTEXT = 4
+"""Of a text that need not fit into one, in contexts: somebody asks how much too long it is."""
+CHARACTERS_A_TOKEN = 32
+"""No text has more of them on average; a tokenizer has single tokens of 128 spaces."""
+PIECE_CHARACTERS = 16 * 1024
+LOOP_CHARACTERS = 64 * 1024
+"""Of a text that is tokenized on the event loop: at worst some 60 ms."""
+
+_BORDER_TOKENS = 128
+"""By so many may the tokens of two pieces exceed those of the whole, where a word was cut."""
+_MARGIN = 1.25
+_MEDIA_KINDS = ("image", "audio", "video", "input_image", "input_audio", "input_video")
+_MEDIA_KINDS_END = ("_url", "_embeds")
+
+
+def bound_tokenizer(renderer: Any) -> None:
+    """Bound the tokenizer that `renderer` lends to all of the front end; again changes nothing."""
+    tokenizer = renderer.tokenizer
+    if tokenizer is None or isinstance(tokenizer, _Bounded):
+        return
+    kind = type(tokenizer)
+    # vLLM answers with the name of its class, on `/tokenizer_info`.
+    bounded = type(kind.__name__, (_Bounded, kind), {})
+    tokenizer.__class__ = bounded
+    tokenizer.holdfast_bounds = _Bounds(
+        lambda: int(renderer.model_config.max_model_len), int(tokenizer.max_chars_per_token)
+    )
+
+
+def bound_bad_words() -> None:
+    """Have `bad_words` refused before they are tokenized, on the event loop; again changes nothing.
+
+    vLLM 0.32 counts the tokens of all of them afterwards.
+    """
+    as_vllm = original(SamplingParams, "update_from_tokenizer")
+
+    def update_from_tokenizer(self: Any, tokenizer: Any) -> None:
+        most = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS * CHARACTERS_A_TOKEN
+        if self.bad_words and sum(map(len, self.bad_words)) > most:
+            raise VLLMValidationError(
+                f"The bad_words are longer than {most} characters.", parameter="bad_words"
+            )
+        as_vllm(self, tokenizer)
+
+    replace(SamplingParams, "update_from_tokenizer", update_from_tokenizer)
+
+
+def bound_tool_calls(renderer: Any) -> None:
+    """Have the arguments of tools refused that are too much for a prompt; again changes nothing.
+
+    vLLM 0.32 reads them, a JSON text within the JSON of a chat, on the event loop.
+    """
+    if renderer.tokenizer is None or is_replaced(chat_utils, "_postprocess_messages"):
+        return
+    as_vllm = original(chat_utils, "_postprocess_messages")
+
+    def postprocess_messages(messages: list[Any]) -> None:
+        most = renderer.tokenizer.holdfast_bounds.most_characters
+        if has_more_text_than(most, [messages]):
+            raise _refused(f"{most} characters", "in one chat")
+        try:
+            as_vllm(messages)
+        except RecursionError as error:
+            raise VLLMValidationError(
+                "The arguments of a tool call are nested too deeply.", parameter="tool_calls"
+            ) from error
+
+    replace(chat_utils, "_postprocess_messages", postprocess_messages)
+
+
+def score_in_a_thread() -> None:
+    """Have the texts of `/generative_scoring` tokenized in a thread; again changes nothing.
+
+    vLLM 0.32 does so in a coroutine that awaits nothing, that is on the event loop.
+    """
+    as_vllm = original(ServingGenerativeScoring, "_build_prompts")
+
+    async def build_prompts(self: Any, *args: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(lambda: _result(as_vllm(self, *args, **options)))
+
+    replace(ServingGenerativeScoring, "_build_prompts", build_prompts)
+
+
+def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine returns that awaits nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as returned:
+        return returned.value
+    raise RuntimeError("vLLM awaits something where it builds prompts: drop score_in_a_thread")
+
+
+def has_more_text_than(characters: int, values: list[Any]) -> bool:
+    """Whether there are more of them in all texts of `values`; looks no further than it must."""
+    for value in _parts(values):
+        characters -= len(value) if isinstance(value, str) else 1
+        if characters < 0:
+            return True
+    return False
+
+
+class _Bounds:
+    """What one text may be, at this moment: the context may be limited to what is proven."""
+
+    def __init__(self, context_tokens: Callable[[], int], characters_a_token: int) -> None:
+        self._context_tokens = context_tokens
+        self._characters_a_token = min(characters_a_token, CHARACTERS_A_TOKEN)
+
+    @property
+    def most_tokens(self) -> int:
+        return TOKENS_A_CONTEXT * self._context_tokens()
+
+    @property
+    def most_characters(self) -> int:
+        return self._context_tokens() * self._characters_a_token
+
+    def is_short(self, text: str) -> bool:
+        """Whether it may be tokenized without a count: at worst 4 tokens a character."""
+        return len(text) <= self._context_tokens()
+
+    @staticmethod
+    def check_loop(text: str) -> None:
+        """Refuse what would keep the event loop, if this is its thread."""
+        if len(text) > LOOP_CHARACTERS and asyncio._get_running_loop() is not None:  # noqa: SLF001 - public, but named so
+            raise _refused(f"{LOOP_CHARACTERS} characters", "in one parameter")
+
+
+class _Bounded:
+    """Comes before the class of a tokenizer, and hands on what is within its bounds."""
+
+    holdfast_bounds: _Bounds
+
+    def __call__(self, text: Any = None, text_pair: Any = None, **options: Any) -> Any:
+        tokenize = partial(_without_panic, super().__call__, **options)  # type: ignore[misc]  # a mixin
+        kept = options.get("max_length") if options.get("truncation") else None
+        # Where a token is in the text is counted from its left, which may not be cut off then.
+        if kept is None or (options.get("return_offsets_mapping") and self._cuts_left()):
+            return tokenize(*_present(self._checked(text), self._checked(text_pair)))
+        cut = (self._cut(text, kept), self._cut(text_pair, kept))
+        tokens = tokenize(*_present(*cut))
+        if cut != (text, text_pair) and len(tokens["input_ids"]) < kept:
+            return tokenize(*_present(self._checked(text), self._checked(text_pair)))
+        return tokens
+
+    def encode(self, text: Any, *args: Any, **options: Any) -> Any:
+        return _without_panic(super().encode, self._checked(text), *args, **options)  # type: ignore[misc]  # a mixin
+
+    def decode(self, token_ids: Any, *args: Any, **options: Any) -> Any:
+        most = self.holdfast_bounds.most_tokens
+        if isinstance(token_ids, Sequence) and len(token_ids) > most:
+            raise _refused(f"{most} tokens", "to decode")
+        return _without_panic(super().decode, token_ids, *args, **options)  # type: ignore[misc]  # a mixin
+
+    def apply_chat_template(self, conversation: Any, *args: Any, **options: Any) -> Any:
+        given = [conversation, options.get("tools"), options.get("documents")]
+        texts = [value for value in _parts(given) if isinstance(value, str)]
+        if sum(map(len, texts)) > (most := self.holdfast_bounds.most_characters):
+            raise _refused(f"{most} characters", "in one chat")
+        if options.get("tokenize", True):
+            self._checked("".join(texts))
+        return _without_panic(super().apply_chat_template, conversation, *args, **options)  # type: ignore[misc]  # a mixin
+
+    def _cuts_left(self) -> bool:
+        return getattr(self, "truncation_side", "right") == "left"
+
+    def _checked(self, text: Any) -> Any:
+        """A text, or several, none of which is too long.
+
+        Raises:
+            VLLMValidationError: one is.
+        """
+        for one in text if isinstance(text, list) else [text]:
+            if isinstance(one, str):
+                self._check(one)
+        return text
+
+    def _check(self, text: str) -> None:
+        bounds = self.holdfast_bounds
+        if not bounds.is_short(text):
+            if len(text) > bounds.most_characters:
+                raise _refused(f"{bounds.most_characters} characters", "in one text")
+            if self._characters_of(text, bounds.most_tokens) < len(text):
+                raise _refused(f"{bounds.most_tokens} tokens", "in one text")
+        bounds.check_loop(text)
+
+    def _cut(self, text: Any, tokens: int) -> Any:
+        """The part of a text that has more than so many tokens, from the side that is kept."""
+        bounds = self.holdfast_bounds
+        if not isinstance(text, str) or bounds.is_short(text):
+            return self._checked(text)
+        bounds.check_loop(text)
+        is_left = self._cuts_left()
+        most = bounds.most_characters
+        part = text[-most:] if is_left else text[:most]
+        characters = self._characters_of(part, tokens, is_from_right=is_left)
+        if characters == len(part) < len(text):
+            raise _refused(f"{most} characters", "in one text")
+        return part[-characters:] if is_left else part[:characters]
+
+    def _characters_of(self, text: str, tokens: int, *, is_from_right: bool = False) -> int:
+        """After how many characters there are surely more than so many tokens; at most all."""
+        counted, characters = 0, 0
+        for piece in _pieces(text, is_from_right=is_from_right):
+            found = _without_panic(super().__call__, piece, add_special_tokens=False)  # type: ignore[misc]  # a mixin
+            counted += max(0, len(found["input_ids"]) - _BORDER_TOKENS)
+            characters += len(piece)
+            if counted > tokens * _MARGIN:
+                break
+        return characters
+
+
+def _parts(values: list[Any]) -> Iterator[Any]:
+    """Every value in them, but for media, which are not in the prompt."""
+    while values:
+        value = values.pop()
+        yield value
+        if isinstance(value, Mapping):
+            kind = str(value.get("type", ""))
+            if not kind.startswith(_MEDIA_KINDS) and not kind.endswith(_MEDIA_KINDS_END):
+                values.extend(value.values())
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            values.extend(value)
+
+
+def _pieces(text: str, *, is_from_right: bool) -> Iterator[str]:
+    for start in range(0, len(text), PIECE_CHARACTERS):
+        if is_from_right:
+            end = len(text) - start
+            yield text[max(0, end - PIECE_CHARACTERS) : end]
+        else:
+            yield text[start : start + PIECE_CHARACTERS]
+
+
+def _present(*texts: Any) -> tuple[Any, ...]:
+    """Without the second of a pair, where there is none."""
+    return texts if texts[1] is not None else texts[:1]
+
+
+def _without_panic(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What it returns; a panic of native code is the text's fault, and no BaseException.
+
+    pyo3 derives PanicException from BaseException, and exports it nowhere:
+    https://docs.rs/pyo3/latest/pyo3/panic/struct.PanicException.html
+    """
+    try:
+        return function(*args, **options)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise VLLMValidationError(
+            "The tokenizer cannot read this text.", parameter="input_text"
+        ) from error
+
+
+def _refused(most: str, where: str) -> VLLMValidationError:
+    return VLLMValidationError(
+        f"There are more than {most} {where}, which is more than this model can take. Please "
+        "reduce the length of the input.",
+        parameter="input_text",
+    )

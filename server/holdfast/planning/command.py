@@ -1,0 +1,227 @@
+"""`holdfast plan`: what would be reserved, from a model's files and flags, without an engine.
+
+Nothing is guessed: what the files and flags do not tell is reported as measured at first start.
+Nothing is downloaded either: a model is a directory, or lies in the cache of the Hugging Face Hub.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+from rich.console import Console
+from vllm import platforms
+from vllm.distributed.utils import get_pp_indices
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms.cpu import CpuPlatform
+
+from holdfast.engine import arguments as vllm_arguments
+from holdfast.engine.vllm_errors import usage_errors
+from holdfast.errors import ExitCode, UsageError
+from holdfast.planning.config import DEVICES, PlannedConfig, planned_config
+from holdfast.planning.flags import PlanFlags
+from holdfast.planning.kv_cost import KvCost, kv_cost
+from holdfast.planning.report import PlanReport, RankPlan, SlotPlan, TermCost
+from holdfast.settings import Settings
+from holdfast.workspace.plan import Reservation, Slot, Term, reserve, terms_of
+from holdfast.workspace.reservers import ReserverContext, Survey, Undetermined, survey
+from holdfast.workspace.reservers.registry import Device, device_of_platform
+
+_LEARNED_NOTE = (
+    "The plan leaves out what earlier runs learned, which depends on the configuration that an "
+    "engine resolves."
+)
+_FITTED_NOTE = (
+    "--max-model-len auto: the plan is for the longest context that the model supports; at the "
+    "start, the reservation is for the longest that fits."
+)
+_FITTED = -1
+"""What vLLM's parser makes of `--max-model-len auto`."""
+
+
+def print_plan(settings: Settings, flags: PlanFlags) -> ExitCode:
+    """Print the plan on standard output: a table, or JSON if that was asked for.
+
+    Raises:
+        UsageError: a flag is wrong, or the model cannot be read.
+    """
+    report = plan(settings, flags.device)
+    if flags.is_json:
+        print(report.to_json())  # noqa: T201 - what was asked for
+    elif sys.stdout.isatty():
+        report.print_table(Console())
+    else:
+        print("\n".join(report.lines()))  # noqa: T201 - what was asked for
+    return ExitCode.STOPPED
+
+
+def plan(settings: Settings, device_name: str | None) -> PlanReport:
+    """The reservation of every slot of every rank, and what is only known at the first start.
+
+    Raises:
+        UsageError: a flag is wrong, or the model cannot be read.
+    """
+    device = DEVICES[device_name] if device_name is not None else device_of_platform()
+    with _parsing_anywhere():
+        namespace = vllm_arguments.parse(settings)
+        namespace.model = str(_directory(namespace))
+        arguments = vllm_arguments.engine_arguments(namespace)
+        with usage_errors():
+            config = planned_config(arguments, device, is_named=device_name is not None)
+            return _report(settings, arguments, config, device, _cost(config, arguments))
+
+
+@contextmanager
+def _parsing_anywhere() -> Iterator[None]:
+    """vLLM cannot even build its parser where it finds no device: it may take the CPU for one."""
+    found = platforms.current_platform
+    if found.device_type:
+        yield
+        return
+    platforms._current_platform = CpuPlatform()  # noqa: SLF001 - vLLM offers no other way
+    try:
+        yield
+    finally:
+        platforms._current_platform = found  # noqa: SLF001 - as above
+
+
+def _cost(config: PlannedConfig, arguments: AsyncEngineArgs) -> KvCost:
+    packing = config.cache_config.cache_dtype
+    return kv_cost(config.model_config, config.parallel_config, packing, str(arguments.dtype))
+
+
+def _directory(namespace: argparse.Namespace) -> Path:
+    model = Path(namespace.model)
+    if model.is_dir():
+        return model
+    try:
+        cached = try_to_load_from_cache(namespace.model, "config.json", revision=namespace.revision)
+    except ValueError:  # huggingface_hub's HFValidationError: no name of a repository
+        cached = None
+    if not isinstance(cached, str):
+        raise UsageError(
+            f"{namespace.model} is neither a local directory nor in the Hugging Face cache.",
+            remedy="download its config.json first, for example with `hf download`.",
+        )
+    return Path(cached).parent
+
+
+def _survey(config: PlannedConfig, device: Device | None) -> Survey:
+    scheduler, model = config.scheduler_config, config.model_config
+    if scheduler.max_num_batched_tokens is None or scheduler.max_num_seqs is None:
+        reason = "the size of a step depends on the device: name it with --device, or give "
+        flags = "--max-num-batched-tokens and --max-num-seqs"
+        return Survey((), (Undetermined("every reserver", reason + flags),))
+    return survey(
+        ReserverContext(
+            vllm_config=config,
+            max_model_len=model.max_model_len,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_num_seqs=scheduler.max_num_seqs,
+            hf_config=model.hf_config,
+            device=device,
+        )
+    )
+
+
+def _report(
+    settings: Settings,
+    arguments: AsyncEngineArgs,
+    config: PlannedConfig,
+    device: Device | None,
+    cost: KvCost,
+) -> PlanReport:
+    answers = _survey(config, device)
+    floor_bytes = settings.workspace.reserve_bytes
+    floor = (Term("floor", "--workspace-reserve", floor_bytes),) if floor_bytes else ()
+    reservations = [
+        reserve(slot, (*floor, *terms_of(slot, answers.terms)), settings.workspace.headroom)
+        for slot in _slots(arguments, device)
+    ]
+    architectures = tuple(config.model_config.hf_config.architectures or ())
+    return PlanReport(
+        model=arguments.model,
+        architectures=architectures,
+        device=device.name if device else None,
+        max_model_len=config.model_config.max_model_len,
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        headroom=settings.workspace.headroom,
+        data_parallel_size=arguments.data_parallel_size,
+        kv_cache=cost.meaning,
+        ranks=tuple(
+            _rank_plan(rank, layers, reservations, cost)
+            for rank, layers in _ranks(arguments, config)
+        ),
+        measured_at_first_start=answers.undetermined,
+        notes=(*_fitted_note(arguments), *_notes(answers, architectures)),
+    )
+
+
+def _slots(arguments: AsyncEngineArgs, device: Device | None) -> tuple[Slot, ...]:
+    """As vLLM makes them: two ubatches for dual-batch overlap, two lanes for DSpark drafts."""
+    if device is not None and not device.is_cuda:
+        return ((0, 0),)
+    speculation = arguments.speculative_config or {}
+    lanes = 2 if speculation.get("method") == "dspark" else 1
+    ubatches = 2 if arguments.enable_dbo else 1
+    return tuple((ubatch, lane) for ubatch in range(ubatches) for lane in range(lanes))
+
+
+def _ranks(arguments: AsyncEngineArgs, config: PlannedConfig) -> list[tuple[int, int]]:
+    """Every rank of one engine, with its number of layers."""
+    stages, width = arguments.pipeline_parallel_size, arguments.tensor_parallel_size
+    total = config.model_config.architecture.total_num_hidden_layers
+    bounds = [get_pp_indices(total, stage, stages) for stage in range(stages)]
+    return [
+        (stage * width + position, last - first)
+        for stage, (first, last) in enumerate(bounds)
+        for position in range(width)
+    ]
+
+
+def _rank_plan(rank: int, layers: int, reservations: list[Reservation], cost: KvCost) -> RankPlan:
+    return RankPlan(
+        rank=rank,
+        layers=layers,
+        kv_bytes_per_token=cost.bytes_per_token(layers),
+        slots=tuple(_slot_plan(reservation, layers, cost) for reservation in reservations),
+    )
+
+
+def _slot_plan(reservation: Reservation, layers: int, cost: KvCost) -> SlotPlan:
+    ubatch, lane = reservation.slot
+    return SlotPlan(
+        ubatch=ubatch,
+        lane=lane,
+        size_bytes=reservation.size_bytes,
+        kv_tokens=cost.tokens(reservation.size_bytes, layers),
+        terms=tuple(
+            TermCost(
+                term.source,
+                term.asked_by,
+                term.needed_bytes,
+                cost.tokens(term.needed_bytes, layers),
+            )
+            for term in reservation.terms
+        ),
+    )
+
+
+def _fitted_note(arguments: AsyncEngineArgs) -> tuple[str, ...]:
+    return (_FITTED_NOTE,) if arguments.max_model_len == _FITTED else ()
+
+
+def _notes(answers: Survey, architectures: tuple[str, ...]) -> tuple[str, ...]:
+    if answers.terms or answers.undetermined:
+        return (_LEARNED_NOTE,)
+    name = ", ".join(architectures) or "this model"
+    no_reserver = (
+        f"Holdfast has no reserver for {name}: the probe at the first start finds what it needs, "
+        "and the next start reserves that."
+    )
+    return no_reserver, _LEARNED_NOTE

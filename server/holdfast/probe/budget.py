@@ -1,0 +1,118 @@
+"""May this size be tried? Asks the time left, the journal and the memory of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from holdfast.probe import measure
+from holdfast.probe.journal import ProbeJournal
+
+SHARE_OF_TIME_LEFT = 0.5
+"""A size is tried if it is expected to take at most this much of what is left."""
+SHARE_OF_AN_ATTEMPT = 0.75
+"""A context that takes more than this of what is left is given up: devices get slower."""
+
+
+class Budget:
+    """What one run of the suite may spend, and what it has spent so far."""
+
+    def __init__(
+        self,
+        seconds: float,
+        journal: ProbeJournal,
+        clock: Callable[[], float],
+        available_memory: Callable[[], int] | None,
+    ) -> None:
+        self._clock = clock
+        self._deadline_seconds = clock() + seconds
+        self._journal = journal
+        self._available_memory = available_memory
+        self._runs: list[measure.Run] = []
+        self._cost_bytes = 0
+        self._cost_tokens = 0
+
+    def now_seconds(self) -> float:
+        """By the clock that the time is measured with."""
+        return self._clock()
+
+    def seconds_left(self) -> float:
+        """Until the end of the whole suite."""
+        return self._deadline_seconds - self._clock()
+
+    def seconds_of_an_attempt(self) -> float:
+        """How long one context may take at most: the rest is for the steps after it."""
+        return SHARE_OF_AN_ATTEMPT * self.seconds_left()
+
+    @property
+    def is_rate_known(self) -> bool:
+        """Whether anything was measured by which a size can be refused."""
+        return measure.expected_seconds(self._runs, 1) is not None
+
+    @property
+    def forbidden_tokens(self) -> int | None:
+        """The smallest context that the journal forbids."""
+        return self._journal.forbidden_tokens
+
+    def time_obstacle(
+        self, tokens: int, context_tokens: int = 0, *, least_seconds: float = 0.0
+    ) -> str:
+        """Why `tokens` cannot be computed in the time left; empty if they can.
+
+        They end at `context_tokens`, if they are of one prompt. `least_seconds` is what any size
+        takes, as the slowest steps seen tell.
+        """
+        left = self.seconds_left()
+        measured = measure.expected_seconds(self._runs, tokens, context_tokens)
+        expected = max(measured or 0.0, least_seconds)
+        if left <= 0:
+            return f"no time is left for {tokens} tokens"
+        if expected > left * SHARE_OF_TIME_LEFT:
+            return (
+                f"{tokens} tokens would take about {expected:.0f} s at the measured rate, but "
+                f"only {left:.0f} s are left"
+            )
+        return ""
+
+    def context_obstacle(self, context_tokens: int, new_tokens: int) -> str:
+        """Why a context of which `new_tokens` are to be computed is left out; empty if not."""
+        forbidden = self._journal.forbidden_tokens
+        if forbidden is not None and context_tokens >= forbidden:
+            return (
+                f"an attempt at {forbidden} tokens took the machine down; "
+                f"delete {self._journal.evidence} to try it again"
+            )
+        return self._memory_obstacle(context_tokens) or self.time_obstacle(
+            new_tokens, context_tokens
+        )
+
+    def _memory_obstacle(self, context_tokens: int) -> str:
+        if self._available_memory is None:
+            return ""
+        available = self._available_memory()
+        growth = context_tokens / self._cost_tokens if self._cost_tokens else 0.0
+        if measure.leaves_margin(
+            available_bytes=available, cost_bytes=self._cost_bytes, growth=growth
+        ):
+            return ""
+        return (
+            f"{context_tokens} tokens could leave the host less than its margin: {available} "
+            f"bytes are available, and the last size used {self._cost_bytes}"
+        )
+
+    @contextmanager
+    def attempt(self, context_tokens: int, new_tokens: int) -> Iterator[None]:
+        """Journal an attempt at a context, and measure what it takes if it is served.
+
+        The cost in memory is what is missing afterwards: allocators keep what they once took.
+        """
+        before = self._available_memory() if self._available_memory else 0
+        started = self._clock()
+        with self._journal.attempt(context_tokens):
+            yield
+        if new_tokens:
+            seconds = self._clock() - started
+            self._runs.append(measure.Run(new_tokens, seconds, context_tokens))
+        if self._available_memory:
+            self._cost_bytes = max(0, before - self._available_memory())
+            self._cost_tokens = context_tokens

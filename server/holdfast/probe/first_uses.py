@@ -1,0 +1,187 @@
+"""The steps about what an engine meets in some requests alone: an image, an adapter, speech.
+
+Their kernels compile and allocate at first use, which then is not a client's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import struct
+import wave
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from random import Random
+from typing import Any
+
+import httpx
+
+from holdfast.errors import ProbeFailedError
+from holdfast.probe import client, measure
+from holdfast.probe import client as wire
+from holdfast.probe.client import Body
+from holdfast.probe.session import Bench, Finding
+from holdfast.records import EngineFacts
+
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+CLIP_SECONDS = 30
+"""vLLM cuts what is longer into clips of this length, so that no encoder is given more (0.32)."""
+_SAMPLES_A_SECOND = 16_000
+_DECODERS = ("soundfile", "av", "torchcodec")
+"""The packages by one of which vLLM reads audio; none of them comes with vLLM itself."""
+
+
+async def transcribe(client: httpx.AsyncClient, facts: EngineFacts, tokens: int) -> None:
+    """Have the longest clip of silence transcribed, in at most so many tokens.
+
+    Raises:
+        ProbeFailedError: there is no whole answer.
+    """
+    message = wire.Message(TRANSCRIPTIONS, {})
+    form = {"model": facts.model, "max_completion_tokens": str(tokens), "temperature": "0"}
+    clip = {"file": ("silence.wav", silence(), "audio/wav")}
+    try:
+        response = await client.post(message.path, data=form, files=clip, timeout=None)
+    except httpx.HTTPError as error:
+        raise ProbeFailedError(wire.broken(message, error)) from error
+    if response.status_code != httpx.codes.OK:
+        refusal = wire.refusal(message, response.status_code, response.text)
+        raise ProbeFailedError(refusal + _missing_decoder())
+    if not isinstance(wire.parsed(message, response.text).get("text"), str):
+        raise ProbeFailedError(f"{message.path} answered without text.")
+
+
+@cache
+def silence() -> bytes:
+    """A WAV file of `CLIP_SECONDS` of silence."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as audio:
+        audio.setnchannels(1)
+        audio.setsampwidth(2)
+        audio.setframerate(_SAMPLES_A_SECOND)
+        audio.writeframes(bytes(2 * _SAMPLES_A_SECOND * CLIP_SECONDS))
+    return file.getvalue()
+
+
+def _missing_decoder() -> str:
+    if any(map(find_spec, _DECODERS)):
+        return ""
+    return " (no installed package decodes audio: pip install 'vllm[audio]')"
+
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_BITS_OF_A_SAMPLE, _RED_GREEN_BLUE = 8, 2
+
+
+def image_chat(facts: EngineFacts, width: int, height: int, random: Random, tokens: int) -> Body:
+    """A chat about an image unlike every other, so that no cache of encoded ones shortcuts it."""
+    encoded = base64.b64encode(png(width, height, random.randbytes(3))).decode()
+    content = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}},
+        {"type": "text", "text": "Say one word."},
+    ]
+    return {
+        "model": facts.model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": tokens,
+        "temperature": 0.0,
+    }
+
+
+def png(width: int, height: int, colour: bytes) -> bytes:
+    """A PNG file of one colour (https://www.w3.org/TR/png-3/)."""
+    header = struct.pack(">IIBBBBB", width, height, _BITS_OF_A_SAMPLE, _RED_GREEN_BLUE, 0, 0, 0)
+    packer = zlib.compressobj(1)
+    row = b"\0" + colour * width
+    rows = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", rows) + _chunk(b"IEND", b"")
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    checksum = zlib.crc32(kind + content)
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
+
+
+IMAGE_OUTPUT_TOKENS = 2
+ADAPTER_PROMPT_TOKENS = 8
+ADAPTER_OUTPUT_TOKENS = 8
+
+
+async def first_image(bench: Bench) -> Finding:
+    """Prove the largest image that the model takes and that fits in its context."""
+    refused = ""
+    for width, height in _halved(bench.facts.largest_image):
+        if obstacle := bench.budget.time_obstacle(1, least_seconds=bench.steps_seconds(1)):
+            return Finding(is_skipped=True, limited=True, reason=obstacle)
+        bench.trying(f"an image of {width} x {height}", 0)
+        since = bench.mark()
+        tokens, refused = await bench.guarded(_show(bench, width, height))
+        if tokens:
+            await _prove_ran(bench, since)
+            return Finding(tokens=tokens, reason=f"an image of {width} x {height}")
+    return Finding(is_skipped=True, limited=True, reason=f"no image was accepted: {refused}")
+
+
+def _halved(largest: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
+    width, height = largest or (0, 0)
+    while width and height:
+        yield width, height
+        width, height = width // 2, height // 2
+
+
+async def _show(bench: Bench, width: int, height: int) -> tuple[int, str]:
+    """The tokens of a prompt with the image in it; 0 and the reason if the server takes none."""
+    prompt_tokens = 0
+    for engine in bench.engines:
+        random = bench.prompts.random
+        # In a thread: to pack a large image takes longer than the loop may be held.
+        body = await asyncio.to_thread(
+            image_chat, bench.facts, width, height, random, IMAGE_OUTPUT_TOKENS
+        )
+        message = client.Message(client.CHAT, body, engine=bench.address(engine))
+        response = await client.post(bench.client, message)
+        if response.status_code == httpx.codes.BAD_REQUEST:
+            return 0, client.refusal(message, response.status_code, response.text)
+        usage: Any = client.read(message, response)["usage"]
+        prompt_tokens = int(usage.get("prompt_tokens") or 1)
+    return prompt_tokens, ""
+
+
+async def first_adapter(bench: Bench) -> Finding:
+    """Prove a LoRA adapter: with a short prompt and its answer, and with a step full of tokens."""
+    name = await bench.guarded(_first_adapter(bench))
+    if not name:
+        return Finding(is_skipped=True, reason="no LoRA adapter is listed")
+    short = min(ADAPTER_PROMPT_TOKENS, bench.allowed.prompt_tokens)
+    answer = min(ADAPTER_OUTPUT_TOKENS, bench.facts.max_model_len - short)
+    full = min(bench.allowed.prompt_tokens, bench.allowed.step_tokens)
+    if obstacle := bench.budget.time_obstacle(full, full, least_seconds=bench.steps_seconds(2)):
+        return Finding(is_skipped=True, limited=True, reason=obstacle)
+    for prompt_tokens, output_tokens in ((short, answer), (full, 1)):
+        bench.trying(f"a prompt of {prompt_tokens} tokens to the adapter {name}", prompt_tokens)
+        messages = bench.messages(
+            (prompt_tokens,), bench.prompts.fresh, output_tokens, {"model": name}
+        )
+        since = bench.mark()
+        await bench.guarded(bench.exchange_all(messages))
+        await _prove_ran(bench, since)
+    return Finding(tokens=full, reason=f"with the adapter {name}")
+
+
+async def _prove_ran(bench: Bench, since: measure.Mark) -> None:
+    await bench.prove(lambda rank: since.new_tokens(rank) > 0, "no rank ran an engine step for it.")
+
+
+async def _first_adapter(bench: Bench) -> str:
+    """The adapter that was listed first; empty if none is."""
+    try:
+        response = await bench.client.get(client.MODELS, timeout=None)
+    except httpx.HTTPError as error:
+        raise ProbeFailedError(client.broken(client.Message(client.MODELS, {}), error)) from error
+    answer = client.parsed(client.Message(client.MODELS, {}), response.text)
+    listed = answer.get("data")
+    cards = listed if isinstance(listed, list) else []
+    return next((str(card["id"]) for card in cards if card.get("parent")), "")

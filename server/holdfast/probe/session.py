@@ -1,0 +1,314 @@
+"""What the steps share: one session sends, composes, waits and proves, under one deadline.
+
+Prompts are random tokens, so that no prefix cache shortcuts them and no tokenizer is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, NoReturn, TypeVar
+
+import httpx
+
+from holdfast.engine.heartbeat import SLOWEST_STEP_FACTOR
+from holdfast.engine.interface import Engine
+from holdfast.errors import HoldfastError, ProbeFailedError, ProbeTooSlowError
+from holdfast.probe import client as wire
+from holdfast.probe import measure
+from holdfast.probe.budget import Budget
+from holdfast.probe.sizes import Limits, hears_alone, is_pooling
+from holdfast.processes.stacks import compiles_inside
+from holdfast.records import EngineFacts, RankStats, StepName
+from holdfast.telemetry.progress import Progress
+
+NONCE_TOKENS = 8
+
+
+class Prompts:
+    """Makes prompts of the model's ordinary tokens. Special ones may end or reshape a request."""
+
+    def __init__(self, facts: EngineFacts, random: Random) -> None:
+        ordinary = (t for t in range(facts.vocab_size) if t not in facts.special_token_ids)
+        self._tokens = tuple(ordinary) or tuple(range(facts.vocab_size))
+        self.random = random
+
+    def fresh(self, tokens: int) -> list[int]:
+        """A prompt that begins unlike every other."""
+        return self.random.choices(self._tokens, k=tokens)
+
+    def repeated(self, tokens: int) -> list[int]:
+        """A nonce, then one token over and over: the skew that overloads a single expert."""
+        nonce = self.fresh(min(NONCE_TOKENS, tokens))
+        return nonce + [self._tokens[len(self._tokens) // 2]] * (tokens - len(nonce))
+
+
+def grouped(lengths: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """The lengths in groups of at most `size`, in their order."""
+    return (lengths[start : start + size] for start in range(0, len(lengths), size))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A proof, whole or limited, or the reason why there is none. A failure is raised instead."""
+
+    tokens: int = 0
+    limited: bool = False
+    is_skipped: bool = False
+    reason: str = ""
+
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.01
+PROMPTS_PER_MESSAGE = 256
+"""Well below vLLM's limit of 1,024 prompts in one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for word of what has already happened."""
+
+    proof_seconds: float = 2.0
+    """Another rank may write its stats a moment after the answer is here."""
+    death_seconds: float = 2.0
+    """The engine names its death within a second; a failed answer may come before."""
+    cleanup_seconds: float = 10.0
+    stall_seconds: float = 120.0
+    """So long a step may take, once one of the same prompt has ended."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """What the steps of one run share."""
+
+    engine: Engine
+    client: httpx.AsyncClient
+    budget: Budget
+    progress: Progress
+    limits: Limits
+    prompts: Prompts
+    patience: Patience
+    start: measure.Mark
+    step: StepName = "first_token"
+    tried: str = ""
+    """The attempt that is being made, for the reason of a failure."""
+    served: dict[int | None, list[int]] = field(default_factory=dict)
+    """The context that each engine served last, so that its prefix is cached if anything is."""
+    ceiling_tokens: int | None = None
+    """The longest context that may be tried, once one had to be left out."""
+    prefers_many_requests: bool = False
+    """Whether this scheduler was seen to cut a long prompt where a step should have taken it."""
+    slowest_step_seconds: float = 0.0
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Sizes and capabilities of the engine."""
+        return self.engine.facts
+
+    @property
+    def engines(self) -> tuple[int | None, ...]:
+        """Whom each step is proven for; None is whichever engine vLLM chooses."""
+        chooses = is_pooling(self.facts) or hears_alone(self.facts)
+        if chooses and self.facts.data_parallel_size > 1:
+            return (None,)
+        return tuple(sorted({engine for engine, _ in self.facts.world}))
+
+    @property
+    def longest_allowed_tokens(self) -> int:
+        """The longest context that neither the sweep nor the journal warns of."""
+        bounds = [self.limits.prompt_tokens]
+        if self.ceiling_tokens is not None:
+            bounds.append(self.ceiling_tokens)
+        if self.budget.forbidden_tokens is not None:
+            bounds.append(self.budget.forbidden_tokens - 1)
+        return min(bounds)
+
+    @property
+    def allowed(self) -> Limits:
+        """The limits for prompts of any step, none of which may be longer than is allowed."""
+        return replace(self.limits, prompt_tokens=max(0, self.longest_allowed_tokens))
+
+    def trying(self, detail: str, tokens: int) -> None:
+        """Say what is tried now, to people and to the reason of a failure."""
+        self.tried = detail
+        self.progress.step_started(self.step, detail, tokens)
+
+    def address(self, engine: int | None) -> int | None:
+        """What to write into a message for `engine`: nothing where there is only one."""
+        return engine if self.facts.data_parallel_size > 1 else None
+
+    def message(
+        self,
+        engine: int | None,
+        prompts: Sequence[list[int]],
+        tokens: int = 1,
+        extra: wire.Body | None = None,
+    ) -> wire.Message:
+        """One request of token-id prompts to one engine, each answered by `tokens` tokens."""
+        address = self.address(engine)
+        if is_pooling(self.facts):
+            path, body = wire.pooling(self.facts, prompts)
+            return wire.Message(path, {**body, **(extra or {})}, len(prompts), address)
+        body = {**wire.completion(self.facts, prompts, tokens), **(extra or {})}
+        return wire.Message(wire.COMPLETIONS, body, len(prompts), address, len(prompts) * tokens)
+
+    def messages(
+        self,
+        lengths: Sequence[int],
+        make: Callable[[int], list[int]],
+        tokens: int = 1,
+        extra: wire.Body | None = None,
+    ) -> list[wire.Message]:
+        """Prompts that `make` makes of these lengths, the same to each engine."""
+        return [
+            self.message(engine, [make(length) for length in group], tokens, extra)
+            for engine in self.engines
+            for group in grouped(lengths, PROMPTS_PER_MESSAGE)
+        ]
+
+    async def guarded(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        """The result of `work`, unless the engine dies or the time is over: all that is left.
+
+        Raises:
+            ProbeTooSlowError: the time was over, though every engine went on.
+            ProbeFailedError: an engine died or stood still, or `work` failed.
+        """
+        left, since = self.budget.seconds_left(), self.mark()
+        if left <= 0:
+            work.close()
+            raise ProbeTooSlowError("no time was left")
+        seconds = left if seconds is None else seconds
+        try:
+            async with asyncio.timeout(seconds):
+                async with asyncio.TaskGroup() as group:
+                    watcher = group.create_task(self._fail_at_death())
+                    result = await work
+                    watcher.cancel()
+                return result
+        except TimeoutError:
+            raise await self._late(since, seconds) from None
+        except BaseExceptionGroup as group:
+            raise first_failure(group) from None
+        finally:
+            work.close()
+
+    async def _late(self, since: measure.Mark, waited_seconds: float) -> ProbeFailedError:
+        """What has shown: slowness, or a hang by the rules of `heartbeat`.
+
+        An engine that has ended no step at all needs no stall time-out to have failed.
+        """
+        quiet_seconds, longest_seconds = waited_seconds, self.steps_seconds(SLOWEST_STEP_FACTOR)
+        if self._is_shown(lambda rank: bool(since.new_steps(rank))):
+            now_seconds = self.budget.now_seconds()
+            quiet_seconds = measure.quiet_seconds(self.engine.ranks(with_steps=False), now_seconds)
+            longest_seconds = max(longest_seconds, self.patience.stall_seconds)
+        if quiet_seconds < longest_seconds or await self._is_compiling():
+            return ProbeTooSlowError(
+                "the engine was too slow to finish before the probe's time limit"
+            )
+        return ProbeFailedError(
+            "it had not finished at the probe's time limit, and no step had ended for "
+            f"{quiet_seconds:.0f} s."
+        )
+
+    async def _is_compiling(self) -> bool:
+        """Whether what looks like a hang waits for a compiler; else what it does is in the log."""
+        if self.engine.is_compiling():
+            return True
+        stacks = await self.engine.dump_stacks()
+        if compiles_inside(stacks):
+            return True
+        logger.error("the engine hangs at %s\n%s", self.tried, stacks)
+        return False
+
+    async def _fail_at_death(self) -> NoReturn:
+        raise ProbeFailedError(f"the engine died: {await self.engine.until_dead()}")
+
+    async def exchange_all(self, messages: Iterable[wire.Message]) -> list[wire.Body]:
+        """Send at once; the answers in the same order."""
+        async with asyncio.TaskGroup() as group:
+            sent = [group.create_task(wire.exchange(self.client, m)) for m in messages]
+        return [task.result() for task in sent]
+
+    async def together(self, messages: Sequence[wire.Message], running: int = 0) -> None:
+        """Send so that one engine step takes them all, beside `running` earlier requests."""
+        expected = running + sum(message.prompts for message in messages)
+        async with asyncio.TaskGroup() as group, self.engine.scheduling_held():
+            for message in messages:
+                group.create_task(wire.exchange(self.client, message))
+            await self.until_queued(expected)
+
+    async def until_queued(self, requests: int) -> None:
+        """Wait until the engine has exactly so many requests; the suite's deadline bounds it."""
+        while await self.engine.queued_requests() != requests:  # noqa: ASYNC110 - the engine has no event
+            await asyncio.sleep(POLL_SECONDS)
+
+    def mark(self) -> measure.Mark:
+        """Where the ranks stand now."""
+        return measure.mark(self.engine.ranks())
+
+    async def is_seen(self, proof: measure.Proof) -> bool:
+        """Whether every rank of every engine shows it, now or in a moment."""
+        waits = int(self.patience.proof_seconds / POLL_SECONDS)
+        for _ in range(waits):
+            if self._is_shown(proof):
+                return True
+            await asyncio.sleep(POLL_SECONDS)
+        return self._is_shown(proof)
+
+    async def prove(self, proof: measure.Proof, missing: str) -> None:
+        """Wait for the proof.
+
+        Raises:
+            ProbeFailedError: it did not come.
+        """
+        if not await self.is_seen(proof):
+            raise ProbeFailedError(missing)
+
+    async def is_formed(
+        self, since: measure.Mark, tokens: int, proof: measure.Proof, missing: str
+    ) -> bool:
+        """Whether the scheduler formed what `proof` looks for of `tokens` that it was given.
+
+        It did not if every rank has run them all, after `since`, in other steps. Which it forms
+        depends on more than our plans know, for example on the groups of a hybrid model's KV cache.
+
+        Raises:
+            ProbeFailedError: a rank shows neither the proof nor all the tokens.
+        """
+
+        def is_over(rank: RankStats) -> bool:
+            return proof(rank) or since.new_tokens(rank) >= tokens
+
+        await self.prove(is_over, missing)
+        return self._is_shown(proof)
+
+    def _is_shown(self, proof: measure.Proof) -> bool:
+        ranks = self.engine.ranks()
+        self.observe(ranks)
+        return all(measure.is_shown(self.facts, ranks, engine, proof) for engine in self.engines)
+
+    def steps_seconds(self, steps: float) -> float:
+        """What `steps` engine steps as slow as the slowest of this run take."""
+        self.observe(self.engine.ranks())
+        return steps * self.slowest_step_seconds
+
+    def observe(self, ranks: Iterable[RankStats]) -> None:
+        """Keep the duration of the slowest step of this run, before newer ones displace it."""
+        seen = (step.duration_seconds for rank in ranks for step in self.start.new_steps(rank))
+        self.slowest_step_seconds = max(self.slowest_step_seconds, max(seen, default=0.0))
+
+
+def first_failure(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure that the others followed from: ours if there is one."""
+    ours = group.subgroup(HoldfastError)
+    found: BaseException = ours or group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

@@ -1,0 +1,126 @@
+"""What all ranks of a world agree on while an engine starts, each time within a deadline.
+
+That is the size of a reservation and, with `--max-model-len auto`, the longest context that fits
+the memory of every rank. A rank that raises, is late or reduces something else is an error for all
+of them, and never a wait without end.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch.distributed import AllreduceOptions, ReduceOp
+from vllm.distributed.parallel_state import get_world_group
+
+from holdfast.errors import EngineStartError
+
+_FITTED = -1
+"""What vLLM keeps in `original_max_model_len` if it is to choose."""
+
+
+def is_length_fitted(vllm_config: Any) -> bool:
+    """Whether vLLM is to choose the longest context."""
+    return getattr(vllm_config.model_config, "original_max_model_len", None) == _FITTED
+
+
+def with_length(vllm_config: Any, tokens: int) -> Any:
+    """The same configuration with another `max_model_len`."""
+    changed = copy.copy(vllm_config)
+    changed.model_config = copy.copy(vllm_config.model_config)
+    changed.model_config.max_model_len = tokens
+    return changed
+
+
+def fitted_tokens(
+    vllm_config: Any,
+    specs: Mapping[str, Any],
+    available_bytes: int,
+    reserved_bytes: Callable[[int], int],
+) -> int:
+    """The longest context that EngineCore may choose beside its reservation; 0 if no token fits.
+
+    `specs` is what `get_kv_cache_spec` of a worker answers. EngineCore's own length is shorter by
+    the block that it keeps back, and where it pads groups of layers. Of a world it is that of the
+    rank with the least, on which the caller agrees with the others.
+    """
+
+    def kv_bytes(tokens: int) -> int:
+        changed = with_length(vllm_config, tokens)
+        return sum(int(spec.max_memory_usage_bytes(changed)) for spec in specs.values())
+
+    lengths = range(1, int(vllm_config.model_config.max_model_len) + 1)
+    tokens = bisect_right(
+        lengths, available_bytes, key=lambda length: kv_bytes(length) + reserved_bytes(length)
+    )
+    if not tokens:
+        return 0
+    # KV caches come in blocks and reservations in 2 MiB, so that some tokens more may fit.
+    return bisect_right(lengths, available_bytes - reserved_bytes(tokens), key=kv_bytes)
+
+
+AGREEMENT_SECONDS = 600.0
+"""For the slowest rank to come, unless vLLM's `--cpu-distributed-timeout-seconds` says another: one
+may compile what another has in its cache."""
+_SIGNATURE = 0x484F_4C44_4641_5354
+
+
+class Subject(IntEnum):
+    """What is agreed on."""
+
+    RESERVATION = 1
+    GROWTH_LIMIT = 2
+    CONTEXT_LENGTH = 3
+
+
+def largest(values: list[int], subject: Subject, parallel_config: Any) -> list[int]:
+    """The largest of each of `values` over all ranks; of one rank alone they are what they are.
+
+    Raises:
+        EngineStartError: a rank did not come in time, ended, or was about something else.
+    """
+    return _reduced(values, ReduceOp.MAX, subject, parallel_config)
+
+
+def smallest(values: list[int], subject: Subject, parallel_config: Any) -> list[int]:
+    """The smallest of each of `values` over all ranks, and else as `largest`."""
+    return _reduced(values, ReduceOp.MIN, subject, parallel_config)
+
+
+def _reduced(
+    values: list[int], operation: Any, subject: Subject, parallel_config: Any
+) -> list[int]:
+    group = get_world_group()
+    if group.world_size == 1:
+        return values
+    signature = _SIGNATURE + subject
+    # Negated too: the largest and the smallest of both are the same only if all are.
+    signed = [signature, -signature]
+    tensor = torch.tensor(signed + values, dtype=torch.int64)
+    options = AllreduceOptions()
+    options.reduceOp = operation
+    # Of the operation, not of the wait: what still runs would hold up the end of the process.
+    given: timedelta | None = parallel_config.cpu_distributed_timeout
+    options.timeout = given or timedelta(seconds=AGREEMENT_SECONDS)
+    try:
+        group.cpu_group.allreduce([tensor], options).wait()
+    except RuntimeError as error:
+        raise _disagreement(group, subject, str(error)) from error
+    found = [int(value) for value in tensor.tolist()]
+    if found[:2] != signed:
+        raise _disagreement(group, subject, "another rank was agreeing on something else")
+    return found[2:]
+
+
+def _disagreement(group: Any, subject: Subject, reason: str) -> EngineStartError:
+    what = subject.name.lower().replace("_", " ")
+    return EngineStartError(
+        f"rank {group.rank_in_group} could not agree with the other ranks on the {what}: {reason}",
+        remedy="see the logs of the other ranks above, and install the same version of holdfast "
+        "for each; --cpu-distributed-timeout-seconds gives them more time.",
+    )

@@ -1,0 +1,328 @@
+"""Follows one worker: reserve before the KV cache is sized, lock after warm-up, count each step.
+
+The order of vLLM's start (0.32, 0.33): init_device -> load_model -> determine_available_memory ->
+initialize_from_config -> compile_or_warm_up_model. The reservation stands at the start of
+`determine_available_memory`, resident during the whole profile, so that the KV budget counts it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.worker import workspace
+
+from holdfast.records import StartPhase
+from holdfast.worker.agreement import (
+    Subject,
+    fitted_tokens,
+    is_length_fitted,
+    largest,
+    smallest,
+    with_length,
+)
+from holdfast.worker.step_requests import StepRequests
+from holdfast.worker.steps import StepFollower
+from holdfast.workspace.device import is_unified_memory, read_device
+from holdfast.workspace.manager import WorkspaceManager, bound_class
+from holdfast.workspace.memory_ledger import MemoryLedger, as_table
+from holdfast.workspace.plan import (
+    GrowthPolicy,
+    Reservation,
+    WorkspaceSpec,
+    growth_limit_bytes,
+    plan_reservations,
+)
+from holdfast.workspace.reservers import ReserverContext, declared_terms
+from holdfast.workspace.reservers.lamport import lamport_bytes
+from holdfast.workspace.stats import StatsWriter
+
+_LEAVING = (SystemExit, KeyboardInterrupt)
+"""How vLLM's worker obeys a signal in the middle of whatever it does: no failure of its own."""
+
+logger = logging.getLogger("vllm.holdfast")
+
+
+class WorkerFollower:
+    """One worker of vLLM, its manager and its stats file."""
+
+    def __init__(
+        self, worker: Any, vllm_config: Any, spec: WorkspaceSpec, *, shared: Path | None = None
+    ) -> None:
+        """Begin to write its files; `shared` says where in memory, see `mapped`.
+
+        Raises:
+            OSError: there is no room for them.
+        """
+        self._worker = worker
+        self._vllm_config = vllm_config
+        self._spec = spec
+        self._growth: GrowthPolicy = spec.growth
+        self._directory = Path(spec.stats_directory)
+        self._stats = StatsWriter(
+            self._directory,
+            engine=vllm_config.parallel_config.data_parallel_index,
+            rank=worker.rank,
+            generation=spec.generation,
+            shared=shared,
+        )
+        self._ledger = MemoryLedger(worker, self._stats)
+        self._is_started = False
+        requests = StepRequests(
+            self._directory,
+            engine=vllm_config.parallel_config.data_parallel_index,
+            rank=worker.rank,
+            most_requests=vllm_config.scheduler_config.max_num_seqs,
+            most_steps=vllm_config.max_concurrent_batches,
+            shared=shared,
+        )
+        self._steps = StepFollower(vllm_config, worker.rank, self._stats, requests, self._lost)
+
+    @contextmanager
+    def device_initialised(self) -> Iterator[None]:
+        """Entered around `init_device`; when left, the rest of the start is followed too."""
+        with self._fatal():
+            # vLLM looks the class up at each call: a manager that replaces this one is ours too.
+            workspace.WorkspaceManager = bound_class(self._bind)
+            if current_platform.is_cpu() and not workspace.is_workspace_manager_initialized():
+                # vLLM creates none on the CPU, so that the mechanism would go untested there.
+                workspace.init_workspace_manager(torch.device("cpu"), 1, 1)
+            yield
+        self._bind(self._manager)  # one that was there before
+        self._stats.unified_memory(is_unified=is_unified_memory(self._worker.device))
+        self._follow("load_model", self._loading)
+        self._follow("determine_available_memory", self._sizing)
+        self._follow("initialize_from_config", self._caching)
+        self._follow("compile_or_warm_up_model", self._warming_up)
+        self._guard("sample_tokens", self._steps.sample)
+        self._guard("execute_dummy_batch", lambda call: call())
+        self._follow_capture()
+
+    def step(self, scheduler_output: Any, execute_model: Callable[[], Any]) -> Any:
+        """What `execute_model` answers; a failure is written down before it is raised.
+
+        vLLM also calls it with nothing scheduled, to say that requests are finished: no step.
+        """
+        if not scheduler_output.total_num_scheduled_tokens:
+            return execute_model()
+        try:
+            return self._steps.execute(scheduler_output, execute_model)
+        except BaseException as error:  # as `_fatal`, which costs a microsecond more
+            self._lost(error)
+            raise
+
+    def set_growth(self, policy: GrowthPolicy) -> None:
+        """Change what happens to a request for more after the lock."""
+        self._growth = policy
+        self._manager.set_policy(policy)
+
+    def _bind(self, manager: WorkspaceManager) -> None:
+        manager.bind(
+            self._stats, policy=self._growth, growth_limit_bytes=self._spec.growth_limit_bytes
+        )
+
+    @property
+    def _manager(self) -> WorkspaceManager:
+        # Asked for anew each time: vLLM replaces the manager when an elastic engine is rebuilt.
+        manager = workspace.current_workspace_manager()
+        if not isinstance(manager, WorkspaceManager):
+            raise TypeError(
+                "vLLM's own workspace manager is in use; another plugin replaced Holdfast's"
+            )
+        return manager
+
+    def _follow(self, name: str, around: Callable[[Callable[[], Any]], Any]) -> None:
+        method = getattr(self._worker, name, None)
+        if method is None:
+            return
+
+        @functools.wraps(method)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            if self._is_started:  # vLLM calls it again when it rebuilds an elastic engine
+                return around(lambda: method(*args, **kwargs))
+            with self._fatal():
+                return around(lambda: method(*args, **kwargs))
+
+        setattr(self._worker, name, followed)
+
+    def _guard(self, name: str, around: Callable[[Callable[[], Any]], Any]) -> None:
+        """Follow what is called again and again: a failure is written down before it is raised."""
+        method = getattr(self._worker, name, None)
+        if method is None:
+            return
+
+        @functools.wraps(method)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return around(lambda: method(*args, **kwargs))
+            except BaseException as error:  # as `_fatal`, which costs a microsecond more
+                self._lost(error)
+                raise
+
+        setattr(self._worker, name, followed)
+
+    def _follow_capture(self) -> None:
+        """Seal the manager when the first graph that stays is about to be captured."""
+        runner = self._worker.model_runner
+        capture = getattr(runner, "capture_model", None)
+        if capture is None:
+            return
+
+        @functools.wraps(capture)
+        def sealed(*args: Any, **kwargs: Any) -> Any:
+            # The graphs of `profile_only` are thrown away before the KV cache is allocated.
+            if kwargs.get("profile_only", args[:1] == (True,)):
+                return capture(*args, **kwargs)
+            self._manager.seal()
+            size_bytes = capture(*args, **kwargs)
+            self._ledger.captured(size_bytes)
+            return size_bytes
+
+        runner.capture_model = sealed
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._lost(error)
+            raise
+
+    def _lost(self, error: BaseException) -> None:
+        if not isinstance(error, _LEAVING):
+            self._stats.fatal_error(f"{type(error).__name__}: {error}")
+
+    def _phase(self, name: StartPhase) -> None:
+        self._stats.phase(name)
+
+    def _loading(self, call: Callable[[], Any]) -> Any:
+        self._phase("load")
+        before_bytes = self._manager.books.held_bytes
+        answer = call()
+        made_bytes = self._manager.books.held_bytes - before_bytes
+        self._ledger.loaded(made_workspace_bytes=made_bytes)
+        if held_bytes := lamport_bytes():
+            self._stats.lamport(held_bytes)
+        return answer
+
+    def _sizing(self, call: Callable[[], int]) -> int:
+        self._phase("kv_sizing")
+        is_fitted = is_length_fitted(self._vllm_config)
+        # The longest context that a model knows may not fit, and what it needs may not either.
+        self._reserve(with_length(self._vllm_config, 1) if is_fitted else self._vllm_config)
+        self._ledger.sizing()
+        available_bytes = call()
+        self._ledger.sized(workspace_bytes=self._manager.books.held_bytes)
+        if self._vllm_config.cache_config.kv_cache_memory_bytes is not None:
+            available_bytes = self._deduct(available_bytes)
+        return self._fit(available_bytes) if is_fitted else available_bytes
+
+    def _deduct(self, given_bytes: int) -> int:
+        """A given KV cache size bypasses vLLM's sizing, which would have seen the reservation.
+
+        Without us workspaces would have grown to what was asked of them, beside the given size.
+        """
+        reserved_bytes = self._manager.unasked_bytes()
+        if reserved_bytes >= given_bytes:
+            raise ValueError(
+                f"the workspaces reserve {reserved_bytes} bytes, but the KV cache was given only "
+                f"{given_bytes} bytes: raise --kv-cache-memory-bytes (VLLM_CPU_KVCACHE_SPACE)"
+            )
+        return given_bytes - reserved_bytes
+
+    def _fit(self, available_bytes: int) -> int:
+        """Reserve for the longest context that fits beside its reservation; what that leaves.
+
+        It has to fit in the memory of every rank: vLLM takes the shortest, and ranks that reserve
+        for one of their own would all reserve what the longest takes.
+        """
+        config, books = self._vllm_config, self._manager.books
+        before_bytes = books.held_bytes
+        tokens = fitted_tokens(
+            config, self._worker.get_kv_cache_spec(), available_bytes, self._missing_bytes
+        )
+        agreed_tokens = self._smallest(max(1, tokens), Subject.CONTEXT_LENGTH)
+        self._reserve(with_length(config, agreed_tokens))
+        return available_bytes - (books.held_bytes - before_bytes)
+
+    def _missing_bytes(self, tokens: int) -> int:
+        """What a reservation for contexts of that length would add."""
+        config = with_length(self._vllm_config, tokens)
+        sizes = self._manager.slot_sizes()
+        planned = self._planned(config, is_told=False)
+        return sum(max(0, each.size_bytes - sizes[each.slot]) for each in planned)
+
+    def _caching(self, call: Callable[[], Any]) -> Any:
+        self._phase("kv_cache")
+        return call()
+
+    def _warming_up(self, call: Callable[[], Any]) -> Any:
+        self._phase("warmup")
+        # Again: a model without KV cache and a worker that joins an elastic engine skip the sizing.
+        self._reserve(self._vllm_config)
+        answer = call()
+        self._lock()
+        self._is_started = True
+        self._phase("locked")
+        self._close_ledger()
+        return answer
+
+    def _close_ledger(self) -> None:
+        ledger = self._ledger
+        ledger.closed(workspace_bytes=self._manager.books.held_bytes)
+        engine = self._vllm_config.parallel_config.data_parallel_index
+        title = f"Memory of rank {self._worker.rank} of engine {engine}:"
+        logger.info("%s", as_table(title, ledger.sizes, ledger.used_bytes()))
+
+    def _reserve(self, config: Any) -> None:
+        manager = self._manager
+        manager.reserve(self._agreed(self._planned(config)))
+        manager.level()
+
+    def _planned(self, config: Any, *, is_told: bool = True) -> tuple[Reservation, ...]:
+        slots = self._manager.slots
+        scheduler, model = config.scheduler_config, config.model_config
+        # Not each of vLLM's runners has it.
+        ask_for_draft = getattr(self._worker.model_runner, "get_draft_model", None)
+        context = ReserverContext(
+            vllm_config=config,
+            max_model_len=model.max_model_len,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_num_seqs=scheduler.max_num_seqs,
+            hf_config=model.hf_config,
+            model=self._worker.get_model(),
+            draft_model=ask_for_draft() if ask_for_draft is not None else None,
+            draft_lane=max(lane for _, lane in slots),
+        )
+        return plan_reservations(self._spec, slots, declared_terms(context, is_told=is_told))
+
+    def _lock(self) -> None:
+        """Close the manager with a growth limit that every rank can hold.
+
+        One that runs out of memory alone hangs the others.
+        """
+        manager = self._manager
+        sizes = manager.slot_sizes()
+        wanted_bytes = growth_limit_bytes(self._spec.growth_limit_bytes, sizes)
+        reading = read_device(self._worker.device)
+        free_bytes = reading.growable_bytes(self._ledger.activation_peak_bytes)
+        limit_bytes = self._smallest(min(wanted_bytes, free_bytes), Subject.GROWTH_LIMIT)
+        manager.lock(limit_bytes=limit_bytes)
+
+    def _agreed(self, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
+        """The largest size of each slot over all ranks, so that all size the KV cache alike."""
+        sizes = [reservation.size_bytes for reservation in reservations]
+        agreed = largest(sizes, Subject.RESERVATION, self._vllm_config.parallel_config)
+        return tuple(
+            Reservation(reservation.slot, reservation.terms, size_bytes)
+            for reservation, size_bytes in zip(reservations, agreed, strict=True)
+        )
+
+    def _smallest(self, value: int, subject: Subject) -> int:
+        return smallest([value], subject, self._vllm_config.parallel_config)[0]

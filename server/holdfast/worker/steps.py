@@ -1,0 +1,180 @@
+"""The steps of one rank, each from its launch to its output.
+
+With asynchronous scheduling, vLLM's default on GPUs, `execute_model` and `sample_tokens` return
+when the kernels are launched, and the device is done when `get_output` of what they returned is
+(0.32, 0.33). One step or two are launched before that. So a step ends with its output, and begins
+when it was launched or when the one before it ended, whichever came later.
+
+A rank that returns no such output, or whose output the executor does not ask for, knows its
+launches only: its steps end with them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+from holdfast.worker.step_requests import StepRequests
+from holdfast.workspace.stats import StatsWriter
+
+MOST_LAUNCHED = 64
+"""More than vLLM launches before it asks for the first output (`max_concurrent_batches`): of what
+it never asks for, the launch is the end."""
+
+logger = logging.getLogger("vllm.holdfast")
+
+
+@dataclass(slots=True, eq=False)
+class LaunchedStep:
+    """One step whose output is not there yet."""
+
+    scheduled_tokens: int
+    requests: int
+    launched_seconds: float = 0.0
+    """When the last of its launches returned."""
+    number: int = 0
+    """Of those of this rank, as `StepRequests` counts them."""
+
+
+class StepFollower:
+    """Counts and times the steps of one rank, and keeps which requests they have.
+
+    vLLM launches from one thread, and may ask for outputs from another.
+    """
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        rank: int,
+        stats: StatsWriter,
+        requests: StepRequests,
+        lost: Callable[[BaseException], None],
+    ) -> None:
+        self._vllm_config = vllm_config
+        self._rank = rank
+        self._stats = stats
+        self._requests = requests
+        self._lost = lost
+        self._are_requests_unknown = False
+        self._launched: deque[LaunchedStep] = deque()
+        self._unsampled: LaunchedStep | None = None
+        """The step that `sample_tokens` is the rest of."""
+        self._changing = threading.Lock()
+
+    def execute(self, scheduler_output: Any, execute_model: Callable[[], Any]) -> Any:
+        """What `execute_model` answers; with an output that is still to come, its follower."""
+        step = LaunchedStep(
+            scheduler_output.total_num_scheduled_tokens, len(scheduler_output.num_scheduled_tokens)
+        )
+        self._begin(step, scheduler_output)
+        answer = execute_model()
+        step.launched_seconds = time.monotonic()
+        if answer is None and not self._pools:
+            self._unsampled = step
+            return None
+        return self._followed(step, answer)
+
+    def sample(self, sample_tokens: Callable[[], Any]) -> Any:
+        """What `sample_tokens` answers, and else as `execute`."""
+        answer = sample_tokens()
+        step, self._unsampled = self._unsampled, None
+        if step is None:  # nothing was scheduled
+            return answer
+        step.launched_seconds = time.monotonic()
+        return self._followed(step, answer)
+
+    def end(self, step: LaunchedStep) -> None:
+        """Note that the output of a step is there."""
+        with self._changing:
+            if step in self._launched:
+                self._end(step)
+
+    def lose(self, error: BaseException) -> None:
+        """Note that an output cannot be had; the step goes on to be the one that runs."""
+        self._lost(error)
+
+    def _begin(self, step: LaunchedStep, scheduler_output: Any) -> None:
+        with self._changing:
+            if self._unsampled is not None or len(self._launched) >= MOST_LAUNCHED:
+                forgotten = self._unsampled or self._launched[0]
+                self._unsampled = None
+                self._end(forgotten, forgotten.launched_seconds)
+            self._launched.append(step)
+            self._note_requests(scheduler_output)
+            step.number = self._requests.begun
+            self._stats.step_started()
+
+    def _followed(self, step: LaunchedStep, answer: Any) -> Any:
+        if self._is_asked and isinstance(answer, AsyncModelRunnerOutput):
+            return StepOutput(answer, step, self)
+        self.end(step)
+        return answer
+
+    def _end(self, step: LaunchedStep, ended_seconds: float | None = None) -> None:
+        self._launched.remove(step)
+        self._stats.step_ended(
+            scheduled_tokens=step.scheduled_tokens,
+            requests=step.requests,
+            ended_seconds=ended_seconds,
+            is_next_running=bool(self._launched),
+        )
+        # Of steps that end out of turn the first that still runs holds the others.
+        running = self._launched[0].number if self._launched else self._requests.begun + 1
+        self._requests.ended(running - 1)
+
+    def _note_requests(self, scheduler_output: Any) -> None:
+        try:
+            self._requests.began(scheduler_output)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            # vLLM may have changed what a scheduler says; the step itself is what matters.
+            if not self._are_requests_unknown:
+                logger.warning("Cannot tell which requests are in a step: %s", error)
+            self._are_requests_unknown = True
+
+    @functools.cached_property
+    def _pools(self) -> bool:
+        """Whether `execute_model` is the whole of a step, as in `EngineCore.step`."""
+        return bool(self._vllm_config.model_config.runner_type == "pooling")
+
+    @functools.cached_property
+    def _is_asked(self) -> bool:
+        """Whether vLLM asks this rank for its outputs (`MultiprocExecutor._get_output_rank`)."""
+        parallel = self._vllm_config.parallel_config
+        width = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+        return bool(self._rank == parallel.world_size - width)
+
+
+@AsyncModelRunnerOutput.register
+class StepOutput:
+    """The output of a step, which ends the step when it is there; in all else vLLM's own.
+
+    Not derived from vLLM's class, which has another abstract method in 0.33.
+    """
+
+    def __init__(
+        self, output: AsyncModelRunnerOutput, step: LaunchedStep, steps: StepFollower
+    ) -> None:
+        self._output = output
+        self._step = step
+        self._steps = steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output, name)
+
+    def get_output(self) -> Any:
+        """What vLLM's own has; a failure is written down before it is raised."""
+        try:
+            output = self._output.get_output()
+        except BaseException as error:
+            self._steps.lose(error)
+            raise
+        self._steps.end(self._step)
+        return output

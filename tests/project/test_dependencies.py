@@ -1,0 +1,128 @@
+"""Everything that Holdfast imports is declared, and what is declared is enough to start."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+)
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+SERVER = ROOT / "server"
+DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+BESIDE_VLLM = {"demo", "engine", "patches", "planning", "processes", "worker", "workspace"}
+"""The packages that run only where vLLM is, and so may import what vLLM requires."""
+
+
+def names_of(requirements: Iterable[str]) -> set[str]:
+    """The distributions that some requirements ask for on this machine, without extras."""
+    parsed = [Requirement(one) for one in requirements]
+    return {
+        canonicalize_name(one.name)
+        for one in parsed
+        if one.marker is None or one.marker.evaluate({"extra": ""})
+    }
+
+
+def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
+    """The distributions that some requirements bring, as far as they are here, by name."""
+    found: dict[str, Distribution] = {}
+    wanted = list(names_of(requirements))
+    while wanted:
+        name = wanted.pop()
+        if name in found:
+            continue
+        with suppress(PackageNotFoundError):  # the pins leave out what vLLM needs on GPUs alone
+            found[name] = distribution(name)
+            wanted += names_of(found[name].requires or ())
+    return found
+
+
+def third_party_imports() -> Iterator[tuple[Path, str]]:
+    """Every import of a module that is neither Python's nor ours: the file and the module."""
+    for path in sorted((SERVER / "holdfast").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Import():
+                    modules = [alias.name for alias in node.names]
+                case ast.ImportFrom(module=str(module), level=0):
+                    modules = [module]
+                case _:
+                    continue
+            for module in modules:
+                top = module.partition(".")[0]
+                if top not in sys.stdlib_module_names and top not in {"holdfast", "vllm"}:
+                    yield path.relative_to(SERVER / "holdfast"), top
+
+
+def test_every_import_is_declared() -> None:
+    """By the package itself, or by vLLM for the packages that import vLLM anyway."""
+    providers = packages_distributions()
+    ours = names_of(DECLARED)
+    (vllm,) = providers["vllm"]
+    vllms = set(closure([vllm]))
+    undeclared = []
+    for path, module in third_party_imports():
+        provided_by = {canonicalize_name(name) for name in providers.get(module, ())}
+        allowed = ours | vllms if path.parts[0] in BESIDE_VLLM else ours
+        if not provided_by & allowed:
+            undeclared.append(f"{path}: {module}")
+    assert undeclared == []
+
+
+@pytest.fixture(scope="module")
+def declared_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with exactly what pip installs for the package without extras."""
+    directory = tmp_path_factory.mktemp("declared")
+    for found in closure(DECLARED).values():
+        for top in {Path(str(file)).parts[0] for file in found.files or ()}:
+            source = Path(str(found.locate_file(top)))
+            if top not in {"..", "__pycache__"} and not (directory / top).exists():
+                (directory / top).symlink_to(source)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("serve", "--help"), "--workspace-headroom"),
+        (("serve", "--help=all"), "vLLM is not installed"),
+        (("serve", "--demo"), "vLLM is not installed"),
+        (("plan", "--demo"), "vLLM is not installed"),
+        (("doctor",), "vLLM is not installed"),
+        (("--version",), "holdfast"),
+    ],
+)
+def test_what_is_declared_is_enough_without_vllm(
+    declared_packages: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    """The commands start, and say in words that vLLM is missing where they need it."""
+    code = (
+        "import sys\n"
+        f"sys.path[:0] = [{str(SERVER)!r}, {str(declared_packages)!r}]\n"
+        "from holdfast.cli import main\n"
+        f"main({list(arguments)!r})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert "Traceback" not in output
+    assert said in output

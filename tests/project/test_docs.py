@@ -1,0 +1,399 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from english import slips
+from holdfast import cli
+from holdfast.api.admin import admin_app
+from holdfast.api.health import health_routes, report
+from holdfast.api.json_shape import COSTLY_VALUES
+from holdfast.api.limits import MOST_JSON_VALUES
+from holdfast.api.metrics import metrics_route
+from holdfast.doctor.findings import HAZARDS
+from holdfast.errors import ExitCode
+from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
+from holdfast.records import DEATH_CAUSES, LOSS_REASONS, PROBE_STEPS, REFUSAL_REASONS
+from holdfast.settings import flags
+from holdfast.telemetry.metrics import METRICS
+from scripts import reference
+from statuses import a_status
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "Dockerfile"
+README = ROOT / "README.md"
+REFERENCE = reference.PAGE
+OPERATING = ROOT / "docs" / "operating.md"
+DEPLOYING = ROOT / "docs" / "deploying.md"
+HOW_IT_WORKS = ROOT / "docs" / "how-it-works.md"
+DASHBOARDS = ROOT / "docs" / "dashboards.md"
+ADMIN = ROOT / "docs" / "admin.md"
+GPU_CHECK = ROOT / "docs" / "gpu-check.md"
+PAGES = (
+    README,
+    REFERENCE,
+    GPU_CHECK,
+    HOW_IT_WORKS,
+    DEPLOYING,
+    OPERATING,
+    DASHBOARDS,
+    ADMIN,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+)
+
+Row = tuple[str, ...]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FLAG = re.compile(r"--[a-z][a-z-]*")
+
+
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|^ {4}[^\n]*$", re.MULTILINE | re.DOTALL)
+RUNBOOKS = ROOT / "deploy" / "runbooks"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}: {self.text[:60]!r}"
+
+
+def table(page: Path, heading: str) -> list[Row]:
+    """The rows of the first table below a heading, without its head, with escaped bars undone."""
+    _, found, section = page.read_text().partition(f"\n{heading}\n")
+    assert found, f"{page.name} has no heading {heading!r}"
+    table_lines: list[str] = []
+    for line in section.splitlines():
+        if line.startswith("|"):
+            table_lines.append(line)
+        elif table_lines:
+            break
+    return [_cells(line) for line in table_lines[2:]]
+
+
+def _cells(line: str) -> Row:
+    cells = re.split(r"(?<!\\)\|", line)[1:-1]
+    return tuple(cell.strip().replace(r"\|", "|") for cell in cells)
+
+
+def blocks(*languages: str) -> list[Block]:
+    """Every fenced block of these languages, on any page."""
+    return [
+        Block(page, language, text)
+        for page in PAGES
+        for language, text in BLOCK.findall(page.read_text())
+        if language in languages
+    ]
+
+
+def commands() -> Iterator[tuple[Path, list[str]]]:
+    """Every command after a `$` prompt, with the lines that it is continued on."""
+    for block in blocks("console"):
+        text = block.text.replace("\\\n", " ")
+        yield from (
+            (block.page, shlex.split(line.removeprefix("$ ")))
+            for line in text.splitlines()
+            if line.startswith("$ ")
+        )
+
+
+def route_paths() -> set[str]:
+    """The paths that the front end answers itself."""
+    routes = health_routes(a_status, queue=lambda: (0, 0))
+    return {route.path for route in [*routes, metrics_route(lambda: ())]}
+
+
+def test_the_tables_of_flags_and_metrics_are_those_of_the_code() -> None:
+    """Every flag and metric has its row, in the words of `--help` and of `/metrics`."""
+    page = REFERENCE.read_text()
+    assert page == reference.written(page), "run `make reference`"
+
+
+def test_the_commands_are_those_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command of `holdfast --help` has its row, in its order."""
+    with pytest.raises(SystemExit):
+        cli._command(["--help"])
+    known = re.findall(r"^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
+    named = [row[0].split()[1].strip("`") for row in table(REFERENCE, "## Commands")]
+    assert list(dict.fromkeys(named)) == known
+
+
+def test_the_files_are_those_of_the_code() -> None:
+    """Every kind of file that the code names in the state directory has its row, and no other."""
+    sources = "\n".join(path.read_text() for path in (ROOT / "server").rglob("*.py"))
+    written = set(re.findall(r'f"([a-z]+)-\{[^"\n]*\.json"', sources))
+    rows = table(REFERENCE, "## Files")
+    named = {name.split("-")[0] for row in rows for name in INLINE.findall(row[0])}
+    assert written <= named
+    assert [kind for kind in sorted(named) if f'f"{kind}-{{' not in sources] == []
+
+
+def test_the_exit_codes_are_those_of_the_help() -> None:
+    """The reference has every exit code, in the words of `--help`."""
+    rows = table(REFERENCE, "## Exit codes")
+    assert [row[0] for row in rows] == [str(int(code)) for code in ExitCode]
+    listed = ", ".join(" ".join(row) for row in rows)
+    assert f"Exit codes: {listed}." in " ".join(cli._SERVE_EPILOG.split())
+
+
+def test_every_exit_code_has_its_advice() -> None:
+    """The operating guide says for every exit code what to do."""
+    rows = table(OPERATING, "## Exit codes")
+    assert [row[0] for row in rows] == [str(int(code)) for code in ExitCode]
+
+
+def test_every_cause_of_a_death_is_explained() -> None:
+    """The operating guide has every cause and what to look at, in the order of the code."""
+    rows = table(OPERATING, "### Causes of a death")
+    assert [row[0].strip("`") for row in rows] == [*DEATH_CAUSES]
+
+
+def test_every_reason_of_a_loss_is_explained() -> None:
+    """The operating guide has every way in which a death costs a request its answer."""
+    rows = table(OPERATING, "### Lost requests")
+    assert [row[0].strip("`") for row in rows] == [*LOSS_REASONS]
+
+
+def test_every_reason_of_a_refusal_is_explained() -> None:
+    """The operating guide has every reason to turn a request away, in the order of the code."""
+    rows = table(OPERATING, "## Refused requests")
+    assert [row[0].strip("`") for row in rows] == [*REFUSAL_REASONS]
+
+
+def test_the_state_table_is_that_of_the_code() -> None:
+    """Every state has its row, with what the health routes answer in it."""
+
+    def answers(state: State) -> Row:
+        are_well = (state in SERVING, state in HEALTHY, state not in HOPELESS)
+        return tuple("200" if is_well else "503" for is_well in are_well)
+
+    rows = {row[0]: row[2:] for row in table(REFERENCE, "## States")}
+    assert rows == {f"`{state}`": answers(state) for state in State}
+
+
+def test_the_route_table_is_that_of_the_code() -> None:
+    """Every route of ours has its row, under the one for those of vLLM."""
+    vllm, *ours = (row[0] for row in table(REFERENCE, "## Routes"))
+    assert vllm.startswith("`/v1/*`")
+    assert {path.strip("`") for path in ours} == route_paths() | {"/admin/*"}
+
+
+def test_the_example_of_a_health_body_has_its_fields() -> None:
+    """README shows the whole body, as anyone gets it."""
+    (block,) = (block for block in blocks("json") if block.page == README)
+    shown = json.loads(block.text)
+    real = report(a_status(), running=0, waiting=0, now_seconds=0.0, is_full=False)
+    assert list(shown) == list(real)
+    assert [list(shown[name]) for name in ("progress", "probe")] == [
+        list(real[name]) for name in ("progress", "probe")
+    ]
+
+
+def test_the_table_of_admin_routes_is_that_of_the_document() -> None:
+    """Every route in its order, with the fields of its body."""
+    nobody: Any = None
+    document = admin_app(nobody, lambda: None, order_deadline_seconds=1.0).openapi()
+    schemas = document["components"]["schemas"]
+
+    def fields(operation: dict[str, Any]) -> list[str]:
+        if "requestBody" not in operation:
+            return []
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        return list(schemas[schema["$ref"].rpartition("/")[2]]["properties"])
+
+    documented = [
+        (f"`{method.upper()} {path}`", fields(operation))
+        for path, its in document["paths"].items()
+        for method, operation in its.items()
+    ]
+    rows = [(route, INLINE.findall(body)) for route, body, _ in table(ADMIN, "## Admin routes")]
+    assert rows == documented
+
+
+def test_every_step_of_the_probe_is_explained() -> None:
+    """The table of steps is complete and in the order in which they run."""
+    assert [row[0].strip("`") for row in table(HOW_IT_WORKS, "## Probe")] == [*PROBE_STEPS]
+
+
+def test_every_command_of_holdfast_parses() -> None:
+    """Each `holdfast` command that a reader may copy is accepted by the parser."""
+    found = [words for _, words in commands() if words[0] == "holdfast"]
+    assert any(words[1] == "serve" for words in found)
+    for words in found:
+        command, rest = cli._command(words[1:])
+        if command == "serve":
+            cli.parse_serve(rest, {})
+
+
+def test_the_command_in_the_container_parses() -> None:
+    """What `docker run` starts is accepted by the parser, and its time-out covers the drain."""
+    (docker,) = (words for _, words in commands() if words[:2] == ["docker", "run"])
+    command = docker[docker.index("serve") + 1 :]
+    settings = cli.parse_serve(command, {})
+    stop_seconds = int(docker[docker.index("--stop-timeout") + 1])
+    assert stop_seconds >= settings.supervision.drain_timeout_seconds + 30
+
+
+def test_every_image_that_is_run_is_built_before() -> None:
+    """`docker run` names a tag that `docker build` makes, from a target that exists."""
+    built = {
+        words[words.index("--tag") + 1]: words[words.index("--target") + 1]
+        for _, words in commands()
+        if words[:2] == ["docker", "build"]
+    }
+    targets = set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE.read_text(), re.MULTILINE))
+    run = {word for _, words in commands() if words[:2] == ["docker", "run"] for word in words}
+    assert set(built.values()) <= targets
+    assert run & set(built)
+
+
+def test_every_file_that_is_deployed_exists() -> None:
+    """Each path below deploy/ in a command is in the tree."""
+    named = {word for _, words in commands() for word in words if word.startswith("deploy/")}
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_hazard_is_explained() -> None:
+    """The table of the doctor is complete and in order, and says how bad each may be."""
+    rows = table(DEPLOYING, "## Doctor")
+    assert [row[0].strip("`") for row in rows] == [*HAZARDS]
+    assert all("failure" in row[2] or "warning" in row[2] for row in rows)
+
+
+def test_every_make_target_exists() -> None:
+    """Each `make` command and each target named in the text is in the Makefile."""
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"(?:\$ |`|^    )make ([a-z0-9-]+)", text, re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+def beginning(name: str) -> str:
+    """The first word of a flag, or the first two where flags of vLLM and Docker begin so too."""
+    words = name.split("-")[2:]
+    return "-".join(words[: 2 if words[0] in {"max", "restart"} else 1])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_every_flag_of_ours_that_is_named_exists(page: Path) -> None:
+    """A flag that begins like one of ours is one of ours or one that the listener takes."""
+    known = {option for action in cli._serve_parser()._actions for option in action.option_strings}
+    beginnings = {beginning(flag.name) for flag in flags()} | {"demo"}
+    named = set(FLAG.findall(page.read_text()))
+    ours = {name for name in named if beginning(name) in beginnings}
+    assert ours <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_every_variable_and_metric_that_is_named_exists(page: Path) -> None:
+    """`HOLDFAST_...` is the variable of a flag, `holdfast_...` a metric with labels that it has."""
+    variables = set(re.findall(r"\bHOLDFAST_[A-Z_]+\b", page.read_text()))
+    assert variables <= {flag.variable for flag in flags()}
+    labels_of = {metric.full_name: metric.labels for metric in METRICS}
+    for code in INLINE.findall(page.read_text()):
+        for name, label in re.findall(r"\b(holdfast_\w+)(?:\{(\w+)=)?", code):
+            assert name in labels_of
+            assert not label or label in labels_of[name]
+
+
+def test_every_variable_of_vllm_that_is_named_exists() -> None:
+    """Each `VLLM_...` is in the list of the installed vLLM."""
+    vllm = importlib.util.find_spec("vllm")
+    assert vllm is not None
+    assert vllm.origin is not None
+    known = Path(vllm.origin).with_name("envs.py").read_text()
+    named = {name for page in PAGES for name in re.findall(r"\bVLLM_[A-Z_]+\b", page.read_text())}
+    assert sorted(name for name in named if f'"{name}"' not in known) == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into the page may name, by GitHub's rule."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in HEADING.findall(page.read_text())
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_every_relative_link_resolves(page: Path) -> None:
+    """Each link within the tree names a file that is there, and a heading of it."""
+    for link in LINK.findall(page.read_text()):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "docs" / "benchmarks.md", *RUNBOOKS.glob("*.md")],
+    ids=lambda page: str(page.name),
+)
+def test_the_page_reads_as_english(page: Path) -> None:
+    """None of the phrases that CONTRIBUTING rules out stands in the text; code may have them."""
+    text = CODE.sub("", page.read_text())
+    assert slips(text) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["It is no path.", "worth to wait", "but for health", "sent anew", "is answered 408"]
+)
+def test_a_slip_is_found(text: str) -> None:
+    """Each of these is refused; what is right is not."""
+    assert slips(text)
+    assert not slips("There is no queue, it is no longer full, and it lasts as long as this.")
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_every_python_block_compiles(block: Block) -> None:
+    """An example that does not compile is worse than none."""
+    compile(block.text, block.page.name, "exec")
+
+
+@pytest.mark.parametrize("block", blocks("json", "yaml"), ids=str)
+def test_every_data_block_parses(block: Block) -> None:
+    """JSON is JSON and YAML is YAML."""
+    assert json.loads(block.text) if block.language == "json" else yaml.safe_load(block.text)
+
+
+def test_the_probes_of_kubernetes_name_our_routes() -> None:
+    """Each probe in the guide asks a route that the front end answers itself, and its own one."""
+    (block,) = (block for block in blocks("yaml") if "livenessProbe" in block.text)
+    probes = {name: probe["httpGet"]["path"] for name, probe in yaml.safe_load(block.text).items()}
+    assert set(probes.values()) <= route_paths()
+    assert probes == {
+        "startupProbe": "/startupz",
+        "livenessProbe": "/livez",
+        "readinessProbe": "/readyz",
+    }
+
+
+def test_the_bound_of_json_values_is_in_the_guide() -> None:
+    """With what a value counts that costs more than a number."""
+    row = next(
+        line for line in OPERATING.read_text().splitlines() if "| `json_too_large` |" in line
+    )
+    assert f"{MOST_JSON_VALUES:,} values" in row
+    assert f"count {COSTLY_VALUES} each" in row

@@ -1,0 +1,69 @@
+"""What users of the server, its dashboards and its alerts read is plain English."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from english import slips
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (ROOT / "server" / "holdfast", ROOT / "dashboards")
+DEPLOYED = sorted(
+    path
+    for path in (ROOT / "deploy").rglob("*")
+    if path.suffix in {".yml", ".yaml", ".tpl", ".txt"} and "tests" not in path.parts
+)
+
+
+def literals(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each string below a node with its line, docstrings left out; `{}` for what is filled in."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.lineno, node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        yield node.lineno, "".join(map(str, parts))
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant)):
+            yield from literals(child)
+
+
+def slips_of(source: str) -> list[str]:
+    return [f"{line}: {slip}" for line, text in literals(ast.parse(source)) for slip in slips(text)]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: str(package.name))
+def test_what_the_code_says_reads_as_english(package: Path) -> None:
+    """Meanings of flags, metric helps, errors, remedies, log lines and panels."""
+    found = {str(path): slips_of(path.read_text()) for path in package.rglob("*.py")}
+    assert {path: slips for path, slips in found.items() if slips} == {}
+
+
+@pytest.mark.parametrize("path", DEPLOYED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_operators_edit_reads_as_english(path: Path) -> None:
+    """Alerts, and the comments of values, rules and Compose files."""
+    assert slips(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'f"{path} is no mapping."',
+        '"nothing " "but for health"',
+        '"a proof that is not worth to wait for"',
+        "f\"{wait:.0f} s, as {f'it is {kind}, and is no file'}\"",
+    ],
+)
+def test_a_slip_in_the_code_is_found(text: str) -> None:
+    """Also over two lines, and within what is filled in."""
+    assert slips_of(f"raise ValueError({text})")
+
+
+def test_a_docstring_is_left_to_its_readers() -> None:
+    """Only what the code says is looked at."""
+    assert slips_of('"""This is no text for users."""\nprint("It is not a file.")') == []

@@ -1,0 +1,218 @@
+"""The import rule: who may import vLLM, and in which direction the layers import each other."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SERVER = Path(__file__).parents[2] / "server"
+
+LAYERS = (
+    {
+        "",
+        "atomic_files",
+        "early_signals",
+        "errors",
+        "lifecycle.states",
+        "records",
+        "request_context",
+        "settings",
+        "versions",
+        "workspace.plan",
+    },
+    {"telemetry"},
+    {"workspace"},
+    {"demo", "patches"},
+    {"worker"},
+    {"listener", "processes"},
+    {"engine"},
+    {"planning", "probe"},
+    {"lifecycle"},
+    {"api", "hide_keys"},
+    {"app", "application", "doctor", "health_check"},
+    {"cli"},
+    {"__main__"},
+)
+"""From the bottom up; a module belongs to its longest prefix here, and `""` is holdfast itself."""
+
+MAY_IMPORT_VLLM = {"demo", "engine", "patches", "planning", "worker", "workspace"}
+
+DEMO_MAY_IMPORT = {"demo", "workspace.reservers"}
+"""Beside the bottom layer: the demo model is a model like any other, made by another package."""
+
+MAY_IMPORT_DEMO = {"demo", "engine", "app", "cli"}
+"""Reservers, probe and ledger must not know the demo model."""
+
+HEAVY = {"vllm", "torch", "transformers", "numpy", "fastapi", "starlette", "pydantic", "uvicorn"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import of one module."""
+
+    path: Path
+    line: int
+    importer: str
+    """Below holdfast: `engine.client`, or `""` for holdfast itself."""
+    imported: str
+    """In full: `vllm.config`, `holdfast.errors`."""
+
+    def violation(self, rule: str) -> str:
+        """What is wrong, found by a click on `file:line`."""
+        return f"{self.path}:{self.line}: imports {self.imported}: {rule}"
+
+
+def area(module: str) -> str:
+    """The longest prefix of `module` that is named in LAYERS, or its first word."""
+    parts = module.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((p for p in prefixes if any(p in layer for layer in LAYERS)), parts[0])
+
+
+def imports_of(path: Path, root: Path) -> Iterator[Import]:
+    """Every import in the file at `path`, those within functions and by name included."""
+    parts = path.relative_to(root).with_suffix("").parts
+    package = parts[:-1]
+    importer = ".".join(package[1:] if parts[-1] == "__init__" else parts[1:])
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in _imported(node, package):
+            yield Import(path, getattr(node, "lineno", 0), importer, name)
+
+
+def _imported(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom():
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            # A name may be a module of its own: `from holdfast.lifecycle import states`.
+            return [f"{module}.{alias.name}" for alias in node.names]
+        case ast.Call(
+            func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            return [name]
+        case _:
+            return []
+
+
+def violations(root: Path) -> list[str]:
+    """Every breach of the import rule below `root`, as `file:line: what`."""
+    found = (item for path in sorted(root.rglob("*.py")) for item in imports_of(path, root))
+    return [item.violation(rule) for item in found if (rule := broken_rule(item))]
+
+
+def broken_rule(item: Import) -> str:
+    """The rule that the import breaks; empty if it breaks none."""
+    package, _, rest = item.imported.partition(".")
+    source = area(item.importer)
+    if package == "vllm":
+        is_allowed = source.partition(".")[0] in MAY_IMPORT_VLLM and source != "workspace.plan"
+        return "" if is_allowed else f"only {sorted(MAY_IMPORT_VLLM)} import vLLM"
+    return _broken_layer_rule(source, rest) if package == "holdfast" else ""
+
+
+def _broken_layer_rule(source: str, imported: str) -> str:
+    # What is in no known area is a name of holdfast itself, like `__version__`.
+    target = area(imported) if _layer(area(imported)) is not None else ""
+    source_layer, target_layer = _layer(source), _layer(target) or 0
+    if source_layer is None:
+        return f"{source} has no layer; give it one in LAYERS"
+    if target_layer > source_layer:
+        return f"{source or 'holdfast'} is below {target}"
+    if source == "demo" and target_layer > 0 and not _is_within(imported, DEMO_MAY_IMPORT):
+        return "demo/ knows only what another package could know"
+    if target == "demo" and source not in MAY_IMPORT_DEMO:
+        return f"{source} must not know the demo model"
+    return ""
+
+
+def _layer(name: str) -> int | None:
+    return next((index for index, layer in enumerate(LAYERS) if name in layer), None)
+
+
+def _is_within(module: str, areas: set[str]) -> bool:
+    return any(module == area or module.startswith(f"{area}.") for area in areas)
+
+
+def test_the_server_keeps_the_import_rule() -> None:
+    """No module of the server imports vLLM or a layer that it must not."""
+    assert violations(SERVER) == []
+
+
+def test_every_module_has_a_layer() -> None:
+    """A new package or module is placed in LAYERS before it is used."""
+    paths = sorted((SERVER / "holdfast").rglob("*.py"))
+    names = [".".join(path.relative_to(SERVER).with_suffix("").parts[1:]) for path in paths]
+    assert [name for name in names if _layer(area(name.removesuffix("__init__"))) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "rule"),
+    [
+        ("probe.py", "import vllm", "import vLLM"),
+        ("api/gate.py", "def f():\n    from vllm.config import VllmConfig", "import vLLM"),
+        ("telemetry/logs.py", "import importlib\nimportlib.import_module('vllm')", "import vLLM"),
+        ("workspace/plan.py", "import vllm", "import vLLM"),
+        ("errors.py", "from holdfast.engine import proxy", "errors is below engine"),
+        ("workspace/plan.py", "from holdfast.workspace.stats import f", "is below workspace"),
+        ("engine/proxy.py", "from holdfast import lifecycle", "engine is below lifecycle"),
+        ("engine/proxy.py", "from ..lifecycle.supervisor import f", "engine is below lifecycle"),
+        ("lifecycle/supervisor.py", "import holdfast.api.gate", "lifecycle is below api"),
+        ("api/gate.py", "from holdfast.app import serve", "api is below app"),
+        ("app.py", "from . import cli", "app is below cli"),
+        ("demo/model.py", "from holdfast.telemetry.logs import f", "demo/ knows only"),
+        ("demo/model.py", "from holdfast.workspace import manager", "demo/ knows only"),
+        ("probe/sizes.py", "from holdfast import demo", "must not know the demo"),
+        ("surprise.py", "from holdfast.errors import f", "surprise has no layer"),
+    ],
+)
+def test_a_breach_is_named_with_file_and_line(
+    tmp_path: Path, module: str, line: str, rule: str
+) -> None:
+    """Each breach of the rule is reported once, at the line of the import."""
+    path = tmp_path / "holdfast" / module
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'"""A module."""\n\n{line}\n')
+    (found,) = violations(tmp_path)
+    assert found.startswith(f"{path}:{3 + line.count(chr(10))}: ")
+    assert rule in found
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("engine/proxy.py", "from vllm.config import VllmConfig"),
+        ("engine/proxy.py", "from holdfast.lifecycle import states"),
+        ("engine/proxy.py", "from holdfast.workspace.stats import read_all"),
+        ("demo/reserver.py", "from holdfast.workspace.reservers import Declaration"),
+        ("demo/files.py", "from holdfast.workspace.plan import MIB"),
+        ("demo/__init__.py", "from . import model"),
+        ("app.py", "from holdfast import __version__, demo"),
+        ("__main__.py", "from holdfast.cli import main"),
+    ],
+)
+def test_what_the_rule_allows_is_not_reported(tmp_path: Path, module: str, line: str) -> None:
+    """Imports down the layers, and the exceptions that the rule names, are no breach."""
+    path = tmp_path / "holdfast" / module
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{line}\n")
+    assert violations(tmp_path) == []
+
+
+@pytest.mark.parametrize("arguments", [("-c", "import holdfast.cli"), ("-m", "holdfast", "--help")])
+def test_help_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    """The command line and its help are read without vLLM, torch or the web stack."""
+    command = [sys.executable, "-X", "importtime", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "holdfast.cli" in imported or "-m" in arguments
+    assert {name.partition(".")[0] for name in imported} & HEAVY == set()

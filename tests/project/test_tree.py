@@ -1,0 +1,149 @@
+"""The house rules that neither ruff nor mypy knows."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+
+# Every pattern is written so that it does not match its own text.
+MACHINE_PATH = re.compile(r"(?<![\w.~$})-])/(?:(?:work|root|farm)/|opt/(?:wheels|pypi))")
+REGISTRY_HOST = re.compile(r"pypi[.]org|python[h]osted|npm[j]s|deb[.]debian[.]org")
+UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|XX[X])\b")
+
+
+def committed_files() -> Iterator[Path]:
+    """Every file but what .gitignore keeps out; without git, which an archive does not need."""
+    ignored = (ROOT / ".gitignore").read_text().split()
+    patterns = [pattern.rstrip("/") for pattern in [".git", *ignored]]
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if not any(fnmatch(name, p) for p in patterns)]
+        # In a work tree of git's, .git is a file.
+        yield from (Path(folder, n) for n in names if not n.endswith((".pyc", ".git")))
+
+
+def matches(pattern: re.Pattern[str]) -> list[str]:
+    """Every line of the tree that matches, as `file:line: text`; pictures have none."""
+    return [
+        f"{path}:{number}: {line.strip()}"
+        for path in committed_files()
+        if path.suffix != ".png"
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def requirements(name: str) -> list[Requirement]:
+    """The pins of one requirement file."""
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    return [
+        Requirement(line.partition(" --hash=")[0]) for line in lines if not line.startswith("#")
+    ]
+
+
+@pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY_HOST, UNFINISHED])
+def test_no_file_names_what_it_must_not(pattern: re.Pattern[str]) -> None:
+    """No file names a path of one machine, the host of a registry, or unfinished work."""
+    assert matches(pattern) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (MACHINE_PATH, "cd /" + "work/main"),
+        (MACHINE_PATH, "file:///" + "opt/wheels"),
+        (MACHINE_PATH, '"/' + 'root/x"'),
+        (REGISTRY_HOST, "https://pypi" + ".org/simple"),
+        (UNFINISHED, "# TO" + "DO: later"),
+    ],
+)
+def test_the_patterns_find_what_they_are_for(pattern: re.Pattern[str], text: str) -> None:
+    """Each pattern finds an example of what no file may name."""
+    assert pattern.search(text)
+
+
+def has_docstring(path: Path) -> bool:
+    """Whether the module says what it is for, or has nothing to say: an empty `__init__.py`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return not tree.body or ast.get_docstring(tree) is not None
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    """Every module of server, benchmarks and GPU check that has code has a docstring."""
+    folders = [ROOT / "server", ROOT / "benchmarks", ROOT / "gpu_check"]
+    modules = [path for folder in folders for path in folder.rglob("*.py")]
+    assert [str(path) for path in modules if not has_docstring(path)] == []
+
+
+def test_every_test_states_the_behaviour() -> None:
+    """Every test has a docstring: the one behaviour that it shows."""
+    assert [
+        f"{path}:{node.lineno}: {node.name}"
+        for path in committed_files()
+        if path.suffix == ".py" and path.name.startswith("test_")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.name.startswith("test_") and ast.get_docstring(node) is None
+    ] == []
+
+
+@pytest.mark.parametrize("name", ["cpu.txt", "dev.txt"])
+def test_every_requirement_is_one_exact_version(name: str) -> None:
+    """Each line pins one package with `==`, and none twice."""
+    pins = requirements(name)
+    assert [str(pin) for pin in pins if not re.fullmatch(r"==[^*,]+", str(pin.specifier))] == []
+    assert len({(normalised(pin.name), str(pin.marker)) for pin in pins}) == len(pins)
+
+
+@pytest.mark.parametrize("name", ["cpu.txt", "dev.txt", "ops.txt"])
+def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
+    """pip takes no other file; but for builds of torch of an index that only other machines ask."""
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    bare = [
+        line
+        for line in lines
+        if not line.startswith("#") and not re.search(r"( --hash=sha256:[0-9a-f]{64})+$", line)
+    ]
+    assert bare == (
+        ['torch==2.13.0+cpu ; platform_machine != "x86_64"'] if name == "cpu.txt" else []
+    )
+
+
+def test_what_is_installed_has_to_have_its_hash() -> None:
+    """Whoever installs the lists tells pip to refuse what has none."""
+    for path in ("Dockerfile", "scripts/setup", "scripts/ops-tools"):
+        text = (ROOT / path).read_text().replace("\\\n", " ")
+        lists = r"(-r|--requirement)[ =]\S*(cpu|ops|ours)\.txt|\]/#/--requirement="
+        asked = [line for line in text.splitlines() if re.search(lists, line)]
+        assert asked
+        assert [line for line in asked if "--require-hashes" not in line] == []
+
+
+def test_the_pins_satisfy_the_package() -> None:
+    """What pyproject.toml asks for at run time is pinned, in a version that it accepts."""
+    pinned = {normalised(pin.name): pin.specifier for pin in requirements("cpu.txt")}
+    wanted = [Requirement(text) for text in requires("holdfast") or () if "extra" not in text]
+    assert wanted
+    for requirement in wanted:
+        version = str(pinned[normalised(requirement.name)]).removeprefix("==")
+        assert requirement.specifier.contains(version), requirement
+
+
+def test_builds_that_break_the_import_of_transformers_are_not_pinned() -> None:
+    """torchvision, torchaudio and torchcodec, whose usual builds want CUDA, stay out."""
+    names = {normalised(pin.name) for pin in [*requirements("cpu.txt"), *requirements("dev.txt")]}
+    assert names & {"torchvision", "torchaudio", "torchcodec"} == set()
+
+
+def normalised(name: str) -> str:
+    """The name as the packaging standard compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,353 @@
+"""The life of a server with a scripted engine and prober."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from callers import Output, PlainDialect, ScriptedLLM
+from fakes import FACTS, Calm
+from holdfast.engine.replay import Calls
+from holdfast.errors import (
+    EngineLostError,
+    EngineStartError,
+    HoldfastError,
+    UsageError,
+)
+from holdfast.lifecycle.forecast import Forecast
+from holdfast.lifecycle.learning import Learning
+from holdfast.lifecycle.states import State
+from holdfast.lifecycle.supervisor import Supervisor
+from holdfast.records import (
+    SLEEP_TAGS,
+    Death,
+    ProbeReport,
+    ProbeStep,
+    RankStats,
+    SleepLevel,
+    SleepTag,
+    SlotStats,
+)
+from holdfast.settings import ProbeSettings, Suite, SupervisionSettings, WorkspaceSettings
+from holdfast.telemetry.counters import Outages
+from holdfast.telemetry.progress import LogProgress
+from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
+from statuses import MIB, REJECTION, a_rank
+
+DEADLINE_SECONDS = 10.0
+PASSED = ProbeReport("worst-case", True, False, 1000, 1.0, (ProbeStep("first_token", "passed", 1),))
+GREW = ProbeReport("worst-case", True, False, 1000, 1.0, (), grew=True)
+LIMITED = ProbeReport(
+    "worst-case",
+    True,
+    True,
+    500,
+    1.0,
+    (ProbeStep("context_sweep", "passed", 1, 500, limited=True, reason="no time was left"),),
+)
+FAILED = ProbeReport(
+    "worst-case",
+    False,
+    False,
+    0,
+    1.0,
+    (
+        ProbeStep("first_token", "passed", 1),
+        ProbeStep("full_context", "failed", 1, reason="attention.py:10 needs 7 MB and holds 5"),
+    ),
+)
+PLUG_PULLED = Death("core_exit", "somebody pulled the plug")
+RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", is_accusing=True)
+SHORT = a_rank(slots=(SlotStats(0, 0, 30 * MIB, 22 * MIB, 30 * MIB, "attention.py:10:prefill"),))
+REFUSING = a_rank(
+    slots=(SlotStats(0, 0, 24 * MIB, 22 * MIB, 30 * MIB, "attention.py:10:prefill"),),
+    rejections={"scratch": 1},
+    last_rejection=REJECTION,
+)
+
+
+class ScriptedEngine(Calm):
+    """An engine that dies when it is told to."""
+
+    def __init__(self, generation: int, ranks: tuple[RankStats, ...]) -> None:
+        self.generation = generation
+        self.facts = replace(FACTS, has_sleep_mode=True)
+        self.llm = ScriptedLLM()
+        """What clients' calls get to."""
+        self.slept: list[SleepLevel] = []
+        self.sleep_error: HoldfastError | None = None
+        self._asleep: frozenset[SleepTag] = frozenset()
+        self.policies: list[GrowthPolicy] = []
+        self.policy_death: Death | None = None
+        """What a change of the policy ends it with."""
+        self._ranks = ranks
+        self._death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        del with_steps
+        return self._ranks
+
+    def die(self, death: Death) -> None:
+        """End, as if a process of it had gone."""
+        self._death.set_result(death)
+
+    def give_up(self) -> None:
+        super().give_up()
+        self.llm.die()
+
+    async def until_dead(self) -> Death:
+        return await asyncio.shield(self._death)
+
+    async def set_growth(self, policy: GrowthPolicy) -> None:
+        self.policies.append(policy)
+        if self.policy_death is not None:
+            self.die(self.policy_death)
+            raise EngineLostError("the engine died during a call to it")
+
+    async def sleep(self, level: SleepLevel) -> None:
+        if self.sleep_error is not None:
+            raise self.sleep_error
+        self.slept.append(level)
+        self._asleep = SLEEP_TAGS
+
+    async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
+        self._asleep -= tags
+        return self._asleep
+
+    @asynccontextmanager
+    async def scheduling_held(self) -> AsyncIterator[None]:
+        yield
+
+    async def queued_requests(self) -> int:
+        return 0
+
+    async def forget_prefixes(self) -> None:
+        pass
+
+
+async def at_once() -> None:
+    """What takes no time."""
+
+
+class Halt:
+    """What takes until it is released, if ever."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.released = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.entered.set()
+        await self.released.wait()
+
+
+async def fail_to_load() -> None:
+    """vLLM does not like the command line."""
+    raise UsageError("the model is unknown.", remedy="name another.")
+
+
+async def fail_to_start() -> None:
+    """vLLM does not come up."""
+    raise EngineStartError("the engine could not start: no memory", remedy="buy some.")
+
+
+@dataclass
+class World:
+    """Launcher, prober and composition root in one: what happens is scripted, and written down."""
+
+    directory: Path
+    reports: Sequence[ProbeReport] = (PASSED,)
+    ranks: tuple[RankStats, ...] = field(default_factory=lambda: (a_rank(),))
+    loading: Callable[[], Awaitable[None]] = at_once
+    starting: Callable[[], Awaitable[None]] = at_once
+    probing: Callable[[], Awaitable[None]] = at_once
+    draining: Callable[[], Awaitable[None]] = at_once
+    stopping: Callable[[], Awaitable[None]] = at_once
+    fingerprint: str = "f00d"
+    events: list[str] = field(default_factory=list)
+    specs: list[WorkspaceSpec] = field(default_factory=list)
+    engines: list[ScriptedEngine] = field(default_factory=list)
+    suites: list[Suite | None] = field(default_factory=list)
+    _passes: int = 0
+
+    calls: Calls = field(default_factory=lambda: Calls(PlainDialect()))
+
+    async def load(self) -> World:
+        await self.loading()
+        return self
+
+    def directory_of(self, generation: int) -> Path:
+        return self.directory / str(generation)
+
+    @asynccontextmanager
+    async def running(self, spec: WorkspaceSpec) -> AsyncIterator[ScriptedEngine]:
+        self.specs.append(spec)
+        await self.starting()
+        engine = ScriptedEngine(spec.generation, self.ranks)
+        self.engines.append(engine)
+        self.events.append(f"engine {spec.generation} runs")
+        self.calls.started(engine.llm, spec.generation)
+        try:
+            yield engine
+        finally:
+            await self.stopping()
+            self.calls.ended()
+            engine.give_up()
+            self.events.append(f"engine {spec.generation} stopped")
+
+    async def mount(self) -> None:
+        self.events.append("mounted")
+
+    def prober(self, _engine: Any) -> World:
+        return self
+
+    async def run(self, *, suite: Suite | None = None) -> ProbeReport:
+        self.suites.append(suite)
+        await self.probing()
+        self._passes += 1
+        return self.reports[min(self._passes, len(self.reports)) - 1]
+
+    async def run_again(self) -> ProbeReport:
+        self.events.append("one request")
+        return PASSED
+
+    async def until_idle(self) -> bool:
+        self.events.append("drained")
+        await self.draining()
+        return True
+
+    def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
+        self.events.append(f"counters of {len(ranks)} ranks kept")
+
+    def probe_ran(self, _report: ProbeReport) -> None:
+        self.events.append("probe counted")
+
+    def became_ready(self) -> None:
+        self.events.append("ready")
+
+
+class Moves(LogProgress):
+    """Every state that was entered."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.getLogger("test"))
+        self.states = [State.STARTING]
+        self.entered = asyncio.Event()
+
+    def state_changed(self, state: str, reason: str) -> None:
+        super().state_changed(state, reason)
+        self.states.append(State(state))
+        self.entered.set()
+
+
+class Life:
+    """A supervisor in its world, and every state it went through."""
+
+    def __init__(
+        self,
+        world: World,
+        probe: ProbeSettings | None = None,
+        workspace: WorkspaceSettings | None = None,
+        supervision: SupervisionSettings | None = None,
+    ) -> None:
+        self.world = world
+        self.outages = Outages()
+        self._moves = Moves()
+        self.states = self._moves.states
+        self.supervisor = Supervisor(
+            probe or ProbeSettings(),
+            supervision or SupervisionSettings(),
+            world,
+            learning=Learning(workspace or WorkspaceSettings(), world.directory / "learned"),
+            forecast=Forecast(world.directory / "learned", ["model"]),
+            outages=self.outages,
+            progress=self._moves,
+        )
+        self.error: HoldfastError | None = None
+        """Why `run` ended, if it did not end cleanly."""
+
+    async def run(self) -> None:
+        """To the end."""
+        try:
+            await self.supervisor.run()
+        except HoldfastError as error:
+            self.error = error
+
+    async def until(self, state: State) -> None:
+        """Wait for a state."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while self.supervisor.state is not state:
+                self._moves.entered.clear()
+                await self._moves.entered.wait()
+
+
+def lived(
+    world: World,
+    act: Callable[[Life], Awaitable[None]] | None = None,
+    *,
+    probe: ProbeSettings | None = None,
+    workspace: WorkspaceSettings | None = None,
+    supervision: SupervisionSettings | None = None,
+) -> Life:
+    """A life to its end, in the course of which `act` does something."""
+
+    async def live() -> Life:
+        life = Life(world, probe, workspace, supervision)
+        async with asyncio.timeout(DEADLINE_SECONDS), asyncio.TaskGroup() as tasks:
+            tasks.create_task(life.run())
+            if act is not None:
+                await act(life)
+        return life
+
+    return asyncio.run(live())
+
+
+def stopped_in(state: State) -> Callable[[Life], Awaitable[None]]:
+    """Ask for the end once that state is reached."""
+
+    async def stop(life: Life) -> None:
+        await life.until(state)
+        life.supervisor.request_stop()
+
+    return stop
+
+
+async def _die(life: Life, death: Death) -> None:
+    """READY, then the end of the engine that runs."""
+    await life.until(State.READY)
+    life.world.engines[-1].die(death)
+    await life.until(State.RECOVERING)
+
+
+def _revived(world: World, *deaths: Death, **options: Any) -> Life:
+    """A life with some deaths in it, each out of READY, that ends READY and is stopped."""
+
+    async def act(life: Life) -> None:
+        for death in deaths:
+            await _die(life, death)
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+
+    return lived(world, act, **options)
+
+
+def unplugged_in(probing: Halt) -> Callable[[Life], Awaitable[None]]:
+    """Pull the plug while the first proof halts, and stop once the server is READY all the same."""
+
+    async def act(life: Life) -> None:
+        await probing.entered.wait()
+        life.world.engines[0].die(PLUG_PULLED)
+        probing.released.set()
+        await stopped_in(State.READY)(life)
+
+    return act
+
+
+async def _ask(calls: Calls, prompt: str) -> list[Output]:
+    arguments = {"prompt": prompt, "request_id": prompt}
+    return [output async for output in calls.run("generate", arguments)]

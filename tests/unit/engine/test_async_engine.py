@@ -1,0 +1,376 @@
+"""What operators have an engine do, and its adapters, over a scripted AsyncLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from fakes import FACTS
+from holdfast.engine import async_engine
+from holdfast.engine.async_engine import Upkeep
+from holdfast.engine.loras import Loras
+from holdfast.engine.proxy import EngineProxy
+from holdfast.errors import (
+    ConflictError,
+    EngineLostError,
+    EngineRefusedError,
+    EngineSilentError,
+    NotFoundError,
+    UsageError,
+)
+from holdfast.records import SLEEP_TAGS, Lora
+from holdfast.worker import rpc
+
+PROFILED = replace(FACTS, has_profiler=True)
+
+
+class ScriptedLLM:
+    """Notes what it is asked, and answers or fails as told."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.errors: dict[str, str] = {}
+        """Why the first worker cannot do a thing."""
+        self.raised: Exception | None = None
+        self.is_silent = False
+        self.is_cache_free = True
+
+    async def _ask(self, what: Any) -> None:
+        self.asked.append(what)
+        if self.is_silent:
+            await asyncio.Event().wait()
+        if self.raised is not None:
+            raise self.raised
+
+    async def collective_rpc(self, method: str, *, args: Any) -> list[dict[str, str]]:
+        assert method == "holdfast_call"
+        await self._ask(args)
+        return [{"error": self.errors.get(args[0], "")}, {"error": ""}]
+
+    async def sleep(self, level: int, *, mode: str) -> None:
+        await self._ask(("sleep", level, mode))
+
+    async def wake_up(self, tags: list[str]) -> None:
+        await self._ask(("wake", tags))
+
+    async def start_profile(self, prefix: str | None) -> None:
+        await self._ask(("profile", prefix))
+
+    async def stop_profile(self) -> None:
+        await self._ask("profile ends")
+
+    async def reset_prefix_cache(self) -> bool:
+        await self._ask("prefix")
+        return self.is_cache_free
+
+    async def reset_mm_cache(self) -> None:
+        await self._ask("mm")
+
+    async def reset_encoder_cache(self) -> None:
+        await self._ask("encoder")
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    """What it comes to, in time."""
+    return asyncio.run(asyncio.wait_for(work, 10))
+
+
+def test_a_sleeping_engine_rests_until_all_of_it_is_awake() -> None:
+    """Only what sleeps is woken: vLLM wakes nothing if one of the tags is awake."""
+    llm = ScriptedLLM()
+    engine = Upkeep(llm, FACTS)
+
+    async def live() -> None:
+        await engine.sleep(1)
+        assert engine.is_resting
+        assert await engine.wake(frozenset({"weights"})) == {"kv_cache"}
+        assert engine.is_resting
+        assert await engine.wake(frozenset({"weights"})) == {"kv_cache"}
+        assert await engine.wake(SLEEP_TAGS) == frozenset()
+        assert not engine.is_resting
+
+    run(live())
+    assert llm.asked == [("sleep", 1, "abort"), ("wake", ["weights"]), ("wake", ["kv_cache"])]
+
+
+@pytest.mark.parametrize("is_awake", [True, False])
+def test_a_wake_up_by_vllms_route_says_whether_all_is_awake(*, is_awake: bool) -> None:
+    """The route tells its client what the engine said, and an engine that rests stays paused."""
+
+    class Sleeper:
+        async def wake_up(self, _tags: list[str] | None) -> bool:
+            return is_awake
+
+        async def is_sleeping(self) -> bool:
+            return not is_awake
+
+    proxy = EngineProxy()
+    proxy._current = Sleeper()
+    assert run(proxy.wake_up(None)) is is_awake
+    assert proxy.calls.is_paused is not is_awake
+
+
+def test_weights_of_level_two_are_read_again() -> None:
+    """vLLM leaves them empty, and would answer nonsense."""
+    llm = ScriptedLLM()
+    engine = Upkeep(llm, FACTS)
+
+    async def live() -> None:
+        await engine.sleep(2)
+        await engine.wake(SLEEP_TAGS)
+
+    run(live())
+    assert llm.asked[-1] == ("reload_weights", {})
+    assert engine.has_forgotten_weights
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        (EngineDeadError(), EngineLostError),
+        (Exception("Call to sleep method failed: no memory"), EngineRefusedError),
+    ],
+)
+def test_what_vllm_raises_is_ours(raised: Exception, error: type[Exception]) -> None:
+    """A failed RPC is a bare Exception there."""
+    llm = ScriptedLLM()
+    llm.raised = raised
+    with pytest.raises(error):
+        run(Upkeep(llm, FACTS).sleep(1))
+
+
+def test_an_engine_that_does_not_answer_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a deadline of ours."""
+    monkeypatch.setattr(async_engine, "SLEEP_DEADLINE_SECONDS", 0.01)
+    llm = ScriptedLLM()
+    llm.is_silent = True
+    with pytest.raises(EngineSilentError, match="did not fall asleep"):
+        run(Upkeep(llm, FACTS).sleep(1))
+
+
+def test_a_profile_needs_a_profiler() -> None:
+    """Without one it is a conflict, with the flag."""
+    llm = ScriptedLLM()
+    for work in (Upkeep(llm, FACTS).start_profile(None), Upkeep(llm, FACTS).stop_profile()):
+        with pytest.raises(ConflictError) as caught:
+            run(work)
+        assert "--profiler-config" in caught.value.remedy
+    run(Upkeep(llm, PROFILED).start_profile("evening"))
+    assert llm.asked == [("profile", "evening")]
+
+
+def test_a_cache_in_use_is_a_conflict() -> None:
+    """vLLM says so by a False that nobody reads."""
+    llm = ScriptedLLM()
+    run(Upkeep(llm, FACTS).reset_caches(frozenset({"mm", "encoder"})))
+    llm.is_cache_free = False
+    with pytest.raises(ConflictError, match="prefix cache is in use"):
+        run(Upkeep(llm, FACTS).reset_caches(frozenset({"prefix"})))
+
+
+def test_state_is_saved_by_every_worker() -> None:
+    """One that fails says why, and that no step ended meanwhile is no stall."""
+    llm = ScriptedLLM()
+    engine = Upkeep(llm, FACTS)
+    run(engine.save_sharded_state("/out", pattern=None, max_size_bytes=7))
+    assert llm.asked == [("save_sharded_state", {"path": "/out", "pattern": None, "max_size": 7})]
+    llm.errors["save_sharded_state"] = "OSError: no space"
+    with pytest.raises(EngineRefusedError, match="could not save its state: OSError: no space"):
+        run(engine.save_sharded_state("/out", pattern=None, max_size_bytes=None))
+    assert not engine.is_resting
+
+
+class Models:
+    """vLLM's serving models, as far as adapters go: the list, and the call of the engine."""
+
+    def __init__(self, proxy: EngineProxy) -> None:
+        self.lora_requests: dict[str, LoRARequest] = {}
+        self.refusal: Any | None = None
+        self._proxy = proxy
+
+    async def load_lora_adapter(self, request: LoadLoRAAdapterRequest) -> Any:
+        if self.refusal is not None:
+            return self.refusal
+        number = len(self.lora_requests) + 1
+        lora = LoRARequest(request.lora_name, number, request.lora_path)
+        await self._proxy.add_lora(lora)
+        self.lora_requests[request.lora_name] = lora
+        return "Success"
+
+    async def unload_lora_adapter(self, request: Any) -> str:
+        del self.lora_requests[request.lora_name]
+        return "Success"
+
+
+class Shelf:
+    """Adapters in front of a scripted engine."""
+
+    def __init__(self, *, is_enabled: bool = True) -> None:
+        self.llm = ScriptedLLM()
+        self.proxy = EngineProxy()
+        self.proxy._current = self.llm
+        self.loras = Loras(self.proxy, is_enabled=is_enabled)
+        self.models = Models(self.proxy)
+        self.loras.attach(self.models)
+
+    def load(self, *names: str) -> None:
+        """Load adapters."""
+        for name in names:
+            run(self.loras.load(name, f"/{name}", is_replacing=False))
+
+
+def test_adapters_outlive_the_engine_and_stay_pinned() -> None:
+    """The next engine gets all of them in the old order; what it does not take is unlisted."""
+    shelf = Shelf()
+    shelf.load("a", "b")
+    run(shelf.loras.pin("b"))
+    shelf.llm.asked.clear()
+    run(shelf.loras.restore())
+    assert [(what, its.get("lora_name", its.get("lora_id"))) for what, its in shelf.llm.asked] == [
+        ("add_lora", "a"),
+        ("add_lora", "b"),
+        ("pin_lora", 2),
+    ]
+    shelf.llm.errors["add_lora"] = "FileNotFoundError: it is gone"
+    run(shelf.loras.restore())
+    assert shelf.loras.listed() == ()
+
+
+def test_an_engine_that_dies_while_it_gets_its_adapters_costs_none() -> None:
+    """The next one gets them."""
+    shelf = Shelf()
+    shelf.load("a")
+    shelf.llm.raised = EngineDeadError()
+    run(shelf.loras.restore())
+    assert shelf.loras.listed() == (Lora("a", "/a", is_pinned=False),)
+
+
+def test_an_adapter_that_one_worker_does_not_take_is_in_none() -> None:
+    """It is taken from the others again."""
+    shelf = Shelf()
+    shelf.llm.errors["add_lora"] = "ValueError: rank 64"
+    with pytest.raises(EngineRefusedError, match="rank 64"):
+        shelf.load("a")
+    assert [what for what, _ in shelf.llm.asked] == ["add_lora", "remove_lora"]
+    assert shelf.loras.listed() == ()
+
+
+def test_a_pin_too_many_is_a_conflict() -> None:
+    """The adapter is not pinned, and served as before."""
+    shelf = Shelf()
+    shelf.load("a")
+    shelf.llm.errors["pin_lora"] = "RuntimeError: All items are pinned"
+    with pytest.raises(ConflictError) as caught:
+        run(shelf.loras.pin("a"))
+    assert "--max-loras" in caught.value.remedy
+    assert not shelf.loras.listed()[0].is_pinned
+
+
+def test_a_pin_that_is_lost_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The adapter is served all the same."""
+    shelf = Shelf()
+    shelf.load("a")
+    run(shelf.loras.pin("a"))
+    shelf.llm.errors["pin_lora"] = "RuntimeError: no room"
+    with caplog.at_level(logging.ERROR):
+        run(shelf.loras.restore())
+    assert shelf.loras.listed() == (Lora("a", "/a", is_pinned=False),)
+    assert "LoRA a is no longer pinned" in caplog.text
+
+
+def test_an_adapter_is_taken_from_the_engine_when_nobody_uses_it() -> None:
+    """A step that finds it gone would load it again, or end the engine."""
+    shelf = Shelf()
+    shelf.load("a")
+    arguments = {"prompt": "hello", "lora_request": shelf.models.lora_requests["a"]}
+
+    async def use() -> None:
+        async for _ in shelf.proxy.calls.run("generate", arguments):
+            pass
+
+    async def live() -> None:
+        using = asyncio.create_task(use())  # it waits for an engine
+        await asyncio.sleep(0)
+        unloading = asyncio.create_task(shelf.loras.unload("a"))
+        while shelf.loras.listed():  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0)
+        assert [what for what, _ in shelf.llm.asked] == ["add_lora"]
+        using.cancel()
+        await unloading
+
+    run(live())
+    assert shelf.llm.asked[-1] == ("remove_lora", {"lora_id": 1})
+
+
+def test_a_request_whose_adapter_is_lost_is_told() -> None:
+    """To try it would end one engine after the other."""
+    shelf = Shelf()
+    shelf.load("a")
+    arguments = {"prompt": "hello", "lora_request": shelf.models.lora_requests["a"]}
+
+    async def use() -> None:
+        async for _ in shelf.proxy.calls.run("generate", arguments):
+            pass
+
+    async def live() -> None:
+        using = asyncio.create_task(use())
+        await asyncio.sleep(0)
+        shelf.llm.errors["add_lora"] = "FileNotFoundError: it is gone"
+        await shelf.loras.restore()
+        with pytest.raises(Exception, match="LoRA adapter a could not be loaded again"):
+            await using
+
+    run(live())
+
+
+def test_adapters_need_the_flag_and_a_name() -> None:
+    """A conflict, and 404."""
+    with pytest.raises(ConflictError, match="LoRA is off"):
+        Shelf(is_enabled=False).load("a")
+    with pytest.raises(NotFoundError):
+        run(Shelf().loras.pin("nobody"))
+
+
+def test_what_vllm_says_no_to_is_the_callers_mistake() -> None:
+    """Its own 500 for an adapter that does not load is one of ours with 400."""
+    from vllm.entrypoints.serve import create_error_response
+
+    shelf = Shelf()
+
+    shelf.models.refusal = create_error_response("rank 64 is greater than max_lora_rank 16")
+    with pytest.raises(UsageError, match="rank 64"):
+        shelf.load("a")
+
+
+class Worker:
+    """A worker of vLLM's, and the wrapper around it."""
+
+    def __init__(self) -> None:
+        self.worker = self
+        self.got: Any = None
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        self.got = lora_request
+        return True
+
+    def pin_lora(self, lora_id: int) -> bool:
+        raise RuntimeError(f"no room for {lora_id}")
+
+
+def test_a_worker_never_raises() -> None:
+    """It answers with the error; what it is not asked for it does not do."""
+    worker = Worker()
+    fields = {"lora_name": "a", "lora_int_id": 3, "lora_path": "/a"}
+    assert rpc.call(worker, "add_lora", fields) == {"error": ""}
+    assert worker.got.lora_int_id == 3
+    error = rpc.call(worker, "pin_lora", {"lora_id": 3})
+    assert error == {"error": "RuntimeError: no room for 3"}
+    assert "workers do not allow calls" in rpc.call(worker, "shutdown", {})["error"]

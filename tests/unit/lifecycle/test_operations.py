@@ -1,0 +1,487 @@
+"""What operators ask of a server: probe, sleep, wake and restart, and what becomes of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from callers import Output
+from counted import counted
+from fakes import FACTS
+from holdfast.errors import (
+    ConflictError,
+    EngineRefusedError,
+    HoldfastError,
+    NotReadyError,
+)
+from holdfast.lifecycle.commands import (
+    Order,
+    ProbeOrder,
+    Proven,
+    Rest,
+    RestartOrder,
+    SleepOrder,
+    WakeOrder,
+)
+from holdfast.lifecycle.states import State
+from holdfast.records import SLEEP_TAGS, SleepLevel
+from holdfast.settings import SupervisionSettings
+from scripted_life import (
+    DEADLINE_SECONDS,
+    FAILED,
+    GREW,
+    PASSED,
+    PLUG_PULLED,
+    Halt,
+    Life,
+    World,
+    lived,
+)
+
+QUICK = ProbeOrder("quick")
+SLEEP = SleepOrder(1, is_abrupt=False)
+WAKE = WakeOrder(SLEEP_TAGS)
+RESTART = RestartOrder("new weights")
+IMPATIENT = SupervisionSettings(drain_timeout_seconds=0.0)
+Act = Callable[[Life], Awaitable[None]]
+
+
+@dataclass
+class Client:
+    """One call, and what it got."""
+
+    life: Life
+    prompt: str
+    is_consumed: bool = False
+
+    def __post_init__(self) -> None:
+        self.outputs: list[Output] = []
+        self.first = asyncio.Event()
+        self.task = asyncio.create_task(self._call())
+
+    async def _call(self) -> None:
+        arguments = {"prompt": self.prompt, "is_consumed": self.is_consumed}
+        async for output in self.life.world.calls.run("generate", arguments):
+            self.outputs.append(output)
+            self.first.set()
+
+
+def in_service(act: Act) -> Act:
+    """Do something in READY, and stop when it is done."""
+
+    async def ready(life: Life) -> None:
+        await life.until(State.READY)
+        await act(life)
+        life.supervisor.request_stop()
+
+    return ready
+
+
+def refusals(life: Life, *orders: Order) -> list[type[HoldfastError]]:
+    """How each is refused."""
+    refused = []
+    for order in orders:
+        with pytest.raises(HoldfastError) as caught:
+            life.supervisor.order(order)
+        refused.append(caught.type)
+    return refused
+
+
+def test_a_probe_on_request_closes_the_gate_and_opens_it(tmp_path: Path) -> None:
+    """READY, PROBING, READY, with the suite that was asked for."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        proven = await life.supervisor.order(QUICK)
+        assert proven == Proven(PASSED, 0.0)
+        assert life.supervisor.state is State.READY
+
+    life = lived(world, in_service(act))
+    assert life.states[2:5] == ["READY", "PROBING", "READY"]
+    assert world.suites == [None, "quick"]
+
+
+def test_a_second_probe_is_the_first_one_and_other_orders_wait(tmp_path: Path) -> None:
+    """Single flight: both get one answer; something else is a conflict."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        world.probing = halt = Halt()
+        first = life.supervisor.order(QUICK)
+        second = life.supervisor.order(ProbeOrder("quick", youngest_seconds=9.0))
+        await halt.entered.wait()
+        assert refusals(life, ProbeOrder("worst-case"), RESTART, SLEEP) == [ConflictError] * 3
+        assert life.supervisor.is_recovering
+        halt.released.set()
+        assert await first is await second
+
+    lived(world, in_service(act))
+    assert world.suites == [None, "quick"]
+
+
+def test_a_young_proof_is_an_answer(tmp_path: Path) -> None:
+    """With its age, and of a wider suite too; nothing is run for it."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await life.supervisor.order(ProbeOrder("worst-case"))
+        proven = await life.supervisor.order(ProbeOrder("quick", youngest_seconds=60.0))
+        assert 0.0 < proven.age_seconds < DEADLINE_SECONDS
+        await life.supervisor.order(QUICK)
+
+    lived(world, in_service(act))
+    assert world.suites == [None, "worst-case", "quick"]
+
+
+def test_a_probe_that_fails_costs_the_engine(tmp_path: Path) -> None:
+    """Its green light would be false: the next one is proven by the whole suite."""
+    world = World(tmp_path, reports=(PASSED, FAILED, PASSED))
+
+    async def act(life: Life) -> None:
+        proven = await life.supervisor.order(QUICK)
+        assert not proven.report.passed
+        await life.until(State.RECOVERING)
+        await life.until(State.READY)
+
+    life = lived(world, in_service(act))
+    assert counted(life.outages)["unknown"] == 1
+    assert "full_context: attention.py:10" in life.supervisor.status().engine.last_exit
+    assert world.suites == [None, "quick", None]
+    assert "one request" not in world.events
+
+
+def test_a_workspace_that_grows_on_request_is_proven_again(tmp_path: Path) -> None:
+    """In the same engine, until a pass goes through with no growth."""
+    world = World(tmp_path, reports=(PASSED, GREW, PASSED))
+
+    async def act(life: Life) -> None:
+        proven = await life.supervisor.order(QUICK)
+        assert proven.report == PASSED
+
+    lived(world, in_service(act))
+    assert len(world.engines) == 1
+
+
+def test_a_probe_waits_for_what_runs_and_what_comes_waits_for_it(tmp_path: Path) -> None:
+    """Nobody is refused, and nobody is in the engine beside the probe."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        world.probing = halt = Halt()
+        llm = world.engines[0].llm
+        llm.hold()
+        running = Client(life, "early")
+        await llm.until_received(1)
+        order = life.supervisor.order(QUICK)
+        waiting = Client(life, "late")
+        await asyncio.sleep(0)
+        assert not halt.entered.is_set()
+        llm.release()
+        await running.task
+        await halt.entered.wait()
+        assert (world.calls.in_engine, world.calls.held) == (0, 1)
+        halt.released.set()
+        await order
+        await waiting.task
+        assert llm.received == ["early", "late"]
+
+    lived(world, in_service(act))
+
+
+def test_a_probe_gives_up_where_requests_do_not_end(tmp_path: Path) -> None:
+    """After the drain time-out: a conflict, and they run on in READY."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        llm = world.engines[0].llm
+        llm.hold()
+        running = Client(life, "long")
+        await llm.until_received(1)
+        with pytest.raises(ConflictError, match="1 requests were still running"):
+            await life.supervisor.order(QUICK)
+        assert life.supervisor.state is State.READY
+        llm.release()
+        await running.task
+        await Client(life, "next").task
+
+    life = lived(world, in_service(act), supervision=IMPATIENT)
+    assert life.states[:4] == ["STARTING", "PROBING", "READY", "READY"]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_sleeps_and_wakes_to_a_fresh_proof(tmp_path: Path, level: SleepLevel) -> None:
+    """READY, SLEEPING, PROBING with the quick suite, READY; a call is refused meanwhile."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        assert await life.supervisor.order(SleepOrder(level, is_abrupt=False)) == Rest(SLEEP_TAGS)
+        assert life.supervisor.state is State.SLEEPING
+        with pytest.raises(Exception, match="asleep"):
+            await Client(life, "too late").task
+        assert refusals(life, SLEEP, QUICK) == [ConflictError] * 2
+        assert await life.supervisor.order(WAKE) == Rest(frozenset(), PASSED)
+        await Client(life, "after all").task
+
+    life = lived(world, in_service(act))
+    assert life.states[2:6] == ["READY", "SLEEPING", "PROBING", "READY"]
+    assert world.engines[0].slept == [level]
+    assert world.suites == [None, "quick"]
+
+
+def test_an_engine_that_wakes_by_tags_sleeps_until_all_of_it_is_awake(tmp_path: Path) -> None:
+    """SLEEPING with another reason, then PROBING and READY."""
+
+    async def act(life: Life) -> None:
+        await life.supervisor.order(SLEEP)
+        rest = await life.supervisor.order(WakeOrder(frozenset({"weights"})))
+        assert rest == Rest(frozenset({"kv_cache"}))
+        await life.until(State.SLEEPING)
+        assert "kv_cache" in life.supervisor.reason
+        rest = await life.supervisor.order(WakeOrder(frozenset({"kv_cache"})))
+        assert rest == Rest(frozenset(), PASSED)
+        await life.until(State.READY)
+
+    lived(World(tmp_path), in_service(act))
+
+
+def test_an_abrupt_sleep_waits_for_nobody(tmp_path: Path) -> None:
+    """The engine is told while requests run; it is the one that gives them up."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        llm = world.engines[0].llm
+        llm.hold()
+        running = Client(life, "long")
+        await llm.until_received(1)
+        await life.supervisor.order(SleepOrder(1, is_abrupt=True))
+        assert life.supervisor.state is State.SLEEPING
+        llm.release()
+        await running.task
+
+    lived(world, in_service(act), supervision=IMPATIENT)
+
+
+def test_an_engine_that_dies_asleep_comes_back_awake(tmp_path: Path) -> None:
+    """SLEEPING, RECOVERING, PROBING, READY."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await life.supervisor.order(SLEEP)
+        world.engines[0].die(PLUG_PULLED)
+        await life.until(State.RECOVERING)
+        await life.until(State.READY)
+        await Client(life, "again").task
+
+    life = lived(world, in_service(act))
+    assert life.states[2:7] == ["READY", "SLEEPING", "RECOVERING", "PROBING", "READY"]
+
+
+def test_an_engine_that_cannot_fall_asleep_is_replaced(tmp_path: Path) -> None:
+    """Nobody knows what it is now; who asked is told why."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        world.engines[0].sleep_error = EngineRefusedError("no host memory")
+        with pytest.raises(EngineRefusedError, match="no host memory"):
+            await life.supervisor.order(SLEEP)
+        await life.until(State.RECOVERING)
+        await life.until(State.READY)
+
+    life = lived(world, in_service(act))
+    assert counted(life.outages)["unknown"] == 1
+
+
+def test_sleep_needs_the_flag(tmp_path: Path) -> None:
+    """Without it vLLM frees nothing, and says nothing."""
+
+    async def act(life: Life) -> None:
+        life.world.engines[0].facts = FACTS
+        assert not FACTS.has_sleep_mode
+        with pytest.raises(ConflictError, match="sleep mode is off") as caught:
+            life.supervisor.order(SLEEP)
+        assert "--enable-sleep-mode" in caught.value.remedy
+
+    lived(World(tmp_path), in_service(act))
+
+
+def test_a_restart_lets_streams_end_and_replays_the_rest(tmp_path: Path) -> None:
+    """Who has a part of an answer gets the rest from the old engine, all others theirs anew."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        llm = world.engines[0].llm
+        llm.answers = 2
+        begun = Client(life, "begun")
+        await begun.first.wait()
+        llm.hold()
+        once = Client(life, "once", is_consumed=True)
+        queued = Client(life, "queued")
+        await llm.until_received(3)
+        order = life.supervisor.order(RESTART)
+        late = Client(life, "late")
+        await life.until(State.RECOVERING)
+        assert life.supervisor.is_recovering
+        llm.release()
+        await order
+        await asyncio.gather(begun.task, once.task, queued.task, late.task)
+        assert "late" not in llm.received
+        assert set(world.engines[1].llm.received) <= {"queued", "late"}
+        await life.until(State.READY)
+
+    life = lived(world, in_service(act))
+    assert counted(life.outages)["requested"] == 1
+    assert sum(world.calls.lost.values()) == 0
+
+
+def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """A stream that outlasts the drain time-out ends with an error, and is counted."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        llm = world.engines[0].llm
+        llm.answers = 2
+        begun = Client(life, "begun")
+        await begun.first.wait()
+        llm.hold()
+        await life.supervisor.order(RESTART)
+        with pytest.raises(Exception, match="died"):
+            await begun.task
+        await life.until(State.READY)
+
+    lived(world, in_service(act), supervision=IMPATIENT)
+    assert world.calls.lost["stream_broken"] == 1
+
+
+def test_orders_need_an_engine(tmp_path: Path) -> None:
+    """STARTING is told when to ask again; DRAINING and STOPPED are final."""
+    halt = Halt()
+    world = World(tmp_path, starting=halt)
+
+    async def act(life: Life) -> None:
+        await halt.entered.wait()
+        assert refusals(life, QUICK, SLEEP, WAKE, RESTART) == [NotReadyError] * 4
+        halt.released.set()
+        await life.until(State.READY)
+        assert refusals(life, WAKE) == [ConflictError]
+        life.supervisor.request_stop()
+        await life.until(State.STOPPED)
+        assert refusals(life, QUICK, RESTART) == [ConflictError] * 2
+
+    lived(world, act)
+
+
+def test_a_stop_breaks_off_a_probe_for_those_who_wait(tmp_path: Path) -> None:
+    """They are served before the end, which is clean; who asked for the probe is told."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        world.probing = halt = Halt()
+        order = life.supervisor.order(QUICK)
+        await halt.entered.wait()
+        waiting = Client(life, "late")
+        world.draining = until_answered = Halt()
+        life.supervisor.request_stop()
+        with pytest.raises(NotReadyError, match="shutting down"):
+            await order
+        await waiting.task
+        until_answered.released.set()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert life.states[-2:] == ["DRAINING", "STOPPED"]
+
+
+def test_a_death_ends_an_order(tmp_path: Path) -> None:
+    """Who asked is told of it, and the next engine takes orders again."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        world.probing = halt = Halt()
+        order = life.supervisor.order(QUICK)
+        await halt.entered.wait()
+        world.probing = _nothing
+        world.engines[0].die(PLUG_PULLED)
+        with pytest.raises(NotReadyError, match="somebody pulled the plug"):
+            await order
+        await life.until(State.READY)
+        await life.supervisor.order(QUICK)
+
+    life = lived(world, in_service(act))
+    assert counted(life.outages)["core_exit"] == 1
+
+
+async def _nothing() -> None:
+    """No halt."""
+
+
+def test_a_sleeping_engine_can_be_restarted(tmp_path: Path) -> None:
+    """And is awake then."""
+
+    async def act(life: Life) -> None:
+        await life.supervisor.order(SLEEP)
+        await life.supervisor.order(RESTART)
+        await life.until(State.READY)
+
+    life = lived(World(tmp_path), in_service(act))
+    assert life.states[3:7] == ["SLEEPING", "RECOVERING", "RECOVERING", "PROBING"]
+
+
+def test_a_stop_while_asleep_is_clean(tmp_path: Path) -> None:
+    """Nobody is there to be waited for."""
+
+    async def act(life: Life) -> None:
+        await life.supervisor.order(SLEEP)
+
+    life = lived(World(tmp_path), in_service(act))
+    assert life.error is None
+    assert life.states[-3:] == ["SLEEPING", "DRAINING", "STOPPED"]
+
+
+def test_a_stop_takes_the_place_of_a_restart(tmp_path: Path) -> None:
+    """What waits for the next engine is served by this one, and the end is clean."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        llm = world.engines[0].llm
+        llm.answers = 2
+        begun = Client(life, "begun")
+        await begun.first.wait()
+        llm.hold()
+        order = life.supervisor.order(RESTART)
+        await life.until(State.RECOVERING)
+        late = Client(life, "late")
+        world.draining = until_answered = Halt()
+        life.supervisor.request_stop()
+        with pytest.raises(NotReadyError, match="shutting down"):
+            await order
+        llm.release()
+        await asyncio.gather(begun.task, late.task)
+        until_answered.released.set()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert len(world.engines) == 1
+    assert sum(world.calls.lost.values()) == 0
+
+
+def test_an_engine_that_is_proven_for_a_drain_is_not_restarted(tmp_path: Path) -> None:
+    """The end is near, and somebody waits for an answer."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        world.draining = until_answered = Halt()
+        life.supervisor.request_stop()
+        await until_answered.entered.wait()
+        with pytest.raises(ConflictError, match="DRAINING"):
+            life.supervisor.request_restart("too late")
+        until_answered.released.set()
+
+    lived(world, act)
+    assert len(world.engines) == 1

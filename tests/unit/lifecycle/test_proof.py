@@ -1,0 +1,138 @@
+"""Which requests are refused because no probe has proven their length?"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fakes import FACTS, FakeEngine
+from holdfast.lifecycle.learning import Learning
+from holdfast.lifecycle.proof import Proof, proven_context_tokens
+from holdfast.lifecycle.races import fate_of
+from holdfast.records import Death, Outcome, ProbeReport, ProbeStep
+from holdfast.settings import ProbeSettings, Suite, WorkspaceSettings
+from holdfast.telemetry.progress import LogProgress
+
+
+def report(proven: int, *, grew: bool = False, outcome: Outcome = "passed") -> ProbeReport:
+    """A pass of the suite that served contexts of up to `proven` tokens."""
+    full = FACTS.max_model_len - 1
+    steps = (
+        ProbeStep("first_token", "passed", 1.0, tokens=8),
+        ProbeStep("full_context", outcome, 1.0, tokens=proven, limited=proven < full),
+    )
+    return ProbeReport("worst-case", True, proven < full, proven, 1.0, steps, grew=grew)
+
+
+@pytest.mark.parametrize(
+    ("proven", "limit"), [(1000, None), (999, 1000), (500, 501), (8, 9), (0, 9)]
+)
+def test_the_limit_is_what_was_proven_with_room_for_an_answer(
+    proven: int, limit: int | None
+) -> None:
+    """As the longest prompt of all is one token short of max_model_len; a full proof limits none.
+
+    A probe that tried no context has proven its first short request.
+    """
+    outcome: Outcome = "passed" if proven else "skipped"
+    assert proven_context_tokens(report(proven, outcome=outcome), FACTS) == limit
+
+
+@pytest.mark.parametrize(("proven", "limit"), [(1001, None), (500, 500)])
+def test_a_pooling_model_makes_no_answer(proven: int, limit: int | None) -> None:
+    """Its longest prompt is max_model_len."""
+    facts = replace(FACTS, tasks=frozenset({"embed"}))
+    assert proven_context_tokens(report(proven), facts) == limit
+
+
+def test_what_does_not_apply_limits_nothing() -> None:
+    """An encoder-decoder model takes no prompt of the probe: nothing is known to be too long."""
+    facts = replace(FACTS, is_encoder_decoder=True)
+    assert proven_context_tokens(report(0, outcome="skipped"), facts) is None
+
+
+class Probe:
+    """Gives reports in turn, and notes the limit under which each was made."""
+
+    def __init__(self, engine: FakeEngine, reports: Sequence[ProbeReport]) -> None:
+        self.engine = engine
+        self.limits: list[int | None] = []
+        self._reports = iter(reports)
+
+    async def run(self, *, suite: Suite | None = None) -> ProbeReport:
+        """The suite."""
+        del suite
+        self.limits.append(self.engine.context_limit_tokens)
+        return next(self._reports)
+
+    async def run_again(self) -> ProbeReport:
+        """One request."""
+        return next(self._reports)
+
+
+def limits_of(
+    reports: Sequence[ProbeReport], settings: ProbeSettings, *, doubts: bool = False
+) -> tuple[list[int | None], list[int | None]]:
+    """The limits in READY of one life after the other, and those under which the suite ran."""
+
+    async def live() -> tuple[list[int | None], list[int | None]]:
+        learning = Learning(WorkspaceSettings(learned_directory=None), None)
+        progress = LogProgress(logging.getLogger("a.pipe"))
+        proof = Proof(settings, learning, progress, phases={}, counted=lambda _: None)
+        found = []
+        async with FakeEngine() as engine, fate_of(_never(), counted=lambda _: None) as fate:
+            probe = Probe(engine, reports)
+            for _ in reports:
+                given = await proof.give(engine, probe, fate, start_seconds=1.0, is_first=True)
+                assert given == "proven"
+                found.append(engine.context_limit_tokens)
+                if doubts:
+                    proof.doubt()
+        return found, probe.limits
+
+    return asyncio.run(live())
+
+
+async def _never() -> Death:
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+def test_a_limited_proof_limits_what_is_taken() -> None:
+    """And a recovery whose proof stands changes nothing."""
+    assert limits_of([report(500), report(8)], ProbeSettings())[0] == [501, 501]
+
+
+def test_the_suite_is_not_limited_by_what_it_proved_before() -> None:
+    """After a workspace fell short it tries everything again, and the new proof counts."""
+    found, under = limits_of([report(500), report(1000)], ProbeSettings(), doubts=True)
+    assert (found, under) == ([501, None], [None, None])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [ProbeSettings(admit_unproven=True), ProbeSettings(suite="quick"), ProbeSettings(suite="off")],
+)
+def test_an_operator_may_want_unproven_requests(settings: ProbeSettings) -> None:
+    """By the flag, or by a suite that claims less."""
+    assert limits_of([report(500)], settings)[0] == [None]
+
+
+def test_a_proof_on_request_is_not_limited_by_what_was_proven_before() -> None:
+    """It tries everything, and what it proves is the limit from then on."""
+
+    async def live() -> tuple[list[int | None], int | None]:
+        learning = Learning(WorkspaceSettings(learned_directory=None), None)
+        progress = LogProgress(logging.getLogger("a.pipe"))
+        proof = Proof(ProbeSettings(), learning, progress, phases={}, counted=lambda _: None)
+        async with FakeEngine() as engine, fate_of(_never(), counted=lambda _: None) as fate:
+            probe = Probe(engine, [report(500), report(700)])
+            await proof.give(engine, probe, fate, start_seconds=1.0, is_first=True)
+            await proof.give_again(engine, probe, fate, "worst-case")
+            return probe.limits, engine.context_limit_tokens
+
+    assert asyncio.run(live()) == ([None, None], 701)

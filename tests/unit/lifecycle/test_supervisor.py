@@ -1,0 +1,567 @@
+"""The life of a server, told by a scripted engine and prober: states, restarts, ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from callers import LiftedError, Output
+from counted import counted
+from holdfast.errors import (
+    ConflictError,
+    EngineLostError,
+    EngineStartError,
+    HoldfastError,
+    ProbeFailedError,
+    UsageError,
+)
+from holdfast.lifecycle.proof import MOST_PASSES
+from holdfast.lifecycle.restart_budget import BROWNOUT_SECONDS
+from holdfast.lifecycle.state_machine import Standing
+from holdfast.lifecycle.states import TRANSITIONS, State
+from holdfast.records import (
+    Death,
+)
+from holdfast.settings import ProbeSettings, SupervisionSettings, WorkspaceSettings
+from scripted_life import (
+    DEADLINE_SECONDS,
+    FAILED,
+    GREW,
+    LIMITED,
+    PASSED,
+    PLUG_PULLED,
+    RAISED,
+    REFUSING,
+    SHORT,
+    Halt,
+    Life,
+    Moves,
+    World,
+    _ask,
+    _die,
+    _revived,
+    at_once,
+    fail_to_load,
+    fail_to_start,
+    lived,
+    stopped_in,
+    unplugged_in,
+)
+
+
+def test_a_proven_engine_is_ready_until_the_stop(tmp_path: Path) -> None:
+    """STARTING, PROBING, READY, DRAINING, STOPPED; each thing is done once, in order."""
+    world = World(tmp_path)
+    life = lived(world, stopped_in(State.READY))
+    assert life.error is None
+    assert life.states == ["STARTING", "PROBING", "READY", "DRAINING", "STOPPED"]
+    assert world.events[:5] == ["engine 1 runs", "mounted", "probe counted", "ready", "drained"]
+    assert sorted(world.events[5:]) == ["counters of 1 ranks kept", "engine 1 stopped"]
+
+
+def test_the_status_of_each_state(tmp_path: Path) -> None:
+    """What is known grows: the engine with PROBING, the proof with READY, and it stays known."""
+    probing = Halt()
+    world = World(tmp_path, probing=probing)
+    seen = {}
+
+    async def look(life: Life) -> None:
+        seen["STARTING"] = life.supervisor.status()
+        await probing.entered.wait()
+        seen["PROBING"] = life.supervisor.status()
+        probing.released.set()
+        await life.until(State.READY)
+        seen["READY"] = life.supervisor.status()
+        life.supervisor.request_stop()
+
+    life = lived(world, look)
+    seen["STOPPED"] = life.supervisor.status()
+    assert {name: status.state for name, status in seen.items()} == {name: name for name in seen}
+    assert [status.engine.generation for status in seen.values()] == [0, 1, 1, 1]
+    assert [status.engine.starts for status in seen.values()] == [0, 1, 1, 1]
+    assert [len(status.ranks) for status in seen.values()] == [0, 1, 1, 1]
+    assert [status.has_been_ready for status in seen.values()] == [False, False, True, True]
+    assert [status.probe for status in seen.values()] == [None, None, PASSED, PASSED]
+    assert {"import", "processes", "probe"} <= set(seen["READY"].start_phases)
+    assert seen["READY"].engine.last_start_seconds is not None
+    assert "1000 tokens proven" in seen["READY"].reason
+
+
+@pytest.mark.parametrize("stuck", ["loading", "starting", "probing"])
+def test_a_stop_before_ready_does_not_drain(tmp_path: Path, stuck: str) -> None:
+    """Whatever the start is doing, it is broken off; nobody was let in who could be waited for."""
+    halt = Halt()
+    world = World(tmp_path)
+    setattr(world, stuck, halt)
+
+    async def stop(life: Life) -> None:
+        await halt.entered.wait()
+        life.supervisor.request_stop()
+
+    life = lived(world, stop)
+    assert life.error is None
+    assert life.states[-2:] == ["DRAINING", "STOPPED"]
+    assert "READY" not in life.states
+    assert "drained" not in world.events
+    assert world.events.count("engine 1 runs") == world.events.count("engine 1 stopped")
+
+
+def test_asking_twice_is_asking_once(tmp_path: Path) -> None:
+    """A second request to stop changes nothing here."""
+
+    async def ask_twice(life: Life) -> None:
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+        life.supervisor.request_stop()
+
+    assert lived(World(tmp_path), ask_twice).states[-2:] == ["DRAINING", "STOPPED"]
+
+
+def test_an_engine_that_dies_while_draining_is_no_failure(tmp_path: Path) -> None:
+    """The stop was asked for, so it is clean, and READY's error is not told."""
+    draining = Halt()
+    world = World(tmp_path, draining=draining)
+
+    async def kill(life: Life) -> None:
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+        await draining.entered.wait()
+        world.engines[0].die(PLUG_PULLED)
+        await asyncio.sleep(0)
+        draining.released.set()
+
+    life = lived(world, kill)
+    assert life.error is None
+    assert life.states[-1] == "STOPPED"
+
+
+def test_a_spent_budget_is_an_engine_lost(tmp_path: Path) -> None:
+    """With no restart left: READY, then FAILED with the cause, exit 5."""
+    world = World(tmp_path)
+
+    async def kill(life: Life) -> None:
+        await life.until(State.READY)
+        world.engines[0].die(Death("out_of_memory", "rank 0: out of memory"))
+
+    life = lived(world, kill, supervision=SupervisionSettings(max_engine_restarts=0))
+    assert isinstance(life.error, EngineLostError)
+    assert "rank 0: out of memory" in life.error.cause
+    assert "--max-engine-restarts" in life.error.remedy
+    assert life.states[-1] == "FAILED"
+    assert "out of memory" in life.supervisor.status().engine.last_exit
+    assert world.events.count("counters of 1 ranks kept") == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "failing", "error"),
+    [("loading", fail_to_load, UsageError), ("starting", fail_to_start, EngineStartError)],
+)
+def test_a_failed_start_is_told_as_it_is(
+    tmp_path: Path,
+    stage: str,
+    failing: Callable[[], Awaitable[None]],
+    error: type[HoldfastError],
+) -> None:
+    """The error of the collaborator, FAILED, and no second attempt."""
+    world = World(tmp_path)
+    setattr(world, stage, failing)
+    life = lived(world)
+    assert type(life.error) is error
+    assert life.states == ["STARTING", "FAILED"]
+    assert life.supervisor.reason == error.outline
+    assert life.supervisor.status().detail in life.error.cause
+    assert world.events == []
+
+
+@pytest.mark.parametrize("restarts", [1, 0])
+def test_what_an_engine_said_is_not_the_reason_that_anyone_reads(
+    tmp_path: Path, restarts: int
+) -> None:
+    """The reason is the cause in our words; the exception, with paths and pids, is beside it."""
+    said = "Worker_TP0 pid 4242:\n  File '/opt/models/secret.py'"
+    seen: list[tuple[str, str]] = []
+    world = World(tmp_path)
+
+    async def kill(life: Life) -> None:
+        await life.until(State.READY)
+        world.engines[0].die(Death("worker_exception", said))
+        await life.until(State.RECOVERING if restarts else State.FAILED)
+        seen.append((life.supervisor.reason, life.supervisor.status().detail))
+        life.supervisor.request_stop()
+
+    lived(world, kill, supervision=SupervisionSettings(max_engine_restarts=restarts))
+    ((reason, detail),) = seen
+    assert reason in {"the engine died: worker_exception", EngineLostError.outline}
+    assert said in detail
+
+
+def test_a_failed_probe_names_step_and_cause(tmp_path: Path) -> None:
+    """FAILED; the engine is gone and its counters are kept."""
+    world = World(tmp_path, reports=(FAILED,))
+    life = lived(world)
+    assert isinstance(life.error, ProbeFailedError)
+    assert "full_context" in life.error.cause
+    assert "attention.py:10 needs 7 MB and holds 5" in life.error.cause
+    assert "--workspace-reserve" in life.error.remedy
+    assert life.states == ["STARTING", "PROBING", "FAILED"]
+    assert world.events.count("engine 1 stopped") == 1
+    assert life.supervisor.status().probe == FAILED
+
+
+def test_a_refusal_in_the_probe_is_learned_from(tmp_path: Path) -> None:
+    """The engine is started once more with what the first one needed; the second is proven."""
+    world = World(tmp_path, reports=(FAILED, PASSED), ranks=(REFUSING,))
+    life = lived(world, stopped_in(State.READY))
+    assert life.error is None
+    assert life.states[:5] == ["STARTING", "PROBING", "STARTING", "PROBING", "READY"]
+    assert world.specs[0].learned == ()
+    assert world.specs[1].learned
+    assert [spec.generation for spec in world.specs] == [1, 2]
+    assert world.events.count("counters of 1 ranks kept") == 2
+    assert life.supervisor.status().engine.starts == 2
+
+
+def test_a_second_refusal_is_a_failure(tmp_path: Path) -> None:
+    """There is one learned restart, not a loop."""
+    world = World(tmp_path, reports=(FAILED,), ranks=(REFUSING,))
+    life = lived(world)
+    assert isinstance(life.error, ProbeFailedError)
+    assert len(world.specs) == 2
+
+
+def test_growth_without_a_restart_is_probed_again(tmp_path: Path) -> None:
+    """`never`: the same engine passes the suite once more, and is ready with zero growth."""
+    world = World(tmp_path, reports=(GREW, PASSED))
+    workspace = WorkspaceSettings(learned_restart="never")
+    life = lived(world, stopped_in(State.READY), workspace=workspace)
+    assert life.states == ["STARTING", "PROBING", "READY", "DRAINING", "STOPPED"]
+    assert len(world.specs) == 1
+    assert world.events.count("probe counted") == 2
+
+
+def test_growth_without_end_is_a_failure(tmp_path: Path) -> None:
+    """After so many passes nothing is proven."""
+    world = World(tmp_path, reports=(GREW,))
+    life = lived(world, workspace=WorkspaceSettings(learned_restart="never"))
+    assert isinstance(life.error, ProbeFailedError)
+    assert f"pass {MOST_PASSES}" in life.error.cause
+    assert world.events.count("probe counted") == MOST_PASSES
+
+
+def test_deny_is_in_force_before_ready(tmp_path: Path) -> None:
+    """With nothing learned growth was let through for the probe; the proof ends that."""
+    world = World(tmp_path)
+    lived(world, stopped_in(State.READY), workspace=WorkspaceSettings(growth="deny"))
+    assert world.specs[0].growth == "alongside"
+    assert world.engines[0].policies == ["deny"]
+
+
+def test_an_engine_that_dies_of_its_policy_is_replaced(tmp_path: Path) -> None:
+    """Its proof stands, and what it died of is told as any death is."""
+    halt = Halt()
+    world = World(tmp_path, probing=halt)
+
+    async def act(life: Life) -> None:
+        await halt.entered.wait()
+        world.engines[0].policy_death = PLUG_PULLED
+        halt.released.set()
+        await life.until(State.RECOVERING)
+        await stopped_in(State.READY)(life)
+
+    life = lived(world, act, workspace=WorkspaceSettings(growth="deny"))
+    assert life.error is None
+    assert counted(life.outages)["core_exit"] == 1
+
+
+def test_a_limited_proof_is_ready_and_says_so(tmp_path: Path) -> None:
+    """With a smaller size, in words for people."""
+    reasons = []
+
+    async def look(life: Life) -> None:
+        await life.until(State.READY)
+        reasons.append(life.supervisor.reason)
+        life.supervisor.request_stop()
+
+    lived(World(tmp_path, reports=(LIMITED,)), look)
+    assert "500 tokens" in reasons[0]
+    assert "limited" in reasons[0]
+
+
+def test_a_limited_proof_is_a_failure_where_a_whole_one_is_required(tmp_path: Path) -> None:
+    """`--probe-require-full`: exit 4, with the step and the reason."""
+    world = World(tmp_path, reports=(LIMITED,))
+    life = lived(world, probe=ProbeSettings(require_full=True))
+    assert isinstance(life.error, ProbeFailedError)
+    assert "500 tokens (context_sweep: no time was left)" in life.error.cause
+    assert "--probe-require-full" in life.error.remedy
+
+
+@pytest.mark.parametrize("source", State)
+def test_no_move_is_made_that_is_not_in_the_table(source: State) -> None:
+    """It would be a mistake of ours, and is loud."""
+    for target in set(State) - TRANSITIONS[source]:
+        standing = Standing(Moves())
+        standing.state = source
+        with pytest.raises(RuntimeError, match=f"no transition from {source} to {target}"):
+            standing.move(target, "for fun")
+        assert standing.state is source
+
+
+def test_a_dead_engine_is_replaced(tmp_path: Path) -> None:
+    """RECOVERING, PROBING, READY in the same process; the death is counted and told."""
+    world = World(tmp_path)
+    life = _revived(world, PLUG_PULLED)
+    assert life.error is None
+    assert life.states[3:6] == ["RECOVERING", "PROBING", "READY"]
+    assert counted(life.outages)["core_exit"] == 1
+    report = life.supervisor.status().engine
+    assert (report.generation, report.restarts, report.starts) == (2, 1, 2)
+    assert "somebody pulled the plug" in report.last_exit
+
+
+def test_a_call_that_comes_after_the_death_goes_to_the_next_engine(tmp_path: Path) -> None:
+    """While the dead one still stops, which has one owner; it is nobody's suspect."""
+    stopping = Halt()
+    world = World(tmp_path, stopping=stopping)
+    answers: list[list[Output]] = []
+
+    async def act(life: Life) -> None:
+        await _die(life, RAISED)
+        await stopping.entered.wait()
+        asking = asyncio.create_task(_ask(world.calls, "late"))
+        await world.engines[0].llm.until_received(1)
+        stopping.released.set()
+        await life.until(State.READY)
+        answers.append(await asking)
+        life.supervisor.request_stop()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert [len(answer) for answer in answers] == [1]
+    assert [engine.llm.received for engine in world.engines] == [["late"], ["late"]]
+
+
+def test_who_waits_for_a_dead_engine_is_told_at_once(tmp_path: Path) -> None:
+    """Before it is stopped, and also where no process has ended, as with a stall."""
+    stopping = Halt()
+    world = World(tmp_path, stopping=stopping)
+    seen: list[bool] = []
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        seen.append(world.engines[0].is_given_up)
+        world.engines[0].die(PLUG_PULLED)
+        await stopping.entered.wait()
+        seen.append(world.engines[0].is_given_up)
+        stopping.released.set()
+        await stopped_in(State.READY)(life)
+
+    lived(world, act)
+    assert seen == [False, True]
+
+
+def test_a_proof_that_stands_is_not_given_again(tmp_path: Path) -> None:
+    """One request is enough, and what was proven stays known."""
+    world = World(tmp_path)
+    life = _revived(world, PLUG_PULLED)
+    assert world.events.count("one request") == 1
+    assert world.events.count("probe counted") == 2
+    assert life.supervisor.status().probe == PASSED
+
+
+def test_a_refused_workspace_takes_the_whole_proof_again(tmp_path: Path) -> None:
+    """With the size that was learned from the refusal."""
+    world = World(tmp_path)
+    _revived(world, Death("workspace_rejection", "rank 0", is_accusing=True))
+    assert "one request" not in world.events
+    assert world.specs[1].learned
+
+
+def test_a_first_proof_that_a_signal_ended_is_tried_again(tmp_path: Path) -> None:
+    """The proof was not to blame: RECOVERING, and the whole suite."""
+    probing = Halt()
+    world = World(tmp_path, reports=(FAILED, PASSED), probing=probing)
+
+    life = lived(world, unplugged_in(probing))
+    assert life.error is None
+    assert life.states[:5] == ["STARTING", "PROBING", "RECOVERING", "PROBING", "READY"]
+    assert "one request" not in world.events
+
+
+def test_a_first_proof_that_ends_the_engine_is_a_failure(tmp_path: Path) -> None:
+    """To start again would end the same way: exit 4, with step and cause; the death counts."""
+    probing = Halt()
+    world = World(tmp_path, reports=(FAILED,), probing=probing)
+
+    async def act(_life: Life) -> None:
+        await probing.entered.wait()
+        world.engines[0].die(RAISED)
+        probing.released.set()
+
+    life = lived(world, act)
+    assert isinstance(life.error, ProbeFailedError)
+    assert counted(life.outages)["worker_exception"] == 1
+    assert len(world.specs) == 1
+
+
+def test_a_start_that_fails_while_recovering_is_tried_again(tmp_path: Path) -> None:
+    """It is counted, and takes one more from the budget."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        world.starting = fail_once
+        world.engines[-1].die(PLUG_PULLED)
+        await life.until(State.RECOVERING)
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+
+    async def fail_once() -> None:
+        world.starting = at_once
+        await fail_to_start()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert counted(life.outages)["start_failure"] == 1
+    assert life.supervisor.restarts_left == SupervisionSettings().max_engine_restarts - 2
+
+
+def test_a_budget_is_spent_in_the_end(tmp_path: Path) -> None:
+    """One more death than restarts: exit 5."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await _die(life, PLUG_PULLED)
+        await _die(life, PLUG_PULLED)
+
+    life = lived(world, act, supervision=SupervisionSettings(max_engine_restarts=1))
+    assert isinstance(life.error, EngineLostError)
+    assert len(world.specs) == 2
+
+
+def test_requests_alone_do_not_end_the_server(tmp_path: Path) -> None:
+    """Beyond the budget it recovers after minutes, says so, and still ends when it is asked to."""
+    world = World(tmp_path)
+    seen: list[float] = []
+
+    async def act(life: Life) -> None:
+        for number in range(2):
+            await life.until(State.READY)
+            world.engines[-1].llm.hold()
+            killer = asyncio.create_task(_ask(world.calls, f"killer {number}"))
+            await world.engines[-1].llm.until_received(1)
+            world.engines[-1].die(RAISED)
+            with pytest.raises(LiftedError):
+                await killer
+            await life.until(State.RECOVERING)
+        while "next start is in 60 s" not in life.supervisor.reason:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        seen.append(life.supervisor.eta_seconds or 0.0)
+        life.supervisor.request_stop()
+
+    life = lived(world, act, supervision=SupervisionSettings(max_engine_restarts=1))
+    assert life.error is None
+    assert State.FAILED not in life.states
+    assert seen[0] > BROWNOUT_SECONDS - DEADLINE_SECONDS
+
+
+def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
+    """It is counted as requested."""
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        life.supervisor.request_restart("new weights")
+        await life.until(State.RECOVERING)
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+
+    life = lived(World(tmp_path), act)
+    assert counted(life.outages)["requested"] == 1
+    assert life.supervisor.restarts_left == SupervisionSettings().max_engine_restarts
+    with pytest.raises(ConflictError, match="STOPPED"):
+        life.supervisor.request_restart("nothing runs any more")
+
+
+def test_an_engine_that_dies_while_draining_comes_back_for_what_is_in_flight(
+    tmp_path: Path,
+) -> None:
+    """The state stays DRAINING, and the end is clean."""
+    draining = Halt()
+    world = World(tmp_path, draining=draining)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+        await draining.entered.wait()
+        world.engines[0].die(PLUG_PULLED)
+        while len(world.specs) < 2:  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0)
+        draining.released.set()
+
+    life = lived(world, act)
+    assert life.error is None
+    assert life.states == ["STARTING", "PROBING", "READY", "DRAINING", "STOPPED"]
+
+
+def test_requests_lost_while_draining_are_no_clean_end(tmp_path: Path) -> None:
+    """The budget is spent with requests in flight: exit 5."""
+    draining = Halt()
+    world = World(tmp_path, draining=draining)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+        await draining.entered.wait()
+        world.engines[0].die(PLUG_PULLED)
+
+    life = lived(world, act, supervision=SupervisionSettings(max_engine_restarts=0))
+    assert isinstance(life.error, EngineLostError)
+
+
+def test_a_recovery_promises_what_the_last_start_took(tmp_path: Path) -> None:
+    """While recovering, and nothing once it is READY."""
+    starting = Halt()
+    world = World(tmp_path)
+    seen = []
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        seen.append(life.supervisor.eta_seconds)
+        world.starting = starting
+        world.engines[0].die(PLUG_PULLED)
+        await starting.entered.wait()
+        seen.append(life.supervisor.eta_seconds)
+        assert life.supervisor.is_recovering
+        life.supervisor.request_stop()
+
+    lived(world, act)
+    assert seen[0] is None
+    assert seen[1] is not None
+
+
+def test_a_learned_restart_while_recovering_is_part_of_it(tmp_path: Path) -> None:
+    """A signal ended the first proof, the second one grew: RECOVERING until it is READY."""
+    probing = Halt()
+    world = World(tmp_path, reports=(FAILED, GREW, PASSED), ranks=(SHORT,), probing=probing)
+
+    life = lived(world, unplugged_in(probing))
+    assert life.error is None
+    assert len(world.specs) == 3
+    assert life.states.count(State.STARTING) == 1
+
+
+def test_a_reservation_with_which_nothing_starts_is_given_up(tmp_path: Path) -> None:
+    """The learned restart fails: once more without it, and READY after passes in one engine."""
+    world = World(tmp_path, reports=(GREW, GREW, PASSED), ranks=(SHORT,))
+
+    async def start() -> None:
+        if world.specs[-1].learned:
+            await fail_to_start()
+
+    world.starting = start
+    life = lived(world, stopped_in(State.READY))
+    assert life.error is None
+    assert [bool(spec.learned) for spec in world.specs] == [False, True, False]

@@ -1,0 +1,56 @@
+"""Which generators a model runner on the CPU may draw from in a step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.patches.worker import keep_seeds
+
+
+def _runner(device: str = "cpu") -> Any:
+    """Three requests with a seed, of which the second's prompt goes on; notes what it may use."""
+    batch = SimpleNamespace(generators={0: "a", 1: "b", 2: "c"})
+    runner = SimpleNamespace(
+        device=SimpleNamespace(type=device),
+        input_batch=batch,
+        discard_request_mask=SimpleNamespace(np=[False, True, False]),
+        seen=[],
+    )
+
+    def sample_tokens(grammar: str) -> str:
+        runner.seen.append(dict(batch.generators))
+        if grammar == "broken":
+            raise RuntimeError("on purpose")
+        return f"sampled {grammar}"
+
+    runner.sample_tokens = sample_tokens
+    return runner
+
+
+def test_a_draw_that_is_discarded_comes_from_no_seed() -> None:
+    """The generator is back for the next step, in the same row."""
+    runner = _runner()
+    keep_seeds(runner)
+    assert runner.sample_tokens("x") == "sampled x"
+    assert runner.seen == [{0: "a", 2: "c"}]
+    assert runner.input_batch.generators == {0: "a", 1: "b", 2: "c"}
+
+
+def test_the_generators_are_back_after_a_failure() -> None:
+    """Whoever looks at the batch then finds it whole."""
+    runner = _runner()
+    keep_seeds(runner)
+    with pytest.raises(RuntimeError):
+        runner.sample_tokens("broken")
+    assert runner.input_batch.generators == {0: "a", 1: "b", 2: "c"}
+
+
+def test_other_devices_are_left_alone() -> None:
+    """Their generators have offsets, by which vLLM takes a draw back."""
+    runner = _runner("cuda")
+    sample_tokens = runner.sample_tokens
+    keep_seeds(runner)
+    assert runner.sample_tokens is sample_tokens

@@ -1,0 +1,383 @@
+"""`holdfast plan`: what it knows from a model's files and flags, and what it does not pretend."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from vllm.engine import arg_utils
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+
+from holdfast import cli
+from holdfast.errors import UsageError
+from holdfast.planning import command as planning
+from holdfast.planning import config
+from holdfast.planning.flags import DEVICE_NAMES, take_plan_flags
+from holdfast.planning.report import FIRST_START, PlanReport, SlotPlan
+from holdfast.workspace.plan import MIB
+from model_configs import DEEPSEEK_V4, written
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "hidden_size": 4096,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "vocab_size": 1000,
+}
+DEEPSEEK_V3: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "dtype": "bfloat16",
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 256,
+    "max_position_embeddings": 4096,
+}
+
+
+def planned(*arguments: str, device: str | None = "h100") -> PlanReport:
+    return planning.plan(cli.parse_serve(arguments, {}), device)
+
+
+def only_slot(report: PlanReport) -> SlotPlan:
+    ((slot,),) = (rank.slots for rank in report.ranks)
+    return slot
+
+
+def open_terms(report: PlanReport) -> list[str]:
+    return [term.asked_by for term in report.measured_at_first_start]
+
+
+def test_a_model_with_a_reserver(tmp_path: Path) -> None:
+    """Each term is there with who asked, and the slot is the largest with headroom."""
+    report = planned(
+        written(tmp_path, DEEPSEEK_V4),
+        *("--max-num-batched-tokens", "65536", "--workspace-reserve", "64MiB"),
+    )
+    slot = only_slot(report)
+    assert [(term.source, term.asked_by) for term in slot.terms] == [
+        ("floor", "--workspace-reserve"),
+        ("declared", "DeepSeek-V4 prefill"),
+    ]
+    assert slot.terms[1].needed_bytes / MIB == pytest.approx(2368.75, abs=0.01)
+    assert slot.size_bytes == 2606 * MIB
+    assert report.device == "h100"
+
+
+def test_kernels_follow_the_device(tmp_path: Path) -> None:
+    """GB10 runs kernels with a buffer of their own, so nothing is reserved for them."""
+    model = written(tmp_path, DEEPSEEK_V4)
+    assert only_slot(planned(model, device="b200")).size_bytes > 0
+    assert only_slot(planned(model, device="gb10")).size_bytes == 0
+
+
+def test_a_device_without_such_kernels_is_not_guessed(tmp_path: Path) -> None:
+    """What a CPU does not tell about DeepSeek-V4 is measured at first start."""
+    report = planned(written(tmp_path, DEEPSEEK_V4), device="cpu")
+    assert only_slot(report).terms == ()
+    assert "DeepSeek-V4 prefill" in open_terms(report)
+
+
+def test_experts_are_measured_at_first_start(tmp_path: Path) -> None:
+    """Which kernel they use is only known in a worker."""
+    report = planned(written(tmp_path, DEEPSEEK_V3))
+    assert open_terms(report) == ["fused MoE"]
+    assert any(FIRST_START in line and "fused MoE" in line for line in report.lines())
+
+
+def test_an_unknown_device_leaves_all_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a device vLLM's size of a step is unknown, and so is every need."""
+    monkeypatch.setattr(planning, "device_of_platform", lambda: None)
+    model = written(tmp_path, LLAMA)
+    report = planned(model, device=None)
+    assert (report.device, report.max_num_batched_tokens) == (None, None)
+    assert open_terms(report) == ["every reserver"]
+    sizes = ("--max-num-batched-tokens", "512", "--max-num-seqs", "4")
+    assert open_terms(planned(model, *sizes, device=None)) == []
+
+
+def test_a_model_without_a_reserver_is_left_to_the_probe(tmp_path: Path) -> None:
+    """The plan says that nothing is known, and who finds it out."""
+    report = planned(written(tmp_path, LLAMA))
+    assert "no reserver for LlamaForCausalLM: the probe" in report.notes[0]
+    assert only_slot(report).size_bytes == 0
+
+
+def test_a_model_with_only_open_terms_has_a_reserver(tmp_path: Path) -> None:
+    """Nothing sends the reader to the probe who is told what is measured."""
+    report = planned(written(tmp_path, DEEPSEEK_V3))
+    assert not any("no reserver" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "token_bytes"),
+    [
+        ((), 30 * 2 * 8 * 128 * 2),
+        (("--tensor-parallel-size", "4"), 30 * 2 * 2 * 128 * 2),
+        (("--tensor-parallel-size", "16"), 30 * 2 * 1 * 128 * 2),
+        (("--kv-cache-dtype", "fp8"), 30 * 2 * 8 * 128),
+        (("--dtype", "float32"), 30 * 2 * 8 * 128 * 4),
+    ],
+)
+def test_bytes_are_told_in_tokens(tmp_path: Path, flags: tuple[str, ...], token_bytes: int) -> None:
+    """A reservation costs as many tokens of the KV cache as its bytes would hold."""
+    report = planned(written(tmp_path, LLAMA), "--workspace-reserve", "100MiB", *flags)
+    (slot,) = report.ranks[0].slots
+    assert report.ranks[0].kv_bytes_per_token == token_bytes
+    assert slot.kv_tokens == -(-slot.size_bytes // token_bytes)
+    assert slot.terms[0].kv_tokens == -(-100 * MIB // token_bytes)
+
+
+def test_a_latent_cache_is_named(tmp_path: Path) -> None:
+    """MLA keeps one latent a token, the same on every tensor-parallel rank."""
+    report = planned(written(tmp_path, DEEPSEEK_V3), "--tensor-parallel-size", "8")
+    assert report.ranks[0].kv_bytes_per_token == 61 * (512 + 64) * 2
+    assert report.kv_cache.startswith("MLA: one latent")
+
+
+@pytest.mark.parametrize(
+    ("changed", "flags"),
+    [
+        ({"sliding_window": 4096, "model_type": "mistral"}, ()),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 15}, ()),
+        ({}, ("--kv-cache-dtype", "turboquant_k8v4")),
+        ({}, ("--decode-context-parallel-size", "2", "--tensor-parallel-size", "2")),
+    ],
+)
+def test_an_uneven_cache_has_no_price(
+    tmp_path: Path, changed: dict[str, Any], flags: tuple[str, ...]
+) -> None:
+    """Where a token has no single size the cost is unknown, with the reason."""
+    report = planned(written(tmp_path, {**LLAMA, **changed}), *flags)
+    assert report.ranks[0].kv_bytes_per_token is None
+    assert only_slot_costs(report) == {None}
+    assert report.kv_cache.startswith("unknown: ")
+
+
+def only_slot_costs(report: PlanReport) -> set[int | None]:
+    return {slot.kv_tokens for rank in report.ranks for slot in rank.slots}
+
+
+def test_packed_caches_are_reserved_for(tmp_path: Path) -> None:
+    """TurboQuant's two needs stand beside each other, for the heads of one rank."""
+    report = planned(
+        written(tmp_path, LLAMA),
+        *("--kv-cache-dtype", "turboquant_k8v4", "--tensor-parallel-size", "4"),
+        *("--max-model-len", "100001", "--block-size", "32"),
+    )
+    needs = {term.asked_by: term.needed_bytes for term in report.ranks[0].slots[0].terms}
+    assert needs["TurboQuant continuation"] == 2 * 2 * 100_000 * 128 * 2
+    assert needs["TurboQuant decode"] == (1024 * 8 * (32 * 129 * 4 + 128 * 2 + 4))
+
+
+def test_stages_differ_and_ranks_do_not(tmp_path: Path) -> None:
+    """Every rank reserves the same, and a stage with fewer layers pays more tokens for it."""
+    model = written(tmp_path, {**LLAMA, "num_hidden_layers": 29})
+    flags = ("--pipeline-parallel-size", "2", "--tensor-parallel-size", "2")
+    report = planned(model, "--workspace-reserve", "64MiB", *flags)
+    assert [(rank.rank, rank.layers) for rank in report.ranks] == [
+        (0, 15),
+        (1, 15),
+        (2, 14),
+        (3, 14),
+    ]
+    assert len({slot.size_bytes for rank in report.ranks for slot in rank.slots}) == 1
+    assert {line.split()[0] for line in report.lines()} >= {"0-1", "2-3"}
+
+
+def test_a_length_that_is_fitted_is_planned_for_the_longest(tmp_path: Path) -> None:
+    """Without a device nobody knows what fits, and the plan says so."""
+    model = written(tmp_path, DEEPSEEK_V4)
+    fitted, given = planned(model, "--max-model-len", "auto"), planned(model)
+    assert fitted.ranks == given.ranks
+    assert [note for note in fitted.notes if note.startswith("--max-model-len auto")]
+    assert not [note for note in given.notes if note.startswith("--max-model-len auto")]
+
+
+def test_the_lane_of_drafts_is_not_planned_the_targets_prefill(tmp_path: Path) -> None:
+    """DSpark's drafts ask in a lane of their own, for which no reserver of ours declares."""
+    drafting = json.dumps({"method": "dspark", "num_speculative_tokens": 4})
+    report = planned(written(tmp_path, DEEPSEEK_V4), "--speculative-config", drafting)
+    ((target, draft),) = (rank.slots for rank in report.ranks)
+    assert [(slot.ubatch, slot.lane) for slot in (target, draft)] == [(0, 0), (0, 1)]
+    assert target.size_bytes > 0
+    assert (draft.size_bytes, draft.terms) == (0, ())
+
+
+def test_two_ubatches_are_two_slots(tmp_path: Path) -> None:
+    """With dual-batch overlap every rank reserves twice."""
+    report = planned(written(tmp_path, LLAMA), "--enable-dbo")
+    ((first, second),) = (rank.slots for rank in report.ranks)
+    assert [(slot.ubatch, slot.lane) for slot in (first, second)] == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "memory_gib"),
+    [
+        ("gb10", "NVIDIA GB10", None),
+        ("rtxpro6000", "NVIDIA RTX PRO 6000", 95),
+        ("h100", "NVIDIA H100", 79),
+        ("h200", "NVIDIA H200", 139),
+        ("b200", "NVIDIA B200", 178),
+    ],
+)
+def test_defaults_of_a_device_are_those_of_vllm(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    name: str,
+    memory_gib: float | None,
+) -> None:
+    """The size of a step that is not given is what vLLM takes on such a device."""
+    report = planned(written(tmp_path, LLAMA), device=device)
+    platform = _Platform(name, None if memory_gib is None else int(memory_gib * 1024**3))
+    monkeypatch.setattr(arg_utils, "current_platform", platform)
+    tokens, sequences = AsyncEngineArgs.get_batch_defaults(1)
+    assert report.max_num_batched_tokens == tokens[UsageContext.OPENAI_API_SERVER]
+    assert report.max_num_seqs == sequences[UsageContext.OPENAI_API_SERVER]
+
+
+class _Platform:
+    """What vLLM asks its platform about when it looks for defaults."""
+
+    def __init__(self, name: str, memory_bytes: int | None) -> None:
+        self._name = name
+        self._memory_bytes = memory_bytes
+
+    def get_device_total_memory(self) -> int:
+        if self._memory_bytes is None:
+            raise RuntimeError("NVML does not tell the memory of a unified device")
+        return self._memory_bytes
+
+    def get_device_name(self) -> str:
+        return self._name
+
+    def is_device_capability(self, capability: tuple[int, int]) -> bool:
+        return capability == (12, 1) and self._memory_bytes is None
+
+    def is_tpu(self) -> bool:
+        return False
+
+    def is_cpu(self) -> bool:
+        return False
+
+
+def test_the_cpu_has_the_defaults_of_vllm(tmp_path: Path) -> None:
+    """Named or found, the CPU gives the same plan, which grows with the ranks of an engine."""
+    model = written(tmp_path, LLAMA)
+    flags = ("--tensor-parallel-size", "2")
+    named, found = planned(model, *flags, device="cpu"), planned(model, *flags, device=None)
+    assert named == found
+    assert (named.max_num_batched_tokens, named.max_num_seqs) == (4096, 256)
+
+
+def test_every_device_that_can_be_named_is_known() -> None:
+    """The names in the help, which is printed without vLLM, are those of the plan."""
+    assert tuple(config.DEVICES) == DEVICE_NAMES
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (None, "config.json"),
+        ("{", "not a valid JSON"),
+        ('{"model_type": "a_kind_that_nobody_knows"}', "a_kind_that_nobody_knows"),
+        ("{}", "model_type"),
+    ],
+)
+def test_a_model_that_cannot_be_read_is_refused(
+    tmp_path: Path, content: str | None, cause: str
+) -> None:
+    """The reason is one line, and the exit code is that of bad usage."""
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=cause) as refused:
+        planned(str(tmp_path))
+    assert refused.value.exit_code == 2
+    assert "\n" not in refused.value.line
+
+
+def test_nothing_is_downloaded() -> None:
+    """A model that lies nowhere on this machine is refused, not fetched."""
+    with pytest.raises(UsageError, match="nor in the Hugging Face cache"):
+        planned("holdfast-nobody/nothing")
+
+
+def test_an_unknown_device_name_is_refused() -> None:
+    """The devices that can be named are listed."""
+    with pytest.raises(UsageError, match="rtxpro6000"):
+        take_plan_flags(["model", "--device", "h800"])
+
+
+def test_the_terminal_shows_the_same_rows(tmp_path: Path) -> None:
+    """The table for people has what the text has."""
+    report = planned(written(tmp_path, DEEPSEEK_V4))
+    console = Console(width=200)
+    with console.capture() as shown:
+        report.print_table(console)
+    for word in ("DeepSeek-V4 prefill", FIRST_START, "KV-cache tokens", "reserved"):
+        assert word in shown.get()
+        assert any(word in line for line in report.lines())
+
+
+def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_prints_json_alone() -> None:
+    """Standard output is one JSON object, whatever vLLM logs; the demo needs no model."""
+    done = holdfast("plan", "--demo", "--json", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    (term,) = report["ranks"][0]["slots"][0]["terms"]
+    assert term == {
+        "source": "declared",
+        "asked_by": "holdfast.demo: prefill scratch",
+        "needed_bytes": 8 * MIB,
+        "kv_tokens": 8192,
+    }
+
+
+def test_the_command_ends_with_2_for_a_model_it_cannot_read(tmp_path: Path) -> None:
+    """The last line on standard error names the cause, and nothing is printed."""
+    done = holdfast("plan", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("holdfast: error: ")
+
+
+def test_a_machine_without_any_device_plans_too(tmp_path: Path) -> None:
+    """vLLM's own command line fails where it finds no device; a plan for a named one does not."""
+    script = (
+        "import sys, vllm.platforms as platforms\n"
+        "from vllm.platforms.interface import UnspecifiedPlatform\n"
+        "platforms._current_platform = UnspecifiedPlatform()\n"
+        "from holdfast.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    model = written(tmp_path, DEEPSEEK_V4)
+    command = [sys.executable, "-c", script, "plan", model, "--device", "b200"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "DeepSeek-V4 prefill  1128.6 MiB" in done.stdout
+
+
+def test_the_command_has_help() -> None:
+    """Help needs neither a model nor vLLM."""
+    done = holdfast("plan", "--help")
+    assert done.returncode == 0
+    assert "--device" in done.stdout

@@ -1,0 +1,119 @@
+"""What killed processes leave is removed, and nothing of a neighbour's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import pytest
+
+from holdfast.processes import cleanup
+from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
+
+MAKES = """
+import multiprocessing, os, sys
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+from holdfast.worker.ipc_names import use_names_of
+
+def die():
+    # Its tracker first, which would tidy up after it.
+    if tracker := resource_tracker._resource_tracker._pid:
+        os.kill(tracker, 9)
+    os.kill(os.getpid(), 9)
+
+def makes(lock):
+    ring = shared_memory.SharedMemory(create=True, size=4096)
+    print(ring.name, flush=True)
+    die()
+
+if __name__ == "__main__":
+    use_names_of(Path(sys.argv[1]))
+    lock = multiprocessing.get_context("spawn").Lock()
+    child = multiprocessing.get_context("fork").Process(target=makes, args=(lock,))
+    child.start()
+    child.join()
+    die()
+"""
+
+
+def named_after(directory: Path) -> list[str]:
+    """What lies in shared memory with the names of this generation."""
+    return sorted(path.name for path in SHARED_MEMORY.glob(f"*{name_prefix(directory)}*"))
+
+
+def test_what_a_killed_process_made_is_removed_by_its_name(generation: Path) -> None:
+    """A ring of a child and a semaphore, of processes of which nothing can be asked any more."""
+    subprocess.run(
+        [sys.executable, "-c", MAKES, str(generation)],
+        check=False,
+        timeout=60,
+        stdout=subprocess.DEVNULL,
+    )
+    neighbour = name_prefix(generation.parent / "2")
+    (SHARED_MEMORY / neighbour).touch()
+    try:
+        assert any(name.startswith("hf") for name in named_after(generation))
+        cleanup.remove(generation)
+        assert named_after(generation) == []
+        assert not generation.exists()
+        assert (SHARED_MEMORY / neighbour).exists()
+    finally:
+        (SHARED_MEMORY / neighbour).unlink()
+
+
+def test_the_shared_memory_of_ranks_that_met_is_removed(generation: Path) -> None:
+    """The CPU backend names it after the file by which they met."""
+    meeting = f"vllm_dist_{uuid4().hex}"
+    (generation / meeting).touch()
+    ours = SHARED_MEMORY / f"{meeting}-tp:0-[0-1]-cpushm_0"
+    theirs = SHARED_MEMORY / f"vllm_dist_{uuid4().hex}-tp:0-[0-1]-cpushm_0"
+    ours.touch()
+    theirs.touch()
+    try:
+        cleanup.remove(generation)
+        assert not ours.exists()
+        assert theirs.exists()
+    finally:
+        theirs.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_ours"),
+    [
+        ("nccl-{}", True),
+        ("torch_1_{}", True),
+        ("vllm_dist_{}", True),
+        ("hfabcdefg{}", True),
+        ("psm_{}", False),
+        ("cache-of-a-neighbour-{}", False),
+    ],
+)
+def test_of_what_a_process_maps_only_its_own_is_found(name: str, *, is_ours: bool) -> None:
+    """A neighbour's segment that vLLM has merely attached to keeps its name."""
+    program = (
+        "import mmap, sys, time\n"
+        "file = open(sys.argv[1], 'w+b'); file.truncate(4096); m = mmap.mmap(file.fileno(), 4096)\n"
+        "print('mapped', flush=True); time.sleep(600)"
+    )
+    path = SHARED_MEMORY / name.format(uuid4().hex)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            found = cleanup.shared_memory([psutil.Process(process.pid)])
+            assert found == ({path} if is_ours else set())
+        finally:
+            process.kill()
+            path.unlink()
+
+
+def test_names_are_short_enough_for_multiprocessing(tmp_path: Path) -> None:
+    """With the slash, and two random bytes in hexadecimal, 14 characters."""
+    assert len("/" + name_prefix(tmp_path)) + 4 <= 14
+    assert name_prefix(tmp_path) != name_prefix(tmp_path / "2")

@@ -1,0 +1,197 @@
+"""A process that the fork server starts is as if spawned, whatever became of the server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.processes.forkserver import START_METHOD_VARIABLE as METHOD
+
+PROGRAM = """
+import logging, os, signal, sys, tempfile
+from pathlib import Path
+from holdfast.processes import environment, forkserver, tree as processes
+
+def say(connection):
+    connection.send((os.environ.get("SAID"), os.environ.get("UNSAID"), tempfile.gettempdir()))
+
+def ask():
+    receiver, sender = forkserver.Context().Pipe(duplex=False)
+    child = forkserver.Context().Process(target=say, args=(sender,))
+    child.start()
+    print(*receiver.recv(), flush=True)
+    child.join()
+    print(child.exitcode, processes.is_alive(psutil.Process(forkserver.server_pid())), flush=True)
+
+if __name__ == "__main__":
+    import psutil
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    forkserver.PRELOADED = tuple(sys.argv[3:])
+    os.environ["UNSAID"] = "once"
+    with processes.owned(Path(sys.argv[1]), {}):
+        del os.environ["UNSAID"]
+        if sys.argv[2] == "killed":
+            os.kill(forkserver.server_pid(), signal.SIGKILL)
+            psutil.Process(forkserver.server_pid()).wait(30)
+            forkserver.ensure_running()
+        if sys.argv[2] == "stopped":
+            os.kill(forkserver.server_pid(), signal.SIGSTOP)
+        if sys.argv[2] in {"stopped", "stuck"}:
+            forkserver.FORK_DEADLINE_SECONDS = 0.5
+        with environment.changed({"SAID": "now", "TMPDIR": sys.argv[1]}):
+            ask()
+        assert len(processes.children()) <= 1
+    assert not processes.children()
+"""
+
+
+def asked(
+    directory: Path, case: str, *preloaded: str, path: Path | None = None
+) -> tuple[list[str], str]:
+    """What a process said of its environment, and what was logged."""
+    program = directory / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program), str(directory), case, *preloaded],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=path,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_a_child_has_the_environment_of_the_moment(tmp_path: Path) -> None:
+    """Not that of the server's start: what came since is there, and what went is not."""
+    said, log = asked(tmp_path, "running")
+    assert said == [f"now None {tmp_path}", "0 True"]
+    assert log == ""
+
+
+def test_a_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    """The next child comes from another one, and a warning says so."""
+    said, log = asked(tmp_path, "killed")
+    assert said == [f"now None {tmp_path}", "0 True"]
+    assert "had ended and was replaced" in log
+
+
+def test_a_child_is_spawned_where_no_server_answers(tmp_path: Path) -> None:
+    """A server that fails while it imports costs time, and no start."""
+    (tmp_path / "broken_import.py").write_text("raise RuntimeError('broken')\n")
+    said, log = asked(tmp_path, "running", "broken_import", path=tmp_path)
+    assert said[0] == f"now None {tmp_path}"
+    assert said[1].startswith("0 ")
+    assert "so this one is spawned" in log
+
+
+@pytest.mark.parametrize(("case", "preloaded"), [("stopped", ()), ("stuck", ("endless_import",))])
+def test_a_server_that_does_not_answer_is_ended(
+    tmp_path: Path, case: str, preloaded: tuple[str, ...]
+) -> None:
+    """A start does not wait for one that is stopped, or that hangs in an import."""
+    (tmp_path / "endless_import.py").write_text("import time\ntime.sleep(600)\n")
+    said, log = asked(tmp_path, case, *preloaded, path=tmp_path)
+    assert said == [f"now None {tmp_path}", "0 False"]
+    assert "so this one is spawned" in log
+
+
+STOPPED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from holdfast.processes import forkserver, tree as processes
+from holdfast.engine.canary import until_stuck
+
+async def main():
+    pid = forkserver.server_pid()
+    os.kill(pid, signal.SIGSTOP)
+    reason = await until_stuck(forkserver.server, 0.0)
+    forkserver.end_if_stopped()
+    os.waitpid(pid, 0)
+    forkserver.ensure_running()
+    print(f"process {pid} was stopped" in reason, forkserver.server_pid() != pid)
+
+if __name__ == "__main__":
+    forkserver.PRELOADED = ()
+    with processes.owned(Path(sys.argv[1]), {}):
+        asyncio.run(main())
+"""
+
+
+def test_a_start_sees_a_server_that_is_stopped(tmp_path: Path) -> None:
+    """It is named as what the start waits for, ended, and replaced at the next start."""
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+@pytest.mark.parametrize("case", ["running", "killed"])
+def test_a_server_leaves_no_socket(tmp_path: Path, case: str) -> None:
+    """It lies in the directory that is removed with the front end."""
+    asked(tmp_path, case)
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} <= {
+        "exit",
+        "program.py",
+        "listener",
+    }
+
+
+def test_a_directory_with_a_long_path_has_no_server(tmp_path: Path) -> None:
+    """A socket's path is short: its engines are spawned, and the log says that this is slower."""
+    directory = tmp_path / ("long" * 25)
+    directory.mkdir()
+    said, log = asked(directory, "running")
+    assert said == [f"now None {directory}", "0 True"]
+    assert "so they start more slowly" in log
+
+
+ASKED_FOR_SPAWN = """
+import os, sys
+from pathlib import Path
+from holdfast.processes import forkserver, tree as processes
+
+def say(connection):
+    connection.send(forkserver._is_forked())
+
+def ask():
+    receiver, sender = forkserver.Context().Pipe(duplex=False)
+    child = forkserver.Context().Process(target=say, args=(sender,))
+    child.start()
+    is_forked = receiver.recv()
+    child.join()
+    return is_forked
+
+if __name__ == "__main__":
+    forkserver.PRELOADED = ()
+    with processes.owned(Path(sys.argv[1]), {}):
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as vLLM itself does
+        forkserver.ensure_running()
+        print(forkserver.is_in_use(), forkserver.server_pid() is not None, ask(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("method", "is_forked"), [("spawn", False), ("fork", True), (None, True)])
+def test_a_user_can_rule_out_forks(tmp_path: Path, method: str | None, is_forked: bool) -> None:
+    """By vLLM's own variable, if it was set before vLLM is imported: then no server is started."""
+    program = tmp_path / "program.py"
+    program.write_text(ASKED_FOR_SPAWN)
+    variables = {name: value for name, value in os.environ.items() if name != METHOD}
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=variables | ({METHOD: method} if method else {}),
+    )
+    assert (done.stdout.split(), done.stderr) == ([str(is_forked)] * 3, "")

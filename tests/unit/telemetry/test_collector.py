@@ -1,0 +1,416 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Metric
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.lifecycle.states import State
+from holdfast.records import (
+    DEATH_CAUSES,
+    LOSS_REASONS,
+    MEMORY_KINDS,
+    REFUSAL_REASONS,
+    RankStats,
+    Status,
+)
+from holdfast.telemetry.collector import (
+    HoldfastCollector,
+    OwnRegistry,
+    RequestCounts,
+    last_step_age_seconds,
+)
+from holdfast.telemetry.counters import (
+    WAIT_BOUNDS_SECONDS,
+    Outages,
+    Refusals,
+    request_waits,
+)
+from holdfast.telemetry.exposition import format_for, render, vllm_registry
+from holdfast.telemetry.metrics import BY_NAME, METRICS
+from holdfast.telemetry.totals import RankCounters, Totals
+from statuses import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
+
+
+class Server:
+    """A status that moves on, and the registry that is scraped from it."""
+
+    def __init__(self, status: Status) -> None:
+        self.status = status
+        self.totals = Totals()
+        self.outages = Outages()
+        self.refusals = Refusals()
+        self.requests = RequestCounts(in_flight=2, held=1)
+        self.waits = request_waits()
+        self.restarts_left = 3
+        self.lag_seconds = 0.02
+        collector = HoldfastCollector(
+            lambda: self.status,
+            totals=self.totals,
+            requests=lambda: self.requests,
+            waits=self.waits,
+            outages=self.outages,
+            refusals=self.refusals,
+            restarts_left=lambda: self.restarts_left,
+            loop_lag_seconds=lambda: self.lag_seconds,
+            broken_key_files=lambda: {"api": True, "admin": False},
+            version="0.1.0",
+            vllm_version="0.32.0",
+        )
+        self.registry = OwnRegistry(collector)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The sample on the page; None if there is no such series."""
+        return self.registry.get_sample_value(f"holdfast_{name}", labels)
+
+    def names(self) -> set[str]:
+        """Every family that has a series."""
+        page = render([self.registry])
+        families = text_string_to_metric_families(page.decode())
+        return {BY_NAME[name_of(found)].full_name for found in families}
+
+
+def name_of(family: Metric) -> str:
+    """Its name in the table; the parser leaves the ending of a counter out."""
+    name = family.name.removeprefix("holdfast_")
+    return f"{name}_total" if family.type == "counter" else name
+
+
+def test_a_full_status_shows_exactly_the_table() -> None:
+    """What is emitted is what the table says: names, kinds, help and labels."""
+    rank = a_rank(last_rejection=REJECTION)
+    page = render([Server(a_status(ranks=(rank,))).registry])
+    emitted = {
+        BY_NAME[name_of(found)].name: (
+            found.type,
+            found.documentation,
+            {label for sample in found.samples for label in sample.labels} - {"le"},
+        )
+        for found in text_string_to_metric_families(page.decode())
+    }
+    assert emitted == {m.name: (m.kind, m.help, set(m.labels)) for m in METRICS}
+
+
+def test_a_fresh_status_shows_nothing_that_is_not_known() -> None:
+    """In the first second only what the front end itself knows has a series."""
+    assert Server(a_fresh_status()).names() == {
+        BY_NAME[name].full_name
+        for name in (
+            "state",
+            "engine_generation",
+            "engine_starts_total",
+            "engine_deaths_total",
+            "engine_restarts_left",
+            "event_loop_lag_seconds",
+            "key_file_broken",
+            "probe_runs_total",
+            "requests_in_flight",
+            "requests_held",
+            "requests_replayed_total",
+            "requests_lost_total",
+            "requests_refused_total",
+            "request_wait_seconds",
+            "build_info",
+        )
+    }
+
+
+def test_sizes_stand_under_their_slot() -> None:
+    """Each slot of a rank has its own size, reservation and high water."""
+    server = Server(a_status())
+    slot = {"engine": "0", "rank": "0", "ubatch": "0", "lane": "0"}
+    assert server.value("workspace_size_bytes", **slot) == 24 * MIB
+    assert server.value("workspace_reserved_bytes", **slot) == 22 * MIB
+    assert server.value("workspace_high_water_bytes", **slot) == 20 * MIB
+    assert server.value("workspace_size_bytes", **{**slot, "ubatch": "1"}) == 8 * MIB
+
+
+def test_only_measured_memory_has_a_series() -> None:
+    """A kind of memory that was not measured is absent, not zero."""
+    server = Server(a_status())
+    kinds = {k for k in MEMORY_KINDS if server.value("memory_bytes", engine="0", rank="0", kind=k)}
+    assert kinds == {"weights", "kv_cache"}
+    assert server.value("memory_bytes", engine="0", rank="0", kind="total") is None
+
+
+def test_lamport_workspace_has_a_series_where_it_was_measured() -> None:
+    """A rank without one has none, and one that was measured as empty says 0."""
+    for size_bytes in (None, 0, 6 * MIB):
+        server = Server(a_status(ranks=(a_rank(lamport_bytes=size_bytes),)))
+        assert server.value("lamport_workspace_bytes", engine="0", rank="0") == size_bytes
+
+
+def test_the_last_rejection_shows_what_was_needed() -> None:
+    """The size of the refused request is known once one was refused, and absent before."""
+    server = Server(a_status())
+    assert server.value("workspace_last_rejection_bytes", engine="0", rank="0") is None
+    server.status = a_status(ranks=(a_rank(last_rejection=REJECTION),))
+    assert server.value("workspace_last_rejection_bytes", engine="0", rank="0") == 22 * MIB
+
+
+@pytest.mark.parametrize("state", State)
+def test_exactly_one_state_is_one(state: State) -> None:
+    """Every state has a series, and only the present one is 1."""
+    server = Server(a_status(state))
+    values = {other: server.value("state", state=other) for other in State}
+    assert values == {other: float(other is state) for other in State}
+
+
+def test_a_skipped_probe_step_has_no_series() -> None:
+    """An alert on a failed step does not fire for one that does not apply."""
+    server = Server(a_status())
+    assert server.value("probe_passed", step="context_sweep") == 1
+    assert server.value("probe_tokens", step="context_sweep") == 2048
+    assert server.value("probe_passed", step="widest_decode") is None
+
+
+def test_probe_runs_are_counted_by_result() -> None:
+    """Each finished run of the probe counts under what it found."""
+    server = Server(a_status())
+    server.totals.probe_ran(a_probe())
+    server.totals.probe_ran(a_probe(passed=False))
+    server.totals.probe_ran(a_probe())
+    assert server.value("probe_runs_total", result="passed") == 2
+    assert server.value("probe_runs_total", result="failed") == 1
+
+
+def test_the_gate_is_counted() -> None:
+    """What the gate counted stands on the page."""
+    assert Server(a_status()).value("requests_in_flight") == 2
+
+
+def test_every_reason_of_a_refusal_counts_from_the_beginning() -> None:
+    """Reasons that turned nothing away yet are 0, not absent."""
+    server = Server(a_status())
+    server.refusals.count("not_ready")
+    counts = {r: server.value("requests_refused_total", reason=r) for r in REFUSAL_REASONS}
+    assert counts == {**dict.fromkeys(REFUSAL_REASONS, 0), "not_ready": 1}
+
+
+def test_every_cause_of_death_counts_from_the_beginning() -> None:
+    """An alert sees the first death as a rise, because its series was there at 0 before."""
+    server = Server(a_fresh_status())
+    counts = {c: server.value("engine_deaths_total", cause=c) for c in DEATH_CAUSES}
+    assert counts == dict.fromkeys(DEATH_CAUSES, 0)
+    server.outages.count("stall")
+    server.outages.count("stall")
+    server.outages.count("core_exit")
+    counts = {c: server.value("engine_deaths_total", cause=c) for c in DEATH_CAUSES}
+    assert counts == {**dict.fromkeys(DEATH_CAUSES, 0), "stall": 2, "core_exit": 1}
+
+
+def test_every_reason_of_a_loss_counts_from_the_beginning() -> None:
+    """Reasons that no request met yet are 0, not absent."""
+    server = Server(a_status())
+    server.requests = RequestCounts(lost={"stream_broken": 2})
+    counts = {r: server.value("requests_lost_total", reason=r) for r in LOSS_REASONS}
+    assert counts == {**dict.fromkeys(LOSS_REASONS, 0), "stream_broken": 2}
+
+
+def test_what_a_recovery_costs_is_counted() -> None:
+    """Replayed and held requests, and the restarts that are left."""
+    server = Server(a_status(State.RECOVERING))
+    server.requests, server.restarts_left = RequestCounts(held=6, replayed=4), 2
+    assert server.value("requests_held") == 6
+    assert server.value("requests_replayed_total") == 4
+    assert server.value("engine_restarts_left") == 2
+
+
+def test_a_wait_stands_in_each_bucket_that_it_fits_in() -> None:
+    """And in the sum of all."""
+    server = Server(a_status())
+    for seconds in (0.0, 3.0, 1000.0):
+        server.waits.observe(seconds)
+    counts = {
+        bound: server.value("request_wait_seconds_bucket", le=bound)
+        for bound in (*map(str, WAIT_BOUNDS_SECONDS), "+Inf")
+    }
+    assert counts["+Inf"] == 3
+    assert {bound for bound, count in counts.items() if count == 1} == {
+        str(bound) for bound in WAIT_BOUNDS_SECONDS if bound < 3
+    }
+    assert server.value("request_wait_seconds_sum") == 1003.0
+
+
+def test_the_lag_of_the_loop_is_shown() -> None:
+    """The page has what was measured, in seconds."""
+    assert Server(a_status()).value("event_loop_lag_seconds") == 0.02
+
+
+def test_the_age_is_that_of_the_newest_step() -> None:
+    """An idle rank beside a busy one does not make the engine look stuck."""
+    ranks = [a_rank(last_step_ended_seconds=end) for end in (None, 900.0, 1000.0)]
+    assert last_step_age_seconds(ranks, 1003.0) == 3.0
+
+
+def test_no_step_has_no_age() -> None:
+    """Before the first step the age is unknown."""
+    assert last_step_age_seconds([a_rank(last_step_ended_seconds=None)], 1003.0) is None
+
+
+def test_counters_rise_over_generations() -> None:
+    """A new generation starts at zero, the page goes on from where it was."""
+    server = Server(a_status(ranks=(a_rank(steps=10),)))
+    assert server.value("engine_steps_total", engine="0", rank="0") == 10
+    server.status = a_status(ranks=(a_rank(generation=2, steps=1),))
+    assert server.value("engine_steps_total", engine="0", rank="0") == 11
+
+
+def test_counters_stay_while_there_is_no_engine() -> None:
+    """Between two generations, when no rank reports, the totals are still on the page."""
+    server = Server(a_status(ranks=(a_rank(steps=10),)))
+    assert server.value("engine_steps_total", engine="0", rank="0") == 10
+    server.status = a_status(State.RECOVERING, ranks=())
+    assert server.value("engine_steps_total", engine="0", rank="0") == 10
+
+
+def test_the_last_words_of_a_dying_generation_are_kept_without_a_scrape() -> None:
+    """A rejection that killed the engine is on the page though no scrape came in between."""
+    server = Server(a_status())
+    dying = a_rank(rejections={"scratch": 1, "persistent": 0, "permute": 0})
+    server.totals.absorb([dying])
+    server.status = a_status(ranks=(a_rank(generation=2),))
+    labels = {"engine": "0", "rank": "0", "kind": "scratch"}
+    assert server.value("workspace_growth_rejections_total", **labels) == 1
+
+
+def _rank_of(generation: int, steps: int) -> RankStats:
+    return a_rank(generation=generation, steps=steps, scheduled_tokens=2 * steps)
+
+
+@given(lives=st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=5), max_size=5))
+def test_the_total_is_the_sum_of_what_each_generation_reached(lives: list[list[int]]) -> None:
+    """However often and in whatever order a generation was seen, it counts once, with its most."""
+    totals = Totals()
+    for generation, seen in enumerate(lives, start=1):
+        for steps in seen:
+            totals.absorb([_rank_of(generation, steps)])
+            totals.absorb([_rank_of(generation, steps)])
+    expected = sum(max(seen) for seen in lives)
+    counters = totals.ranks().get((0, 0), RankCounters())
+    assert (counters.steps, counters.scheduled_tokens) == (expected, 2 * expected)
+
+
+@given(seen=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 100)), max_size=20))
+def test_totals_never_fall(seen: Sequence[tuple[int, int]]) -> None:
+    """Not even when an old record comes after a new one."""
+    totals, before = Totals(), 0
+    for generation, steps in seen:
+        totals.absorb([_rank_of(generation, steps)])
+        after = totals.ranks()[(0, 0)].steps
+        assert after >= before
+        before = after
+
+
+def test_a_late_record_of_an_earlier_generation_adds_nothing() -> None:
+    """A slow scrape that still holds the dead generation does not count anything twice."""
+    totals = Totals()
+    for generation, steps in ((1, 10), (2, 5), (1, 9), (2, 6)):
+        totals.absorb([_rank_of(generation, steps)])
+    assert totals.ranks()[(0, 0)].steps == 16
+
+
+def test_ranks_are_counted_apart() -> None:
+    """Ranks of one engine, and engines, do not mix."""
+    totals = Totals()
+    totals.absorb([a_rank(engine=e, rank=r, steps=10 * e + r) for e in (0, 1) for r in (0, 1)])
+    steps = {key: counters.steps for key, counters in totals.ranks().items()}
+    assert steps == {(0, 0): 0, (0, 1): 1, (1, 0): 10, (1, 1): 11}
+
+
+def test_scrapes_and_the_supervisor_may_meet() -> None:
+    """Concurrent absorption of the same generation counts it once."""
+    totals = Totals()
+    ranks = [a_rank(rank=rank, steps=steps) for rank in range(4) for steps in range(200)]
+    threads = [threading.Thread(target=totals.absorb, args=(ranks,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [counters.steps for counters in totals.ranks().values()] == [199] * 4
+
+
+def test_one_page_holds_both_registries() -> None:
+    """Our families and those of another registry stand on the same page."""
+    other = CollectorRegistry()
+    Counter("vllm:prompt_tokens", "Tokens.", registry=other).inc(7)
+    page = render([Server(a_status()).registry, other])
+    names = {found.name for found in text_string_to_metric_families(page.decode())}
+    assert {"vllm:prompt_tokens", "holdfast_state"} <= names
+
+
+def test_openmetrics_is_spoken_when_asked_for() -> None:
+    """The page of many registries is one valid OpenMetrics exposition, with one end."""
+    other = CollectorRegistry()
+    Counter("vllm:prompt_tokens", "Tokens.", registry=other).inc(7)
+    accept = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;q=0.3"
+    page_format = format_for(accept)
+    page = render([Server(a_status()).registry, other], page_format)
+    parsed = openmetrics_families(page.decode())  # type: ignore[no-untyped-call]
+    names = {found.name for found in parsed}
+    assert {"vllm:prompt_tokens", "holdfast_build_info"} <= names
+    assert page_format.content_type.startswith("application/openmetrics-text")
+
+
+def test_a_caller_with_odd_characters_stays_one_label() -> None:
+    """Quotes, backslashes and line ends of a caller's name are escaped."""
+    caller = 'x"\\\n.py:1:f'
+    page = render([Server(a_status(ranks=(a_rank(callers={caller: 1}),))).registry])
+    families = text_string_to_metric_families(page.decode())
+    callers = [s.labels["caller"] for f in families for s in f.samples if "caller" in s.labels]
+    assert callers == [caller]
+
+
+def test_multi_process_mode_reads_the_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """With a multi-process directory vLLM's metrics are read from there, anew each time."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    assert vllm_registry() is not vllm_registry()
+    page = render([vllm_registry()])
+    assert page == b""
+
+
+def test_multi_process_mode_shows_each_family_once(tmp_path: Path) -> None:
+    """Our counters are in those files too, and on the page with their own help."""
+    program = (
+        "from test_collectors import Server, a_status, render, vllm_registry; "
+        "server = Server(a_status()); server.refusals.count('not_ready'); "
+        "print(render([server.registry, vllm_registry()]).decode())"
+    )
+    page = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    lines = page.splitlines()
+    types = [line for line in lines if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    assert 'holdfast_requests_refused_total{reason="not_ready"} 1.0' in lines
+    help_text = BY_NAME["requests_refused_total"].help
+    assert f"# HELP holdfast_requests_refused_total {help_text}" in lines
+
+
+def test_a_broken_file_of_keys_is_shown_by_its_ring() -> None:
+    """A zero for the other: it is known to be whole."""
+    server = Server(a_status())
+    assert server.value("key_file_broken", ring="api") == 1
+    assert server.value("key_file_broken", ring="admin") == 0

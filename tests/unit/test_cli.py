@@ -1,0 +1,446 @@
+"""The command line as it is read before vLLM is imported: settings, or one clear error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast import __version__
+from holdfast.cli import parse_serve
+from holdfast.engine import unsupported as variables
+from holdfast.errors import HoldfastError, PluginMissingError, UsageError
+from holdfast.settings import Settings
+
+NO_VARIABLES: dict[str, str] = {}
+
+
+def read(*arguments: str) -> Settings:
+    """What `holdfast serve --demo` makes of some more arguments."""
+    return parse_serve(["--demo", *arguments], NO_VARIABLES)
+
+
+def refused(*arguments: str) -> str:
+    """The one line that a wrong command line gets."""
+    with pytest.raises(UsageError) as caught:
+        parse_serve(arguments, NO_VARIABLES)
+    assert caught.value.remedy
+    return caught.value.line
+
+
+def config(directory: Path, content: str | bytes, name: str = "flags.yaml") -> str:
+    """A `--config` file."""
+    path = directory / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+# Flags
+
+
+def test_ours_are_read_among_those_of_vllm() -> None:
+    """vLLM's stay untouched, in their order, for its own parser."""
+    arguments = ("model", "--max-model-len", "64", "--probe", "quick", "-tp=2", "--port=7")
+    understood = parse_serve(arguments, NO_VARIABLES)
+    assert (understood.probe.suite, understood.listen.port) == ("quick", 7)
+    assert understood.vllm_arguments == arguments
+
+
+def test_underscores_are_dashes() -> None:
+    """As in vLLM's parser; what follows the name is left alone."""
+    understood = read("--learned_dir=/a_b", "--workspace_reserve", "1MiB")
+    assert understood.workspace.learned_directory == Path("/a_b")
+    assert understood.workspace.reserve_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("abbreviation", ["--workspace-res=1MiB", "--prob=off", "--drain", "--dem"])
+def test_an_abbreviation_is_not_understood(abbreviation: str) -> None:
+    """It could be a flag of vLLM's; vLLM's parser, which completes it, decides later."""
+    assert read(abbreviation).workspace == Settings().workspace
+    assert read(abbreviation).probe == Settings().probe
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--port", "65536"),
+        ("--port=-1"),
+        ("--port", "http"),
+        ("--port",),
+        ("--ssl-cert-reqs", "3"),
+        ("--ssl-keyfile", "key.pem"),
+        ("--uvicorn-log-level", "loud"),
+        ("--log-level", "loud"),
+        ("--root-path", "v2"),
+        ("--host", "a\0b"),
+        ("--uds", "a\0b"),
+        ("--demo=yes"),
+        ("--probe", "thorough"),
+        ("--workspace-headroom", "nan"),
+        ("--api-server-count", "two"),
+    ],
+)
+def test_a_wrong_value_is_refused(arguments: tuple[str, ...] | str) -> None:
+    """The line names the flag."""
+    given = (arguments,) if isinstance(arguments, str) else arguments
+    assert given[0].partition("=")[0] in refused("--demo", *given)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--grpc",),
+        ("--headless",),
+        ("--data-parallel-external-lb",),
+        ("--data_parallel_external_lb",),
+        ("--data-parallel-rank", "0"),
+        ("--data-parallel-hybrid-lb",),
+        ("--data-parallel-start-rank=1",),
+        ("--data-parallel-multi-port-external-lb",),
+        ("--api-server-count", "2"),
+        ("--api-server-count=0",),
+        ("--nnodes", "2"),
+        ("--data-parallel-size-local=1", "--data-parallel-size=2"),
+        ("--data-parallel-size-local=0",),
+        ("--enable-elastic-ep",),
+        ("--enable-fault-tolerance",),
+    ],
+)
+def test_what_we_cannot_do_is_refused_at_once(arguments: tuple[str, ...]) -> None:
+    """With the reason, and before anything is started."""
+    flag = arguments[0].partition("=")[0].replace("_", "-")
+    line = refused("--demo", *arguments)
+    assert line.startswith(flag)
+    assert "not supported" in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--api-server-count", "1"),
+        ("--nnodes", "1"),
+        ("--data-parallel-size", "2"),
+        ("--data-parallel-size-local", "2", "--data-parallel-size", "2"),
+        ("--no-enable-elastic-ep",),
+        ("--no-enable-fault-tolerance",),
+    ],
+)
+def test_what_changes_nothing_is_accepted(arguments: tuple[str, ...]) -> None:
+    """One front end, one node that has all replicas, an engine of one size."""
+    assert read(*arguments).is_demo
+
+
+# The model
+
+
+@pytest.mark.parametrize("path", ["/no/such/model", "./no-such-model", "../no-such-model"])
+def test_a_path_without_a_model_is_refused_at_once(path: str) -> None:
+    """vLLM would take it for a name on the Hub, and say so after many seconds."""
+    assert "there is no model at" in refused(path)
+    assert "there is no model at" in refused("--model", path)
+
+
+@pytest.mark.parametrize("arguments", [("model", "--demo"), ("--demo", "--model=model")])
+def test_a_model_beside_the_demo_model_is_refused(arguments: tuple[str, ...]) -> None:
+    """Nobody has to guess which one is served."""
+    assert "serves its own model" in refused(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--port=1",), ("--probe", "off", "--enforce-eager")])
+def test_no_model_is_refused_at_once(arguments: tuple[str, ...]) -> None:
+    """Where no argument can be one."""
+    assert "no model was given" in refused(*arguments)
+
+
+def test_a_model_may_follow_the_flags() -> None:
+    """Which of two words is the model and which a value, vLLM's parser knows."""
+    assert parse_serve(["--dtype", "auto", "model"], NO_VARIABLES).vllm_arguments[-1] == "model"
+
+
+# The file
+
+
+def test_a_file_stands_in_for_flags(tmp_path: Path) -> None:
+    """Switches, lists, numbers, and names with underscores; a flag wins."""
+    file = config(
+        tmp_path,
+        "port: 7\nprobe_timeout: 9\ndemo: true\nprobe-require-full: false\napi-key: [a, b]\n"
+        "log-format: json\nmax-model-len: 64\n",
+    )
+    understood = parse_serve(["--config", file, "--log-format=console"], NO_VARIABLES)
+    assert understood.is_demo
+    assert (understood.listen.port, understood.listen.api_keys) == (7, ("a", "b"))
+    assert (understood.probe.timeout_seconds, understood.probe.require_full) == (9.0, False)
+    assert understood.logs.format == "console"
+
+
+def test_the_file_may_be_named_with_an_equals_sign(tmp_path: Path) -> None:
+    """vLLM ignores such a file silently, so its parser is given the other form."""
+    file = config(tmp_path, "port: 7")
+    understood = read(f"--config={file}")
+    assert understood.listen.port == 7
+    assert understood.vllm_arguments == ("--demo", "--config", file)
+
+
+def test_a_model_in_the_file_is_checked(tmp_path: Path) -> None:
+    """Like one on the command line."""
+    assert "there is no model at" in refused("--config", config(tmp_path, "model: /no/such"))
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("", "must contain a mapping"),
+        ("- a\n- b\n", "must contain a mapping"),
+        ("just words", "must contain a mapping"),
+        ("port: [", "not YAML"),
+        ("a: b: c", "not YAML"),
+        ("? [a]\n: b", "not YAML"),
+        ("port: !!int seven", "not YAML"),
+        ("!!python/object:os.system x: 1", "not YAML"),
+        (b"\xff\xfe\x00\x80", "not YAML"),
+        (b"port: 1\x00", "not YAML"),
+        ("[" * 5000, "not YAML"),
+        ("port: 99999999", "--port"),
+        ("port: [1, 2, 3]\ngrpc: true", "--grpc"),
+        ("workspace-reserve: {a: b}", "--workspace-reserve"),
+        ("probe: off", "quote it"),
+        ("probe_timeout: null", "quote it"),
+        ("learned-dir: ~", "quote it"),
+        ('learned-dir: "a\\0b"', "--learned-dir"),
+        ('uds: "a\\0b"', "--uds"),
+        ("headless: true", "--headless"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, content: str | bytes, named: str) -> None:
+    """The line says what is wrong with it."""
+    assert named in refused("--demo", "--config", config(tmp_path, content))
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    """Missing, a directory, without a name, of another kind, twice."""
+    directory = tmp_path / "directory.yaml"
+    directory.mkdir()
+    file = config(tmp_path, "port: 7")
+    assert "No such file" in refused("--demo", "--config", str(tmp_path / "none.yaml"))
+    assert "Is a directory" in refused("--demo", "--config", str(directory))
+    assert "one argument" in refused("--demo", "--config")
+    assert ".yaml" in refused("--demo", "--config", config(tmp_path, "port: 7", "flags.txt"))
+    assert "more than once" in refused("--demo", "--config", file, f"--config={file}")
+
+
+# The environment
+
+
+@pytest.mark.parametrize("plugins", ["", "other", "holdfast_demo", "holdfast2"])
+def test_plugins_without_ours_are_refused_at_once(plugins: str) -> None:
+    """No rank would report: exit 3, with the variable and what it lacks."""
+    with pytest.raises(PluginMissingError, match="leaves out holdfast") as caught:
+        parse_serve(["model"], {"VLLM_PLUGINS": plugins})
+    assert caught.value.exit_code == 3
+
+
+def test_plugins_with_ours_are_accepted() -> None:
+    """Beside others; the demo model needs its own too."""
+    assert not parse_serve(["model"], {"VLLM_PLUGINS": "other,holdfast"}).is_demo
+    assert parse_serve(["--demo"], {"VLLM_PLUGINS": "holdfast,holdfast_demo"}).is_demo
+    with pytest.raises(PluginMissingError, match="leaves out holdfast_demo"):
+        parse_serve(["--demo"], {"VLLM_PLUGINS": "holdfast"})
+
+
+def test_a_startup_plan_is_refused_at_once() -> None:
+    """It would size the KV cache without the reservations."""
+    with pytest.raises(UsageError, match="VLLM_ENABLE_STARTUP_PLAN"):
+        parse_serve(["--demo"], {"VLLM_ENABLE_STARTUP_PLAN": "1"})
+    assert parse_serve(["--demo"], {"VLLM_ENABLE_STARTUP_PLAN": "0"}).is_demo
+
+
+@pytest.mark.parametrize("flag", ["--distributed-executor-backend", "--data-parallel-backend"])
+def test_the_older_executor_of_ray_is_refused_at_once(flag: str) -> None:
+    """It calls the model past the worker, so that the probe would see no step."""
+    older = {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0"}
+    with pytest.raises(UsageError, match="VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 is not supported"):
+        parse_serve(["--demo", flag, "ray"], older)
+    assert parse_serve(["--demo", flag, "mp"], older).is_demo
+    assert parse_serve(["--demo", flag, "ray"], NO_VARIABLES).is_demo
+
+
+def test_the_api_key_may_stand_in_the_environment() -> None:
+    """As in vLLM; those on the command line win, and an empty variable is none."""
+    variables = {"VLLM_API_KEY": "a"}
+    assert parse_serve(["--demo"], variables).listen.api_keys == ("a",)
+    assert parse_serve(["--demo", "--api-key", "b"], variables).listen.api_keys == ("b",)
+    assert parse_serve(["--demo"], {"VLLM_API_KEY": ""}).listen.api_keys == ()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--api-key",),
+        ("--api-key", ""),
+        ("--api-key", "right", "hush hush"),
+        ("--api-key=hush\n",),
+        ("--admin-api-key=hush hush",),
+        ("--admin-api-key=",),
+    ],
+)
+def test_a_wrong_key_is_refused_and_not_shown(arguments: tuple[str, ...]) -> None:
+    """An empty variable of a shell may not open the server; the line names the flag alone."""
+    line = refused("--demo", *arguments)
+    assert line.startswith(f"{arguments[0].partition('=')[0]}: expected a key")
+    assert "hush" not in line
+
+
+@pytest.mark.parametrize("content", ["api-key: [hush", "api-key: *hush", "api-key: !hush x"])
+def test_a_broken_file_is_refused_and_not_quoted(tmp_path: Path, content: str) -> None:
+    """A key may stand in the line that is wrong."""
+    line = refused("--demo", "--config", config(tmp_path, content))
+    assert "not YAML, see line 1" in line
+    assert "hush" not in line
+
+
+# Anything at all
+
+_NAMES = st.sampled_from(
+    ["--config", "--port", "--host", "--uds", "--probe", "--workspace-reserve", "--learned-dir",
+     "--api-key", "--demo", "--root-path", "--ssl-cert-reqs", "--model", "--grpc", "--", "-"]
+)  # fmt: skip
+_WORDS = st.one_of(
+    _NAMES, st.text(), st.builds("{}={}".format, _NAMES, st.text()), st.integers().map(str)
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(_WORDS).filter(lambda words: not {"-h", "--help"} & set(words)))
+def test_any_words_are_settings_or_one_of_our_errors(words: list[str]) -> None:
+    """Nothing that is typed ends in another way."""
+    try:
+        parse_serve(words, NO_VARIABLES)
+    except HoldfastError as error:
+        assert len(error.line.splitlines()) == 1  # noqa: PT017 - either outcome is right
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary() | st.text(max_size=40).map(str.encode))
+def test_any_bytes_are_a_file_or_one_of_our_errors(tmp_path: Path, content: bytes) -> None:
+    """Nothing that is written in the file ends in another way."""
+    try:
+        read("--config", config(tmp_path, content))
+    except HoldfastError as error:
+        assert error.remedy  # noqa: PT017 - either outcome is right
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(_NAMES.map(lambda name: name[2:]) | st.text(), _VALUES))
+def test_any_mapping_is_a_file_or_one_of_our_errors(
+    tmp_path: Path, content: dict[str, object]
+) -> None:
+    """Whatever values YAML knows, under our names."""
+    import yaml
+
+    content.pop("help", None)
+    try:
+        read("--config", config(tmp_path, yaml.safe_dump(content)))
+    except HoldfastError as error:
+        assert error.remedy  # noqa: PT017 - either outcome is right
+
+
+# The process
+
+
+def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_failure_is_one_line_on_standard_error() -> None:
+    """Cause and remedy, and nothing else anywhere."""
+    ended = holdfast("serve", "--demo", "--port=http")
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("holdfast: error: argument --port: invalid int value: 'http'.")
+    assert " Remedy: see `holdfast serve --help`.\n" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("reserve",), ("--serve",), ("version", "now")])
+def test_an_unknown_command_is_bad_usage(arguments: tuple[str, ...]) -> None:
+    """Exit 2, with the way to the help."""
+    ended = holdfast(*arguments)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("holdfast: error: ")
+    assert "--help" in ended.stderr
+
+
+def test_help_shows_our_flags_and_the_exit_codes() -> None:
+    """And what it refuses is not offered."""
+    ended = holdfast("serve", "--help")
+    assert ended.returncode == 0
+    assert "--workspace-reserve" in ended.stdout
+    assert "6 address in use" in ended.stdout
+    assert "--grpc" not in ended.stdout
+
+
+def test_version_names_all_three() -> None:
+    """Ours, vLLM's and torch's, without importing them."""
+    ended = holdfast("version")
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == ["holdfast", "vllm", "torch"]
+    assert __version__ in ended.stdout
+    assert ended.stderr == ""
+
+
+def test_vllms_limits_of_headers_are_ours() -> None:
+    """They have no effect with the parser that we use; what was meant by them holds."""
+    given = ["--demo", "--h11-max-header-count=7", "--h11_max_incomplete_event_size", "4096"]
+    limits = parse_serve(given, {"HOLDFAST_MAX_HEADERS": "9"}).limits
+    assert (limits.max_headers, limits.max_header_bytes) == (7, 4096)
+    assert parse_serve([*given, "--max-headers=8"], {}).limits.max_headers == 8
+
+
+def test_vllms_keep_alive_is_the_default_of_ours() -> None:
+    """A variable that is no time is refused by name."""
+    assert parse_serve(["--demo"], {}).listen.keep_alive_seconds == 5
+    environment = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75"}
+    assert parse_serve(["--demo"], environment).listen.keep_alive_seconds == 75
+    with pytest.raises(UsageError, match="VLLM_HTTP_TIMEOUT_KEEP_ALIVE"):
+        parse_serve(["--demo"], {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "long"})
+
+
+@pytest.mark.parametrize("mistyped", ["--drain-timout=5", "--probe_timeuot", "--api-keyfile=x"])
+def test_a_mistyped_flag_of_ours_is_told_at_once(mistyped: str) -> None:
+    """Without vLLM's parser, which takes seconds to import."""
+    line = refused("model", mistyped)
+    assert mistyped.partition("=")[0].replace("_", "-") in line
+    assert "did you mean --" in line
+
+
+def test_vllms_empty_variables_are_not_set(tmp_path: Path) -> None:
+    """As Compose hands on what is not set; of the plugins empty means none."""
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "", "VLLM_PLUGINS": "", "OTHER": "", "VLLM_X": "1"}
+    variables.forget_empty(environment)
+    assert environment == {"VLLM_PLUGINS": "", "OTHER": "", "VLLM_X": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "serve", str(tmp_path / "none")],
+        env={**os.environ, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "", "VLLM_PORT": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "there is no model" in done.stderr) == (2, True)

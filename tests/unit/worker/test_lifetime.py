@@ -1,0 +1,195 @@
+"""A parent that is killed leaves no child behind, whatever that child is doing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.processes import tree
+from servers import descendants, wait_until
+
+DEADLINE_SECONDS = 30.0
+
+SPAWNS = """
+import multiprocessing, sys, time
+from holdfast.worker import lifetime as leash
+
+def stay(path):
+    open(path, "w").close()
+    while True:  # as a kernel does that never returns
+        pass
+
+if __name__ == "__main__":
+    leash.tie_spawned()
+    leash.tie_spawned()
+    child = multiprocessing.get_context("spawn").Process(target=stay, args=(sys.argv[1],))
+    child.start()
+    child.join()
+"""
+
+SPAWNS_IN_A_THREAD = """
+import multiprocessing, threading
+from holdfast.worker import lifetime as leash
+
+def wait_for_a_word(connection):
+    connection.recv()
+
+if __name__ == "__main__":
+    leash.tie_spawned()
+    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=wait_for_a_word, args=(receiver,))
+    thread = threading.Thread(target=child.start)
+    thread.start()
+    thread.join()
+    child.join(1)
+    assert child.is_alive()
+    sender.send("end")
+    child.join()
+    assert child.exitcode == 0
+"""
+
+ADOPTS = """
+import subprocess, sys, time
+from holdfast.processes import tree as processes
+from holdfast.worker import lifetime as leash
+
+leash.adopt_orphans()
+middle = '''import subprocess
+print(subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL).pid)'''
+orphan = int(subprocess.run([sys.executable, "-c", middle], stdout=subprocess.PIPE).stdout)
+assert [child.pid for child in processes.children()] == [orphan]
+assert processes.kill(processes.children()) == ()
+assert not processes.children()
+"""
+
+STARTS_A_SERVER = """
+import sys, time
+from pathlib import Path
+from holdfast.processes import tree as processes
+
+if __name__ == "__main__":
+    with processes.owned(Path(sys.argv[1]), {}):
+        time.sleep(600)
+"""
+
+
+LEFT_BY_ITS_FIRST_THREAD = """
+import ctypes, platform, threading
+threading.Thread(target=threading.Event().wait).start()
+exit_of_a_thread = 60 if platform.machine() == "x86_64" else 93
+ctypes.CDLL(None).syscall(exit_of_a_thread, 0)
+"""
+
+
+@contextmanager
+def program(directory: Path, text: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A running program; what it started is ended in any case."""
+    path = directory / "program.py"
+    path.write_text(text)
+    process = subprocess.Popen([sys.executable, str(path), *arguments])
+    family: set[psutil.Process] = set()
+    try:
+        yield process
+    finally:
+        family |= descendants(process.pid)
+        process.kill()
+        process.wait()
+        tree.kill(family)
+
+
+def engine_children(pid: int) -> set[psutil.Process]:
+    """Its descendants but the resource tracker, which ends when its pipe does."""
+    return {child for child in descendants(pid) if not tree._is_resource_tracker(child)}
+
+
+def assert_ends_its_children(process: subprocess.Popen[bytes]) -> None:
+    """Killed, it takes its children with it."""
+    children = engine_children(process.pid)
+    assert children
+    process.send_signal(signal.SIGKILL)
+    wait_until(
+        lambda: not any(map(tree.is_alive, children)),
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: f"still running: {children}",
+    )
+
+
+def test_a_spawned_process_ends_while_it_starts(tmp_path: Path) -> None:
+    """It is tied before it imports what it needs."""
+    with program(tmp_path, SPAWNS, str(tmp_path / "runs")) as process:
+        wait_until(
+            lambda: engine_children(process.pid),
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: "no child",
+        )
+        assert_ends_its_children(process)
+
+
+def test_a_spawned_process_ends_while_it_is_busy(tmp_path: Path) -> None:
+    """Whoever never returns to Python's loop is ended by the kernel."""
+    running = tmp_path / "runs"
+    with program(tmp_path, SPAWNS, str(running)) as process:
+        wait_until(running.exists, deadline_seconds=DEADLINE_SECONDS, what=lambda: "no start")
+        assert_ends_its_children(process)
+
+
+def test_the_fork_server_ends_while_it_imports(tmp_path: Path) -> None:
+    """A front end that is killed in its first second leaves no process that imports vLLM."""
+    with program(tmp_path, STARTS_A_SERVER, str(tmp_path)) as process:
+        wait_until(
+            lambda: engine_children(process.pid),
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: "no fork server",
+        )
+        assert_ends_its_children(process)
+
+
+def test_orphans_stay_in_sight(tmp_path: Path) -> None:
+    """What a child of ours started is our child when its parent has ended."""
+    with program(tmp_path, ADOPTS) as process:
+        assert process.wait(DEADLINE_SECONDS) == 0
+
+
+def test_who_was_not_started_by_multiprocessing_is_left_alone() -> None:
+    """The parent of Ray's worker is none of ours: its end means nothing."""
+    assert multiprocessing.parent_process() is None
+    check = "from holdfast.worker import lifetime as leash; leash.end_if_orphan()"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=DEADLINE_SECONDS)
+
+
+def test_what_a_passing_thread_spawns_outlives_it(tmp_path: Path) -> None:
+    """The kernel's parent is a thread, so a process that it starts may not be tied to it."""
+    with program(tmp_path, SPAWNS_IN_A_THREAD) as process:
+        assert process.wait(DEADLINE_SECONDS) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM])
+def test_kill_ends_who_does_not_listen(number: signal.Signals) -> None:
+    """A stopped process and one that was only asked to end are gone when `kill` returns."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        process.send_signal(number)
+        assert tree.kill([psutil.Process(process.pid)]) == ()
+
+
+def test_a_process_lives_until_its_last_thread_has_ended(tmp_path: Path) -> None:
+    """Its first thread being gone, the kernel calls it a zombie; only a killed one can be left."""
+    with program(tmp_path, LEFT_BY_ITS_FIRST_THREAD) as process:
+        seen = psutil.Process(process.pid)
+        wait_until(
+            lambda: seen.status() == psutil.STATUS_ZOMBIE,
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: f"it is {seen.status()}",
+        )
+        assert tree.is_alive(seen)
+        assert tree.kill([seen]) == ()
+        assert not tree.is_alive(seen)
+        assert process.poll() is not None

@@ -1,0 +1,165 @@
+"""What is learned is kept whole, and a bad file is never a reason to fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast import __version__
+from holdfast.workspace import learned_store
+from holdfast.workspace.plan import MIB
+
+FINGERPRINT = "a1b2c3"
+
+
+def file_in(directory: Path) -> Path:
+    return learned_store.learned_path(directory, FINGERPRINT)
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    slots = [{"ubatch": 0, "lane": 0, "needed_bytes": 5}]
+    return {"schema": 1, "fingerprint": FINGERPRINT, "slots": slots} | changes
+
+
+def slot(**changes: Any) -> dict[str, Any]:
+    return {"ubatch": 0, "lane": 0, "needed_bytes": 5} | changes
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """Every slot comes back with its bytes, under its fingerprint alone."""
+    needs = {(0, 0): 21 * MIB, (1, 1): 0}
+    learned_store.write(tmp_path / "made", FINGERPRINT, needs)
+    assert learned_store.read(tmp_path / "made", FINGERPRINT) == needs
+    assert learned_store.read(tmp_path / "made", "another") == {}
+
+
+def test_the_larger_need_stands(tmp_path: Path) -> None:
+    """Under one fingerprint a run that asked for less takes nothing back."""
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5, (0, 1): 7})
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 9, (0, 1): 1})
+    assert learned_store.read(tmp_path, FINGERPRINT) == {(0, 0): 9, (0, 1): 7}
+
+
+def test_nothing_new_is_not_written(tmp_path: Path) -> None:
+    """A run that learned nothing leaves the file as it is."""
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5})
+    before = file_in(tmp_path).stat().st_ino
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 4})
+    learned_store.write(tmp_path, FINGERPRINT, {})
+    assert file_in(tmp_path).stat().st_ino == before
+
+
+def test_a_file_says_what_it_is(tmp_path: Path) -> None:
+    """Its JSON names schema, version, fingerprint, time and sizes that people read."""
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 1): 3 * MIB})
+    record = json.loads(file_in(tmp_path).read_text())
+    assert (record["schema"], record["holdfast"]) == (1, __version__)
+    assert record["fingerprint"] == FINGERPRINT
+    assert record["written"].endswith("+00:00")
+    assert record["slots"] == [
+        {"ubatch": 0, "lane": 1, "needed_bytes": 3 * MIB, "needed": "3.00 MiB"}
+    ]
+
+
+def test_writing_leaves_no_other_file(tmp_path: Path) -> None:
+    """The file appears at once, and no part of one stays behind."""
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5})
+    assert list(tmp_path.iterdir()) == [file_in(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "[" * 50_000,
+        "\x00\xff",
+        " " * 100_000,
+        json.dumps(document(schema=2)),
+        json.dumps(document(schema=None)),
+        json.dumps(document(fingerprint="another")),
+        json.dumps(document(slots=None)),
+        json.dumps(document(slots=[5])),
+        json.dumps(document(slots=[slot(), slot()])),
+        json.dumps(document(slots=[slot(lane=8)])),
+        json.dumps(document(slots=[slot(ubatch=-1)])),
+        json.dumps(document(slots=[slot(ubatch="0")])),
+        json.dumps(document(slots=[slot(lane=True)])),
+        json.dumps(document(slots=[slot(needed_bytes=-1)])),
+        json.dumps(document(slots=[slot(needed_bytes=1 << 40)])),
+        json.dumps(document(slots=[slot(needed_bytes=1.5)])),
+        json.dumps(document(slots=[slot(needed_bytes=True)])),
+        json.dumps(document(slots=[slot(needed_bytes=None)])),
+    ],
+)
+def test_a_bad_file_is_set_aside(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is renamed with a warning, nothing is learned from it, and the next write succeeds."""
+    path = file_in(tmp_path)
+    path.write_bytes(content.encode("latin-1"))
+    with caplog.at_level(logging.WARNING):
+        assert learned_store.read(tmp_path, FINGERPRINT) == {}
+    assert path.with_suffix(".broken").read_bytes() == content.encode("latin-1")
+    assert not path.exists()
+    assert "set aside" in caplog.text
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5})
+    assert learned_store.read(tmp_path, FINGERPRINT) == {(0, 0): 5}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=300))
+def test_no_content_is_fatal(content: bytes, tmp_path: Path) -> None:
+    """Whatever lies in the file, reading returns."""
+    file_in(tmp_path).write_bytes(content)
+    assert learned_store.read(tmp_path, FINGERPRINT) == {}
+
+
+def test_what_cannot_be_opened_is_set_aside(tmp_path: Path) -> None:
+    """A directory in the place of the file goes the way of a broken file."""
+    file_in(tmp_path).mkdir()
+    assert learned_store.read(tmp_path, FINGERPRINT) == {}
+    assert file_in(tmp_path).with_suffix(".broken").is_dir()
+
+
+def test_a_directory_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run goes on without having learned."""
+    blocked = tmp_path / "file"
+    blocked.touch()
+    with caplog.at_level(logging.WARNING):
+        learned_store.write(blocked / "below", FINGERPRINT, {(0, 0): 5})
+    assert "cannot save" in caplog.text
+    assert learned_store.read(blocked / "below", FINGERPRINT) == {}
+
+
+@pytest.mark.parametrize("needs", [{(0, 0): -1}, {(9, 0): 1}, {(0, 0): 1 << 40}])
+def test_nonsense_is_not_written(needs: dict[tuple[int, int], int], tmp_path: Path) -> None:
+    """What could not be read again is an error of the caller."""
+    with pytest.raises(ValueError, match="slot"):
+        learned_store.write(tmp_path, FINGERPRINT, needs)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fingerprint", ["", "../x", "a/b", "a" * 129, "a.b"])
+def test_a_fingerprint_cannot_leave_the_directory(fingerprint: str, tmp_path: Path) -> None:
+    """Only letters, digits, - and _ name a file."""
+    with pytest.raises(ValueError, match="fingerprint"):
+        learned_store.read(tmp_path, fingerprint)
+
+
+def test_the_default_directory_is_the_users_state(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On Linux it follows XDG_STATE_HOME."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert learned_store.default_directory() == tmp_path / "holdfast"

@@ -1,0 +1,187 @@
+"""The memory ledger of a rank: what it takes from a worker, what it leaves out, how it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from holdfast.records import MemoryKind
+from holdfast.workspace.device import DeviceReading
+from holdfast.workspace.memory_ledger import MemoryLedger, as_table, unexplained_bytes
+from holdfast.workspace.plan import MIB
+from holdfast.workspace.stats import StatsWriter, read_stats
+
+CPU = torch.device("cpu")
+
+
+class GpuLedger(MemoryLedger):
+    """Reads a GPU of 80 GiB that this machine need not have."""
+
+    used = 0
+
+    def _reading(self) -> DeviceReading:
+        return DeviceReading(80 * 1024 * MIB - self.used, 80 * 1024 * MIB)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[StatsWriter]:
+    """The stats file of a rank."""
+    with StatsWriter(tmp_path, engine=0, rank=0, generation=1) as opened:
+        yield opened
+
+
+def on_file(writer: StatsWriter) -> dict[MemoryKind, int]:
+    stats = read_stats(writer.path)
+    assert stats is not None
+    return dict(stats.memory)
+
+
+def worker_on(device: str, runner: dict[str, Any], **attributes: Any) -> Any:
+    """The attributes of a worker that vLLM sets, and no others."""
+    return SimpleNamespace(
+        device=SimpleNamespace(type=device), model_runner=SimpleNamespace(**runner), **attributes
+    )
+
+
+def cpu_worker(size_bytes: int) -> Any:
+    model = torch.nn.Linear(1, 1, bias=False)
+    model.weight = torch.nn.Parameter(torch.ones(size_bytes // 4))
+    model.tied = model.weight
+    model.register_buffer("table", torch.ones(256))
+    return worker_on("cpu", {"get_model": lambda: model}, requested_cpu_memory=8 * 1024 * MIB)
+
+
+def test_what_was_not_measured_is_absent(writer: StatsWriter) -> None:
+    """A worker that keeps none of vLLM's numbers leaves those kinds out, and writes no zero."""
+    ledger = GpuLedger(worker_on("cuda", {}), writer)
+    ledger.loaded(made_workspace_bytes=0)
+    ledger.sized(workspace_bytes=MIB)
+    ledger.captured(None)
+    ledger.captured(0)
+    ledger.closed(workspace_bytes=MIB)
+    assert on_file(writer) == {"workspace": MIB, "total": 80 * 1024 * MIB}
+
+
+def test_workspaces_made_in_constructors_are_no_weights(
+    writer: StatsWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They sit inside vLLM's `model_memory_usage`, and are counted once."""
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    caches = [torch.zeros(3 * MIB, dtype=torch.uint8)]
+    runner = {"model_memory_usage": 110 * MIB, "kv_caches": caches}
+    worker = worker_on("cuda", runner, requested_memory=70 * MIB, peak_activation_memory=9 * MIB)
+    ledger = GpuLedger(worker, writer)
+    ledger.loaded(made_workspace_bytes=10 * MIB)
+    ledger.used = 150 * MIB
+    ledger.sized(workspace_bytes=12 * MIB)
+    ledger.captured(5 * MIB)
+    ledger.closed(workspace_bytes=14 * MIB)
+    assert on_file(writer) == {
+        "weights": 100 * MIB,
+        "kv_cache": 3 * MIB,
+        "workspace": 14 * MIB,
+        "activation_peak": 9 * MIB,
+        "cuda_graphs": 5 * MIB,
+        "non_torch": 38 * MIB,
+        "budget": 70 * MIB,
+        "total": 80 * 1024 * MIB,
+    }
+
+
+def test_the_estimate_of_the_graphs_is_no_activation(
+    writer: StatsWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM adds it to the peak unless it is told not to."""
+    worker = worker_on(
+        "cuda", {}, peak_activation_memory=9 * MIB, cudagraph_memory_estimate=4 * MIB
+    )
+    ledger = GpuLedger(worker, writer)
+    for flag, peak_bytes in (("1", 5 * MIB), ("0", 9 * MIB)):
+        monkeypatch.setenv("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", flag)
+        ledger.sized(workspace_bytes=0)
+        assert on_file(writer)["activation_peak"] == peak_bytes
+
+
+def test_weights_on_the_cpu_are_counted_once(writer: StatsWriter) -> None:
+    """Parameters and buffers by their storage, so that tied ones count once."""
+    ledger = MemoryLedger(cpu_worker(4 * MIB), writer)
+    ledger.loaded(made_workspace_bytes=MIB)
+    assert on_file(writer) == {"weights": 4 * MIB + 1024}
+
+
+def test_layers_that_share_one_kv_cache_count_it_once(writer: StatsWriter) -> None:
+    """vLLM hands each layer a view of one allocation."""
+    allocation = torch.zeros(8 * MIB, dtype=torch.int8)
+    worker = cpu_worker(MIB)
+    worker.model_runner.kv_caches = [allocation[: 4 * MIB], allocation[4 * MIB :]]
+    ledger = MemoryLedger(worker, writer)
+    ledger.closed(workspace_bytes=0)
+    assert on_file(writer)["kv_cache"] == 8 * MIB
+
+
+def test_the_ledger_explains_this_process(writer: StatsWriter) -> None:
+    """On the CPU the terms add up to what is resident, but for a few percent."""
+    worker = cpu_worker(64 * MIB)
+    ledger = MemoryLedger(worker, writer)
+    workspace = torch.zeros(32 * MIB, dtype=torch.uint8)
+    ledger.loaded(made_workspace_bytes=0)
+    ledger.sized(workspace_bytes=workspace.nbytes)
+    worker.model_runner.kv_caches = [torch.zeros(96 * MIB, dtype=torch.int8)]
+    ledger.closed(workspace_bytes=workspace.nbytes)
+    sizes = on_file(writer)
+    resident_bytes = psutil.Process().memory_info().rss
+    assert sizes["budget"] == 8 * 1024 * MIB
+    assert sizes["total"] == psutil.virtual_memory().total
+    assert abs(unexplained_bytes(sizes, resident_bytes)) < 0.05 * resident_bytes
+
+
+def test_the_lamport_workspace_is_unknown_until_it_is_measured(writer: StatsWriter) -> None:
+    """Most models have none, and none is not a size."""
+    before = read_stats(writer.path)
+    writer.lamport(6 * MIB)
+    after = read_stats(writer.path)
+    assert before is not None
+    assert after is not None
+    assert (before.lamport_bytes, after.lamport_bytes) == (None, 6 * MIB)
+
+
+def test_the_table_shows_each_kind_and_the_rest() -> None:
+    """A term that was not measured says so, and what no term explains stands under them."""
+    sizes: dict[MemoryKind, int] = {
+        "weights": 60 * MIB,
+        "kv_cache": 20 * MIB,
+        "workspace": 10 * MIB,
+    }
+    lines = as_table("Memory of rank 3:", sizes, 100 * MIB).splitlines()
+    assert lines[0] == "Memory of rank 3:"
+    assert [line.split()[0] for line in lines[1:6]] == [
+        "weights",
+        "kv_cache",
+        "workspace",
+        "cuda_graphs",
+        "non_torch",
+    ]
+    assert lines[1].split() == ["weights", "60.0", "MiB"]
+    assert lines[4].split() == ["cuda_graphs", "not", "measured"]
+    assert lines[6].split() == [
+        "unexplained",
+        "10.0",
+        "MiB",
+        "10.0%",
+        "of",
+        "what",
+        "is",
+        "in",
+        "use",
+    ]
+
+
+def test_activations_explain_nothing() -> None:
+    """Their peak is over by the time that the device is read."""
+    assert unexplained_bytes({"weights": 4, "activation_peak": 3, "budget": 9}, 10) == 6
