@@ -27,7 +27,7 @@ from holdfast import __version__
 from holdfast.lifecycle.states import State
 from holdfast.records import GROWTH_PHASES, MEMORY_KINDS, EngineReport, Status
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry, RequestCounts
-from holdfast.telemetry.counters import Outages, Refusals, request_waits
+from holdfast.telemetry.counters import EngineDeaths, Refusals, request_waits
 from holdfast.telemetry.exposition import render
 from holdfast.telemetry.totals import Totals
 from holdfast.versions import vllm_version
@@ -119,7 +119,7 @@ def _render_seconds(directory: Path) -> float:
         totals=Totals(),
         requests=RequestCounts,
         waits=request_waits(),
-        outages=Outages(),
+        engine_deaths=EngineDeaths(),
         refusals=Refusals(),
         restarts_left=lambda: 3,
         loop_lag_seconds=lambda: 0.0,

@@ -31,7 +31,7 @@ def serve(settings: Settings) -> ExitCode:
         settings.listen.log_level, style="json" if settings.logs.format == "json" else "console"
     )
     native_variables = NativeVariables(
-        learned_directory(settings.workspace), settings.placeless_arguments
+        learned_directory(settings.workspace), settings.arguments_without_address
     )
     keys = Keys.read(settings.listen.api_keys, settings.keys)
     if short := keys.short_names():

@@ -50,7 +50,7 @@ from holdfast.processes.native_env import NativeVariables
 from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ListenSettings, Settings, WorkspaceSettings
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry
-from holdfast.telemetry.counters import Outages, Refusals
+from holdfast.telemetry.counters import EngineDeaths, Refusals
 from holdfast.telemetry.exposition import vllm_registry
 from holdfast.telemetry.logs import quieten_access_log
 from holdfast.telemetry.loop_lag import LoopLag
@@ -90,7 +90,7 @@ class Application:
         self._progress = _progress(settings)
         self._probe_token = secrets.token_urlsafe(32)
         self._totals = Totals()
-        self._outages = Outages()
+        self._engine_deaths = EngineDeaths()
         self._refusals = Refusals()
         self._http_counts = HttpCounts(root_path=settings.listen.root_path)
         self._loop_lag = LoopLag()
@@ -99,8 +99,8 @@ class Application:
             settings.supervision,
             self,
             learning=Learning(settings.workspace, self._learned_directory),
-            forecast=Forecast(self._learned_directory, settings.placeless_arguments),
-            outages=self._outages,
+            forecast=Forecast(self._learned_directory, settings.arguments_without_address),
+            engine_deaths=self._engine_deaths,
             progress=self._progress,
         )
         self._facts_of_places: EngineFacts | None = None
@@ -293,7 +293,7 @@ class Application:
             totals=self._totals,
             requests=lambda: request_counts(self._admission, self._calls()),
             waits=self._admission.waits,
-            outages=self._outages,
+            engine_deaths=self._engine_deaths,
             refusals=self._refusals,
             restarts_left=lambda: self._supervisor.restarts_left,
             loop_lag_seconds=self._loop_lag.lag_seconds,

@@ -20,7 +20,7 @@ from holdfast.api.router import EngineApp, FrontDoor
 from holdfast.lifecycle.states import State
 from holdfast.records import Status
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry
-from holdfast.telemetry.counters import Outages, Refusals
+from holdfast.telemetry.counters import EngineDeaths, Refusals
 from holdfast.telemetry.exposition import Registries
 from holdfast.telemetry.totals import Totals
 from inner_app import InnerApp, View
@@ -36,7 +36,7 @@ def _front(
         totals=Totals(),
         requests=lambda: request_counts(admission, None),
         waits=admission.waits,
-        outages=Outages(),
+        engine_deaths=EngineDeaths(),
         refusals=Refusals(),
         restarts_left=lambda: 3,
         loop_lag_seconds=lambda: 0.0,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.telemetry.counters import Outages, Refusals
+from holdfast.telemetry.counters import EngineDeaths, Refusals
 
 
-def counted(counts: Refusals | Outages) -> dict[str, int]:
+def counted(counts: Refusals | EngineDeaths) -> dict[str, int]:
     """By reason or cause."""
     (family,) = counts.counter.collect()
     return {

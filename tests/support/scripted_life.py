@@ -34,7 +34,7 @@ from holdfast.records import (
     SlotStats,
 )
 from holdfast.settings import ProbeSettings, Suite, SupervisionSettings, WorkspaceSettings
-from holdfast.telemetry.counters import Outages
+from holdfast.telemetry.counters import EngineDeaths
 from holdfast.telemetry.progress import LogProgress
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from statuses import MIB, REJECTION, a_rank
@@ -256,7 +256,7 @@ class Life:
         supervision: SupervisionSettings | None = None,
     ) -> None:
         self.world = world
-        self.outages = Outages()
+        self.engine_deaths = EngineDeaths()
         self._moves = Moves()
         self.states = self._moves.states
         self.supervisor = Supervisor(
@@ -265,7 +265,7 @@ class Life:
             world,
             learning=Learning(workspace or WorkspaceSettings(), world.directory / "learned"),
             forecast=Forecast(world.directory / "learned", ["model"]),
-            outages=self.outages,
+            engine_deaths=self.engine_deaths,
             progress=self._moves,
         )
         self.error: HoldfastError | None = None

@@ -35,7 +35,7 @@ from holdfast.lifecycle.state_machine import Standing
 from holdfast.lifecycle.states import LifeOutcome, State
 from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
-from holdfast.telemetry.counters import Outages
+from holdfast.telemetry.counters import EngineDeaths
 from holdfast.telemetry.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -52,13 +52,13 @@ class Supervisor:
         *,
         learning: Learning,
         forecast: Forecast,
-        outages: Outages,
+        engine_deaths: EngineDeaths,
         progress: Progress,
     ) -> None:
         self._supervision = supervision
         self._learning = learning
         self._forecast = forecast
-        self._outages = outages
+        self._engine_deaths = engine_deaths
         self._progress = progress
         self._with = with_
         self._restarts = RestartBudget(
@@ -254,7 +254,7 @@ class Supervisor:
             logger.warning("restarting without what was learned: %s", error.cause)
         if self._standing.generation.replaces is not None:
             death = Death("start_failure", error.cause)
-            self._outages.count(death.cause)
+            self._engine_deaths.count(death.cause)
             return self._fallen(death, Verdict())
         if has_unlearned:
             return LifeOutcome()
@@ -343,7 +343,7 @@ class Supervisor:
                 condemned.cancel()
 
     def _dies(self, engine: Engine, death: Death) -> None:
-        self._outages.count(death.cause)
+        self._engine_deaths.count(death.cause)
         # Who waits for it, the probe's own clean-up too, would wait for a deadline of its own.
         engine.give_up()
 

@@ -23,7 +23,7 @@ from holdfast.listener.connection_table import Book, Counted, Seat
 from holdfast.listener.http_connection import HttpConnection
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
-from holdfast.telemetry.logs import keep_out_queries
+from holdfast.telemetry.logs import strip_queries
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ async def serving(  # noqa: PLR0913 - where, what, and who is told of what is re
     Raises:
         UsageError: a TLS file is missing or wrong, or so many connections cannot be open.
     """
-    keep_out_queries()
+    strip_queries()
     book = Book(limits, refusals, ALWAYS_ANSWERED, counted=counted)
     server = _Server(_config(app, settings, limits, partial(HttpConnection, book=book)), book)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")

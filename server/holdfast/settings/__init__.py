@@ -1,8 +1,8 @@
 """Everything that can be set: parsed once, frozen, grouped by owner.
 
-`groups` and `limits` have our flags, `values` what their text may be, `flag` what a flag is,
-`parser` the parser of a command, `config_file` the flags in a file, `yaml_file` a file that a flag
-names. Sizes are bytes, times are seconds.
+`groups` and `limits` declare our flags, `values` parses their text, `flag` defines what a flag and
+a command's parser are, `config_file` reads flags from a file, and `yaml_file` reads a file that a
+flag names. Sizes are bytes, times are seconds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
-    """vLLM's own flags that are needed before vLLM is imported: the server listens at once."""
+    """vLLM's own flags that the listener needs before vLLM is imported."""
 
     host: str = ""
     port: int = 8000
@@ -63,27 +63,27 @@ class ListenSettings:
     ssl_ciphers: str | None = None
     is_tls_refreshed: bool = False
     root_path: str = ""
-    """Ends in no slash."""
+    """It does not end in a slash."""
     uvicorn_log_level: str = "info"
     has_access_log: bool = True
     unlogged_paths: tuple[str, ...] = ()
     log_level: str = "info"
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     keep_alive_seconds: float = 5.0
-    """Of VLLM_HTTP_TIMEOUT_KEEP_ALIVE; our own flag wins over it."""
+    """The value of VLLM_HTTP_TIMEOUT_KEEP_ALIVE; our own flag overrides it."""
 
     @property
     def is_tls(self) -> bool:
-        """Whether clients must speak TLS; the file of the certificate may hold the key too."""
+        """Whether clients must use TLS. The certificate file may contain the private key too."""
         return bool(self.ssl_certfile)
 
 
-_PLACES = frozenset({"--host", "--port", "--uds"})
+_ADDRESS_FLAGS = frozenset({"--host", "--port", "--uds"})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that was given for one `holdfast serve`."""
+    """All settings of one `holdfast serve`."""
 
     is_demo: bool = False
     workspace: WorkspaceSettings = field(default_factory=WorkspaceSettings)
@@ -95,25 +95,25 @@ class Settings:
     logs: LogSettings = field(default_factory=LogSettings)
     listen: ListenSettings = field(default_factory=ListenSettings)
     vllm_arguments: tuple[str, ...] = field(default=(), repr=False)
-    """The command line as given, keys included, for vLLM's own parser."""
+    """The command line as given, including keys, for vLLM's own parser."""
 
     @property
     def is_open(self) -> bool:
-        """Whether clients are asked for neither an API key nor a certificate."""
+        """Whether clients need neither an API key nor a certificate."""
         has_key = bool(self.listen.api_keys or self.keys.api_key_file)
         return not has_key and not self.listen.ssl_cert_reqs
 
     @property
-    def placeless_arguments(self) -> tuple[str, ...]:
-        """The command line without where it listens: the same for the same engine elsewhere."""
+    def arguments_without_address(self) -> tuple[str, ...]:
+        """The command line without the address: the same engine may listen elsewhere."""
         kept: list[str] = []
         is_value = False
         for argument in self.vllm_arguments:
             name, has_value, _ = argument.partition("=")
-            is_place = name in _PLACES
-            if not (is_place or is_value):
+            is_address = name in _ADDRESS_FLAGS
+            if not (is_address or is_value):
                 kept.append(argument)
-            is_value = is_place and not has_value
+            is_value = is_address and not has_value
         return tuple(kept)
 
 
@@ -129,14 +129,14 @@ GROUPS: Mapping[str, type] = {
 
 
 def flags() -> Iterator[Flag]:
-    """Every flag of ours, in the order of the documentation."""
+    """Yield every flag of ours, in the order of the documentation."""
     for group in GROUPS.values():
         for member in fields(group):
             yield member.metadata["flag"]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare our flags on a parser, ours or vLLM's. A flag that is not given is None."""
+    """Declare our flags on our parser or vLLM's. A flag that is not given is None."""
     group = parser.add_argument_group("holdfast", "Workspaces, proof and supervision.")
     group.add_argument("--demo", action="store_true", help="serve the embedded demo model")
     for flag in flags():
@@ -148,7 +148,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_groups(namespace: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Our groups of settings: a flag wins over its variable, which wins over the default."""
+    """Read our groups of settings: a flag overrides its variable, which overrides the default."""
     return {name: _read_group(kind, namespace, environment) for name, kind in GROUPS.items()}
 
 
@@ -167,7 +167,7 @@ def _given(
     if text is not None:
         return True, flag.read(text, flag.name)
     text = environment.get(flag.variable)
-    # A Compose file hands on a key that is not set as an empty one.
+    # A Compose file passes a key that is not set as an empty string.
     if text is None or (flag.is_secret and not text):
         return False, None
     return True, flag.read(text, flag.variable)

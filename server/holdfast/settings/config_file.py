@@ -13,7 +13,7 @@ from holdfast.settings.yaml_file import read_yaml
 
 
 def with_two_token_config(arguments: Sequence[str]) -> list[str]:
-    """`--config=FILE` as two arguments: vLLM accepts it as one and silently ignores the file."""
+    """Split `--config=FILE` into two arguments: vLLM accepts one but silently ignores the file."""
     split = (
         ("--config", argument.removeprefix("--config="))
         if argument.startswith("--config=")
@@ -24,12 +24,12 @@ def with_two_token_config(arguments: Sequence[str]) -> list[str]:
 
 
 def with_file(given: Sequence[str]) -> list[str]:
-    """The flags of the `--config` file, then those of the command line, normalised."""
+    """Return the flags of the `--config` file, then those of the command line, normalised."""
     return _normalised([*_file_arguments(given), *given])
 
 
 def _normalised(arguments: Sequence[str]) -> list[str]:
-    """Underscores in flag names are dashes, as in vLLM's parser."""
+    """Replace underscores in flag names by dashes, as vLLM's parser does."""
     return [
         re.sub(r"^--[^=.]+", lambda name: name[0].replace("_", "-"), argument)
         for argument in arguments
@@ -37,7 +37,7 @@ def _normalised(arguments: Sequence[str]) -> list[str]:
 
 
 def _file_arguments(arguments: Sequence[str]) -> list[str]:
-    """The flags in the `--config` file, so that those given on the command line come later."""
+    """Return the flags in the `--config` file; those of the command line must come after them."""
     if "--config" not in arguments:
         return []
     position = arguments.index("--config") + 1
@@ -61,7 +61,7 @@ def _flag_of_file(path: Path, name: str, value: Any) -> list[str]:
         return [flag]
     if value is False or value is None:
         if flag.replace("_", "-") in {ours.name for ours in flags() if not ours.is_switch}:
-            # YAML reads `off` and `no` as false; vLLM would drop the one and read "None" as a name.
+            # YAML reads `off` and `no` as false; vLLM would drop false and take None for a name.
             raise UsageError(
                 f"--config: {path}: {name}: YAML read this as {value}.",
                 remedy=f'quote it, for example {name}: "off".',

@@ -11,14 +11,14 @@ from holdfast.errors import UsageError
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers bad usage with our error instead of ending the process."""
+    """Raises our error for bad usage instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}.", remedy=f"see `{self.prog} --help`.")
 
 
 def command_parser(command: str, usage: str, description: str, epilog: str) -> Parser:
-    """The parser of `holdfast COMMAND`, which may leave flags to another one."""
+    """Return the parser of `holdfast COMMAND`, which may leave flags to another parser."""
     prog = f"holdfast {command}"
     return Parser(
         prog=prog,
@@ -26,7 +26,7 @@ def command_parser(command: str, usage: str, description: str, epilog: str) -> P
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        # An abbreviation of ours could be a whole flag of vLLM's.
+        # An abbreviation of one of our flags could be a full flag of vLLM's.
         allow_abbrev=False,
     )
 
@@ -43,20 +43,20 @@ class Flag:
     choices: tuple[str, ...] = ()
     is_switch: bool = False
     is_secret: bool = False
-    """Its value is shown nowhere, not even where it is wrong."""
+    """Whether its value is never shown, not even when it is wrong."""
 
     @property
     def variable(self) -> str:
-        """The environment variable that stands in for the flag."""
+        """The environment variable that sets the same value."""
         return "HOLDFAST_" + self.destination.upper()
 
     @property
     def destination(self) -> str:
-        """The attribute of the parsed namespace."""
+        """The attribute of the parsed namespace that holds the value."""
         return self.name.removeprefix("--").replace("-", "_")
 
     def read(self, text: str, source: str) -> Any:
-        """The value of `text`; UsageError names `source` if it is not one."""
+        """Parse `text`; a UsageError names `source` if it is invalid."""
         try:
             if self.choices and text not in self.choices:
                 raise ValueError("expected one of " + ", ".join(self.choices))  # noqa: TRY301 - one exit for every wrong value

@@ -1,7 +1,7 @@
-"""Every setting of ours but the limits, frozen, grouped by owner.
+"""All our settings except the limits, frozen, grouped by owner.
 
 A setting is declared in one place: the field of its dataclass carries the flag, its parser, its
-default and its meaning, and everybody else reads it from there.
+default and its meaning, and all other code reads it from there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Literal
 
 from holdfast.settings.flag import choice, flag
 from holdfast.settings.values import (
+    boolean,
     count,
     directory_or_none,
     file_path,
@@ -21,7 +22,6 @@ from holdfast.settings.values import (
     seconds,
     size_bytes,
     token_count,
-    truth,
 )
 from holdfast.workspace.plan import GrowthPolicy
 
@@ -34,7 +34,7 @@ RequestLogStyle = Literal["line", "uvicorn", "none"]
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceSettings:
-    """How much scratch is reserved, and what happens when it does not suffice."""
+    """How much scratch memory is reserved, and what happens when it is not enough."""
 
     reserve_bytes: int = flag(
         "--workspace-reserve",
@@ -108,7 +108,7 @@ class ProbeSettings:
     )
     admit_unproven: bool = flag(
         "--admit-unproven",
-        truth,
+        boolean,
         default=False,
         metavar="",
         meaning="accept requests longer than the probe has proven, up to max_model_len, instead of "
@@ -118,7 +118,7 @@ class ProbeSettings:
     )
     require_full: bool = flag(
         "--probe-require-full",
-        truth,
+        boolean,
         default=False,
         metavar="",
         meaning="fail with exit code 4 if time or the journal limited the proof",
@@ -128,7 +128,7 @@ class ProbeSettings:
 
     @property
     def admits_unproven(self) -> bool:
-        """Whether requests longer than what was proven are taken."""
+        """Whether requests longer than the proven length are admitted."""
         return self.admit_unproven or self.suite != "worst-case"
 
 
@@ -182,7 +182,7 @@ class SupervisionSettings:
 
 @dataclass(frozen=True, slots=True)
 class OverloadSettings:
-    """What happens when more is asked than the engine, or the machine, can do."""
+    """What happens when clients ask for more than the engine can do."""
 
     max_waiting: int = flag(
         "--max-waiting",
@@ -203,7 +203,7 @@ class OverloadSettings:
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """Who may ask. vLLM's own `--api-key` is with the listener's settings."""
+    """Which keys are accepted. vLLM's own `--api-key` is with the listener's settings."""
 
     api_key_file: Path | None = flag(
         "--api-key-file",
@@ -237,7 +237,7 @@ class KeySettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What the operator reads."""
+    """What is logged, and in which format."""
 
     format: LogFormat = choice(
         "--log-format",

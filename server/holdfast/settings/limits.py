@@ -10,7 +10,7 @@ from holdfast.settings.values import positive_count, positive_seconds, positive_
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
-    """What a request and its connection may ask of the front end. A time of 0 is no limit."""
+    """What a request and its connection may ask of the front end. A time of 0 means no limit."""
 
     max_body_bytes: int = flag(
         "--max-body-size",

@@ -1,6 +1,6 @@
-"""What the text of a flag, a variable or a file stands for: one parser for each kind of value.
+"""What the text of a flag, a variable or a file means: one parser for each kind of value.
 
-Each raises ValueError, whose message says what was expected. Sizes are bytes, times are seconds.
+Each raises a ValueError that says what was expected. Sizes are bytes, times are seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FALSE = {"", "0", "false", "no", "off"}
 
 
 def size_bytes(text: str) -> int:
-    """Bytes of a size such as `64MiB`, `1.5GB` or `1048576`; ValueError for anything else."""
+    """Parse a size such as `64MiB`, `1.5GB` or `1048576`; ValueError for anything else."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise ValueError("expected a size such as 64MiB or 1.5GiB, or a number of bytes")
@@ -34,14 +34,14 @@ def size_bytes(text: str) -> int:
 
 
 def positive_size_bytes(text: str) -> int:
-    """A size of at least a byte, as `size_bytes` reads it; ValueError for anything else."""
+    """Parse a size of at least one byte, as `size_bytes` does; ValueError for anything else."""
     if not (size := size_bytes(text)):
         raise ValueError("expected a size above 0")
     return size
 
 
 def headroom_fraction(text: str) -> float:
-    """A fraction from 0 to 10; ValueError for anything else."""
+    """Parse a fraction from 0 to 10; ValueError for anything else."""
     value = _number(text)
     if not 0 <= value <= 10:
         raise ValueError("expected a fraction from 0 to 10, for example 0.10")
@@ -49,7 +49,7 @@ def headroom_fraction(text: str) -> float:
 
 
 def positive_seconds(text: str) -> float:
-    """A time above 0 and below a year; ValueError for anything else."""
+    """Parse a time above 0 and below a year; ValueError for anything else."""
     value = _number(text)
     if not 0 < value < _YEAR_SECONDS:
         raise ValueError("expected a number of seconds, more than 0 and less than a year")
@@ -57,7 +57,7 @@ def positive_seconds(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A time of 0 or more, below a year; ValueError for anything else."""
+    """Parse a time of 0 or more, below a year; ValueError for anything else."""
     value = _number(text)
     if not 0 <= value < _YEAR_SECONDS:
         raise ValueError("expected a number of seconds, 0 or more and less than a year")
@@ -65,28 +65,28 @@ def seconds(text: str) -> float:
 
 
 def token_count(text: str) -> int:
-    """A count of at least 2, the shortest prompt and its answer; ValueError for anything else."""
+    """Parse a count of at least 2, the shortest prompt and answer; ValueError for anything else."""
     if not re.fullmatch("[0-9]{1,10}", text) or not 2 <= int(text) < _MOST_TOKENS:
         raise ValueError("expected a number of tokens, 2 or more")
     return int(text)
 
 
 def count(text: str) -> int:
-    """A whole number, 0 or more; ValueError for anything else."""
+    """Parse a whole number, 0 or more; ValueError for anything else."""
     if not re.fullmatch("[0-9]{1,6}", text):
         raise ValueError("expected a number, 0 or more")
     return int(text)
 
 
 def positive_count(text: str) -> int:
-    """A whole number, 1 or more; ValueError for anything else."""
+    """Parse a whole number, 1 or more; ValueError for anything else."""
     if not (number := count(text)):
         raise ValueError("expected a number, 1 or more")
     return number
 
 
 def directory_or_none(text: str) -> Path | None:
-    """A directory, or None for the word `none`; ValueError for what cannot be a path."""
+    """Parse a directory, or None for the word `none`; ValueError if it cannot be a path."""
     if not text or "\0" in text:
         raise ValueError("expected a directory, or none")
     if text == "none":
@@ -100,7 +100,7 @@ def directory_or_none(text: str) -> Path | None:
 
 
 def file_path(text: str) -> Path:
-    """The path of a file; ValueError for what cannot be one."""
+    """Parse the path of a file; ValueError if it cannot be one."""
     if not text or "\0" in text:
         raise ValueError("expected a file")
     try:
@@ -110,21 +110,22 @@ def file_path(text: str) -> Path:
 
 
 def key(text: str) -> str:
-    """A key as a header carries it; ValueError, which does not repeat it, for anything else."""
+    """Parse a key that a header can carry; the ValueError for anything else does not repeat it."""
     if not re.fullmatch("[!-~]+", text):
         raise ValueError("expected a key of visible ASCII characters without spaces")
     return text
 
 
-def truth(text: str) -> bool:
-    """A yes or no as people write it in an environment; ValueError for anything else."""
+def boolean(text: str) -> bool:
+    """Parse a yes or no as people write it in an environment; ValueError for anything else."""
     if text.lower() not in _TRUE | _FALSE:
         raise ValueError("expected 1 or 0")
     return text.lower() in _TRUE
 
 
 def _number(text: str) -> float:
-    # float() would take NaN, which no range check refuses, `1_0` and digits of other scripts too.
+    # float() would also accept NaN, which passes every range check, `1_0`, and digits of other
+    # scripts.
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", text.strip().lower()):
         raise ValueError("expected a number")
     return float(text)

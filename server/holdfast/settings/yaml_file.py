@@ -1,4 +1,4 @@
-"""A YAML file that a flag names, which may hold keys, and more than there is memory for."""
+"""A YAML file that a flag names. It may contain keys, and it may be too large for the memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from holdfast.errors import UsageError
 STANDARD_INPUT = Path("-")
 MOST_FILE_BYTES = 4 * 1024 * 1024
 MOST_NODES = 1_000_000
-"""More are made by a few lines of aliases that name aliases."""
+"""A few lines of aliases that refer to aliases can make more."""
 
 
 def read_yaml(flag: str, path: Path) -> list[Any]:
-    """The documents of the file; `-` is standard input.
+    """Return the documents of the file; `-` is standard input.
 
     Raises:
-        UsageError: the file cannot be read; nothing of it is quoted.
+        UsageError: the file cannot be read; its content is not quoted.
     """
     import yaml  # noqa: PLC0415 - only where a flag names such a file
 
@@ -31,7 +31,7 @@ def read_yaml(flag: str, path: Path) -> list[Any]:
             f"{flag}: {path} cannot be read: {error.strerror}.", remedy="name a readable YAML file."
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # Not its message, which quotes the file: a key may stand there.
+        # The parser's message is dropped: it quotes the file, which may contain a key.
         mark = getattr(error, "problem_mark", None)
         raise UsageError(
             f"{flag}: {path} is not YAML{f', see line {mark.line + 1}' if mark else ''}.",
@@ -41,7 +41,7 @@ def read_yaml(flag: str, path: Path) -> list[Any]:
 
 
 def nodes(node: Any) -> Iterator[Any]:
-    """The node and every one in it, those of aliases each time."""
+    """Yield the node and all nodes in it; an aliased node comes once for each alias."""
     yield node
     inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     for child in inner:
@@ -54,7 +54,7 @@ def _refuse_bomb(documents: list[Any]) -> None:
 
 
 def _text(path: Path) -> str:
-    """ValueError for what is too large, or no text."""
+    """Read the text; ValueError if it is too large, or not UTF-8."""
     if path == STANDARD_INPUT:
         content = sys.stdin.buffer.read(MOST_FILE_BYTES + 1)
     else:

@@ -1,6 +1,6 @@
-"""From the status of the server to Prometheus families, built anew at each scrape.
+"""From the status of the server to Prometheus families, built at each scrape.
 
-What is not known has no series: a zero would claim that it was measured.
+A value that is not known has no series: a zero would claim that it was measured.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from holdfast.records import (
     RankStats,
     Status,
 )
-from holdfast.telemetry.counters import Outages, Refusals
+from holdfast.telemetry.counters import EngineDeaths, Refusals
 from holdfast.telemetry.metrics import BY_NAME
 from holdfast.telemetry.totals import Totals
 
-Word = TypeVar("Word", bound=str)
+Label = TypeVar("Label", bound=str)
 Samples = Iterable[tuple[tuple[object, ...], float]]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """What is under way, and what the deaths of engines did to requests."""
+    """The requests in progress, and what the deaths of engines did to requests."""
 
     in_flight: int = 0
     """Requests admitted and not fully answered yet."""
     held: int = 0
-    """Requests that wait for a place in the engine, or for its next generation."""
+    """Requests that wait for capacity in the engine, or for its next generation."""
     replayed: int = 0
-    """Requests that were sent again to a later generation."""
+    """Requests that were replayed on a later generation."""
     lost: Mapping[LossReason, int] = field(default_factory=dict)
-    """Requests that an engine's death cost their answer; an absent reason counts as 0."""
+    """Requests that failed because an engine died; an absent reason counts as 0."""
 
 
 class HoldfastCollector(Collector):
-    """All families of `telemetry.metrics`. One scrape asks for the status once.
+    """Collects all families of `telemetry.metrics`. One scrape reads the status once.
 
-    Everything given is asked in the thread of the scrape.
+    Every source is read in the thread of the scrape.
     """
 
-    def __init__(  # noqa: PLR0913 - everybody who knows a number of the page
+    def __init__(  # noqa: PLR0913 - every source of a number on the page
         self,
         status: Callable[[], Status],
         *,
         totals: Totals,
         requests: Callable[[], RequestCounts],
         waits: Histogram,
-        outages: Outages,
+        engine_deaths: EngineDeaths,
         refusals: Refusals,
         restarts_left: Callable[[], int],
         loop_lag_seconds: Callable[[], float],
@@ -71,7 +71,7 @@ class HoldfastCollector(Collector):
         self._totals = totals
         self._requests = requests
         self._waits = waits
-        self._outages = outages
+        self._engine_deaths = engine_deaths
         self._refusals = refusals
         self._restarts_left = restarts_left
         self._loop_lag_seconds = loop_lag_seconds
@@ -88,9 +88,9 @@ class HoldfastCollector(Collector):
             *_counter_families(self._totals),
             *_probe_families(status.probe),
             *_engine_families(status),
-            *self._outages.counter.collect(),
+            *self._engine_deaths.counter.collect(),
             _family("engine_restarts_left", [((), self._restarts_left())]),
-            _family("key_file_broken", _by_word(self._broken_key_files())),
+            _family("key_file_broken", _by_label(self._broken_key_files())),
             _family("event_loop_lag_seconds", [((), self._loop_lag_seconds())]),
             _family("last_step_age_seconds", _last_step_age(status.ranks)),
             *_request_families(self._requests()),
@@ -102,9 +102,9 @@ class HoldfastCollector(Collector):
 
 
 class OwnRegistry(CollectorRegistry):
-    """Ours, so that vLLM may clear the global one without touching it.
+    """Our own registry, so that vLLM may clear the global one without touching it.
 
-    It leaves out when a series was created: in plain text that would be a family for each of ours.
+    It omits the creation times of series: in plain text each would be one more family.
     """
 
     def __init__(self, *collectors: Collector) -> None:
@@ -122,7 +122,7 @@ class OwnRegistry(CollectorRegistry):
 
 
 def last_step_age_seconds(ranks: Iterable[RankStats], now_seconds: float) -> float | None:
-    """Time since any rank last finished a step; None if none ever did."""
+    """Return the time since any rank last finished a step; None if none ever did."""
     ends = [rank.last_step_ended_seconds for rank in ranks]
     newest = max((end for end in ends if end is not None), default=None)
     return None if newest is None else max(0.0, now_seconds - newest)
@@ -137,7 +137,7 @@ def _family(name: str, samples: Samples) -> Metric:
     return family
 
 
-def _by_word(values: Mapping[Word, int]) -> Samples:
+def _by_label(values: Mapping[Label, int]) -> Samples:
     return [((label,), value) for label, value in values.items()]
 
 
@@ -191,7 +191,7 @@ def _counter_families(totals: Totals) -> Iterator[Metric]:
     yield _family(
         "engine_scheduled_tokens_total", [(key, c.scheduled_tokens) for key, c in ranks.items()]
     )
-    yield _family("probe_runs_total", _by_word(totals.probe_runs()))
+    yield _family("probe_runs_total", _by_label(totals.probe_runs()))
 
 
 def _probe_families(probe: ProbeReport | None) -> Iterator[Metric]:
@@ -220,7 +220,7 @@ def _request_families(counts: RequestCounts) -> Iterator[Metric]:
     yield _family("requests_replayed_total", [((), counts.replayed)])
     # All reasons from the first scrape on: an alert sees no rise in a series that begins at 1.
     lost = {reason: counts.lost.get(reason, 0) for reason in LOSS_REASONS}
-    yield _family("requests_lost_total", _by_word(lost))
+    yield _family("requests_lost_total", _by_label(lost))
 
 
 def _last_step_age(ranks: Iterable[RankStats]) -> Samples:

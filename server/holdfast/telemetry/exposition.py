@@ -1,4 +1,4 @@
-"""One page of Prometheus text for our metrics and vLLM's. Asks nothing of the engine."""
+"""One page of Prometheus text for our metrics and vLLM's. It asks the engine for nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 Registries = Iterable[Collector]
 LONGEST_ACCEPT = 1024
-"""Characters. Prometheus sends 250; to look through 64 KiB takes longer than to write the page."""
+"""Characters. Prometheus sends 250; parsing 64 KiB takes longer than writing the page."""
 _OPENMETRICS = "application/openmetrics-text"
 _ESCAPINGS = ("underscores", "allow-utf-8", "dots", "values")
 CONTENT_TYPES = frozenset(
@@ -29,21 +29,21 @@ CONTENT_TYPES = frozenset(
         ),
     )
 )
-"""The formats there are. The library would repeat any version that a client makes up."""
+"""All known formats. The library would repeat any version that a client makes up."""
 
 
 class PageFormat(NamedTuple):
-    """How a page is written. Two of the same content type write the same page."""
+    """How a page is written. Two formats of the same content type write the same page."""
 
     write: Callable[[Collector], bytes]
     content_type: str
 
 
 def format_for(accept: str) -> PageFormat:
-    """The newest format that the Accept header asks for."""
+    """Return the newest format that the Accept header asks for."""
     try:
         found = PageFormat(*choose_encoder(accept if len(accept) <= LONGEST_ACCEPT else ""))
-    except (TypeError, ValueError):  # it compares a version that is none
+    except (TypeError, ValueError):  # the header names something that is not a version
         return PLAIN
     if found.content_type in CONTENT_TYPES:
         return found
@@ -54,12 +54,12 @@ PLAIN = PageFormat(*choose_encoder(""))
 
 
 def render(registries: Registries, page_format: PageFormat = PLAIN) -> bytes:
-    """The page of this moment."""
+    """Render the page as of now."""
     return page_format.write(_Page(registries))
 
 
 def vllm_registry() -> CollectorRegistry:
-    """The registry that vLLM's metrics stand in now; a new one each time in multi-process mode."""
+    """Return the registry of vLLM's metrics; in multi-process mode, a new one at each call."""
     if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         return REGISTRY
     registry = CollectorRegistry()
@@ -68,9 +68,9 @@ def vllm_registry() -> CollectorRegistry:
 
 
 class _Page(Collector):
-    """Many registries as one, since a page of OpenMetrics has one end.
+    """Joins several registries into one, since a page of OpenMetrics has one end marker.
 
-    Of two families of one name the first is taken: in multi-process mode, ours are among vLLM's.
+    If two families have the same name, the first wins: in multi-process mode, vLLM's include ours.
     """
 
     def __init__(self, registries: Registries) -> None:

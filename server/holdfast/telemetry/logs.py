@@ -1,4 +1,4 @@
-"""How the loggers below `holdfast` speak. vLLM's loggers and the root logger stay as they are."""
+"""How the loggers below `holdfast` write. vLLM's loggers and the root logger stay as they are."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _CONSOLE_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 def configure_logging(
     level: str = "info", *, style: LogStyle = "console", stream: TextIO | None = None
 ) -> None:
-    """Send what `holdfast` logs from `level` on to `stream`, by default standard error.
+    """Send what `holdfast` logs at `level` or above to `stream`, by default standard error.
 
-    Calling it again replaces what the last call set, so nothing is ever said twice.
+    A second call replaces the handler of the first, so nothing is logged twice.
     """
     if level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
@@ -39,23 +39,23 @@ def configure_logging(
     )
     logger = logging.getLogger(ROOT)
     logger.setLevel(level.upper())
-    logger.propagate = False  # whoever configures the root logger would print every line twice
+    logger.propagate = False  # a handler of the root logger would print every line twice
     for old in tuple(logger.handlers):
         logger.removeHandler(old)
     logger.addHandler(handler)
 
 
 def log_levels() -> Mapping[str, str]:
-    """The level of each logger whose level may be changed while the server runs."""
+    """Return the level of each logger whose level may be changed while the server runs."""
     return {name: _level_of(logging.getLogger(name)) for name in CHANGEABLE}
 
 
 def set_log_level(name: str, level: LogLevel) -> None:
-    """Change the level of one of `log_levels`, in this process alone."""
+    """Change the level of one of the loggers in `log_levels`, in this process only."""
     logger = logging.getLogger(name)
     logger.setLevel(level.upper())
     for handler in logger.handlers:
-        if handler.level:  # vLLM's has a level of its own, which would let nothing more through
+        if handler.level:  # vLLM's has a level of its own, which would still drop the new records
             handler.setLevel(level.upper())
 
 
@@ -64,16 +64,16 @@ def _level_of(logger: logging.Logger) -> str:
 
 
 def quieten_access_log(paths: Container[str], *, is_probing: Callable[[], bool]) -> None:
-    """Leave out of uvicorn's access log what is asked every few seconds, and what the probe asks.
+    """Omit requests from uvicorn's access log that come every few seconds, and those of the probe.
 
-    The paths of health checks and scrapes are left out for good, what is answered while the probe
-    is the only one who is let in is left out too; what is refused stays.
+    The paths of health checks and scrapes are never logged. Successful requests are also omitted
+    while only the probe is admitted; errors are always logged.
     """
     logging.getLogger("uvicorn.access").addFilter(_AccessFilter(paths, is_probing))
 
 
-def keep_out_queries() -> None:
-    """Cut the query from every path that uvicorn logs: clients without headers put keys there."""
+def strip_queries() -> None:
+    """Cut the query from every path that uvicorn logs: some clients put their key there."""
     for name in ("uvicorn.access", "uvicorn.error"):
         logger = logging.getLogger(name)
         if not any(isinstance(known, _WithoutQueries) for known in logger.filters):
@@ -108,13 +108,13 @@ class _AccessFilter(logging.Filter):
 
 
 class JSONLines(logging.Formatter):
-    """One JSON object a line; the mapping given as `extra={"fields": ...}` stands beside the rest.
+    """Writes one JSON object per line, with the mapping in `extra={"fields": ...}` merged in.
 
     Other extras are left out: vLLM adds its own to every record of the process.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record on one line."""
+        """Format the record as one line."""
         fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

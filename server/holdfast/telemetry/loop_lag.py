@@ -1,4 +1,4 @@
-"""How late the event loop is: every stream and every health check waits for what blocks it."""
+"""How late the event loop is. Whatever blocks it delays every stream and every health check."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ logger = logging.getLogger(__name__)
 INTERVAL_SECONDS = 0.2
 WINDOW_SECONDS = 60.0
 BLOCKED_SECONDS = 0.25
-"""A longer delay is worth a warning once the server is up."""
+"""Once the server is up, a longer delay is logged as a warning."""
 WARNING_INTERVAL_SECONDS = 60.0
 
 
 class LargestOf:
-    """The largest of the lags of the last `window_seconds`, in constant time for each."""
+    """Finds the largest lag of the last `window_seconds`, in constant time per lag."""
 
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
-        # Lags that fall with time: one that a later one reached can never be the largest again.
+        # The lags decrease from left to right: one that a later lag has reached can never be the
+        # largest again.
         self._lags: deque[tuple[float, float]] = deque()
 
     def add(self, lag_seconds: float, now_seconds: float) -> None:
-        """Take in a lag."""
+        """Record a lag."""
         while self._lags and self._lags[-1][1] <= lag_seconds:
             self._lags.pop()
         self._lags.append((now_seconds, lag_seconds))
 
     def seconds(self, now_seconds: float) -> float:
-        """The largest; 0 without any."""
+        """Return the largest lag, or 0 if there is none."""
         while self._lags and self._lags[0][0] < now_seconds - self._window_seconds:
             self._lags.popleft()
         return self._lags[0][1] if self._lags else 0.0
 
 
 class LoopLag:
-    """How late the loop is that `measured` runs on. Read from any thread, also while it blocks."""
+    """Measures how late the loop of `measured` is. Any thread may read it, even while it blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +55,7 @@ class LoopLag:
 
     @asynccontextmanager
     async def measured(self) -> AsyncIterator[None]:
-        """While entered, the running loop is measured."""
+        """Measure the running loop while entered."""
         task = asyncio.create_task(self._measure(), name="loop lag")
         try:
             yield
@@ -63,46 +64,46 @@ class LoopLag:
             await asyncio.wait({task})
 
     def lag_seconds(self) -> float:
-        """The largest delay of the last minute, one that goes on included."""
+        """Return the largest delay of the last minute, including one that has not ended yet."""
         with self._lock:
             now = time.monotonic()
             return max(self._recent.seconds(now), self._overdue_seconds(now))
 
     def mark(self) -> None:
-        """Start-up is over: from here the largest delay is kept, and a long one is warned of."""
+        """End the start-up: from now on keep the largest delay, and warn of a long one."""
         with self._lock:
             self._marked_seconds = time.monotonic()
             self._largest_seconds = 0.0
 
     def largest_since_mark_seconds(self) -> float:
-        """The largest delay since the last `mark`, as `lag_seconds`; 0 before the first mark."""
+        """Return the largest delay since the last `mark`, or 0 before the first one."""
         with self._lock:
             now = time.monotonic()
             return max(self._largest_seconds, self._since_mark_seconds(now))
 
     async def _measure(self) -> None:
-        """Sleep, and note how much longer it took, until cancelled."""
+        """Sleep, and record how much longer it took, until cancelled."""
         try:
             while True:
                 with self._lock:
                     self._due_seconds = time.monotonic() + INTERVAL_SECONDS
                 await asyncio.sleep(INTERVAL_SECONDS)
-                self._note()
+                self._record()
         finally:
-            self._note()
+            self._record()
             with self._lock:
                 self._due_seconds = math.inf
 
-    def _note(self) -> None:
+    def _record(self) -> None:
         with self._lock:
             now = time.monotonic()
             self._recent.add(self._overdue_seconds(now), now)
             lag = self._since_mark_seconds(now)
             self._largest_seconds = max(self._largest_seconds, lag)
-            is_told = lag > BLOCKED_SECONDS and now >= self._quiet_until_seconds
-            if is_told:
+            is_warned = lag > BLOCKED_SECONDS and now >= self._quiet_until_seconds
+            if is_warned:
                 self._quiet_until_seconds = now + WARNING_INTERVAL_SECONDS
-        if is_told:
+        if is_warned:
             logger.warning(
                 "the event loop was blocked for %.2f s, which delayed every stream and health "
                 "check",

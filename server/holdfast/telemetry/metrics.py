@@ -1,4 +1,4 @@
-"""Every metric of Holdfast, as data: the one source for collectors, documentation and its test."""
+"""Every metric of Holdfast, as data: the only source for the collector, the docs and their test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SLOT = ("engine", "rank", "ubatch", "lane")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family. `name` is without the prefix, and with `_total` for a counter."""
+    """One metric family. `name` omits the prefix, and ends in `_total` for a counter."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -23,7 +23,7 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """The name on the page."""
+        """The name as exported."""
         return PREFIX + self.name
 
 

@@ -1,4 +1,4 @@
-"""What a start-up is doing, for who waits: live on a terminal, else one log line a step."""
+"""What a start-up is doing: a live view on a terminal, otherwise one log line per step."""
 
 from __future__ import annotations
 
@@ -36,43 +36,43 @@ _LEVELS = MappingProxyType[Outcome, int](
 _STYLES = MappingProxyType[Outcome, str]({"passed": "green", "skipped": "dim", "failed": "red"})
 _QUIET_STATES = frozenset({"READY", "SLEEPING", "FAILED", "STOPPED"})
 _REFRESHES_PER_SECOND = 8
-_BETWEEN = "working"
-"""Shown live from the end of one activity to the begin of the next."""
+_BETWEEN_ACTIVITIES = "working"
+"""The live view shows this from the end of one activity to the start of the next."""
 
 
 class Progress(Protocol):
-    """Hears of everything that happens between start and ready, in order and from any thread.
+    """Receives every event between start and ready, in order and from any thread.
 
-    Entered before the first event and left after the last, so that a terminal is given back.
+    It is entered before the first event and left after the last, so that it releases the terminal.
     """
 
     def __enter__(self) -> Self:
-        """Begin to listen."""
+        """Expect events from now on."""
 
     def __exit__(self, *_: object) -> None:
-        """Give the terminal back."""
+        """Release the terminal."""
 
     def phase_started(self, name: str) -> None:
-        """A phase of the engine's start began."""
+        """Show that a phase of the engine's start has begun."""
 
     def phase_finished(self, name: str, seconds: float) -> None:
-        """A phase of the engine's start is over."""
+        """Show that a phase of the engine's start is over."""
 
     def step_started(self, step: str, detail: str, tokens: int) -> None:
-        """A step of the probe began, or goes on with another size."""
+        """Show that a step of the probe has begun, or continues with another size."""
 
     def step_finished(self, step: ProbeStep) -> None:
-        """A step of the probe is over."""
+        """Show that a step of the probe is over."""
 
     def state_changed(self, state: str, reason: str) -> None:
-        """The server moved to another state."""
+        """Show that the server has moved to another state."""
 
     def ready(self, summary: str) -> None:
-        """The server lets requests in."""
+        """Show that the server admits requests."""
 
 
 def progress_for(stream: TextIO) -> Progress:
-    """The live view if `stream` is a terminal that can move its cursor, else log lines."""
+    """Return the live view if `stream` is a terminal that can move its cursor, else log lines."""
     if stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}:
         terminal = cast("TextIO", _Terminal(stream))
         return LiveProgress(Console(file=terminal, highlight=False))
@@ -80,7 +80,7 @@ def progress_for(stream: TextIO) -> Progress:
 
 
 class _Terminal:
-    """A terminal that may be closed while the server drains: what it cannot show is dropped."""
+    """A terminal that may be closed while the server drains: it drops what it cannot show."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -89,19 +89,19 @@ class _Terminal:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Show the text, if there is still anything to show it on."""
+        """Write the text, unless the terminal is gone."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """As above."""
+        """Flush what was written, unless the terminal is gone."""
         with suppress(OSError):
             self._stream.flush()
 
 
 class LogProgress:
-    """One log line for each phase, step and state; that something began is said at level debug."""
+    """Writes one log line for each phase, step and state; at level debug, also when one begins."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -113,21 +113,21 @@ class LogProgress:
         pass
 
     def phase_started(self, name: str) -> None:
-        """Said at level debug."""
+        """Log the phase at level debug."""
         self._logger.debug("start: %s", _label(name), extra={"fields": {"phase": name}})
 
     def phase_finished(self, name: str, seconds: float) -> None:
-        """The phase and its time on one line."""
+        """Log the phase and its duration."""
         fields = {"phase": name, "seconds": seconds}
         self._logger.info("start: %s, %.1f s", _label(name), seconds, extra={"fields": fields})
 
     def step_started(self, step: str, detail: str, tokens: int) -> None:
-        """Said at level debug."""
+        """Log the step at level debug."""
         fields = {"step": step, "detail": detail, "tokens": tokens}
         self._logger.debug("probe: %s", _activity(step, detail, tokens), extra={"fields": fields})
 
     def step_finished(self, step: ProbeStep) -> None:
-        """The step, its size, its time and why it is not whole, on one line."""
+        """Log the step, its size, its duration and why it is incomplete."""
         level = logging.WARNING if _is_passed_in_part(step) else _LEVELS[step.outcome]
         fields = {
             "step": step.name,
@@ -139,68 +139,68 @@ class LogProgress:
         self._logger.log(level, "probe: %s", _result(step), extra={"fields": fields})
 
     def state_changed(self, state: str, reason: str) -> None:
-        """State and reason on one line."""
+        """Log the state and its reason."""
         self._logger.info("state: %s: %s", state, reason, extra={"fields": {"state": state}})
 
     def ready(self, summary: str) -> None:
-        """The summary as it is."""
+        """Log the summary."""
         self._logger.info("%s", summary)
 
 
 class LiveProgress:
-    """Finished phases and steps as lines that stay, under them one line of what is being done.
+    """Prints finished phases and steps, and below them one live line with the current activity.
 
     Other processes write to the same terminal. The live line is one row high and leaves the cursor
-    at its beginning, so what they write starts in the first column and no line of theirs is erased.
+    at its beginning, so their output starts in the first column and is never erased.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._doing = _Doing()
+        self._live_line = _LiveLine()
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._rest()
+        self._end_live()
 
     def phase_started(self, name: str) -> None:
-        """Shown live."""
-        self._do(_label(name))
+        """Show the phase in the live line."""
+        self._show(_label(name))
 
     def phase_finished(self, name: str, seconds: float) -> None:
-        """A line that stays."""
-        self._doing.begin(_BETWEEN)
+        """Print the phase."""
+        self._live_line.begin(_BETWEEN_ACTIVITIES)
         self._say("done", "green", f"{_label(name)}, {seconds:.1f} s")
 
     def step_started(self, step: str, detail: str, tokens: int) -> None:
-        """Shown live."""
-        self._do(f"probe {_activity(step, detail, tokens)}")
+        """Show the step in the live line."""
+        self._show(f"probe {_activity(step, detail, tokens)}")
 
     def step_finished(self, step: ProbeStep) -> None:
-        """A line that stays."""
-        self._doing.begin(_BETWEEN)
+        """Print the step."""
+        self._live_line.begin(_BETWEEN_ACTIVITIES)
         style = "yellow" if _is_passed_in_part(step) else _STYLES[step.outcome]
         self._say("probe", style, _result(step))
 
     def state_changed(self, state: str, reason: str) -> None:
-        """A line that stays; the live line ends with a state in which nothing is being done."""
+        """Print the state, and end the live line if nothing is being done in this state."""
         if state in _QUIET_STATES:
-            self._rest()
+            self._end_live()
         self._say(state, "bold", reason)
 
     def ready(self, summary: str) -> None:
-        """A line that stays, and the end of the live line."""
-        self._rest()
+        """Print the summary, and end the live line."""
+        self._end_live()
         self._say("ready", "bold green", summary)
 
-    def _do(self, what: str) -> None:
-        self._doing.begin(what)
+    def _show(self, what: str) -> None:
+        self._live_line.begin(what)
         if self._live is None:
-            # The streams are not redirected: the children's could not be, and one way is enough.
+            # The streams are not redirected, since those of the child processes cannot be.
             self._live = Live(
-                self._doing,
+                self._live_line,
                 console=self._console,
                 refresh_per_second=_REFRESHES_PER_SECOND,
                 transient=True,
@@ -209,7 +209,7 @@ class LiveProgress:
             )
             self._live.start(refresh=True)
 
-    def _rest(self) -> None:
+    def _end_live(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -218,8 +218,8 @@ class LiveProgress:
         self._console.print(Text.assemble((f"{word:<10}", style), " ", text), soft_wrap=True)
 
 
-class _Doing:
-    """The live line: a sign of life, the activity and its time so far."""
+class _LiveLine:
+    """The live line: a sign of life, the activity and its duration so far."""
 
     def __init__(self) -> None:
         self._what = ""
@@ -232,7 +232,7 @@ class _Doing:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         seconds = time.monotonic() - self._since_seconds
         sign = "|/-\\"[int(seconds * 4) % 4]
-        # One short of the width: a full row would make the terminal wrap.
+        # One column less than the width: a full row would make the terminal wrap.
         text = Text(f"{sign} {self._what}, {seconds:.0f} s", style="dim", end="")
         text.truncate(max(1, options.max_width - 1), overflow="ellipsis")
         yield text

@@ -1,7 +1,7 @@
-"""What must be counted over the lives of many engines.
+"""The counters that must span many engine generations.
 
-The counters of a rank start at zero with each engine generation, because a new worker writes a new
-file. Prometheus wants counters that only rise, so the totals of earlier generations are kept here.
+The counters of a rank start at zero with each generation, because a new worker writes a new file.
+Prometheus expects counters that never decrease, so the totals of earlier generations are kept here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROBE_RESULTS: tuple[ProbeResult, ...] = ("passed", "failed")
 
 @dataclass(frozen=True, slots=True)
 class RankCounters:
-    """Everything of one rank that only rises; growths and rejections in the order of `records`."""
+    """All counters of one rank; growths and rejections are in the order of `records`."""
 
     growths: tuple[int, ...] = (0,) * len(GROWTH_PHASES)
     rejections: tuple[int, ...] = (0,) * len(REJECTION_KINDS)
@@ -28,7 +28,7 @@ class RankCounters:
 
     @classmethod
     def of(cls, rank: RankStats) -> RankCounters:
-        """The counters in the record of one generation."""
+        """Return the counters in the record of one generation."""
         return cls(
             growths=tuple(rank.growths.get(phase, 0) for phase in GROWTH_PHASES),
             rejections=tuple(rank.rejections.get(kind, 0) for kind in REJECTION_KINDS),
@@ -37,7 +37,7 @@ class RankCounters:
         )
 
     def plus(self, other: RankCounters) -> RankCounters:
-        """The sums."""
+        """Return the sum of each counter."""
         return RankCounters(
             growths=tuple(map(sum, zip(self.growths, other.growths, strict=True))),
             rejections=tuple(map(sum, zip(self.rejections, other.rejections, strict=True))),
@@ -46,7 +46,7 @@ class RankCounters:
         )
 
     def at_least(self, other: RankCounters) -> RankCounters:
-        """The larger of each."""
+        """Return the larger value of each counter."""
         return RankCounters(
             growths=tuple(map(max, zip(self.growths, other.growths, strict=True))),
             rejections=tuple(map(max, zip(self.rejections, other.rejections, strict=True))),
@@ -57,7 +57,7 @@ class RankCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Lives:
-    """The generations of one rank: all that are over, and the newest that was seen."""
+    """The generations of one rank: the sum of the ended ones, and the newest one seen."""
 
     earlier: RankCounters
     generation: int
@@ -65,7 +65,7 @@ class _Lives:
 
 
 class Totals:
-    """Counters that never fall, over all engine generations. Safe to call from any thread."""
+    """Counters that never decrease, over all engine generations. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class Totals:
         self._probe_runs: dict[ProbeResult, int] = dict.fromkeys(PROBE_RESULTS, 0)
 
     def absorb(self, ranks: Iterable[RankStats]) -> None:
-        """Take in what the ranks wrote; the same again, or older values late, add nothing.
+        """Add what the ranks wrote; repeated values and late, older ones add nothing.
 
         The owner of the engine calls this when a generation ends, since the last values of a dying
         generation would be lost if no scrape came between its death and the next start.
@@ -89,13 +89,13 @@ class Totals:
             self._probe_runs["passed" if report.passed else "failed"] += 1
 
     def ranks(self) -> Mapping[tuple[int, int], RankCounters]:
-        """The totals by (engine, rank), of every rank that was ever seen."""
+        """Return the totals by (engine, rank), for every rank ever seen."""
         with self._lock:
             lives = sorted(self._lives.items())
         return {key: life.earlier.plus(life.newest) for key, life in lives}
 
     def probe_runs(self) -> Mapping[ProbeResult, int]:
-        """How often the probe ended with each result."""
+        """Return how often the probe ended with each result."""
         with self._lock:
             return dict(self._probe_runs)
 

@@ -148,7 +148,7 @@ def test_a_probe_that_fails_costs_the_engine(tmp_path: Path) -> None:
         await life.until(State.READY)
 
     life = lived(world, in_service(act))
-    assert counted(life.outages)["unknown"] == 1
+    assert counted(life.engine_deaths)["unknown"] == 1
     assert "full_context: attention.py:10" in life.supervisor.status().engine.last_exit
     assert world.suites == [None, "quick", None]
     assert "one request" not in world.events
@@ -292,7 +292,7 @@ def test_an_engine_that_cannot_fall_asleep_is_replaced(tmp_path: Path) -> None:
         await life.until(State.READY)
 
     life = lived(world, in_service(act))
-    assert counted(life.outages)["unknown"] == 1
+    assert counted(life.engine_deaths)["unknown"] == 1
 
 
 def test_sleep_needs_the_flag(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_restart_lets_streams_end_and_replays_the_rest(tmp_path: Path) -> None
         await life.until(State.READY)
 
     life = lived(world, in_service(act))
-    assert counted(life.outages)["requested"] == 1
+    assert counted(life.engine_deaths)["requested"] == 1
     assert sum(world.calls.lost.values()) == 0
 
 
@@ -412,7 +412,7 @@ def test_a_death_ends_an_order(tmp_path: Path) -> None:
         await life.supervisor.order(QUICK)
 
     life = lived(world, in_service(act))
-    assert counted(life.outages)["core_exit"] == 1
+    assert counted(life.engine_deaths)["core_exit"] == 1
 
 
 async def _nothing() -> None:

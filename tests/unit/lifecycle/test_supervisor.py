@@ -273,7 +273,7 @@ def test_an_engine_that_dies_of_its_policy_is_replaced(tmp_path: Path) -> None:
 
     life = lived(world, act, workspace=WorkspaceSettings(growth="deny"))
     assert life.error is None
-    assert counted(life.outages)["core_exit"] == 1
+    assert counted(life.engine_deaths)["core_exit"] == 1
 
 
 def test_a_limited_proof_is_ready_and_says_so(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_a_dead_engine_is_replaced(tmp_path: Path) -> None:
     life = _revived(world, PLUG_PULLED)
     assert life.error is None
     assert life.states[3:6] == ["RECOVERING", "PROBING", "READY"]
-    assert counted(life.outages)["core_exit"] == 1
+    assert counted(life.engine_deaths)["core_exit"] == 1
     report = life.supervisor.status().engine
     assert (report.generation, report.restarts, report.starts) == (2, 1, 2)
     assert "somebody pulled the plug" in report.last_exit
@@ -403,7 +403,7 @@ def test_a_first_proof_that_ends_the_engine_is_a_failure(tmp_path: Path) -> None
 
     life = lived(world, act)
     assert isinstance(life.error, ProbeFailedError)
-    assert counted(life.outages)["worker_exception"] == 1
+    assert counted(life.engine_deaths)["worker_exception"] == 1
     assert len(world.specs) == 1
 
 
@@ -425,7 +425,7 @@ def test_a_start_that_fails_while_recovering_is_tried_again(tmp_path: Path) -> N
 
     life = lived(world, act)
     assert life.error is None
-    assert counted(life.outages)["start_failure"] == 1
+    assert counted(life.engine_deaths)["start_failure"] == 1
     assert life.supervisor.restarts_left == SupervisionSettings().max_engine_restarts - 2
 
 
@@ -479,7 +479,7 @@ def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
         life.supervisor.request_stop()
 
     life = lived(World(tmp_path), act)
-    assert counted(life.outages)["requested"] == 1
+    assert counted(life.engine_deaths)["requested"] == 1
     assert life.supervisor.restarts_left == SupervisionSettings().max_engine_restarts
     with pytest.raises(ConflictError, match="STOPPED"):
         life.supervisor.request_restart("nothing runs any more")

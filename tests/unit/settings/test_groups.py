@@ -193,7 +193,7 @@ def test_what_is_no_plain_number_is_refused(parse: Callable[[str], object], text
         (values.file_path, ""),
         (values.file_path, "a\0b"),
         (values.file_path, "~nobody-of-that-name/x"),
-        (values.truth, "maybe"),
+        (values.boolean, "maybe"),
     ],
 )
 def test_what_is_out_of_range_is_refused(parse: Callable[[str], object], text: str) -> None:
@@ -283,4 +283,4 @@ def test_an_empty_variable_of_a_secret_is_none() -> None:
 def test_the_engine_is_the_same_wherever_it_is_reached(where: tuple[str, ...]) -> None:
     """What was learned under one port holds under another."""
     given = Settings(vllm_arguments=("model", *where, "--max-model-len", "8"))
-    assert given.placeless_arguments == ("model", "--max-model-len", "8")
+    assert given.arguments_without_address == ("model", "--max-model-len", "8")

@@ -33,7 +33,7 @@ from holdfast.telemetry.collector import (
 )
 from holdfast.telemetry.counters import (
     WAIT_BOUNDS_SECONDS,
-    Outages,
+    EngineDeaths,
     Refusals,
     request_waits,
 )
@@ -49,7 +49,7 @@ class Server:
     def __init__(self, status: Status) -> None:
         self.status = status
         self.totals = Totals()
-        self.outages = Outages()
+        self.engine_deaths = EngineDeaths()
         self.refusals = Refusals()
         self.requests = RequestCounts(in_flight=2, held=1)
         self.waits = request_waits()
@@ -60,7 +60,7 @@ class Server:
             totals=self.totals,
             requests=lambda: self.requests,
             waits=self.waits,
-            outages=self.outages,
+            engine_deaths=self.engine_deaths,
             refusals=self.refusals,
             restarts_left=lambda: self.restarts_left,
             loop_lag_seconds=lambda: self.lag_seconds,
@@ -203,9 +203,9 @@ def test_every_cause_of_death_counts_from_the_beginning() -> None:
     server = Server(a_fresh_status())
     counts = {c: server.value("engine_deaths_total", cause=c) for c in DEATH_CAUSES}
     assert counts == dict.fromkeys(DEATH_CAUSES, 0)
-    server.outages.count("stall")
-    server.outages.count("stall")
-    server.outages.count("core_exit")
+    server.engine_deaths.count("stall")
+    server.engine_deaths.count("stall")
+    server.engine_deaths.count("core_exit")
     counts = {c: server.value("engine_deaths_total", cause=c) for c in DEATH_CAUSES}
     assert counts == {**dict.fromkeys(DEATH_CAUSES, 0), "stall": 2, "core_exit": 1}
 
