@@ -27,7 +27,7 @@ import sides
 from clients import BenchClient
 from holdfast.api.admission import Admission
 from holdfast.api.gate import Gate
-from holdfast.api.router import FrontDoor
+from holdfast.api.router import OwnRoutes
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.listener import server as listener
@@ -144,7 +144,7 @@ async def _hold() -> None:
         overload=OverloadSettings(max_waiting=max(HELD)),
     )
     settings = ListenSettings(host="127.0.0.1", port=0, has_access_log=False)
-    front = FrontDoor((), Gate(_nothing, admission))
+    front = OwnRoutes((), Gate(_nothing, admission))
     with listener.bound(settings) as sock:
         async with listener.serving(
             front, sock, settings, limits=LimitSettings(), refusals=refusals

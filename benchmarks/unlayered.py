@@ -8,19 +8,19 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast import app, cli
-from holdfast.api.router import FrontDoor
+from holdfast.api.router import OwnRoutes
 from holdfast.application import Application
-from holdfast.request_context import REQUEST, Tracked
+from holdfast.request_context import REQUEST, RequestContext
 
 
 class _Unlayered(Application):
     def _layers(self) -> ASGIApp:
         async def behind(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "lifespan":
-                REQUEST.set(Tracked(is_probe=self._admission.is_probe(scope)))
+                REQUEST.set(RequestContext(is_probe=self._admission.is_probe(scope)))
             await self._engine_app(scope, receive, send)
 
-        return FrontDoor(self._routes(), behind)
+        return OwnRoutes(self._routes(), behind)
 
 
 if __name__ == "__main__":

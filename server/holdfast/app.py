@@ -36,8 +36,10 @@ def serve(settings: Settings) -> ExitCode:
     keys = Keys.read(settings.listen.api_keys, settings.keys)
     if short := keys.short_names():
         logger.warning("%s: shorter than 16 characters, which is easy to guess", ", ".join(short))
-    if door := hide_keys.open_door(settings):
-        logger.warning("%s Anyone who can reach this address can use the server. Remedy: %s", *door)
+    if access := hide_keys.open_access(settings):
+        logger.warning(
+            "%s Anyone who can reach this address can use the server. Remedy: %s", *access
+        )
     # Before anything is started, which would take them over.
     hide_keys.hide_keys(settings)
     with (

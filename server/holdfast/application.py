@@ -33,11 +33,11 @@ from holdfast.api.http_counts import HttpCounts
 from holdfast.api.limits import Limits
 from holdfast.api.metrics import metrics_route, request_counts
 from holdfast.api.request_log import RequestLog
-from holdfast.api.router import EngineApp, FrontDoor
+from holdfast.api.router import LateApp, OwnRoutes
 from holdfast.engine import unsupported
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.replay import Calls
-from holdfast.engine.turns import Places
+from holdfast.engine.turns import Capacity
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.proof import MOST_PASSES
@@ -103,18 +103,18 @@ class Application:
             engine_deaths=self._engine_deaths,
             progress=self._progress,
         )
-        self._facts_of_places: EngineFacts | None = None
-        self._known_places = Places()
+        self._facts_of_capacity: EngineFacts | None = None
+        self._known_capacity = Capacity()
         self._admission = Admission(
             self._supervisor,
             probe_token=self._probe_token,
             refusals=self._refusals,
             hold_timeout_seconds=settings.supervision.hold_timeout_seconds,
             overload=settings.overload,
-            places=self._places,
+            capacity=self._capacity,
             count_keys=lambda: self._keys.api.count,
         )
-        self._engine_app = EngineApp()
+        self._engine_app = LateApp()
         self._identity = (
             tls.own_identity(directory)
             if settings.listen.is_tls and settings.listen.ssl_cert_reqs
@@ -136,7 +136,7 @@ class Application:
                     self._listen(),
                     limits=self._settings.limits,
                     refusals=self._refusals,
-                    counted=self._http_counts.refused,
+                    on_refused=self._http_counts.count_refused,
                 ) as self._server,
                 tls.refreshed(self._server.config.ssl, self._settings.listen, self._identity),
                 self._mounted,
@@ -165,7 +165,7 @@ class Application:
         if self._vllm is not None and not self._engine_app.is_attached:
             app: Any = await self._mounted.enter_async_context(self._vllm.openai_app(self._server))
             openapi.publish(app, self._openapi)
-            self._http_counts.know(app.routes)
+            self._http_counts.add_routes(app.routes)
             self._engine_app.attach(app)
 
     def prober(self, engine: Engine) -> Prober:
@@ -250,12 +250,12 @@ class Application:
         headers = {PROBE_HEADER: self._probe_token}
         return server.own_client(self._sock, self._settings.listen, headers, self._identity)
 
-    def _places(self) -> Places:
+    def _capacity(self) -> Capacity:
         """Those of the engine that is there; asked with each request."""
         facts = self._supervisor.facts
-        if self._facts_of_places is not facts:
-            self._facts_of_places, self._known_places = facts, Places.of(facts)
-        return self._known_places
+        if self._facts_of_capacity is not facts:
+            self._facts_of_capacity, self._known_capacity = facts, Capacity.of(facts)
+        return self._known_capacity
 
     def _queue(self) -> tuple[int, int]:
         return self._vllm.launcher.queues.totals() if self._vllm else (0, 0)
@@ -277,14 +277,16 @@ class Application:
             root_path=root_path,
         )
         limits = Limits(gate, self._settings.limits, self._refusals, is_probe=is_probe)
-        door = FrontDoor(self._routes(), limits, root_path=root_path)
-        check = KeyCheck(door, self._keys, self._refusals, is_probe=is_probe, root_path=root_path)
+        own_routes = OwnRoutes(self._routes(), limits, root_path=root_path)
+        check = KeyCheck(
+            own_routes, self._keys, self._refusals, is_probe=is_probe, root_path=root_path
+        )
         return RequestLog(
             check,
             quiet_paths=server.ALWAYS_ANSWERED,
             silent_paths=self._settings.listen.unlogged_paths,
             is_on=self._settings.listen.has_access_log and self._settings.logs.requests == "line",
-            counted=self._http_counts.count,
+            on_finished=self._http_counts.count,
         )
 
     def _routes(self) -> list[BaseRoute]:
@@ -302,7 +304,7 @@ class Application:
             vllm_version=vllm_version(),
         )
         registry = OwnRegistry(collector, self._http_counts.requests)
-        self._http_counts.know(self._admin.routes)
+        self._http_counts.add_routes(self._admin.routes)
         return [
             *health_routes(
                 self._supervisor.status,

@@ -22,7 +22,7 @@ _LONGEST_NUMBER = 32
 """Digits of a number in a record. None of ours has so many, and one of 400 is not a float."""
 
 
-def ending_with(suffix: str, directory: Path) -> list[Path]:
+def files_with_suffix(suffix: str, directory: Path) -> list[Path]:
     """The files of a directory with such a name, in no order; none where it cannot be read.
 
     There may be no directory yet, or this process may have too many files open at the moment: who
@@ -36,7 +36,7 @@ def ending_with(suffix: str, directory: Path) -> list[Path]:
     return [directory / name for name in names if name.endswith(suffix)]
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write `text` to `path` so that after any crash the file holds the old content or the new.
 
     Its directory is made if it is missing, for this user alone.
@@ -92,7 +92,7 @@ def is_writer_alive(path: Path) -> bool:
 
 
 @contextmanager
-def left_by_dead(path: Path) -> Iterator[Any]:
+def left_by_dead_process(path: Path) -> Iterator[Any]:
     """While entered, a file is locked whose writer has ended; yields its document.
 
     That of a file of this user's by `written_while_alive`; None of any other, or where there are no
@@ -114,7 +114,7 @@ def left_by_dead(path: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
+def directory_lock(directory: Path) -> Iterator[None]:
     """Entered by one process at a time, as far as the file system and the deadline allow.
 
     Raises:

@@ -25,7 +25,7 @@ Word = tuple[int, bytes]
 """Address and content of a word that the process was started with."""
 
 
-def open_door(settings: Settings) -> tuple[str, str] | None:
+def open_access(settings: Settings) -> tuple[str, str] | None:
     """Why anyone on the network may use the server, and the remedy; None if nobody may."""
     listen = settings.listen
     if not settings.is_open or listen.uds or _is_of_this_machine(listen.host):

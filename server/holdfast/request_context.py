@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 
-class Place(Protocol):
+class HeldCapacity(Protocol):
     """What a request holds while the engine works for it."""
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Let the next have it. Once is enough."""
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Return when there is one again; at once if it has one.
 
         Raises:
@@ -40,7 +40,7 @@ class Session(Protocol):
 
 
 @dataclass(slots=True)
-class Tracked:
+class RequestContext:
     """One request. The front door makes it; whoever learns something of it writes it down."""
 
     request_id: str = ""
@@ -84,7 +84,7 @@ class Tracked:
     engine_is_done: Callable[[], None] = lambda: None
     """Called when the engine has no sequence of it any more, however slowly its client reads."""
 
-    place: Place | None = None
+    capacity: HeldCapacity | None = None
     """None where none is counted."""
     session: Session | None = None
     """None where it is a single request."""
@@ -101,15 +101,15 @@ class Tracked:
             NotReadyError, OverloadedError: there is none, see `Place.take`.
         """
         self.absences += 1
-        if self.place is not None:
-            self.place.give()
+        if self.capacity is not None:
+            self.capacity.release()
         try:
             yield
         finally:
             self.absences -= 1
-        if self.place is not None and not self.absences:
+        if self.capacity is not None and not self.absences:
             with self.waiting():
-                await self.place.take()
+                await self.capacity.acquire()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -125,13 +125,13 @@ class Tracked:
                 self.waited_seconds += time.monotonic() - self.waiting_since_seconds
 
 
-REQUEST: ContextVar[Tracked | None] = ContextVar("holdfast_request", default=None)
+REQUEST: ContextVar[RequestContext | None] = ContextVar("holdfast_request", default=None)
 """The request that the running task serves; None outside of any. The request log sets it."""
 
 
-def tracked_request() -> Tracked:
+def current_request() -> RequestContext:
     """The record of the request that the running task serves; outside of any, one nobody reads."""
-    return REQUEST.get() or Tracked()
+    return REQUEST.get() or RequestContext()
 
 
 FREQUENT_PATHS = frozenset(

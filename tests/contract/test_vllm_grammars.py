@@ -35,8 +35,8 @@ from holdfast.engine.grammars.compiling import Compiler
 from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import keep_native_code_out, validate_without_xgrammar
 from holdfast.processes import forkserver, tree
-from holdfast.request_context import REQUEST, Tracked
-from placed import APlace
+from holdfast.request_context import REQUEST, RequestContext
+from placed import ScriptedCapacity
 
 # vLLM gives xgrammar an argument that it does not need any more.
 pytestmark = pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning")
@@ -205,7 +205,7 @@ def scripted(timeout_seconds: float = DEADLINE_SECONDS) -> tuple[Grammars, Pool]
 
 async def check(asked: Grammars, regex: str, key: str = "") -> str:
     """The backend that a grammar got."""
-    REQUEST.set(Tracked("one", key))
+    REQUEST.set(RequestContext("one", key))
     constraint = StructuredOutputsParams(regex=regex)
     await asked.check(constraint)
     return str(constraint._backend)
@@ -285,15 +285,15 @@ def test_a_request_has_no_place_while_its_grammar_is_tried() -> None:
 
     async def scene() -> list[str]:
         asked, pool = scripted()
-        place = APlace()
-        REQUEST.set(Tracked("one", "key", place=place))
+        capacity = ScriptedCapacity()
+        REQUEST.set(RequestContext("one", "key", capacity=capacity))
         trying = asyncio.create_task(asked.check(StructuredOutputsParams(regex="sleep 0.1")))
-        await place.given.wait()
+        await capacity.given.wait()
         assert not trying.done()
         await trying
         await asked.check(StructuredOutputsParams(regex="sleep 0.1"))
         pool.stop()
-        return place.said
+        return capacity.said
 
     assert asyncio.run(scene()) == ["given", "taken"]
 

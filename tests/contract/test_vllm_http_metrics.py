@@ -16,7 +16,7 @@ from vllm.exceptions import VLLMNotFoundError, VLLMServerError, VLLMValidationEr
 from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.api.http_counts import HttpCounts, HttpRequests
 from holdfast.api.request_log import RequestLog
-from holdfast.api.router import FrontDoor
+from holdfast.api.router import OwnRoutes
 from holdfast.engine.compat import make_arg_parser
 from holdfast.engine.openai_app import leaving_counts_to_the_front_end, with_frequent_first
 from holdfast.patches.request_bodies import refuse_wrong_bodies
@@ -70,11 +70,11 @@ def app() -> Any:
 def _asked(app: Any, path: str) -> tuple[int, CollectorRegistry]:
     """What was answered, and the page after it."""
     counts = HttpCounts()
-    counts.know(app.routes)
+    counts.add_routes(app.routes)
     registry = OwnRegistry(counts.requests)
 
     async def ask() -> int:
-        front = RequestLog(FrontDoor([], app), is_on=False, counted=counts.count)
+        front = RequestLog(OwnRoutes([], app), is_on=False, on_finished=counts.count)
         async with serving(front) as client:
             answer = await client.get(path)
             name = "http_request_duration_highr_seconds_count"

@@ -37,8 +37,8 @@ from vllm.multimodal.media.image import ImageMediaIO
 
 from holdfast.engine.media.limits import REDIRECTS_VARIABLE, guard_media
 from holdfast.engine.media.public_fetch import is_public, public_socket
-from holdfast.request_context import REQUEST, Tracked
-from placed import APlace
+from holdfast.request_context import REQUEST, RequestContext
+from placed import ScriptedCapacity
 
 DEADLINE_SECONDS = 30
 SESSION = (
@@ -289,19 +289,19 @@ def test_a_request_has_no_place_while_a_host_is_asked(
     host: http.server.ThreadingHTTPServer,
 ) -> None:
     """A host of tar pits keeps no place from others; what came in the body is asked of nobody."""
-    place = APlace()
+    capacity = ScriptedCapacity()
 
     async def all_of_them() -> None:
-        REQUEST.set(Tracked("one", place=place))
+        REQUEST.set(RequestContext("one", capacity=capacity))
         of_one_request = connector("127.0.0.1")
         await of_one_request.fetch_image_async(as_data(picture()))
-        assert not place.said
+        assert not capacity.said
         urls = [url_of(host, "picture")] * 3
         await asyncio.gather(*(of_one_request.fetch_image_async(url) for url in urls))
 
     asyncio.run(all_of_them())
-    assert set(place.said[:-1]) == {"given"}
-    assert place.said[-1] == "taken"
+    assert set(capacity.said[:-1]) == {"given"}
+    assert capacity.said[-1] == "taken"
 
 
 def test_no_more_is_read_than_a_request_may_fetch(

@@ -16,8 +16,8 @@ from vllm.sampling_params import SamplingParams
 from holdfast.engine.media import realtime
 from holdfast.engine.media.realtime import CLIPS_OF_ALL, bound_realtime_audio
 from holdfast.engine.proxy import EngineProxy
-from holdfast.request_context import REQUEST, Tracked
-from placed import APlace, ASession
+from holdfast.request_context import REQUEST, RequestContext
+from placed import ScriptedCapacity, ScriptedSession
 
 SAMPLES = 1024**2
 
@@ -65,7 +65,7 @@ def test_the_sound_of_all_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     bound_realtime_audio()
 
     async def begun(key: str) -> RealtimeConnection:
-        REQUEST.set(Tracked(key=key))
+        REQUEST.set(RequestContext(key=key))
         connection = RealtimeConnection(Client(), None)
         for _ in range(2):
             await connection.handle_event(append())
@@ -91,18 +91,18 @@ def test_a_transcription_whose_client_says_nothing_has_no_place(
     bound_realtime_audio()
 
     async def scene() -> list[str]:
-        place = APlace()
-        REQUEST.set(Tracked(place=place))
+        capacity = ScriptedCapacity()
+        REQUEST.set(RequestContext(capacity=capacity))
         connection = RealtimeConnection(Client(), None)
         await connection.handle_event(append())
         sound = connection.audio_stream_generator()
         await anext(sound)
-        assert not place.said
+        assert not capacity.said
         waiting = asyncio.create_task(anext(sound))
-        await place.given.wait()
+        await capacity.given.wait()
         await connection.handle_event(append())
         await waiting
-        return place.said
+        return capacity.said
 
     assert asyncio.run(scene()) == ["given", "taken"]
 
@@ -121,8 +121,8 @@ def test_a_call_of_a_session_has_a_place_until_it_ends() -> None:
                 yield SimpleNamespace(finished=False, outputs=[], prompt_token_ids=[1])
 
     async def scene() -> list[str]:
-        session = ASession()
-        REQUEST.set(Tracked(session=session))
+        session = ScriptedSession()
+        REQUEST.set(RequestContext(session=session))
         proxy, engine = EngineProxy(), Engine()
         proxy.use(engine)
         proxy.calls.started(engine, 1)

@@ -25,7 +25,7 @@ from holdfast.api.auth import METRICS_PATH, OPEN_PATHS, KeyCheck, Keys
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
-from holdfast.api.router import OPERATOR_PATHS, FrontDoor, is_for_operators
+from holdfast.api.router import OPERATOR_PATHS, OwnRoutes, is_for_operators
 from holdfast.cli import parse_serve
 from holdfast.engine.openai_app import with_frequent_first
 from holdfast.request_context import FREQUENT_PATHS
@@ -151,7 +151,7 @@ class Spied:
             *health_routes(a_status, queue=lambda: (0, 0)),
             metrics_route(lambda: ()),
         ]
-        front = FrontDoor(routes, Gate(self._spy, admission), root_path=PREFIX)
+        front = OwnRoutes(routes, Gate(self._spy, admission), root_path=PREFIX)
         keys = keys or Keys.read((KEY,), KeySettings(admin_api_key="another"))
         is_probe = admission.is_probe
         self.app = KeyCheck(front, keys, refusals, is_probe=is_probe, root_path=PREFIX)

@@ -17,8 +17,8 @@ from vllm.v1.engine.output_processor import OutputProcessor
 
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
 from holdfast.engine.outputs import VllmDialect
-from holdfast.engine.turns import Places, Turns
-from holdfast.request_context import REQUEST, Tracked
+from holdfast.engine.turns import Capacity, Turns
+from holdfast.request_context import REQUEST, RequestContext
 
 DEADLINE_SECONDS = 20.0
 RUNNING = 4
@@ -66,13 +66,13 @@ class Engine:
         self.llm.observability_config = SimpleNamespace(otlp_traces_endpoint=None)
         self.llm.scheduler_config = self.llm.vllm_config.scheduler_config
         self.llm.model_config = None
-        self.turns = Turns(Places(RUNNING, RUNNING + 2, STEP_TOKENS), lambda: 3)
+        self.turns = Turns(Capacity(RUNNING, RUNNING + 2, STEP_TOKENS), lambda: 3)
         self.llm.take_turns(self.turns)
 
     def ask(
         self,
         name: str,
-        tracked: Tracked,
+        context: RequestContext,
         answers: int = 1,
         extra: dict[str, Any] | None = None,
         *,
@@ -97,7 +97,7 @@ class Engine:
         )
 
         async def collect() -> list[Any]:
-            REQUEST.set(tracked)
+            REQUEST.set(context)
             return [output async for output in self.llm.generate(request, parameters, name)]
 
         return asyncio.create_task(collect())
@@ -136,9 +136,9 @@ def test_many_answers_are_sent_one_by_one() -> None:
     """So that `n` takes no more of the engine than its key may have, and all of them come."""
 
     async def scene(engine: Engine) -> None:
-        asking = engine.ask("a", Tracked(key="a"), 10)
+        asking = engine.ask("a", RequestContext(key="a"), 10)
         await engine.until_sent(RUNNING - 1)
-        other = engine.ask("b", Tracked(key="b"))
+        other = engine.ask("b", RequestContext(key="b"))
         await engine.until_sent(RUNNING)
         engine.finish(RUNNING - 1)
         await other
@@ -162,8 +162,8 @@ def test_a_prompt_is_read_when_its_first_token_comes() -> None:
     """Then the engine gets the next long one of the same key."""
 
     async def scene(engine: Engine) -> None:
-        engine.ask("a", Tracked(key="a"), prompt_tokens=10 * STEP_TOKENS)
-        engine.ask("b", Tracked(key="a"), prompt_tokens=10 * STEP_TOKENS)
+        engine.ask("a", RequestContext(key="a"), prompt_tokens=10 * STEP_TOKENS)
+        engine.ask("b", RequestContext(key="a"), prompt_tokens=10 * STEP_TOKENS)
         await engine.until_sent(1)
         engine.read(0)
         await engine.until_sent(2)
@@ -176,14 +176,17 @@ def test_a_caller_that_leaves_its_turn_leaves_nothing(answers: int) -> None:
     """Neither in vLLM's books nor in ours, and the next has the place."""
 
     async def scene(engine: Engine) -> None:
-        full = engine.ask("full", Tracked(key="a"), RUNNING - 1)
+        full = engine.ask("full", RequestContext(key="a"), RUNNING - 1)
         await engine.until_sent(RUNNING - 1)
-        tracked = Tracked(key="a")
-        gone, last = engine.ask("gone", tracked, answers), engine.ask("last", Tracked(key="a"))
+        context = RequestContext(key="a")
+        gone, last = (
+            engine.ask("gone", context, answers),
+            engine.ask("last", RequestContext(key="a")),
+        )
         await engine.until_sent(RUNNING - 1)
         gone.cancel()
         await asyncio.wait({gone})
-        assert tracked.sequences == 0
+        assert context.sequences == 0
         for place in range(RUNNING - 1):
             engine.finish(place)
         await full
@@ -200,8 +203,8 @@ def test_what_waits_for_its_turn_when_the_engine_dies_was_not_sent() -> None:
     """It is a death like any other, but the request had no part in it."""
 
     async def scene(engine: Engine) -> None:
-        sent = engine.ask("a", Tracked(key="a"), RUNNING - 1)
-        waits = engine.ask("b", Tracked(key="a"))
+        sent = engine.ask("a", RequestContext(key="a"), RUNNING - 1)
+        waits = engine.ask("b", RequestContext(key="a"))
         await engine.until_sent(RUNNING - 1)
         engine.core.resources.engine_dead = True
         engine.llm.output_processor.propagate_error(EngineDeadError())
@@ -220,9 +223,9 @@ def test_an_aborted_request_is_not_sent() -> None:
     """What somebody else aborts while it waits for its turn ends as aborted."""
 
     async def scene(engine: Engine) -> None:
-        engine.ask("a", Tracked(key="a"), RUNNING - 1)
+        engine.ask("a", RequestContext(key="a"), RUNNING - 1)
         await engine.until_sent(RUNNING - 1)
-        waits = engine.ask("b", Tracked(key="a"))
+        waits = engine.ask("b", RequestContext(key="a"))
         await engine.until_sent(RUNNING - 1)
         await engine.llm.abort("b")
         (output,) = await waits
@@ -237,9 +240,9 @@ def test_a_request_of_too_many_sequences_is_refused() -> None:
     """Prompts times `n`, of all that it has at a time; what came before may end."""
 
     async def scene(engine: Engine) -> None:
-        tracked = Tracked(key="a", sequences=2000)
+        context = RequestContext(key="a", sequences=2000)
         with pytest.raises(VLLMValidationError, match="2048 sequences"):
-            await engine.ask("a", tracked, 49)
+            await engine.ask("a", context, 49)
         assert engine.core.sent == []
 
     play(scene)
@@ -252,10 +255,10 @@ def test_what_is_said_of_a_transfer_has_to_be_an_object(name: str, value: Any) -
 
     async def scene(engine: Engine) -> None:
         with pytest.raises(VLLMValidationError, match=name):
-            await engine.ask("a", Tracked(), extra={name: value})
+            await engine.ask("a", RequestContext(), extra={name: value})
         assert engine.core.sent == []
         assert not engine.llm.output_processor.request_states
-        sent = engine.ask("b", Tracked(), extra={name: {"a": 1}, "other": "x"})
+        sent = engine.ask("b", RequestContext(), extra={name: {"a": 1}, "other": "x"})
         await engine.until_sent(1)
         engine.finish(0)
         await sent

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from asgi_server import serving
 from fakes import Calm
 from holdfast.api.admin import admin_app, admin_route
-from holdfast.api.router import FrontDoor
+from holdfast.api.router import OwnRoutes
 from holdfast.errors import (
     ConflictError,
     EngineLostError,
@@ -28,7 +28,7 @@ from holdfast.errors import (
 )
 from holdfast.lifecycle.commands import Order, ProbeOrder, Proven, Rest, SleepOrder, WakeOrder
 from holdfast.records import SLEEP_TAGS, Lora, ProbeReport, ProbeStep, RankMemory, Status
-from holdfast.request_context import tracked_request
+from holdfast.request_context import current_request
 from inner_app import InnerApp
 from statuses import a_fresh_status, a_status
 
@@ -161,7 +161,7 @@ class Keyed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            tracked_request().key = "key-1a2b3c4d"
+            current_request().key = "key-1a2b3c4d"
         await self._app(scope, receive, send)
 
 
@@ -172,7 +172,7 @@ def _admin_app(desk: Any, adapters: Any, deadline_seconds: float = 1.0) -> FastA
 
 def _front(desk: Desk, *, deadline_seconds: float = DEADLINE_SECONDS, root_path: str = "") -> Keyed:
     app = _admin_app(desk, lambda: desk, deadline_seconds)
-    return Keyed(FrontDoor([admin_route(app)], InnerApp(), root_path=root_path))
+    return Keyed(OwnRoutes([admin_route(app)], InnerApp(), root_path=root_path))
 
 
 def _ask(desk: Desk, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
@@ -277,7 +277,7 @@ def test_adapters_are_listed_before_there_is_an_engine() -> None:
     app = _admin_app(Desk(), lambda: None)
 
     async def live() -> tuple[httpx.Response, httpx.Response]:
-        async with serving(FrontDoor([admin_route(app)], InnerApp())) as client:
+        async with serving(OwnRoutes([admin_route(app)], InnerApp())) as client:
             body = {"name": "a", "path": "b"}
             return await client.get("/admin/loras"), await client.post("/admin/loras", json=body)
 

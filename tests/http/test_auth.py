@@ -24,10 +24,10 @@ from holdfast.api.auth import OPEN_PATHS, KeyCheck, Keys
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
-from holdfast.api.router import FrontDoor
+from holdfast.api.router import OwnRoutes
 from holdfast.errors import UsageError
 from holdfast.lifecycle.states import State
-from holdfast.request_context import tracked_request
+from holdfast.request_context import current_request
 from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals
 from inner_app import InnerApp, View
@@ -57,14 +57,14 @@ class Guarded:
             Mount("/admin/mounted", self._admin_app),
         ]
         gate = Gate(self._behind, admission)
-        front = FrontDoor(routes, gate, root_path=root_path)
+        front = OwnRoutes(routes, gate, root_path=root_path)
         is_probe = admission.is_probe
         self.app = KeyCheck(front, keys, self.refusals, is_probe=is_probe, root_path=root_path)
 
     async def _behind(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             self.reached.append(scope["path"])
-            self.names.append(tracked_request().key)
+            self.names.append(current_request().key)
         await self.inner(scope, receive, send)
 
     async def _admin(self, _request: object) -> PlainTextResponse:

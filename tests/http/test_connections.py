@@ -570,10 +570,10 @@ def test_a_client_that_leaves_is_told_to_the_request_that_runs() -> None:
 def test_more_connections_than_open_files_are_refused_at_once() -> None:
     """The error names the limit and how to raise it."""
     with pytest.raises(UsageError, match="may open") as caught:
-        connection_table.most_connections(900_000_000)
+        connection_table.connection_limit(900_000_000)
     assert "ulimit" in caught.value.remedy
 
 
 def test_without_a_number_there_is_room_for_many() -> None:
     """As many as this process may open, with some left for the rest."""
-    assert 0 < connection_table.most_connections(None) <= connection_table.MOST_CONNECTIONS
+    assert 0 < connection_table.connection_limit(None) <= connection_table.MOST_CONNECTIONS

@@ -16,7 +16,7 @@ from holdfast.api.admission import Admission
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route, request_counts
-from holdfast.api.router import EngineApp, FrontDoor
+from holdfast.api.router import LateApp, OwnRoutes
 from holdfast.lifecycle.states import State
 from holdfast.records import Status
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry
@@ -29,7 +29,7 @@ from statuses import a_fresh_status, a_status
 
 def _front(
     status: Status, *, root_path: str = "", registries: Registries = ()
-) -> tuple[FrontDoor, EngineApp]:
+) -> tuple[OwnRoutes, LateApp]:
     admission = Admission(View(State(status.state)), probe_token="", refusals=Refusals())
     collector = HoldfastCollector(
         lambda: status,
@@ -50,12 +50,12 @@ def _front(
         *health_routes(lambda: status, queue=lambda: (0, 0)),
         metrics_route(lambda: registries),
     ]
-    engine_app = EngineApp()
+    engine_app = LateApp()
     engine_app.attach(InnerApp())
-    return FrontDoor(routes, Gate(engine_app, admission), root_path=root_path), engine_app
+    return OwnRoutes(routes, Gate(engine_app, admission), root_path=root_path), engine_app
 
 
-def _get(front: FrontDoor, path: str, **request: dict[str, str]) -> httpx.Response:
+def _get(front: OwnRoutes, path: str, **request: dict[str, str]) -> httpx.Response:
     async def ask() -> httpx.Response:
         async with serving(front) as client:
             return await client.get(path, **request)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def test_a_longer_word_is_not_the_root_path() -> None:
 
 def test_the_door_knows_whether_an_application_is_attached() -> None:
     """Who attaches it can tell that it was done."""
-    app = EngineApp()
+    app = LateApp()
     assert not app.is_attached
     app.attach(InnerApp())
     assert app.is_attached

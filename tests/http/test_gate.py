@@ -22,7 +22,7 @@ from holdfast.api.admission import (
     retry_after_seconds,
 )
 from holdfast.api.gate import Gate
-from holdfast.api.router import FrontDoor
+from holdfast.api.router import OwnRoutes
 from holdfast.errors import RETRY_AFTER_SECONDS
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.request_context import REQUEST
@@ -48,7 +48,7 @@ class Gated:
         self.refusals = Refusals()
         self.admission = Admission(self.view, probe_token=probe_token, refusals=self.refusals)
         self.inner = InnerApp()
-        self.app = FrontDoor([], Gate(behind or self.inner, self.admission))
+        self.app = OwnRoutes([], Gate(behind or self.inner, self.admission))
 
 
 def _answer(gated: Gated, path: str, method: str = "GET", **request: Any) -> httpx.Response:
@@ -69,7 +69,7 @@ def test_a_suspended_key_is_told_how_long_it_has_to_wait() -> None:
     """The whole of it, and that trying again before is in vain."""
     gated = Gated()
     gate = Gate(gated.inner, gated.admission, suspended_seconds=lambda _: 1234.5)
-    gated.app = FrontDoor([], gate)
+    gated.app = OwnRoutes([], gate)
     answer = _answer(gated, "/v1/whoami", "POST", json={})
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "1235"
@@ -347,7 +347,7 @@ class Held(Gated):
         self.admission = Admission(
             view, probe_token=PROBE, refusals=self.refusals, hold_timeout_seconds=DEADLINE_SECONDS
         )
-        self.app = FrontDoor([], Gate(self.inner, self.admission))
+        self.app = OwnRoutes([], Gate(self.inner, self.admission))
 
     async def until_held(self, count: int) -> None:
         """Return when so many requests wait."""
@@ -455,9 +455,9 @@ def test_an_answer_says_whether_to_ask_again(may_be_retried: bool, header: str) 
     """When the engine's fate has decided it; OpenAI's clients obey."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        tracked = REQUEST.get()
-        assert tracked is not None
-        tracked.may_be_retried = may_be_retried
+        context = REQUEST.get()
+        assert context is not None
+        context.may_be_retried = may_be_retried
         await JSONResponse({}, 500)(scope, receive, send)
 
     assert _answer(Gated(behind=app), "/v1/whoami").headers["x-should-retry"] == header
@@ -469,9 +469,9 @@ def test_a_broken_stream_has_no_clean_end() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def events() -> AsyncIterator[str]:
             yield "data: one\n\n"
-            tracked = REQUEST.get()
-            assert tracked is not None
-            tracked.is_broken = True
+            context = REQUEST.get()
+            assert context is not None
+            context.is_broken = True
             yield 'data: {"error": {}}\n\n'
             yield "data: [DONE]\n\n"
 

@@ -11,7 +11,7 @@ import pytest
 
 from asgi_server import serving
 from holdfast.api.health import health_routes, report
-from holdfast.api.router import FrontDoor
+from holdfast.api.router import OwnRoutes
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
 from holdfast.records import EngineReport, RankMemory, Status
 from inner_app import InnerApp
@@ -34,12 +34,12 @@ def _expected(path: str, status: Status) -> int:
     return 200 if good[path] else 503
 
 
-def _front(status: Status) -> FrontDoor:
-    return FrontDoor(health_routes(lambda: status, queue=lambda: (3, 4)), InnerApp())
+def _front(status: Status) -> OwnRoutes:
+    return OwnRoutes(health_routes(lambda: status, queue=lambda: (3, 4)), InnerApp())
 
 
 def _answers(
-    front: FrontDoor, paths: Sequence[str], method: str = "GET", **request: Any
+    front: OwnRoutes, paths: Sequence[str], method: str = "GET", **request: Any
 ) -> dict[str, httpx.Response]:
     async def ask() -> dict[str, httpx.Response]:
         async with serving(front) as client:

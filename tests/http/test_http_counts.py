@@ -20,8 +20,8 @@ from holdfast.api.health import health_routes
 from holdfast.api.http_counts import HttpCounts
 from holdfast.api.limits import Limits
 from holdfast.api.request_log import RequestLog
-from holdfast.api.router import EngineApp, FrontDoor
-from holdfast.engine.turns import Places
+from holdfast.api.router import LateApp, OwnRoutes
+from holdfast.engine.turns import Capacity
 from holdfast.lifecycle.states import State
 from holdfast.listener import server
 from holdfast.settings import KeySettings, LimitSettings, OverloadSettings
@@ -40,11 +40,13 @@ Requests = Counter[tuple[str, str, str]]
 class Front:
     """All layers of the front end, around an application that stands for vLLM's."""
 
-    def __init__(self, state: State = State.READY, *, places: float = 8) -> None:
+    def __init__(self, state: State = State.READY, *, capacity: float = 8) -> None:
         self.inner = InnerApp()
         self.counts = HttpCounts(root_path="/prefix")
-        self.counts.know(self.inner.routes)
-        self.counts.know([Route("/v1/things/{name:path}", _nothing), Mount("/docs", _nothing)])
+        self.counts.add_routes(self.inner.routes)
+        self.counts.add_routes(
+            [Route("/v1/things/{name:path}", _nothing), Mount("/docs", _nothing)]
+        )
         self.refusals = Refusals()
         overload = OverloadSettings(0, 0)
         self.admission = Admission(
@@ -52,17 +54,17 @@ class Front:
             probe_token=PROBE,
             refusals=self.refusals,
             overload=overload,
-            places=lambda: Places(places, places),
+            capacity=lambda: Capacity(capacity, capacity),
         )
-        engine_app = EngineApp()
+        engine_app = LateApp()
         engine_app.attach(self.inner)
         is_probe = self.admission.is_probe
         gate = Gate(engine_app, self.admission)
         limits = Limits(gate, LimitSettings(), self.refusals, is_probe=is_probe)
-        door = FrontDoor(health_routes(a_status, queue=lambda: (0, 0)), limits)
+        door = OwnRoutes(health_routes(a_status, queue=lambda: (0, 0)), limits)
         keys = Keys.read(("the-api-key",), KeySettings())
         check = KeyCheck(door, keys, self.refusals, is_probe=is_probe)
-        self.app = RequestLog(check, is_on=False, counted=self.counts.count)
+        self.app = RequestLog(check, is_on=False, on_finished=self.counts.count)
 
     def sample(self, name: str, **labels: str) -> float | None:
         """One sample of the page."""
@@ -133,7 +135,7 @@ def test_a_closed_gate_is_counted_under_the_route(state: State) -> None:
 def test_a_full_line_is_counted_under_the_route() -> None:
     """429 is a class of its route's answers."""
     found = _asked(
-        Front(places=0), lambda client: client.post("/v1/whoami", content=b"", headers=KEY)
+        Front(capacity=0), lambda client: client.post("/v1/whoami", content=b"", headers=KEY)
     )
     assert found == {("POST", "4xx", "/v1/whoami"): 1}
 
@@ -219,7 +221,7 @@ def test_what_a_connection_refuses_is_counted_once() -> None:
                 LOCAL,
                 limits=limits,
                 refusals=front.refusals,
-                counted=front.counts.refused,
+                on_refused=front.counts.count_refused,
             ):
                 wire = Wire(*await asyncio.open_connection(*sock.getsockname()[:2]))
                 await wire.send(TOO_LARGE)

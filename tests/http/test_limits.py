@@ -31,8 +31,8 @@ from holdfast.api.body_memory import FREE_BYTES
 from holdfast.api.engine_answer import SHAPED_BYTES
 from holdfast.api.gate import Gate
 from holdfast.api.limits import LOOK_BYTES, PACE_BYTES, Limits
-from holdfast.api.router import FrontDoor
-from holdfast.request_context import tracked_request
+from holdfast.api.router import OwnRoutes
+from holdfast.request_context import current_request
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.counters import Refusals
 from inner_app import View
@@ -132,7 +132,7 @@ class Limited:
         self.limits = Limits(
             gate, LimitSettings(**settings), self.refusals, is_probe=admission.is_probe
         )
-        self.app = FrontDoor([Route("/livez", self._livez)], self.limits)
+        self.app = OwnRoutes([Route("/livez", self._livez)], self.limits)
 
     async def _livez(self, _request: Request) -> Response:
         return PlainTextResponse("alive")
@@ -344,7 +344,7 @@ def test_all_bodies_together_are_bounded() -> None:
 
     async def named(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            tracked_request().key = dict(scope["headers"]).get(b"x-key", b"").decode()
+            current_request().key = dict(scope["headers"]).get(b"x-key", b"").decode()
         await limited.app(scope, receive, send)
 
     async def scene() -> list[Any]:

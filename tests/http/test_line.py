@@ -23,13 +23,13 @@ from counted import counted
 from fakes import FACTS
 from holdfast.api.admission import Admission
 from holdfast.api.gate import Gate
-from holdfast.api.queue import Line, Ticket
+from holdfast.api.queue import FairQueue, Ticket
 from holdfast.api.rates import MEMORY_SECONDS, Durations, ServiceRate
 from holdfast.api.router import RENDERINGS, work_of
-from holdfast.engine.turns import Places
+from holdfast.engine.turns import Capacity
 from holdfast.errors import NotReadyError, OverloadedError
 from holdfast.lifecycle.states import State
-from holdfast.request_context import Tracked, tracked_request
+from holdfast.request_context import RequestContext, current_request
 from holdfast.settings import OverloadSettings
 from holdfast.telemetry.collector import OwnRegistry
 from holdfast.telemetry.counters import Refusals
@@ -48,104 +48,104 @@ class Clock:
         return self.now_seconds
 
 
-def a_line(places: float = 1, most_waiting: int = 100) -> Line:
-    return Line(lambda: Places(places, places), most_waiting=most_waiting)
+def a_queue(capacity: float = 1, most_waiting: int = 100) -> FairQueue:
+    return FairQueue(lambda: Capacity(capacity, capacity), most_waiting=most_waiting)
 
 
-def called(line: Line, tickets: Sequence[Ticket]) -> list[str]:
-    """The keys of tickets in the order in which they are called, one place after the other."""
+def admitted(queue: FairQueue, tickets: Sequence[Ticket]) -> list[str]:
+    """The keys of tickets in the order in which they are admitted, one place after the other."""
     order: list[str] = []
     while waiting := [ticket for ticket in tickets if ticket.status == "waiting"]:
-        line.leave(next(ticket for ticket in tickets if ticket.status == "called"))
-        order += [ticket.key for ticket in waiting if ticket.status == "called"]
+        queue.leave(next(ticket for ticket in tickets if ticket.status == "admitted"))
+        order += [ticket.key for ticket in waiting if ticket.status == "admitted"]
     return order
 
 
 def test_keys_take_turns() -> None:
     """A key that asks for much waits no less than one that asks for little."""
-    line = a_line()
-    tickets = [line.join(key) for key in ("a", "a", "a", "a", "b", "c", "b")]
-    assert called(line, tickets) == ["a", "b", "c", "a", "b", "a"]
+    queue = a_queue()
+    tickets = [queue.join(key) for key in ("a", "a", "a", "a", "b", "c", "b")]
+    assert admitted(queue, tickets) == ["a", "b", "c", "a", "b", "a"]
 
 
 def test_nobody_overtakes_those_who_wait() -> None:
     """A place that is free while the line stood still goes to who has waited longest."""
     count = 0.0
-    line = Line(lambda: Places(count, count), most_waiting=100)
-    first = line.join("a")
+    queue = FairQueue(lambda: Capacity(count, count), most_waiting=100)
+    first = queue.join("a")
     count = 1.0
-    second = line.join("b")
-    line.advance()
-    assert (first.status, second.status) == ("called", "waiting")
+    second = queue.join("b")
+    queue.advance()
+    assert (first.status, second.status) == ("admitted", "waiting")
 
 
 def test_a_full_line_refuses() -> None:
     """Beyond the bound nobody waits."""
-    line = a_line(places=1, most_waiting=1)
-    assert [line.join("a").status for _ in range(3)] == ["called", "waiting", "refused"]
+    queue = a_queue(capacity=1, most_waiting=1)
+    assert [queue.join("a").status for _ in range(3)] == ["admitted", "waiting", "refused"]
 
 
 def test_a_full_line_is_shared() -> None:
     """Another key gets the last place of the one that fills the line, until both have as many."""
-    line = a_line(places=1, most_waiting=4)
-    crowd = [line.join("a") for _ in range(5)]
-    late = [line.join("b") for _ in range(4)]
-    assert [ticket.status for ticket in crowd] == ["called"] + ["waiting"] * 2 + ["refused"] * 2
+    queue = a_queue(capacity=1, most_waiting=4)
+    crowd = [queue.join("a") for _ in range(5)]
+    late = [queue.join("b") for _ in range(4)]
+    assert [ticket.status for ticket in crowd] == ["admitted"] + ["waiting"] * 2 + ["refused"] * 2
     assert [ticket.status for ticket in late] == ["waiting"] * 2 + ["refused"] * 2
 
 
 def test_what_needs_no_place_passes() -> None:
-    """However full the engine is; it waits only while nobody is called."""
+    """However full the engine is; it waits only while nobody is admitted."""
     count = 1.0
-    line = Line(lambda: Places(count, count), most_waiting=2)
-    line.join("a")
-    waiting = line.join("a")
-    assert line.join("b", needs_place=False).status == "called"
+    queue = FairQueue(lambda: Capacity(count, count), most_waiting=2)
+    queue.join("a")
+    waiting = queue.join("a")
+    assert queue.join("b", needs_capacity=False).status == "admitted"
     count = 0.0
-    passer = line.join("b", needs_place=False)
-    assert line.join("b", needs_place=False).status == "refused"
+    passer = queue.join("b", needs_capacity=False)
+    assert queue.join("b", needs_capacity=False).status == "refused"
     count = 1.0
-    line.advance()
-    assert (passer.status, waiting.status) == ("called", "waiting")
+    queue.advance()
+    assert (passer.status, waiting.status) == ("admitted", "waiting")
 
 
 def test_what_needs_no_place_shares_the_line_too() -> None:
-    """One key that fills it while nobody is called keeps no other out."""
-    line = a_line(0, most_waiting=3)
-    lookers = [line.join("a", needs_place=False) for _ in range(3)]
-    assert [line.join("b").status for _ in range(2)] == ["waiting", "refused"]
+    """One key that fills it while nobody is admitted keeps no other out."""
+    queue = a_queue(0, most_waiting=3)
+    lookers = [queue.join("a", needs_capacity=False) for _ in range(3)]
+    assert [queue.join("b").status for _ in range(2)] == ["waiting", "refused"]
     assert [ticket.status for ticket in lookers] == ["waiting", "waiting", "refused"]
 
 
 def test_who_comes_back_is_before_those_who_wait_for_the_first_time() -> None:
     """Of its key, and behind those who came back earlier; other keys have their turn."""
-    line = a_line(places=3)
-    one, two, busy = (line.join("a") for _ in range(3))
+    queue = a_queue(capacity=3)
+    one, two, busy = (queue.join("a") for _ in range(3))
     for ticket in (one, two):
-        line.set_aside(ticket)
-    fresh = [line.join(key) for key in ("a", "a", "a", "b")]
+        queue.set_aside(ticket)
+    fresh = [queue.join(key) for key in ("a", "a", "a", "b")]
     for ticket in (one, two):
-        line.come_back(ticket)
-    assert (line.inside, line.waiting) == (3, 4)
+        queue.come_back(ticket)
+    assert (queue.admitted, queue.waiting) == (3, 4)
     for ticket in (busy, fresh[0]):
-        line.leave(ticket)
-    assert [ticket.status for ticket in (one, two)] == ["called", "waiting"]
-    assert [ticket.status for ticket in fresh[2:]] == ["waiting", "called"]
+        queue.leave(ticket)
+    assert [ticket.status for ticket in (one, two)] == ["admitted", "waiting"]
+    assert [ticket.status for ticket in fresh[2:]] == ["waiting", "admitted"]
 
 
 def test_nobody_who_was_called_is_refused_for_a_full_line() -> None:
     """It comes back however many wait."""
-    line = a_line(places=1, most_waiting=1)
-    ticket = line.join("a")
-    line.set_aside(ticket)
-    others = [line.join("a") for _ in range(2)]
-    line.come_back(ticket)
-    assert (ticket.status, line.waiting) == ("waiting", 2)
-    line.leave(others[0])
-    assert (ticket.status, others[1].status) == ("called", "waiting")
+    queue = a_queue(capacity=1, most_waiting=1)
+    ticket = queue.join("a")
+    queue.set_aside(ticket)
+    others = [queue.join("a") for _ in range(2)]
+    queue.come_back(ticket)
+    assert (ticket.status, queue.waiting) == ("waiting", 2)
+    queue.leave(others[0])
+    assert (ticket.status, others[1].status) == ("admitted", "waiting")
 
 
-class Lines(RuleBasedStateMachine):
+class Queues(RuleBasedStateMachine):
     """Random lives of tickets, beside a model that is a list."""
 
     tickets = Bundle("tickets")
@@ -153,19 +153,19 @@ class Lines(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places = 2
-        self.line = Line(
-            lambda: Places(self.places, self.places),
+        self.capacity = 2
+        self.queue = FairQueue(
+            lambda: Capacity(self.capacity, self.capacity),
             most_waiting=5,
             count_keys=lambda: self.keys,
         )
         self.joined: list[Ticket] = []
         self.returned: set[Ticket] = set()
 
-    @rule(target=tickets, key=st.sampled_from("abc"), needs_place=st.booleans())
-    def join(self, key: str, needs_place: bool) -> Ticket:
-        before = self.line.waiting
-        ticket = self.line.join(key, needs_place=needs_place)
+    @rule(target=tickets, key=st.sampled_from("abc"), needs_capacity=st.booleans())
+    def join(self, key: str, needs_capacity: bool) -> Ticket:
+        before = self.queue.waiting
+        ticket = self.queue.join(key, needs_capacity=needs_capacity)
         if ticket.status == "refused":
             assert before >= 5
         self.joined.append(ticket)
@@ -173,74 +173,74 @@ class Lines(RuleBasedStateMachine):
 
     @rule(ticket=consumes(tickets))
     def leave(self, ticket: Ticket) -> None:
-        self.line.leave(ticket)
-        self.line.leave(ticket)
+        self.queue.leave(ticket)
+        self.queue.leave(ticket)
 
     @rule(ticket=tickets)
     def refuse(self, ticket: Ticket) -> None:
-        self.line.refuse(ticket, "timed_out")
+        self.queue.refuse(ticket, "timed_out")
 
-    @rule(places=st.integers(0, 4))
-    def change(self, places: int) -> None:
-        self.places = places
-        self.line.advance()
+    @rule(capacity=st.integers(0, 4))
+    def change(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.queue.advance()
 
     @invariant()
     def counts_are_those_of_the_tickets(self) -> None:
         waiting = [ticket for ticket in self.joined if ticket.status == "waiting"]
-        inside = [ticket for ticket in self.joined if ticket.status == "called"]
-        assert self.line.waiting == len(waiting) <= 5 + len(self.returned)
-        assert self.line.inside == len(inside)
+        admitted = [ticket for ticket in self.joined if ticket.status == "admitted"]
+        assert self.queue.waiting == len(waiting) <= 5 + len(self.returned)
+        assert self.queue.admitted == len(admitted)
         for key in "abc":
-            of_key = sum(ticket.key == key for ticket in (*waiting, *inside))
-            assert self.line.count(key) == of_key
+            of_key = sum(ticket.key == key for ticket in (*waiting, *admitted))
+            assert self.queue.count(key) == of_key
 
     @rule(ticket=tickets)
     def release(self, ticket: Ticket) -> None:
-        self.line.release(ticket)
+        self.queue.release(ticket)
 
     @rule(ticket=tickets)
     def set_aside(self, ticket: Ticket) -> None:
-        self.line.set_aside(ticket)
+        self.queue.set_aside(ticket)
 
     @rule(ticket=tickets)
     def come_back(self, ticket: Ticket) -> None:
-        if ticket.needs_place:
-            self.line.come_back(ticket)
+        if ticket.needs_capacity:
+            self.queue.come_back(ticket)
             self.returned.add(ticket)
 
     @invariant()
     def no_place_is_lost_and_none_is_given_twice(self) -> None:
-        placed = sum(ticket.has_place for ticket in self.joined)
-        wanting = any(t.status == "waiting" and t.needs_place for t in self.joined)
-        assert placed >= self.places - self.kept or not wanting
+        placed = sum(ticket.has_capacity for ticket in self.joined)
+        wanting = any(t.status == "waiting" and t.needs_capacity for t in self.joined)
+        assert placed >= self.capacity - self.kept or not wanting
 
     @invariant()
     def a_key_without_a_place_waits_only_for_a_full_engine(self) -> None:
-        placed = {ticket.key for ticket in self.joined if ticket.has_place}
-        waiting = {t.key for t in self.joined if t.status == "waiting" and t.needs_place}
-        assert not waiting - placed or self.line.waiting == 0 or self._count() >= self.places
+        placed = {ticket.key for ticket in self.joined if ticket.has_capacity}
+        waiting = {t.key for t in self.joined if t.status == "waiting" and t.needs_capacity}
+        assert not waiting - placed or self.queue.waiting == 0 or self._count() >= self.capacity
 
     def _count(self) -> int:
-        return sum(ticket.has_place for ticket in self.joined)
+        return sum(ticket.has_capacity for ticket in self.joined)
 
     @invariant()
     def a_key_is_served_in_order(self) -> None:
         for key in "abc":
-            of_key = [t for t in self.joined if t.key == key and t.needs_place]
+            of_key = [t for t in self.joined if t.key == key and t.needs_capacity]
             of_key = [t for t in of_key if t not in self.returned]
             first = next((n for n, t in enumerate(of_key) if t.status == "waiting"), len(of_key))
-            assert all(ticket.status != "called" for ticket in of_key[first:])
+            assert all(ticket.status != "admitted" for ticket in of_key[first:])
 
 
-class SharedLines(Lines):
+class SharedQueues(Queues):
     """Those of several keys, of which each leaves the others a place."""
 
     keys, kept = 3, 1
 
 
-TestLines = Lines.TestCase
-TestSharedLines = SharedLines.TestCase
+TestQueues = Queues.TestCase
+TestSharedQueues = SharedQueues.TestCase
 
 
 # What clients are told
@@ -286,7 +286,7 @@ def test_places_keep_the_engine_full_and_its_queue_short(
     facts = replace(
         FACTS, max_num_seqs=running, data_parallel_size=engines, max_queued_requests=bound
     )
-    assert Places.of(facts).count == expected
+    assert Capacity.of(facts).count == expected
 
 
 @pytest.mark.parametrize(
@@ -325,11 +325,11 @@ class Shop:
     """
 
     def __init__(
-        self, *, places: float = 1, waiting: int = 100, per_key: int = 0, keys: int = 0
+        self, *, capacity: float = 1, waiting: int = 100, per_key: int = 0, keys: int = 0
     ) -> None:
         self.view = View()
         self.served: list[str] = []
-        self.at_work: list[Tracked] = []
+        self.at_work: list[RequestContext] = []
         self.refusals = Refusals()
         self.admission = Admission(
             self.view,
@@ -337,7 +337,7 @@ class Shop:
             probe_token="",
             hold_timeout_seconds=DEADLINE_SECONDS,
             overload=OverloadSettings(waiting, per_key),
-            places=lambda: Places(places, places),
+            capacity=lambda: Capacity(capacity, capacity),
             count_keys=lambda: keys,
         )
         self._gate = Gate(self._answer, self.admission)
@@ -349,7 +349,7 @@ class Shop:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Note the key, as the layer before the gate does."""
         headers = dict(scope.get("headers", ()))
-        tracked_request().key = headers.get(b"x-key", b"").decode()
+        current_request().key = headers.get(b"x-key", b"").decode()
         await self._gate(scope, receive, send)
 
     def serving(self) -> AbstractAsyncContextManager[httpx.AsyncClient]:
@@ -367,10 +367,10 @@ class Shop:
             while not condition():  # noqa: ASYNC110 - the loop is all there is
                 await asyncio.sleep(0.01)
 
-    async def until_there(self, *, inside: int, waiting: int) -> None:
+    async def until_there(self, *, admitted: int, waiting: int) -> None:
         """Return when so many are inside and wait."""
         admission = self.admission
-        await self.until(lambda: (admission.in_flight, admission.held) == (inside, waiting))
+        await self.until(lambda: (admission.in_flight, admission.held) == (admitted, waiting))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -383,24 +383,24 @@ class Shop:
             await self._talk(WebSocket(scope, receive, send))
             return
         if scope["method"] == "POST":
-            tracked = tracked_request()
+            context = current_request()
             if self.is_elsewhere:
                 try:
-                    async with tracked.away():
+                    async with context.away():
                         await self.elsewhere.wait()
                 except NotReadyError:
                     await PlainTextResponse("NotReadyError")(scope, receive, send)
                     return
-            self.at_work.append(tracked)
+            self.at_work.append(context)
             await self._released.acquire()
-        self.served.append(tracked_request().key)
+        self.served.append(current_request().key)
         body = (await receive()).get("body", b"")
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
     async def _talk(self, websocket: WebSocket) -> None:
         """A call for each message."""
-        session = tracked_request().session
+        session = current_request().session
         assert session is not None
         await websocket.accept()
         with suppress(WebSocketDisconnect):
@@ -408,7 +408,7 @@ class Shop:
                 await websocket.receive_text()
                 try:
                     async with session.call():
-                        self.at_work.append(tracked_request())
+                        self.at_work.append(current_request())
                         await self._released.acquire()
                 except OverloadedError:
                     await websocket.send_text("OverloadedError")
@@ -432,11 +432,11 @@ def test_who_waits_is_served_with_the_body_that_was_sent() -> None:
             asking = []
             for number, key in enumerate(("a", "a", "a", "b")):
                 asking.append(ask(client, key, b"body"))
-                await shop.until_there(inside=1, waiting=number)
+                await shop.until_there(admitted=1, waiting=number)
             shop.release(4)
             answers = await asyncio.gather(*asking)
             assert {answer.text for answer in answers} == {"body"}
-            await shop.until_there(inside=0, waiting=0)
+            await shop.until_there(admitted=0, waiting=0)
         return shop.served
 
     assert asyncio.run(scene()) == ["a", "a", "b", "a"]
@@ -459,7 +459,7 @@ def test_the_wait_of_who_was_let_in_is_counted() -> None:
 
         async with shop.serving() as client:
             asking = [ask(client), ask(client)]
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             began_seconds = time.monotonic()
             assert (await ask(client)).status_code == 429
             assert waited() == (1, 0.0)
@@ -487,7 +487,7 @@ def test_an_upload_that_takes_long_has_no_place() -> None:
     """Others are served meanwhile, and it is served when it is there."""
 
     async def scene() -> tuple[int, str]:
-        shop = Shop(places=1, waiting=0)
+        shop = Shop(capacity=1, waiting=0)
         shop.release(2)
         async with shop.serving() as client:
             with slow_upload(client) as wire:
@@ -503,20 +503,20 @@ def test_an_upload_that_takes_long_has_no_place() -> None:
 
 
 def test_a_client_that_reads_slowly_has_no_place_when_the_engine_is_done() -> None:
-    """The next is called, while its answer is not given whole yet."""
+    """The next is admitted, while its answer is not given whole yet."""
 
     async def scene() -> list[int]:
         shop = Shop()
         async with shop.serving() as client:
             asking = [ask(client), ask(client)]
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             shop.at_work[0].engine_is_done()
-            await shop.until_there(inside=2, waiting=0)
+            await shop.until_there(admitted=2, waiting=0)
             asking.append(ask(client))
-            await shop.until_there(inside=2, waiting=1)
+            await shop.until_there(admitted=2, waiting=1)
             shop.release(3)
             codes = [(await one).status_code for one in asking]
-            await shop.until_there(inside=0, waiting=0)
+            await shop.until_there(admitted=0, waiting=0)
             return codes
 
     assert asyncio.run(scene()) == [200, 200, 200]
@@ -530,19 +530,19 @@ def test_who_waits_for_something_else_than_the_engine_has_no_place() -> None:
         async with shop.serving() as client:
             shop.is_elsewhere = True
             asking = [ask(client, body=b"away")]
-            await shop.until_there(inside=1, waiting=0)
+            await shop.until_there(admitted=1, waiting=0)
             shop.is_elsewhere = False
             for waiting in range(2):
                 asking.append(ask(client))
-                await shop.until_there(inside=2, waiting=waiting)
+                await shop.until_there(admitted=2, waiting=waiting)
             shop.elsewhere.set()
-            await shop.until_there(inside=1, waiting=2)
+            await shop.until_there(admitted=1, waiting=2)
             shop.release()
             await shop.until(lambda: len(shop.at_work) == 2)
             shop.release(2)
             codes = [str((await one).status_code) for one in asking]
             is_second = shop.at_work[1].waited_seconds > 0.0
-            await shop.until_there(inside=0, waiting=0)
+            await shop.until_there(admitted=0, waiting=0)
             return [*codes, str(is_second)]
 
     assert asyncio.run(scene()) == ["200", "200", "200", "True"]
@@ -556,11 +556,11 @@ def test_who_comes_back_when_no_engine_will_come_is_told_so() -> None:
         shop.is_elsewhere = True
         async with shop.serving() as client:
             asking = ask(client)
-            await shop.until_there(inside=1, waiting=0)
+            await shop.until_there(admitted=1, waiting=0)
             shop.view.state = State.FAILED
             shop.elsewhere.set()
             answer = await asking
-            await shop.until_there(inside=0, waiting=0)
+            await shop.until_there(admitted=0, waiting=0)
         return answer.text, counted(shop.refusals)["failed"], len(shop.at_work)
 
     assert asyncio.run(scene()) == ("NotReadyError", 1, 0)
@@ -570,14 +570,14 @@ def test_one_key_leaves_a_place_to_another() -> None:
     """However long its requests take; with a single key all places are in use."""
 
     async def scene(keys: int) -> list[int]:
-        shop = Shop(places=4, keys=keys)
+        shop = Shop(capacity=4, keys=keys)
         async with shop.serving() as client:
             asking = [ask(client, "a") for _ in range(8)]
             await shop.until(lambda: shop.admission.in_flight + shop.admission.held == 8)
             found = [shop.admission.in_flight]
             asking.append(ask(client, "b"))
             await shop.until(lambda: shop.admission.in_flight + shop.admission.held == 9)
-            found.append(sum(tracked.key == "b" for tracked in shop.at_work))
+            found.append(sum(context.key == "b" for context in shop.at_work))
             shop.release(9)
             await asyncio.gather(*asking)
             return found
@@ -590,12 +590,12 @@ def test_what_renders_prompts_has_a_few_places_of_its_own() -> None:
     """Neither does it wait for a full engine, nor come all at once."""
 
     async def scene() -> list[int]:
-        shop = Shop(places=1)
+        shop = Shop(capacity=1)
         async with shop.serving() as client:
             asking = [ask(client), ask(client)]
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             asking += [ask(client, path="/tokenize") for _ in range(RENDERINGS + 2)]
-            await shop.until_there(inside=1 + RENDERINGS, waiting=3)
+            await shop.until_there(admitted=1 + RENDERINGS, waiting=3)
             shop.release(len(asking))
             return [(await one).status_code for one in asking]
 
@@ -609,7 +609,7 @@ def test_the_limit_of_a_key_is_for_what_renders_prompts_too() -> None:
         shop = Shop(per_key=2)
         async with shop.serving() as client:
             asking = [ask(client, "a"), ask(client, "a", path="/tokenize")]
-            await shop.until_there(inside=2, waiting=0)
+            await shop.until_there(admitted=2, waiting=0)
             refused = await ask(client, "a", path="/tokenize")
             shop.release(2)
             await asyncio.gather(*asking)
@@ -652,12 +652,12 @@ def test_the_wait_that_a_key_is_told_is_its_own() -> None:
     """Though the line has moved fast for all others."""
 
     async def scene() -> str:
-        shop = Shop(places=1, per_key=1)
+        shop = Shop(capacity=1, per_key=1)
         async with shop.serving() as client:
             shop.admission.durations.begin("a", "earlier")
             shop.admission.durations.end("a", "earlier", took_seconds=60.0)
             asking = ask(client, "a")
-            await shop.until_there(inside=1, waiting=0)
+            await shop.until_there(admitted=1, waiting=0)
             refused = await ask(client, "a")
             shop.release()
             await asking
@@ -673,7 +673,7 @@ def test_beyond_the_line_is_429() -> None:
         shop = Shop(waiting=1)
         async with shop.serving() as client:
             asking = [ask(client), ask(client)]
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             refused = await ask(client)
             assert counted(shop.refusals)["overloaded"] == 1
             shop.release(2)
@@ -692,10 +692,10 @@ def test_with_no_waiting_allowed_only_the_places_are_served() -> None:
     """`--max-waiting 0`."""
 
     async def scene() -> list[int]:
-        shop = Shop(places=2, waiting=0)
+        shop = Shop(capacity=2, waiting=0)
         async with shop.serving() as client:
             asking = [ask(client), ask(client)]
-            await shop.until_there(inside=2, waiting=0)
+            await shop.until_there(admitted=2, waiting=0)
             refused = await ask(client)
             shop.release(2)
             return [
@@ -713,7 +713,7 @@ def test_what_needs_no_place_is_answered_by_a_full_server() -> None:
         shop = Shop(waiting=0)
         async with shop.serving() as client:
             asking = ask(client)
-            await shop.until_there(inside=1, waiting=0)
+            await shop.until_there(admitted=1, waiting=0)
             answer = await client.get("/v1/models")
             shop.release()
             await asking
@@ -729,11 +729,11 @@ def test_a_client_that_leaves_the_line_frees_its_place_in_it() -> None:
         shop = Shop(waiting=1)
         async with shop.serving() as client:
             first, gone = ask(client, "a"), ask(client, "b")
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             gone.cancel()
-            await shop.until_there(inside=1, waiting=0)
+            await shop.until_there(admitted=1, waiting=0)
             last = ask(client, "c")
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             shop.release(2)
             await asyncio.gather(first, last)
         return shop.served
@@ -742,13 +742,13 @@ def test_a_client_that_leaves_the_line_frees_its_place_in_it() -> None:
 
 
 def test_a_client_that_leaves_inside_frees_its_place() -> None:
-    """The next is called, though the first was never answered."""
+    """The next is admitted, though the first was never answered."""
 
     async def scene() -> int:
         shop = Shop()
         async with shop.serving() as client:
             gone, waiting = ask(client), ask(client)
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             gone.cancel()
             shop.release(2)
             return (await waiting).status_code
@@ -762,7 +762,7 @@ def test_no_place_is_lost_when_clients_come_and_go(seed: int) -> None:
     random = Random(seed)
 
     async def scene() -> None:
-        shop = Shop(places=3, waiting=8)
+        shop = Shop(capacity=3, waiting=8)
         async with shop.serving() as client:
             asking: list[asyncio.Task[httpx.Response]] = []
             for _ in range(60):
@@ -778,7 +778,7 @@ def test_no_place_is_lost_when_clients_come_and_go(seed: int) -> None:
                     shop.view.move(State.READY)
             shop.release(60)
             await asyncio.wait(asking)
-            await shop.until_there(inside=0, waiting=0)
+            await shop.until_there(admitted=0, waiting=0)
             codes = {one.result().status_code for one in asking if not one.cancelled()}
             assert codes <= {200, 429}
             last = [ask(client) for _ in range(3)]
@@ -791,14 +791,14 @@ def test_a_key_has_so_many_requests_at_a_time() -> None:
     """`--max-requests-per-key`: beyond it 429, while other keys and those without go on."""
 
     async def scene() -> list[int]:
-        shop = Shop(places=1, per_key=2)
+        shop = Shop(capacity=1, per_key=2)
         async with shop.serving() as client:
             asking = [ask(client, "a"), ask(client, "a")]
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             refused = await ask(client, "a")
             assert counted(shop.refusals)["key_concurrency"] == 1
             asking += [ask(client, "b"), ask(client), ask(client), ask(client)]
-            await shop.until_there(inside=1, waiting=5)
+            await shop.until_there(admitted=1, waiting=5)
             shop.release(6)
             return [
                 refused.status_code,
@@ -815,7 +815,7 @@ def test_a_drain_serves_the_line() -> None:
         shop = Shop()
         async with shop.serving() as client:
             asking = [ask(client), ask(client)]
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             shop.view.move(State.DRAINING)
             refused = await ask(client)
             drained = asyncio.create_task(shop.admission.until_idle(DEADLINE_SECONDS))
@@ -834,12 +834,12 @@ def test_the_line_stands_still_while_the_engine_is_replaced() -> None:
         shop = Shop()
         async with shop.serving() as client:
             asking = [ask(client), ask(client)]
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             shop.view.move(State.RECOVERING, is_recovering=True)
             asking.append(ask(client))
-            await shop.until_there(inside=1, waiting=2)
+            await shop.until_there(admitted=1, waiting=2)
             shop.release(3)
-            await shop.until_there(inside=0, waiting=2)
+            await shop.until_there(admitted=0, waiting=2)
             shop.view.move(State.READY)
             return [answer.status_code for answer in await asyncio.gather(*asking)]
 
@@ -853,7 +853,7 @@ def test_the_line_is_refused_when_no_engine_comes() -> None:
         shop = Shop()
         async with shop.serving() as client:
             first, waiting = ask(client), ask(client)
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             shop.view.move(State.FAILED)
             answer = await waiting
             shop.release()
@@ -870,7 +870,7 @@ def test_a_wait_for_the_next_engine_ends_with_the_hold_time_out() -> None:
         shop = Shop()
         async with shop.serving() as client:
             first, waiting = ask(client), ask(client)
-            await shop.until_there(inside=1, waiting=1)
+            await shop.until_there(admitted=1, waiting=1)
             shop.view.eta_seconds = DEADLINE_SECONDS + 30.0
             shop.view.move(State.RECOVERING, is_recovering=True)
             answer = await waiting
@@ -895,7 +895,7 @@ def test_a_websocket_beyond_what_its_key_may_have_is_closed_with_1013() -> None:
         shop = Shop(per_key=1)
         async with shop.serving() as client:
             first = ask(client, "key")
-            await shop.until_there(inside=1, waiting=0)
+            await shop.until_there(admitted=1, waiting=0)
             url = str(client.base_url).replace("http", "ws")
             headers = {"x-key": "key"}
             async with connect(f"{url}/v1/realtime", additional_headers=headers) as connection:
@@ -918,7 +918,7 @@ def test_an_open_websocket_has_no_place() -> None:
             first = ask(client)
             await shop.until(lambda: len(shop.at_work) == 1)
             async with websocket(client):
-                await shop.until_there(inside=3, waiting=0)
+                await shop.until_there(admitted=3, waiting=0)
                 shop.release()
                 return (await first).status_code
 
@@ -934,7 +934,7 @@ def test_a_call_of_a_websocket_has_a_place_while_it_is_at_work() -> None:
             first = ask(client)
             await shop.until(lambda: len(shop.at_work) == 1)
             await one.send("")
-            await shop.until_there(inside=2, waiting=1)
+            await shop.until_there(admitted=2, waiting=1)
             async with websocket(client) as two:
                 await two.send("")
                 said = [await two.recv()]
@@ -942,11 +942,11 @@ def test_a_call_of_a_websocket_has_a_place_while_it_is_at_work() -> None:
             await first
             await shop.until(lambda: len(shop.at_work) == 2)
             second = ask(client)
-            await shop.until_there(inside=2, waiting=1)
+            await shop.until_there(admitted=2, waiting=1)
             shop.release(2)
             said.append(await one.recv())
             await second
-            await shop.until_there(inside=1, waiting=0)
+            await shop.until_there(admitted=1, waiting=0)
             return said
 
     assert asyncio.run(scene()) == ["OverloadedError", "done"]
@@ -959,7 +959,7 @@ def test_a_connection_survives_a_refused_upload() -> None:
         shop = Shop(waiting=0)
         async with shop.serving() as client:
             first = ask(client)
-            await shop.until_there(inside=1, waiting=0)
+            await shop.until_there(admitted=1, waiting=0)
             refused = await ask(client, body=b"x" * 2_000_000)
             answer = await client.get("/v1/models")
             shop.release()

@@ -26,7 +26,7 @@ from callers import PlainDialect, ScriptedLLM
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.gate import Gate
 from holdfast.api.request_log import RequestLog
-from holdfast.api.router import EngineApp, FrontDoor
+from holdfast.api.router import LateApp, OwnRoutes
 from holdfast.engine.replay import Calls
 from holdfast.lifecycle.states import State
 from holdfast.telemetry.counters import Refusals
@@ -81,11 +81,11 @@ def _front(inner: Any, *, state: State = State.READY, **options: Any) -> Request
     async def healthz(_request: Request) -> Response:
         return JSONResponse({}, 200 if state is State.READY else 503)
 
-    engine_app = EngineApp()
+    engine_app = LateApp()
     engine_app.attach(inner)
     admission = Admission(View(state), probe_token="a-token", refusals=Refusals())  # noqa: S106 - a test's
     gate = Gate(engine_app, admission)
-    door = FrontDoor([Route("/readyz", healthz)], gate, root_path="/prefix")
+    door = OwnRoutes([Route("/readyz", healthz)], gate, root_path="/prefix")
     return RequestLog(door, quiet_paths={"/readyz"}, **options)
 
 

@@ -17,8 +17,8 @@ from starlette.routing import Route
 from asgi_server import DEADLINE_SECONDS
 from call_bench import Bench, on_the_bench
 from holdfast.api.admission import Admission
-from holdfast.api.metrics import REST, metrics_route, request_counts
-from holdfast.engine.turns import Places
+from holdfast.api.metrics import REST_FACTOR, metrics_route, request_counts
+from holdfast.engine.turns import Capacity
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.exposition import CONTENT_TYPES, format_for
@@ -193,7 +193,7 @@ def test_a_scraper_that_never_pauses_leaves_the_processor_to_others() -> None:
         await scraped(route)
         return (time.monotonic() - began_seconds) / taken_seconds
 
-    assert asyncio.run(scene()) >= 1 + REST
+    assert asyncio.run(scene()) >= 1 + REST_FACTOR
 
 
 def test_requests_are_held_at_the_gate_and_behind_it() -> None:
@@ -201,7 +201,7 @@ def test_requests_are_held_at_the_gate_and_behind_it() -> None:
 
     async def scene(bench: Bench) -> None:
         admission = Admission(
-            View(), probe_token="", refusals=Refusals(), places=lambda: Places(1, 1)
+            View(), probe_token="", refusals=Refusals(), capacity=lambda: Capacity(1, 1)
         )
         tickets = [admission.join("", work="engine") for _ in range(3)]
         assert request_counts(admission, None) == RequestCounts(in_flight=1, held=2)

@@ -19,9 +19,9 @@ from holdfast.api.admission import Admission
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.limits import Limits
-from holdfast.api.router import FrontDoor
+from holdfast.api.router import OwnRoutes
 from holdfast.listener import server
-from holdfast.listener.connection_table import most_connections
+from holdfast.listener.connection_table import connection_limit
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
 from inner_app import View
@@ -53,7 +53,7 @@ async def bare(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None
 
 async def serve_bare() -> None:
     """Serve until killed, as uvicorn does by itself."""
-    most_connections(None)
+    connection_limit(None)
     with server.bound(LOCAL) as sock:
         print(sock.getsockname()[1], flush=True)  # noqa: T201 - to whoever attacks
         config = uvicorn.Config(bare, http="httptools", access_log=False, log_level="critical")
@@ -66,7 +66,7 @@ async def serve_front() -> None:
     admission = Admission(View(), probe_token="", refusals=refusals)
     limits = Limits(Gate(bare, admission), LimitSettings(), refusals, is_probe=admission.is_probe)
     routes = health_routes(a_status, queue=lambda: (0, 0))
-    door = FrontDoor(routes, limits)
+    door = OwnRoutes(routes, limits)
     with server.bound(LOCAL) as sock:
         async with server.serving(door, sock, LOCAL, limits=LimitSettings(), refusals=refusals):
             print(sock.getsockname()[1], flush=True)  # noqa: T201 - to whoever attacks

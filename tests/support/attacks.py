@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from holdfast.listener.connection_table import most_connections
+from holdfast.listener.connection_table import connection_limit
 
 HERE = Path(__file__).parent
 MIB = 1024 * 1024
@@ -148,7 +148,7 @@ def slow_headers(port: int, count: int) -> Iterator[None]:
 
 def idle(port: int, count: int) -> Iterator[None]:
     """So many connections that say nothing; who is closed comes again."""
-    most_connections(count)
+    connection_limit(count)
     poll, wires = select.poll(), {}
 
     def connect() -> None:

@@ -14,7 +14,7 @@ from callers import DEADLINE_SECONDS, LiftedError, Output, PlainDialect, Scripte
 from holdfast.engine.blame import Verdict
 from holdfast.engine.replay import Calls
 from holdfast.records import Death
-from holdfast.request_context import REQUEST, Tracked
+from holdfast.request_context import REQUEST, RequestContext
 
 RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", is_accusing=True)
 KILLED = Death("core_exit", "EngineCore was killed")
@@ -45,12 +45,12 @@ class Bench:
         return self.calls.accuse(death)
 
     def call(
-        self, prompt: str, *, tracked: Tracked | None = None, **options: Any
+        self, prompt: str, *, context: RequestContext | None = None, **options: Any
     ) -> asyncio.Task[list[Output]]:
         """A caller in a task of its own."""
 
         async def collect() -> list[Output]:
-            REQUEST.set(tracked or Tracked())
+            REQUEST.set(context or RequestContext())
             arguments = {"prompt": prompt, "request_id": prompt, **options}
             return [output async for output in self.calls.run("generate", arguments)]
 

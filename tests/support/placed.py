@@ -1,4 +1,4 @@
-"""Places in the engine that say what became of them."""
+"""Capacity in the engine that records what became of it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class APlace:
-    """`tracked.Place`, of which there is always another."""
+class ScriptedCapacity:
+    """A `HeldCapacity` that can always be acquired again."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.given = asyncio.Event()
 
-    def give(self) -> None:
-        """Write it down."""
+    def release(self) -> None:
+        """Record the call."""
         self.said.append("given")
         self.given.set()
 
-    async def take(self) -> None:
-        """Write it down."""
+    async def acquire(self) -> None:
+        """Record the call."""
         self.said.append("taken")
 
 
-class ASession:
-    """`tracked.Session`, for each of whose calls there is a place."""
+class ScriptedSession:
+    """A `Session` that has capacity for each call."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Write it down."""
+        """Record the call."""
         self.said.append("called")
         try:
             yield

@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 from starlette.types import Scope
 
-from holdfast.api.queue import Line, Ticket
+from holdfast.api.queue import FairQueue, Ticket
 from holdfast.api.rates import Durations
 from holdfast.api.router import RENDERINGS, Work
-from holdfast.engine.turns import Places
+from holdfast.engine.turns import Capacity
 from holdfast.errors import RETRY_AFTER_MOST_SECONDS, RETRY_AFTER_SECONDS
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.lifecycle.supervisor import Supervisor
@@ -25,9 +25,9 @@ from holdfast.telemetry.counters import Refusals, request_waits
 PROBE_HEADER = "x-holdfast-probe"
 PROBE_HEADER_BYTES = PROBE_HEADER.encode()
 
-_RENDERING_PLACES = Places(RENDERINGS, RENDERINGS)
-_NO_PLACES = Places(0, 0)
-_PLACED = frozenset[Work]({"engine", "rendering"})
+_RENDERING_CAPACITY = Capacity(RENDERINGS, RENDERINGS)
+_NO_CAPACITY = Capacity(0, 0)
+_NEEDS_CAPACITY = frozenset[Work]({"engine", "rendering"})
 _REFUSAL_OF = MappingProxyType[State, RefusalReason](
     {State.DRAINING: "draining", State.STOPPED: "draining", State.FAILED: "failed"}
 )
@@ -38,27 +38,29 @@ class Admission:
 
     def __init__(  # noqa: PLR0913 - the composition root names each collaborator
         self,
-        view: Supervisor,
+        supervisor: Supervisor,
         *,
         probe_token: str,
         refusals: Refusals,
         hold_timeout_seconds: float = 0.0,
         overload: OverloadSettings | None = None,
-        places: Callable[[], Places] = Places,
+        capacity: Callable[[], Capacity] = Capacity,
         count_keys: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.view = view
+        self.supervisor = supervisor
         self._overload = overload or OverloadSettings()
         self._hold_timeout_seconds = hold_timeout_seconds
-        self._places = places
+        self._capacity = capacity
         most_waiting = self._overload.max_waiting
-        self._line = Line(self._places_now, most_waiting=most_waiting, count_keys=count_keys)
-        self._renderings = Line(
-            lambda: _RENDERING_PLACES if self._is_moving else _NO_PLACES,
+        self._queue = FairQueue(
+            self._capacity_now, most_waiting=most_waiting, count_keys=count_keys
+        )
+        self._rendering_queue = FairQueue(
+            lambda: _RENDERING_CAPACITY if self._is_moving else _NO_CAPACITY,
             most_waiting=most_waiting,
             count_keys=count_keys,
         )
-        self._lines = (self._line, self._renderings)
+        self._queues = (self._queue, self._rendering_queue)
         self.durations = Durations(time.monotonic)
         """How long the requests of each key are at work, where their number is bound."""
         self._is_moving = False
@@ -66,29 +68,29 @@ class Admission:
         self._probe_token = probe_token.encode()
         self._refusals = refusals
         self.waits = request_waits()
-        """How long the requests that were called had waited for it."""
+        """How long the requests that were admitted had waited for it."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def in_flight(self) -> int:
         """Requests let in and not yet answered whole, the probe's own left out."""
-        return sum(line.inside for line in self._lines)
+        return sum(queue.admitted for queue in self._queues)
 
     @property
     def held(self) -> int:
         """Requests that wait for a place in the engine, or for its next generation."""
-        return sum(line.waiting for line in self._lines)
+        return sum(queue.waiting for queue in self._queues)
 
     @property
     def is_busy(self) -> bool:
         """Whether anybody waits or is in flight."""
-        line, renderings = self._lines
-        return bool(line.inside or line.waiting or renderings.inside or renderings.waiting)
+        queue, rendering = self._queues
+        return bool(queue.admitted or queue.waiting or rendering.admitted or rendering.waiting)
 
     def is_open(self, *, is_probe: bool) -> bool:
         """Whether a request that comes now may enter."""
-        state = self.view.state
+        state = self.supervisor.state
         # While draining an engine may be lost, and proven anew for those who are still in.
         return state in SERVING or (is_probe and state in {State.PROBING, State.DRAINING})
 
@@ -103,65 +105,65 @@ class Admission:
             name == PROBE_HEADER_BYTES and self.is_probe_token(value) for name, value in headers
         )
 
-    def is_in_vain(self) -> bool:
+    def refuses_all(self) -> bool:
         """Whether a request that comes now would be refused whatever it asks."""
         if self.is_open(is_probe=False):
             return False
-        return not self._is_worth_to_wait(self._hold_deadline())
+        return not self._is_worth_waiting(self._hold_deadline())
 
     def join(self, key: str, *, work: Work, is_limited: bool = True) -> Ticket:
-        """A ticket for a request that comes now: called, waiting or refused. It must `leave`.
+        """A ticket for a request that comes now: admitted, waiting or refused. It must `leave`.
 
         `is_limited` says whether its key may have too many.
         A lost engine is worth to wait for while its next generation is expected within the hold
         time-out.
         """
-        self._look()
+        self._follow_state()
         most = self._overload.max_requests_per_key
-        if self.is_in_vain():
+        if self.refuses_all():
             ticket = Ticket(key, status="refused", refusal=self._refusal_of_state())
         elif is_limited and key and most and work != "none" and self._count(key) >= most:
             ticket = Ticket(key, status="refused", refusal="key_concurrency")
         else:
-            line = self._renderings if work == "rendering" else self._line
-            ticket = line.join(key, needs_place=work in _PLACED)
+            queue = self._rendering_queue if work == "rendering" else self._queue
+            ticket = queue.join(key, needs_capacity=work in _NEEDS_CAPACITY)
             self._idle.clear()
         ticket.work = work
         self._follow_for(ticket)
         return ticket
 
     def begin(self, ticket: Ticket) -> None:
-        """A request that was called goes on; how long it takes is known when it leaves."""
-        if self._overload.max_requests_per_key and ticket.key and ticket.needs_place:
+        """A request that was admitted goes on; how long it takes is known when it leaves."""
+        if self._overload.max_requests_per_key and ticket.key and ticket.needs_capacity:
             self.durations.begin(ticket.key, ticket)
 
     def set_aside(self, ticket: Ticket) -> None:
         """A request waits for something else than the engine: others have its place meanwhile."""
-        self._line_of(ticket).set_aside(ticket)
+        self._queue_of(ticket).set_aside(ticket)
 
     async def come_back(self, ticket: Ticket) -> None:
         """Return when a request that was set aside has a place again, or is refused one."""
-        self._look()
-        self._line_of(ticket).come_back(ticket)
+        self._follow_state()
+        self._queue_of(ticket).come_back(ticket)
         self._follow_for(ticket)
         await self.until_settled(ticket)
 
     def release(self, ticket: Ticket) -> None:
         """The engine is done with a request, whose client may read its answer for long still."""
-        self._line_of(ticket).release(ticket)
+        self._queue_of(ticket).release(ticket)
 
     def leave(self, ticket: Ticket) -> None:
         """Take a request out, wherever it stands."""
         self.durations.end(ticket.key, ticket)
-        self._line_of(ticket).leave(ticket)
+        self._queue_of(ticket).leave(ticket)
         if not self.is_busy:
             self._idle.set()
 
-    def _line_of(self, ticket: Ticket) -> Line:
-        return self._renderings if ticket.work == "rendering" else self._line
+    def _queue_of(self, ticket: Ticket) -> FairQueue:
+        return self._rendering_queue if ticket.work == "rendering" else self._queue
 
     def _count(self, key: str) -> int:
-        return sum(line.count(key) for line in self._lines)
+        return sum(queue.count(key) for queue in self._queues)
 
     def count_refusal(self, reason: RefusalReason) -> None:
         """Count a request that is turned away."""
@@ -175,18 +177,18 @@ class Admission:
         """
         hold_ends: float | None = None
         while ticket.status == "waiting":
-            if self.view.state in SERVING or (self._is_moving and hold_ends is None):
+            if self.supervisor.state in SERVING or (self._is_moving and hold_ends is None):
                 hold_ends = None
             else:
                 hold_ends = hold_ends or self._hold_deadline()
-            if hold_ends is not None and not self._is_worth_to_wait(hold_ends):
+            if hold_ends is not None and not self._is_worth_waiting(hold_ends):
                 break
             try:
                 async with asyncio.timeout_at(hold_ends):
-                    await ticket.until_stirred()
+                    await ticket.until_notified()
             except TimeoutError:
                 break
-        self._line_of(ticket).refuse(ticket, self._refusal_of_state())  # if it waits still
+        self._queue_of(ticket).refuse(ticket, self._refusal_of_state())  # if it waits still
         return True
 
     def retry_after_seconds(self, ticket: Ticket) -> int:
@@ -198,12 +200,12 @@ class Admission:
             left_seconds = self.durations.left_seconds(ticket.key)
             if left_seconds is not None:
                 return retry_after_seconds(left_seconds)
-        line = self._line_of(ticket)
-        eta_seconds = None if self.view.state in SERVING else self.view.eta_seconds
-        rate = line.rate.per_second
+        queue = self._queue_of(ticket)
+        eta_seconds = None if self.supervisor.state in SERVING else self.supervisor.eta_seconds
+        rate = queue.rate.per_second
         if not rate:
             return retry_after_seconds(eta_seconds)
-        return retry_after_seconds((line.waiting + 1) / rate + (eta_seconds or 0.0))
+        return retry_after_seconds((queue.waiting + 1) / rate + (eta_seconds or 0.0))
 
     async def until_idle(self, deadline_seconds: float) -> bool:
         """Wait until nothing waits or is in flight; False if not so after `deadline_seconds`."""
@@ -217,20 +219,20 @@ class Admission:
     def _hold_deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._hold_timeout_seconds
 
-    def _is_worth_to_wait(self, deadline: float) -> bool:
+    def _is_worth_waiting(self, deadline: float) -> bool:
         left_seconds = deadline - asyncio.get_running_loop().time()
-        may_wait = self.view.is_recovering and self._overload.max_waiting > 0
-        return may_wait and (self.view.eta_seconds or 0.0) <= left_seconds
+        may_wait = self.supervisor.is_recovering and self._overload.max_waiting > 0
+        return may_wait and (self.supervisor.eta_seconds or 0.0) <= left_seconds
 
     def _refusal_of_state(self) -> RefusalReason:
-        return _REFUSAL_OF.get(self.view.state, "not_ready")
+        return _REFUSAL_OF.get(self.supervisor.state, "not_ready")
 
-    def _places_now(self) -> Places:
-        return self._places() if self._is_moving else _NO_PLACES
+    def _capacity_now(self) -> Capacity:
+        return self._capacity() if self._is_moving else _NO_CAPACITY
 
-    def _look(self) -> None:
+    def _follow_state(self) -> None:
         """See whether the line moves: in READY, and in a drain if it moved before."""
-        state = self.view.state
+        state = self.supervisor.state
         self._is_moving = state in SERVING or (self._is_moving and state is State.DRAINING)
 
     def _follow_for(self, ticket: Ticket) -> None:
@@ -240,11 +242,11 @@ class Admission:
     async def _follow(self) -> None:
         """While somebody waits, have the line follow the state."""
         while self.held:
-            self._look()
-            for line in self._lines:
-                line.advance()
-                line.stir()
-            await self.view.until_moved()
+            self._follow_state()
+            for queue in self._queues:
+                queue.advance()
+                queue.notify()
+            await self.supervisor.until_moved()
 
 
 def retry_after_seconds(eta_seconds: float | None) -> int:

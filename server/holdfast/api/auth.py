@@ -13,7 +13,7 @@ from holdfast.api.keyring import Keyring
 from holdfast.api.router import is_for_operators, route_path
 from holdfast.errors import UsageError
 from holdfast.records import RefusalReason
-from holdfast.request_context import tracked_request
+from holdfast.request_context import current_request
 from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals
 
@@ -77,14 +77,14 @@ class _Refusal:
         return openai_error(self.message, kind=self.kind, status=self.status, headers=headers)
 
 
-_HOW = "send it as 'Authorization: Bearer KEY'."
+_HOW_TO_SEND = "send it as 'Authorization: Bearer KEY'."
 _NO_API_KEY = _Refusal(
-    401, "authentication_error", f"This route needs an API key: {_HOW}", "unauthorized"
+    401, "authentication_error", f"This route needs an API key: {_HOW_TO_SEND}", "unauthorized"
 )
 _NO_ADMIN_KEY = _Refusal(
-    401, "authentication_error", f"This route needs the admin key: {_HOW}", "unauthorized"
+    401, "authentication_error", f"This route needs the admin key: {_HOW_TO_SEND}", "unauthorized"
 )
-_NO_ADMIN = _Refusal(
+_NOT_ADMIN = _Refusal(
     403, "permission_error", "This route needs the admin key, not an API key.", "forbidden"
 )
 _NO_ROUTE = _Refusal(
@@ -158,7 +158,7 @@ class KeyCheck:
         name = self._keys.api.name_of(_token(scope))
         if name is None:
             return _NO_API_KEY
-        tracked_request().key = name
+        current_request().key = name
         return None
 
     def _admin_refusal(self, scope: Scope) -> _Refusal | None:
@@ -168,10 +168,10 @@ class KeyCheck:
         name = self._keys.admin.name_of(token)
         # Asked of any request: a file may have come to name an admin key as an API key.
         if self._keys.api.name_of(token) is not None:
-            return _NO_ADMIN
+            return _NOT_ADMIN
         if name is None:
             return _NO_ADMIN_KEY
-        tracked_request().key = name
+        current_request().key = name
         return None
 
 

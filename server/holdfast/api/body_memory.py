@@ -24,10 +24,10 @@ class Buffer:
     size_bytes: int = 0
     counted_bytes: int = 0
 
-    def has_room_for(self, size_bytes: int) -> bool:
+    def try_reserve(self, size_bytes: int) -> bool:
         """Whether so much more may be kept; then it is."""
         counted_bytes = max(0, self.size_bytes + size_bytes - FREE_BYTES) - self.counted_bytes
-        if not self.buffers.takes(self.owner, counted_bytes):
+        if not self.buffers.try_take(self.owner, counted_bytes):
             return False
         self.size_bytes += size_bytes
         self.counted_bytes += counted_bytes
@@ -48,7 +48,7 @@ class Buffers:
         self._answered_bytes = 0
 
     @contextmanager
-    def kept(self, owner: str) -> Iterator[Buffer]:
+    def buffer_of(self, owner: str) -> Iterator[Buffer]:
         """What a request of `owner` keeps while entered."""
         buffer = Buffer(self, owner)
         try:
@@ -72,7 +72,7 @@ class Buffers:
             self._answered_bytes = 0
             gc.collect()
 
-    def takes(self, owner: str, size_bytes: int) -> bool:
+    def try_take(self, owner: str, size_bytes: int) -> bool:
         """Whether an owner may have so much more; then it has."""
         free_bytes = self._most_bytes - self.taken_bytes - size_bytes
         if size_bytes and self._taken_by[owner] + size_bytes > free_bytes:

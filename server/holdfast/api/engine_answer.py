@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Send
 
-from holdfast.api.errors import SHOULD_RETRY_HEADER, shaped, unsent
+from holdfast.api.errors import SHOULD_RETRY_HEADER, in_openai_form, send_nothing
 from holdfast.errors import RETRY_AFTER_SECONDS
 from holdfast.records import RefusalReason
-from holdfast.request_context import Tracked
+from holdfast.request_context import RequestContext
 
 SHAPED_BYTES = 64 * 1024
 """A larger body of an error is passed on as it is."""
@@ -24,13 +24,13 @@ class EngineAnswer:
     That is whether it may be sent again, and no clean end of a stream that has none.
     """
 
-    __slots__ = ("_count_refusal", "_held", "_held_body", "_send", "_tracked")
+    __slots__ = ("_context", "_count_refusal", "_held", "_held_body", "_send")
 
     def __init__(
-        self, send: Send, tracked: Tracked, count_refusal: Callable[[RefusalReason], None]
+        self, send: Send, context: RequestContext, count_refusal: Callable[[RefusalReason], None]
     ) -> None:
         self._send = send
-        self._tracked = tracked
+        self._context = context
         self._count_refusal = count_refusal
         self._held: Message | None = None
         self._held_body = b""
@@ -42,9 +42,9 @@ class EngineAnswer:
         if message["type"] == "http.response.start":
             if message["status"] >= 400:
                 self._held = message
-                return unsent()
-            message = _with_advice(message, self._tracked)
-        elif self._tracked.is_broken and message.get("body") == _DONE:
+                return send_nothing()
+            message = _with_advice(message, self._context)
+        elif self._context.is_broken and message.get("body") == _DONE:
             # vLLM ends a stream so even after an error, which clients take for a whole answer.
             message = {**message, "body": b""}
         return self._send(message)
@@ -61,11 +61,11 @@ class EngineAnswer:
         self._held, self._held_body = None, b""
         if not has_more and len(body) <= SHAPED_BYTES:
             start, body = self._shape(start, body)
-        await self._send(_with_advice(start, self._tracked))
+        await self._send(_with_advice(start, self._context))
         await self._send({"type": "http.response.body", "body": body, "more_body": has_more})
 
     def _shape(self, start: Message, body: bytes) -> tuple[Message, bytes]:
-        status, content = shaped(start["status"], body)
+        status, content = in_openai_form(start["status"], body)
         if content is body:
             return start, body
         if status == 415:
@@ -76,10 +76,10 @@ class EngineAnswer:
         return {**start, "status": status, "headers": headers}, content
 
 
-def _with_advice(message: Message, tracked: Tracked) -> Message:
-    if tracked.may_be_retried is None:
+def _with_advice(message: Message, context: RequestContext) -> Message:
+    if context.may_be_retried is None:
         return message
-    advice = [(SHOULD_RETRY_HEADER.encode(), b"true" if tracked.may_be_retried else b"false")]
-    if tracked.may_be_retried:
+    advice = [(SHOULD_RETRY_HEADER.encode(), b"true" if context.may_be_retried else b"false")]
+    if context.may_be_retried:
         advice.append((b"retry-after", str(RETRY_AFTER_SECONDS).encode()))
     return {**message, "headers": [*message.get("headers", ()), *advice]}

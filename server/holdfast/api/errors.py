@@ -16,14 +16,14 @@ from holdfast.errors import openai_error_body, openai_type_of
 STATE_HEADER = "x-holdfast-state"
 SHOULD_RETRY_HEADER = "x-should-retry"
 
-BODIES = 64
+CACHED_BODIES = 64
 """So many are kept: whoever is refused under load is refused in the same words."""
-_kept_body = lru_cache(BODIES)(openai_error_body)
+_cached_body = lru_cache(CACHED_BODIES)(openai_error_body)
 
 
 def openai_error(message: str, *, kind: str, status: int, headers: Mapping[str, str]) -> Response:
     """An error as OpenAI's clients read it."""
-    body = _kept_body(message, kind=kind, status=status)
+    body = _cached_body(message, kind=kind, status=status)
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
@@ -35,7 +35,7 @@ async def close_websocket(receive: Receive, send: Send, *, code: int, reason: st
     await send({"type": "websocket.close", "code": code, "reason": reason})
 
 
-async def unsent() -> None:
+async def send_nothing() -> None:
     """What is sent of a message that goes nowhere, or not yet."""
 
 
@@ -43,7 +43,7 @@ UNSUPPORTED_MEDIA_TYPE = "Unsupported Media Type"
 """So vLLM begins what it says of a body that is no JSON, with a status of 400."""
 
 
-def shaped(status: int, body: bytes) -> tuple[int, bytes]:
+def in_openai_form(status: int, body: bytes) -> tuple[int, bytes]:
     """Status and body of an error in OpenAI's form; the same if it has that form already."""
     content = _parsed(body)
     error = content.get("error") if isinstance(content, dict) else None

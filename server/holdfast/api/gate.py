@@ -28,12 +28,12 @@ from holdfast.api.router import work_of
 from holdfast.errors import KeySuspendedError, NotReadyError, OverloadedError
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import RefusalReason
-from holdfast.request_context import Tracked, tracked_request
+from holdfast.request_context import RequestContext, current_request
 
 _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
 
 
-class PatientReceive:
+class DisconnectWatcher:
     """An ASGI `receive` that is read ahead of the application, to see whether the client leaves."""
 
     def __init__(self, receive: Receive) -> None:
@@ -61,10 +61,10 @@ class PatientReceive:
         self._read.append(message)
         return bool(message["type"] == "http.request")
 
-    async def while_here(self, answer: Awaitable[bool]) -> bool | None:
+    async def unless_disconnected(self, answer: Awaitable[bool]) -> bool | None:
         """`answer`, or None if the client leaves before it is known."""
         answering = asyncio.ensure_future(answer)
-        leaving = asyncio.create_task(self._until_gone(), name="client leaves")
+        leaving = asyncio.create_task(self._until_disconnected(), name="client leaves")
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             return answering.result() if answering.done() else None
@@ -73,7 +73,7 @@ class PatientReceive:
             leaving.cancel()
             await asyncio.wait({answering, leaving})
 
-    async def _until_gone(self) -> None:
+    async def _until_disconnected(self) -> None:
         message: Message = {"type": ""}
         while message["type"] not in _DISCONNECTS:
             message = await self._receive()
@@ -112,65 +112,67 @@ class Gate:
         if scope["type"] not in {"http", "websocket"}:
             return self._app(scope, receive, send)
         scope, is_probe = self._without_probe_header(scope)
-        tracked = tracked_request()
-        tracked.is_probe = is_probe
+        context = current_request()
+        context.is_probe = is_probe
         if not is_probe:
-            if seconds := self._suspended_seconds(tracked.key):
+            if seconds := self._suspended_seconds(context.key):
                 self._admission.count_refusal("key_suspended")
-                return self._turn_away(_suspended(seconds), scope, receive, send)
-            return self._line_up(scope, receive, send, tracked)
+                return self._answer_refusal(_suspended(seconds), scope, receive, send)
+            return self._enqueue(scope, receive, send, context)
         if self._admission.is_open(is_probe=True):
-            return self._let_in(scope, receive, send, tracked)
-        return self._turn_away(_not_ready(self._admission.view), scope, receive, send)
+            return self._run(scope, receive, send, context)
+        return self._answer_refusal(_not_ready(self._admission.supervisor), scope, receive, send)
 
-    def _let_in(
-        self, scope: Scope, receive: Receive, send: Send, tracked: Tracked
+    def _run(
+        self, scope: Scope, receive: Receive, send: Send, context: RequestContext
     ) -> Awaitable[None]:
-        answer = EngineAnswer(send, tracked, self._admission.count_refusal)
+        answer = EngineAnswer(send, context, self._admission.count_refusal)
         return self._app(scope, receive, answer.send)
 
-    async def _line_up(self, scope: Scope, receive: Receive, send: Send, tracked: Tracked) -> None:
+    async def _enqueue(
+        self, scope: Scope, receive: Receive, send: Send, context: RequestContext
+    ) -> None:
         work = work_of(scope, self._root_path)
-        receive = patient = PatientReceive(receive)
-        has_body = scope["type"] == "http" and work != "none" and not self._admission.is_in_vain()
+        receive = watcher = DisconnectWatcher(receive)
+        has_body = scope["type"] == "http" and work != "none" and not self._admission.refuses_all()
         # A place is for a request that is there, not for one that may come within hours.
-        if has_body and not await patient.has_whole_body():
+        if has_body and not await watcher.has_whole_body():
             return
-        tracked.received_seconds = time.monotonic()
-        ticket = self._admission.join(tracked.key, work=work)
+        context.received_seconds = time.monotonic()
+        ticket = self._admission.join(context.key, work=work)
         waited_seconds = 0.0
         try:
             if ticket.status == "waiting":
                 began_seconds = time.monotonic()
-                if await patient.while_here(self._admission.until_settled(ticket)) is None:
+                if await watcher.unless_disconnected(self._admission.until_settled(ticket)) is None:
                     return
                 waited_seconds = time.monotonic() - began_seconds
-            if ticket.status == "called":
+            if ticket.status == "admitted":
                 self._admission.begin(ticket)
                 if work == "engine":
                     self._admission.waits.observe(waited_seconds)
-                    tracked.engine_is_done = partial(self._admission.release, ticket)
+                    context.engine_is_done = partial(self._admission.release, ticket)
                 if work == "session":
-                    tracked.session = _Session(self._admission, tracked)
+                    context.session = _Session(self._admission, context)
                 elif work != "none":
-                    tracked.place = _Place(self._admission, ticket)
-                await self._let_in(scope, receive, send, tracked)
+                    context.capacity = _HeldCapacity(self._admission, ticket)
+                await self._run(scope, receive, send, context)
             else:
                 await self._refuse(ticket, scope, receive, send)
         finally:
             self._admission.leave(ticket)
 
     async def _refuse(self, ticket: Ticket, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._turn_away(_refused(self._admission, ticket), scope, receive, send)
+        await self._answer_refusal(_refused(self._admission, ticket), scope, receive, send)
 
-    async def _turn_away(
+    async def _answer_refusal(
         self, error: NotReadyError | OverloadedError, scope: Scope, receive: Receive, send: Send
     ) -> None:
         if scope["type"] == "websocket":
             reason = f"retry after {error.retry_after_seconds} s"
             await close_websocket(receive, send, code=WEBSOCKET_TRY_AGAIN_LATER, reason=reason)
             return
-        tracked_request().error = error.openai_type
+        current_request().error = error.openai_type
         response = openai_error(
             error.cause,
             kind=error.openai_type,
@@ -178,7 +180,7 @@ class Gate:
             headers={
                 "retry-after": str(error.retry_after_seconds),
                 SHOULD_RETRY_HEADER: str(not isinstance(error, KeySuspendedError)).lower(),
-                STATE_HEADER: self._admission.view.state,
+                STATE_HEADER: self._admission.supervisor.state,
             },
         )
         await response(scope, receive, send)
@@ -192,45 +194,45 @@ class Gate:
         return {**scope, "headers": kept}, self._admission.is_probe(scope)
 
 
-class _Place:
-    """`tracked.Place` of a request that was called."""
+class _HeldCapacity:
+    """The `HeldCapacity` of an admitted request."""
 
     def __init__(self, admission: Admission, ticket: Ticket) -> None:
         self._admission = admission
         self._ticket = ticket
 
-    def give(self) -> None:
+    def release(self) -> None:
         self._admission.set_aside(self._ticket)
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         await self._admission.come_back(self._ticket)
         if self._ticket.status == "refused":
             raise _refused(self._admission, self._ticket)
 
 
 class _Session:
-    """`tracked.Session` of a WebSocket, each call of which stands in line by itself."""
+    """The `Session` of a WebSocket, whose calls are queued one by one."""
 
-    def __init__(self, admission: Admission, tracked: Tracked) -> None:
+    def __init__(self, admission: Admission, context: RequestContext) -> None:
         self._admission = admission
-        self._tracked = tracked
+        self._context = context
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        admission, tracked = self._admission, self._tracked
+        admission, context = self._admission, self._context
         # The session is counted for its key already.
-        ticket = admission.join(tracked.key, work="engine", is_limited=False)
+        ticket = admission.join(context.key, work="engine", is_limited=False)
         began_seconds = time.monotonic()
         try:
-            with tracked.waiting():
+            with context.waiting():
                 await admission.until_settled(ticket)
-            if ticket.status != "called":
+            if ticket.status != "admitted":
                 raise _refused(admission, ticket)
             admission.waits.observe(time.monotonic() - began_seconds)
-            tracked.place = _Place(admission, ticket)
+            context.capacity = _HeldCapacity(admission, ticket)
             yield
         finally:
-            tracked.place = None
+            context.capacity = None
             admission.leave(ticket)
 
 
@@ -241,7 +243,7 @@ def _refused(admission: Admission, ticket: Ticket) -> NotReadyError | Overloaded
             _OVERLOADS[ticket.refusal],
             retry_after_seconds=admission.retry_after_seconds(ticket),
         )
-    return _not_ready(admission.view)
+    return _not_ready(admission.supervisor)
 
 
 def _suspended(seconds: float) -> KeySuspendedError:
@@ -251,8 +253,8 @@ def _suspended(seconds: float) -> KeySuspendedError:
     )
 
 
-def _not_ready(view: Supervisor) -> NotReadyError:
+def _not_ready(supervisor: Supervisor) -> NotReadyError:
     return NotReadyError(
-        f"The server is {view.state}{f': {view.reason}' if view.reason else '.'}",
-        retry_after_seconds=retry_after_seconds(view.eta_seconds),
+        f"The server is {supervisor.state}{f': {supervisor.reason}' if supervisor.reason else '.'}",
+        retry_after_seconds=retry_after_seconds(supervisor.eta_seconds),
     )

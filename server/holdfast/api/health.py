@@ -19,7 +19,7 @@ from holdfast.records import ProbeReport, RankMemory, RankStats, Status
 from holdfast.telemetry.collector import last_step_age_seconds
 
 Report = dict[str, Any]
-Queue = tuple[int, int]
+QueueLengths = tuple[int, int]
 """Requests (running, waiting)."""
 Answer = Callable[[Status], bool]
 _RANK = TypeAdapter(RankMemory)
@@ -48,7 +48,7 @@ def is_started(status: Status) -> bool:
 def health_routes(
     status: Callable[[], Status],
     *,
-    queue: Callable[[], Queue],
+    queue: Callable[[], QueueLengths],
     broken_key_files: Callable[[], Mapping[str, bool]] = dict,
 ) -> list[Route]:
     """`/livez`, `/readyz`, `/health`, `/ping`, `/startupz` and `/statusz`."""

@@ -118,7 +118,7 @@ class HttpCounts:
         self._plain = set(FREQUENT_PATHS)
         self._open: list[tuple[re.Pattern[str], str]] = []
 
-    def know(self, routes: Iterable[BaseRoute]) -> None:
+    def add_routes(self, routes: Iterable[BaseRoute]) -> None:
         """Take in the routes of an application, after those that are known."""
         for route in routes:
             template: str = getattr(route, "path", "")
@@ -149,7 +149,7 @@ class HttpCounts:
                 sent_bytes=sent_bytes,
             )
 
-    def refused(self, method: str, url: bytes, status: int) -> None:
+    def count_refused(self, method: str, url: bytes, status: int) -> None:
         """Count one that was answered by its connection, as soon as it had a head."""
         path = unquote(url.partition(b"?")[0].decode("ascii", "replace"))
         self.count({"method": method, "path": path}, status)

@@ -57,11 +57,11 @@ class Keyring:
         self._source = source
         self._clock = clock
         self._wall_clock = wall_clock
-        self._looking = threading.Lock()
+        self._refresh_lock = threading.Lock()
         self._version: Version | None = None
         self._seen: Version | None = None
         self._is_broken = False
-        self._looks_at = clock() + LOOK_SECONDS
+        self._next_look_seconds = clock() + LOOK_SECONDS
         if path is not None:
             try:
                 self._read(path, _version(path))
@@ -84,7 +84,7 @@ class Keyring:
     @property
     def is_broken(self) -> bool:
         """Whether the file cannot be taken over, so that the keys read last stay right."""
-        self._look()
+        self._refresh()
         return self._is_broken
 
     @property
@@ -97,30 +97,30 @@ class Keyring:
 
         What it takes tells nothing of the keys: all are compared, each in constant time.
         """
-        self._look()
+        self._refresh()
         found = hashlib.sha256(given).digest()
         name = None
-        for digest, its_name in self._named.items():
+        for digest, known_name in self._named.items():
             if hmac.compare_digest(found, digest):
-                name = its_name
+                name = known_name
         return name
 
     def shares_a_key_with(self, other: Keyring) -> bool:
         """Whether a key is on both."""
         return not self._named.keys().isdisjoint(other._named.keys())
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Take over what has changed in the file; what is broken leaves the keys as they are."""
-        if self._path is None or self._clock() < self._looks_at:
+        if self._path is None or self._clock() < self._next_look_seconds:
             return
-        if self._looking.acquire(blocking=False):  # else another thread looks at this moment
+        if self._refresh_lock.acquire(blocking=False):  # else another thread looks at this moment
             try:
-                self._looks_at = self._clock() + LOOK_SECONDS
-                self._look_at(self._path)
+                self._next_look_seconds = self._clock() + LOOK_SECONDS
+                self._refresh_from(self._path)
             finally:
-                self._looking.release()
+                self._refresh_lock.release()
 
-    def _look_at(self, path: Path) -> None:
+    def _refresh_from(self, path: Path) -> None:
         try:
             # Before it is read: what is written meanwhile is then seen at the next look.
             version = _version(path)

@@ -13,10 +13,10 @@ from contextlib import suppress
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.body_memory import FREE_BYTES, Buffer, Buffers
-from holdfast.api.errors import SHOULD_RETRY_HEADER, openai_error, unsent
+from holdfast.api.errors import SHOULD_RETRY_HEADER, openai_error, send_nothing
 from holdfast.api.json_shape import JsonShape
 from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError, openai_error_body
-from holdfast.request_context import REQUEST, tracked_request
+from holdfast.request_context import REQUEST, current_request
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.counters import Refusals
 
@@ -65,11 +65,11 @@ class Limits:
         is_large = _may_be_large(scope)
         # The probe has one deadline over everything, and what it proves is no user's time.
         if (is_large or self._timeout_seconds) and not self._is_probe(scope):
-            return self._run_kept(exchange) if is_large else self._run_in_time(exchange)
+            return self._run_buffered(exchange) if is_large else self._run_in_time(exchange)
         return self._app(scope, exchange.receive, exchange.send)
 
-    async def _run_kept(self, exchange: _LimitedExchange) -> None:
-        with self.buffers.kept(_owner(exchange.scope)) as exchange.buffer:
+    async def _run_buffered(self, exchange: _LimitedExchange) -> None:
+        with self.buffers.buffer_of(_owner(exchange.scope)) as exchange.buffer:
             if self._timeout_seconds:
                 await self._run_in_time(exchange)
             else:
@@ -146,7 +146,7 @@ class _LimitedExchange:
             return self._send(message)
         deadline = self.deadline
         if self._is_over or (deadline is not None and deadline.expired()):
-            return unsent()
+            return send_nothing()
         return self._pass(message)
 
     async def _pace(self) -> None:
@@ -168,8 +168,8 @@ class _LimitedExchange:
             return
         self._refusals.count(error.reason)
         self._is_over = True
-        if (tracked := REQUEST.get()) is not None:
-            tracked.is_broken = True
+        if (context := REQUEST.get()) is not None:
+            context.is_broken = True
         if self._is_stream:
             # What is no stream of events ends without its last chunk, which says the same.
             body = openai_error_body(error.cause, kind=error.openai_type, status=error.http_status)
@@ -193,7 +193,7 @@ class _LimitedExchange:
         self, piece: bytes, part_bytes: int = 0, *, is_whole: bool = False
     ) -> RefusedError | None:
         """Why the next piece of the body cannot be taken, or the part that begins with it."""
-        if self.buffer is not None and not self.buffer.has_room_for(part_bytes):
+        if self.buffer is not None and not self.buffer.try_reserve(part_bytes):
             return RefusedError(
                 "All request bodies together have reached the limit (--max-buffered-size).",
                 reason="buffers_full",
@@ -246,7 +246,7 @@ def _may_be_large(scope: Scope) -> bool:
 
 def _owner(scope: Scope) -> str:
     """The key of a request; where none is needed, the address, of IPv6 its network."""
-    if key := tracked_request().key:
+    if key := current_request().key:
         return key
     host: str = (scope.get("client") or ("", 0))[0]
     with suppress(ValueError):  # a Unix socket has none

@@ -17,7 +17,7 @@ from holdfast.engine.replay import Calls
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.exposition import PageFormat, Registries, format_for, render
 
-REST = 4
+REST_FACTOR = 4
 """After a page no other is rendered for so many times the processor time that it took."""
 BETWEEN_SECONDS = 0.002
 """Between the answers of those who share a page. All at once, and what they ask next at once, would
@@ -26,17 +26,17 @@ hold the event loop up."""
 
 def metrics_route(registries: Callable[[], Registries]) -> Route:
     """The page of these registries, which are asked for anew with each page."""
-    pages = _Pages(registries)
+    renderer = _PageRenderer(registries)
 
     async def endpoint(request: Request) -> Response:
         page_format = format_for(request.headers.get("accept", ""))
-        page = await pages.page(page_format)
+        page = await renderer.page(page_format)
         return Response(page, headers={"content-type": page_format.content_type})
 
     return Route("/metrics", endpoint, methods=("GET", "HEAD"))
 
 
-class _Pages:
+class _PageRenderer:
     """Renders one page at a time, in a thread, and leaves most of the time to streams.
 
     While a thread computes, the event loop waits up to a switch interval for each of its turns.
@@ -72,7 +72,7 @@ class _Pages:
             return render(self._registries(), page_format)
         finally:
             taken_seconds = time.thread_time() - began_seconds
-            self._rests_until_seconds = time.monotonic() + REST * taken_seconds
+            self._rests_until_seconds = time.monotonic() + REST_FACTOR * taken_seconds
 
 
 def request_counts(admission: Admission, calls: Calls | None) -> RequestCounts:

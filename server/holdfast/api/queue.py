@@ -16,10 +16,10 @@ from typing import Literal
 
 from holdfast.api.rates import ServiceRate
 from holdfast.api.router import Work
-from holdfast.engine.turns import Places
+from holdfast.engine.turns import Capacity
 from holdfast.records import RefusalReason
 
-TicketStatus = Literal["waiting", "called", "refused", "gone"]
+TicketStatus = Literal["waiting", "admitted", "refused", "gone"]
 Queue = OrderedDict["Ticket", None]
 Queues = OrderedDict[str, Queue]
 """By key; none is empty."""
@@ -27,74 +27,74 @@ Queues = OrderedDict[str, Queue]
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request, from when it joins the line until it has left what it was called to."""
+    """One request, from when it joins the line until it has left what it was admitted to."""
 
     key: str
-    needs_place: bool = True
+    needs_capacity: bool = True
     work: Work = "engine"
     status: TicketStatus = "waiting"
-    has_place: bool = False
+    has_capacity: bool = False
     has_come_back: bool = False
     """Whether it waits once more, after it was set aside."""
     refusal: RefusalReason = "not_ready"
     """Why it is refused, if it is."""
-    _stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    _notified: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def until_stirred(self) -> None:
+    async def until_notified(self) -> None:
         """Return when something has happened that may concern it."""
-        await self._stirred.wait()
-        self._stirred.clear()
+        await self._notified.wait()
+        self._notified.clear()
 
-    def stir(self) -> None:
+    def notify(self) -> None:
         """Have who waits for it look again."""
-        self._stirred.set()
+        self._notified.set()
 
 
-class Line:
+class FairQueue:
     """Waits are bounded, places are given round robin by key, and within a key in order.
 
-    `places` is asked each time: there are 0 while nobody may be called. A full line is shared: a
+    `places` is asked each time: there are 0 while nobody may be admitted. A full line is shared: a
     key with fewer waiting takes the last place of the key that has the most. While a key has no
-    place, the others leave it one, see `Places.has_one`.
+    place, the others leave it one, see `Capacity.has_room`.
     """
 
     def __init__(
         self,
-        places: Callable[[], Places],
+        capacity: Callable[[], Capacity],
         *,
         most_waiting: int,
         count_keys: Callable[[], int] = lambda: 0,
         rate: ServiceRate | None = None,
     ) -> None:
-        self._places = places
+        self._capacity = capacity
         self._count_keys = count_keys
         self._most_waiting = most_waiting
         self._queues: Queues = OrderedDict()
         """In the order of their turns."""
-        self._passers: Queues = OrderedDict()
-        """Those that need no place, and wait only while nobody is called."""
+        self._unqueued: Queues = OrderedDict()
+        """Those that need no place, and wait only while nobody is admitted."""
         self._count: Counter[str] = Counter()
-        self._placed = 0
-        self._placed_of: Counter[str] = Counter()
+        self._used = 0
+        self._used_by_key: Counter[str] = Counter()
         """By key; none is 0."""
         self.rate = rate or ServiceRate()
         self.waiting = 0
         """Tickets that wait."""
-        self.inside = 0
-        """Tickets that were called and have not left, with a place or without."""
+        self.admitted = 0
+        """Tickets that were admitted and have not left, with a place or without."""
 
     def count(self, key: str) -> int:
         """Tickets of a key, waiting and inside."""
         return self._count[key]
 
-    def join(self, key: str, *, needs_place: bool = True) -> Ticket:
-        """A ticket that is called, waits, or is refused as `overloaded`; it must `leave`."""
-        ticket = Ticket(key, needs_place)
+    def join(self, key: str, *, needs_capacity: bool = True) -> Ticket:
+        """A ticket that is admitted, waits, or is refused as `overloaded`; it must `leave`."""
+        ticket = Ticket(key, needs_capacity)
         if self._queues:
             self.advance()  # there may be more places now, and nobody overtakes those who wait
         if self._is_next(ticket):
             self._count[key] += 1
-            self._call(ticket)
+            self._admit(ticket)
         elif self.waiting < self._most_waiting or self._make_room_for(key):
             self._count[key] += 1
             self._append(ticket)
@@ -113,37 +113,37 @@ class Line:
         """Take a ticket out, wherever it stands; its place goes to the next. Once is enough."""
         if ticket.status == "waiting":
             self._remove(ticket)
-        elif ticket.status == "called":
-            self.inside -= 1
+        elif ticket.status == "admitted":
+            self.admitted -= 1
             self._forget(ticket.key)
         ticket.status = "gone"
-        if ticket.has_place:
+        if ticket.has_capacity:
             self._take_back(ticket)
             self.rate.done()
         self.advance()
 
     def release(self, ticket: Ticket) -> None:
         """Give the place of a ticket, whose work is done, to the next, though it has not left."""
-        if ticket.has_place:
+        if ticket.has_capacity:
             self._take_back(ticket)
             self.rate.done()
             self.advance()
 
     def set_aside(self, ticket: Ticket) -> None:
         """Give the place of a ticket to the next, until it comes back for one."""
-        if ticket.has_place:
+        if ticket.has_capacity:
             self._take_back(ticket)
             self.advance()
 
     def come_back(self, ticket: Ticket) -> None:
         """Have a ticket that was set aside wait for a place, before all others of its key."""
-        if ticket.status != "called" or ticket.has_place:
+        if ticket.status != "admitted" or ticket.has_capacity:
             return
         if self._queues:
             self.advance()
-        self.inside -= 1
-        if self._has_place_for(ticket.key):
-            self._call(ticket)
+        self.admitted -= 1
+        if self._has_capacity_for(ticket.key):
+            self._admit(ticket)
         else:
             ticket.status = "waiting"
             self._append(ticket)
@@ -152,63 +152,63 @@ class Line:
 
     def advance(self) -> None:
         """Call whoever may go on now."""
-        while self._passers and self._places().count > 0:
+        while self._unqueued and self._capacity().count > 0:
             self.waiting -= 1
-            self._call(_next(self._passers, next(iter(self._passers))))
+            self._admit(_pop_first(self._unqueued, next(iter(self._unqueued))))
         while self._queues and (key := self._next_key()) is not None:
             self.waiting -= 1
-            self._call(_next(self._queues, key))
+            self._admit(_pop_first(self._queues, key))
         self._note_saturation()
 
-    def stir(self) -> None:
+    def notify(self) -> None:
         """Have all who wait look again."""
-        for queue in (*self._passers.values(), *self._queues.values()):
+        for queue in (*self._unqueued.values(), *self._queues.values()):
             for ticket in queue:
-                ticket.stir()
+                ticket.notify()
 
     def _is_next(self, ticket: Ticket) -> bool:
-        if not ticket.needs_place:
-            return self._places().count > 0
-        return ticket.key not in self._queues and self._has_place_for(ticket.key)
+        if not ticket.needs_capacity:
+            return self._capacity().count > 0
+        return ticket.key not in self._queues and self._has_capacity_for(ticket.key)
 
     def _next_key(self) -> str | None:
         """Of the keys that wait and may have a place, that whose turn it is."""
         answers: dict[bool, bool] = {}  # the same for all that have a place, or have none
         for key in self._queues:
-            has_one = key in self._placed_of
-            if has_one not in answers:
-                answers[has_one] = self._has_place_for(key)
-            if answers[has_one]:
+            has_some = key in self._used_by_key
+            if has_some not in answers:
+                answers[has_some] = self._has_capacity_for(key)
+            if answers[has_some]:
                 return key
         return None
 
-    def _has_place_for(self, key: str) -> bool:
-        places, keys = self._places(), self._count_keys()
+    def _has_capacity_for(self, key: str) -> bool:
+        capacity, keys = self._capacity(), self._count_keys()
         if keys < 2:
-            return self._placed < places.count
-        return places.has_one(
-            taken=self._placed,
-            by_key=self._placed_of.get(key, 0),
-            keys_inside=len(self._placed_of),
+            return self._used < capacity.count
+        return capacity.has_room(
+            taken=self._used,
+            by_key=self._used_by_key.get(key, 0),
+            keys_inside=len(self._used_by_key),
             keys=keys,
         )
 
-    def _call(self, ticket: Ticket) -> None:
-        self.inside += 1
-        if ticket.needs_place:
-            ticket.has_place = True
-            self._placed += 1
-            self._placed_of[ticket.key] += 1
-        ticket.status = "called"
+    def _admit(self, ticket: Ticket) -> None:
+        self.admitted += 1
+        if ticket.needs_capacity:
+            ticket.has_capacity = True
+            self._used += 1
+            self._used_by_key[ticket.key] += 1
+        ticket.status = "admitted"
         ticket.has_come_back = False
-        ticket.stir()
+        ticket.notify()
 
     def _take_back(self, ticket: Ticket) -> None:
-        ticket.has_place = False
-        self._placed -= 1
-        self._placed_of[ticket.key] -= 1
-        if not self._placed_of[ticket.key]:
-            del self._placed_of[ticket.key]
+        ticket.has_capacity = False
+        self._used -= 1
+        self._used_by_key[ticket.key] -= 1
+        if not self._used_by_key[ticket.key]:
+            del self._used_by_key[ticket.key]
 
     def _append(self, ticket: Ticket) -> None:
         self.waiting += 1
@@ -224,7 +224,7 @@ class Line:
             del queues[ticket.key]
 
     def _queues_of(self, ticket: Ticket) -> Queues:
-        return self._queues if ticket.needs_place else self._passers
+        return self._queues if ticket.needs_capacity else self._unqueued
 
     def _forget(self, key: str) -> None:
         self._count[key] -= 1
@@ -233,24 +233,24 @@ class Line:
 
     def _make_room_for(self, key: str) -> bool:
         """Refuse the newest of the key that has the most, if it keeps no fewer than `key` has."""
-        keys = (*self._queues, *self._passers)
+        keys = (*self._queues, *self._unqueued)
         most = max(keys, key=self._waiting_of, default=key)
         if self._waiting_of(most) <= self._waiting_of(key) + 1:
             return False
-        queue = self._passers.get(most) or self._queues[most]
+        queue = self._unqueued.get(most) or self._queues[most]
         self.refuse(next(reversed(queue)), "overloaded")
         return True
 
     def _waiting_of(self, key: str) -> int:
-        return len(self._queues.get(key, ())) + len(self._passers.get(key, ()))
+        return len(self._queues.get(key, ())) + len(self._unqueued.get(key, ()))
 
     def _note_saturation(self) -> None:
-        count = self._places().count
-        has_next = self._placed >= count or bool(self._queues)
+        count = self._capacity().count
+        has_next = self._used >= count or bool(self._queues)
         self.rate.saturated(is_saturated=has_next and count > 0)
 
 
-def _next(queues: Queues, key: str) -> Ticket:
+def _pop_first(queues: Queues, key: str) -> Ticket:
     """The first of a key, whose turn comes after those of all others then."""
     queue = queues[key]
     ticket, _ = queue.popitem(last=False)
@@ -271,4 +271,4 @@ def _bring_forward(ticket: Ticket, queue: Queue) -> None:
 
 def _refuse(ticket: Ticket, reason: RefusalReason) -> None:
     ticket.status, ticket.refusal = "refused", reason
-    ticket.stir()
+    ticket.notify()

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.errors import openai_error
-from holdfast.request_context import REQUEST, Tracked
+from holdfast.request_context import REQUEST, RequestContext
 
 logger = logging.getLogger("holdfast.requests")
 
@@ -58,10 +58,10 @@ class RequestLog:
         quiet_paths: Collection[str] = (),
         silent_paths: Collection[str] = (),
         is_on: bool = True,
-        counted: Callable[..., None] | None = None,
+        on_finished: Callable[..., None] | None = None,
     ) -> None:
         self._app = app
-        self._counted = counted
+        self._on_finished = on_finished
         self._quiet_paths = frozenset(quiet_paths)
         """Of these only what nobody expects is written."""
         self._silent_paths = frozenset(silent_paths)
@@ -80,9 +80,9 @@ class RequestLog:
             return
         given = [value for name, value in scope["headers"] if name == _HEADER]
         request_id, inner_id = self._identify(given)
-        tracked = Tracked(request_id=request_id)
-        exchange = _LoggedExchange(tracked, receive, send)
-        token = REQUEST.set(tracked)
+        context = RequestContext(request_id=request_id)
+        exchange = _LoggedExchange(context, receive, send)
+        token = REQUEST.set(context)
         if inner_id:
             self._inner_ids.add(inner_id)
         try:
@@ -92,13 +92,13 @@ class RequestLog:
         except Exception:
             if scope["type"] == "http" and not exchange.status:
                 await _failed()(scope, exchange.receive, exchange.send)
-            tracked.is_broken = tracked.is_broken or not exchange.is_complete
+            context.is_broken = context.is_broken or not exchange.is_complete
             raise
         finally:
             self._inner_ids.discard(inner_id)
             REQUEST.reset(token)
-            if self._counted and scope["type"] == "http" and not tracked.is_probe:
-                self._counted(
+            if self._on_finished and scope["type"] == "http" and not context.is_probe:
+                self._on_finished(
                     scope,
                     exchange.final_status,
                     duration_seconds=time.monotonic() - exchange.arrived_seconds,
@@ -121,9 +121,9 @@ class RequestLog:
         return given[0].decode("ascii"), inner
 
     def _write(self, scope: Scope, exchange: _LoggedExchange) -> None:
-        tracked = exchange.tracked
-        is_expected = tracked.route in self._quiet_paths and exchange.status in _EXPECTED
-        if tracked.is_probe or is_expected or scope["path"] in self._silent_paths:
+        context = exchange.context
+        is_expected = context.route in self._quiet_paths and exchange.status in _EXPECTED
+        if context.is_probe or is_expected or scope["path"] in self._silent_paths:
             return
         facts = _facts(scope, exchange)
         logger.info("%s", _sentence(facts), extra={"fields": facts})
@@ -138,17 +138,17 @@ class _LoggedExchange:
         "arrived_seconds",
         "body_bytes",
         "close_code",
+        "context",
         "first_byte_seconds",
         "has_client_left",
         "is_complete",
         "is_stream",
         "received_bytes",
         "status",
-        "tracked",
     )
 
-    def __init__(self, tracked: Tracked, receive: Receive, send: Send) -> None:
-        self.tracked = tracked
+    def __init__(self, context: RequestContext, receive: Receive, send: Send) -> None:
+        self.context = context
         self.arrived_seconds = time.monotonic()
         self.first_byte_seconds: float | None = None
         self.status = 0
@@ -207,13 +207,13 @@ class _LoggedExchange:
 
     def _note_first(self, body: bytes) -> None:
         self.first_byte_seconds = time.monotonic() - self.arrived_seconds
-        if self.status >= HTTPStatus.BAD_REQUEST and not self.tracked.error:
-            self.tracked.error = _error_type(body)
+        if self.status >= HTTPStatus.BAD_REQUEST and not self.context.error:
+            self.context.error = _error_type(body)
 
     def _named(self, message: Message) -> Message:
         """With our name of the request in place of any other."""
         headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != _HEADER]
-        headers.append((_HEADER, self.tracked.request_id.encode("ascii")))
+        headers.append((_HEADER, self.context.request_id.encode("ascii")))
         return {**message, "headers": headers}
 
 
@@ -244,35 +244,35 @@ def _error_type(body: bytes) -> str:
 
 def _facts(scope: Scope, exchange: _LoggedExchange) -> dict[str, Any]:
     """The fields of the line, in their order; what is not known is null."""
-    tracked = exchange.tracked
+    context = exchange.context
     return {
-        "request_id": tracked.request_id,
+        "request_id": context.request_id,
         "method": "WEBSOCKET" if scope["type"] == "websocket" else scope["method"],
-        "route": _route(scope, tracked),
+        "route": _route(scope, context),
         "status": exchange.final_status,
         "duration_seconds": _rounded(time.monotonic() - exchange.arrived_seconds),
         "first_byte_seconds": _rounded(exchange.first_byte_seconds),
         "wait_seconds": _rounded(_waited_seconds(exchange)),
-        "prompt_tokens": tracked.prompt_tokens,
-        "output_tokens": tracked.output_tokens,
-        "generation": tracked.generation or None,
-        "replays": tracked.replays,
+        "prompt_tokens": context.prompt_tokens,
+        "output_tokens": context.output_tokens,
+        "generation": context.generation or None,
+        "replays": context.replays,
         "is_stream": exchange.is_stream,
         "body_bytes": exchange.body_bytes,
         "has_client_left": exchange.has_client_left,
-        "is_broken": tracked.is_broken,
-        "error": tracked.error or None,
+        "is_broken": context.is_broken,
+        "error": context.error or None,
         "close_code": exchange.close_code,
-        "key": tracked.key or None,
+        "key": context.key or None,
         "client": scope["client"][0] if scope.get("client") else None,
-        "engine_request_id": tracked.engine_request_id or None,
+        "engine_request_id": context.engine_request_id or None,
     }
 
 
-def _route(scope: Scope, tracked: Tracked) -> str:
+def _route(scope: Scope, context: RequestContext) -> str:
     """The route with its parameters left open, or the path, where nothing can be forged by it."""
-    engine_route = (tracked.engine_scope or {}).get("route")
-    template: str = tracked.route or getattr(engine_route, "path", "")
+    engine_route = (context.engine_scope or {}).get("route")
+    template: str = context.route or getattr(engine_route, "path", "")
     if "{" in template:
         return template
     path: str = scope["path"]
@@ -287,11 +287,11 @@ def _quoted(path: str) -> str:
 
 def _waited_seconds(exchange: _LoggedExchange) -> float | None:
     """How long it waited before vLLM's application, and in it for an engine; None if not there."""
-    entered_seconds = exchange.tracked.entered_seconds
+    entered_seconds = exchange.context.entered_seconds
     if entered_seconds is None:
         return None
-    received_seconds = exchange.tracked.received_seconds or exchange.arrived_seconds
-    return entered_seconds - received_seconds + exchange.tracked.waited_seconds
+    received_seconds = exchange.context.received_seconds or exchange.arrived_seconds
+    return entered_seconds - received_seconds + exchange.context.waited_seconds
 
 
 def _rounded(seconds: float | None) -> float | None:

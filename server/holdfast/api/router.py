@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.api.errors import openai_error
-from holdfast.request_context import tracked_request
+from holdfast.request_context import current_request
 
 Work = Literal["engine", "rendering", "session", "none"]
 
@@ -115,7 +115,7 @@ def below_root(path: str, root_path: str) -> str:
     return path.removeprefix(root_path) if path.startswith(f"{root_path}/") else path
 
 
-class EngineApp:
+class LateApp:
     """vLLM's application, which is built when the server listens already."""
 
     def __init__(self) -> None:
@@ -134,13 +134,13 @@ class EngineApp:
         """Answer as it does; the gate is closed until there is one."""
         if self._inner is None:
             raise RuntimeError("The gate was opened before an application was attached.")
-        tracked = tracked_request()
-        tracked.entered_seconds = time.monotonic()
-        tracked.engine_scope = scope
+        context = current_request()
+        context.entered_seconds = time.monotonic()
+        context.engine_scope = scope
         return self._inner(scope, receive, send)
 
 
-class FrontDoor:
+class OwnRoutes:
     """Our routes first, whatever the state; everything else goes on to `behind`.
 
     So our `/health`, `/ping` and `/metrics` hide vLLM's of the same path. What vLLM's app sees is
@@ -151,7 +151,7 @@ class FrontDoor:
         self, routes: Iterable[BaseRoute], behind: ASGIApp, *, root_path: str = ""
     ) -> None:
         self._routes = tuple(routes)
-        self._beginnings = frozenset(map(_beginning, map(attrgetter("path"), self._routes)))
+        self._first_segments = frozenset(map(_first_segment, map(attrgetter("path"), self._routes)))
         self._root_path = root_path
         self._behind = behind
 
@@ -159,29 +159,29 @@ class FrontDoor:
         """Answer from our own routes, or by what is behind them."""
         if scope["type"] == "lifespan":
             return _live(receive, send)
-        route, match, ours = self._own(scope)
+        route, match, own_scope = self._own(scope)
         if route is None:
             return self._behind(scope, receive, send)
         if match is Match.PARTIAL and isinstance(route, Route):
             return _not_allowed(route)(scope, receive, send)
-        tracked_request().route = getattr(route, "path", "")
-        return route.handle(ours, receive, send)
+        current_request().route = getattr(route, "path", "")
+        return route.handle(own_scope, receive, send)
 
     def _own(self, scope: Scope) -> tuple[BaseRoute | None, Match, Scope]:
         """Our route for a request, how it matches, and the scope for it."""
         if scope["type"] == "http":
             path = route_path(scope["path"], self._root_path)
             # Nearly every request is for what is behind.
-            if _beginning(path) in self._beginnings:
-                ours = {**scope, "path": path, "root_path": ""}
+            if _first_segment(path) in self._first_segments:
+                own_scope = {**scope, "path": path, "root_path": ""}
                 for route in self._routes:
-                    match, found = route.matches(ours)
+                    match, found = route.matches(own_scope)
                     if match is not Match.NONE:
-                        return route, match, {**ours, **found}
+                        return route, match, {**own_scope, **found}
         return None, Match.NONE, scope
 
 
-def _beginning(path: str) -> str:
+def _first_segment(path: str) -> str:
     """What stands before the second slash, where no route of ours has a parameter."""
     return path[1:].partition("/")[0]
 

@@ -31,8 +31,8 @@ def _check_keys(settings: Settings) -> Iterator[Finding]:
         yield refusal
         return
     readable = [path for path in key_files(settings) if path.stat().st_mode & stat.S_IROTH]
-    if door := hide_keys.open_door(settings):
-        yield warning("keys", *door)
+    if access := hide_keys.open_access(settings):
+        yield warning("keys", *access)
     for path in readable:
         yield warning("keys", f"every user can read {path}.", f"chmod o-r {path}")
     if not settings.is_open and not readable:

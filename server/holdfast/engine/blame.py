@@ -111,7 +111,7 @@ class Blame:
     def left(self, call: Call) -> None:
         """Remember a call that ends while the engine has it."""
         self._forget_old()
-        if not call.tracked.is_probe:
+        if not call.context.is_probe:
             if len(self._left) == KEPT:
                 self._forget_one()
             self._left.append((self._clock(), call))
@@ -221,7 +221,7 @@ class Blame:
                 self._blame_alone(death, call)
             for call in alive:
                 call.deaths = 0
-            is_charged = death.is_accusing and bool((known or suspects)[0].tracked.key)
+            is_charged = death.is_accusing and bool((known or suspects)[0].context.key)
             return Verdict(1, is_charged, has_suspects=True)
         triable = [call for call in suspects if call.is_replayable]
         self._inquiry = _Inquiry(self._trials(triable))
@@ -234,7 +234,7 @@ class Blame:
             self._convict(call, deaths=1)
         else:
             logger.error("request %s is not retried: an engine died of it", call.request_id)
-            self.suspicions.suspect(self._digest(call), call.tracked.key)
+            self.suspicions.suspect(self._digest(call), call.context.key)
             self._charge(call, deaths=1)
             self._refuse(call, suspected_error())
 
@@ -249,17 +249,17 @@ class Blame:
             return Verdict(has_suspects=True)
         explained, inquiry.unexplained = inquiry.unexplained, 0
         self._convict(tried[0], deaths=explained)
-        return Verdict(explained, bool(tried[0].tracked.key), has_suspects=True)
+        return Verdict(explained, bool(tried[0].context.key), has_suspects=True)
 
     def _convict(self, call: Call, *, deaths: int) -> None:
         logger.error("request %s is quarantined: engines died of it", call.request_id)
-        self.suspicions.quarantine(self._digest(call), call.tracked.key)
+        self.suspicions.quarantine(self._digest(call), call.context.key)
         self._charge(call, deaths=deaths)
         self._refuse(call, quarantine_error())
 
     def _charge(self, call: Call, *, deaths: int) -> None:
-        if call.tracked.key:
-            self.suspicions.charge(call.tracked.key, deaths)
+        if call.context.key:
+            self.suspicions.charge(call.context.key, deaths)
 
     def _refuse_untried(self, calls: Iterable[Call]) -> None:
         for call in calls:
@@ -278,25 +278,25 @@ class Blame:
         ordered = self._ordered(suspects)
         by_key: dict[str, list[Call]] = {}
         for call in ordered:
-            by_key.setdefault(call.tracked.key, []).append(call)
+            by_key.setdefault(call.context.key, []).append(call)
         return list(by_key.values()) if len(by_key) > 1 else [[call] for call in ordered]
 
     def _ordered(self, suspects: Iterable[Call]) -> list[Call]:
         """First those whose key has ended few engines and has few requests among the suspects."""
         suspects = list(suspects)
-        crowds = Counter(call.tracked.key for call in suspects)
+        crowds = Counter(call.context.key for call in suspects)
         return sorted(
             suspects,
             key=lambda call: (
-                self.suspicions.charged(call.tracked.key),
-                crowds[call.tracked.key],
+                self.suspicions.charged(call.context.key),
+                crowds[call.context.key],
                 call.deaths,
                 call.is_prefilling,
             ),
         )
 
     def _is_suspected(self, call: Call) -> bool:
-        return self.suspicions.is_suspected(self._digest(call), call.tracked.key)
+        return self.suspicions.is_suspected(self._digest(call), call.context.key)
 
     def _digest(self, call: Call) -> str:
         if call.digest is None and call.digesting is not None:

@@ -11,7 +11,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine.grammars.compile_limit import CompileLimit, within_limit
 from holdfast.engine.turns import Turns
-from holdfast.request_context import tracked_request
+from holdfast.request_context import current_request
 
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 
@@ -106,7 +106,7 @@ class _States(dict[str, Any]):
 
     def __setitem__(self, name: str, state: Any) -> None:
         if name not in self:
-            self._turns.register(name, tracked_request(), state.prompt_len)
+            self._turns.register(name, current_request(), state.prompt_len)
         super().__setitem__(name, state)
 
     def pop(self, name: str, *default: Any) -> Any:
@@ -134,8 +134,8 @@ def _told(process: Callable[..., Any], processor: Any, turns: Turns) -> Callable
 
 
 def _bound(sequences: int, most: float) -> None:
-    tracked = tracked_request()
-    if not tracked.is_probe and tracked.sequences + sequences > most:
+    context = current_request()
+    if not context.is_probe and context.sequences + sequences > most:
         raise VLLMValidationError(
             f"The request asks for more than {most:g} sequences at a time (prompts times n)."
         )

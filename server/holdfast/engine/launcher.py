@@ -32,7 +32,7 @@ from holdfast.engine.loras import Loras
 from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.replay import Calls
 from holdfast.engine.suspicions import Suspicions
-from holdfast.engine.turns import Places, Turns
+from holdfast.engine.turns import Capacity, Turns
 from holdfast.engine.vllm_errors import start_errors
 from holdfast.errors import EngineStartError, PluginMissingError
 from holdfast.patches import front_end
@@ -142,7 +142,7 @@ class EngineLauncher:
     def _used(self, engine: AsyncEngine) -> Iterator[None]:
         """While entered, the proxy and its calls have this engine."""
         self._engine_in_use = engine
-        turns = Turns(Places.of(engine.facts), self.count_keys)
+        turns = Turns(Capacity.of(engine.facts), self.count_keys)
         engine.llm.take_turns(turns)
         self.proxy.use(engine.llm)
         self.calls.gave_up = engine.accuse_termination
@@ -296,9 +296,9 @@ def _require_every_rank(
     }
     silent = [place for place in wanted if place not in fresh]
     if silent:
-        places = ", ".join(f"rank {rank} of engine {engine}" for engine, rank in silent)
+        missing = ", ".join(f"rank {rank} of engine {engine}" for engine, rank in silent)
         raise PluginMissingError(
-            f"the workspace plugin did not report from {places}",
+            f"the workspace plugin did not report from {missing}",
             remedy="install holdfast in the environment of every worker, and add `holdfast` to "
             "VLLM_PLUGINS if that is set.",
         )

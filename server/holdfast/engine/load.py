@@ -27,7 +27,7 @@ class EngineLoad:
         call.waiter = asyncio.get_running_loop().create_future()
         self.held += 1
         try:
-            with call.tracked.waiting():
+            with call.context.waiting():
                 await call.waiter
         finally:
             self.held -= 1

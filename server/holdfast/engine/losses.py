@@ -31,12 +31,12 @@ class Losses:
     def lifted(self, call: Call, error: HoldfastError, reason: LossReason) -> Exception:
         """The exception that makes vLLM's routes answer with `error`, counted for `reason`."""
         self._counts[reason] += 1
-        call.tracked.is_broken = True
-        call.tracked.error = reason
+        call.context.is_broken = True
+        call.context.error = reason
         is_suspect = call.deaths > 0 or isinstance(error, SuspectedError | QuarantinedError)
         # What is only not replayable can be sent again by its client, if not by us.
         if is_suspect or reason != "not_replayable":
-            call.tracked.may_be_retried = isinstance(error, NotReadyError) and not is_suspect
+            call.context.may_be_retried = isinstance(error, NotReadyError) and not is_suspect
         return self._dialect.lifted(error)
 
 

@@ -24,7 +24,7 @@ from holdfast.engine.rpc import call_workers
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import EngineRefusedError
 from holdfast.patches.absence import called
-from holdfast.request_context import Session, tracked_request
+from holdfast.request_context import Session, current_request
 
 _OWN = {"is_running", "is_stopped", "errored", "dead_error", "shutdown", "generate", "encode"}
 _KEPT = ("vllm_config", "model_config", "renderer", "input_processor")
@@ -112,7 +112,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     ) -> AsyncIterator[Any]:
         names = _POSITIONAL[method]
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        session = tracked_request().session
+        session = current_request().session
         if session is None:
             return self._run_anywhere(method, arguments)
         return self._run_in_session(session, method, arguments)

@@ -26,7 +26,7 @@ from holdfast.errors import (
     RequestLostError,
 )
 from holdfast.records import Death, LossReason
-from holdfast.request_context import tracked_request
+from holdfast.request_context import current_request
 
 Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
 
@@ -168,7 +168,7 @@ class Calls:
         call = Call(
             method,
             named,
-            tracked_request(),
+            current_request(),
             is_replayable=self._dialect.is_replayable(arguments),
             is_streamed=self._dialect.is_streamed(arguments),
         )
@@ -209,8 +209,8 @@ class Calls:
     @contextmanager
     def _entered(self, call: Call) -> Iterator[None]:
         self._calls[call] = None
-        tracked = call.tracked
-        tracked.engine_request_id = tracked.engine_request_id or call.request_id
+        context = call.context
+        context.engine_request_id = context.engine_request_id or call.request_id
         try:
             yield
         finally:
@@ -226,19 +226,19 @@ class Calls:
             await self._load.woken(call)
         if call.generation:
             self.replayed += 1
-            call.tracked.replays += 1
-        call.generation = call.tracked.generation = self._generation
+            call.context.replays += 1
+        call.generation = call.context.generation = self._generation
         return self._llm
 
     def _may_run(self, call: Call) -> bool:
         is_fresh = self._llm is not None and call.generation < self._generation
-        is_admitted = call.refusal is None and (self._is_open or call.tracked.is_probe)
+        is_admitted = call.refusal is None and (self._is_open or call.context.is_probe)
         return is_fresh and is_admitted
 
     def _count_tokens(self, call: Call, output: Any) -> None:
         if not call.has_yielded:
-            call.tracked.prompt_tokens += self._dialect.prompt_tokens(output)
-        call.tracked.output_tokens += self._dialect.new_tokens(output)
+            call.context.prompt_tokens += self._dialect.prompt_tokens(output)
+        call.context.output_tokens += self._dialect.new_tokens(output)
 
     def _is_given_up(self, call: Call, output: Any) -> bool:
         """Whether the engine answers as one does that was asked to end, unknown to us."""
@@ -249,7 +249,7 @@ class Calls:
 
     def _outlive(self, call: Call) -> None:
         """The engine died under the call: it stays for the next, or ends here."""
-        if call.tracked.is_probe:
+        if call.context.is_probe:
             raise self._dialect.lifted(RequestLostError("the engine died under the probe"))
         if call.has_yielded or not call.is_replayable:
             self._leave(call)
@@ -257,7 +257,7 @@ class Calls:
             raise self._losses.lifted(call, lost_error(), reason)
 
     def _leave(self, call: Call) -> None:
-        if not call.tracked.is_probe:
+        if not call.context.is_probe:
             # A prompt may have hundreds of megabytes of images.
             call.digesting = self._digesting.submit(self._dialect.identity, call.arguments)
         self._blame.left(call)
@@ -276,7 +276,7 @@ class Calls:
             call
             for call in self._calls
             if call.generation == self._generation
-            and not call.tracked.is_probe
+            and not call.context.is_probe
             and call.request_id not in unsent
         ]
         return self._blame.accuse(death, present)

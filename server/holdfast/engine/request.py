@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from holdfast.errors import HoldfastError
-from holdfast.request_context import Tracked
+from holdfast.request_context import RequestContext
 
 Method = Literal["generate", "encode"]
 
@@ -66,7 +66,7 @@ class Call:
 
     method: Method
     arguments: Mapping[str, Any]
-    tracked: Tracked
+    context: RequestContext
     is_replayable: bool
     is_streamed: bool
     generation: int = 0

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.atomic_files import alone_in, read_record, write_whole
+from holdfast.atomic_files import directory_lock, read_record, write_atomically
 
 REMEMBERED = 128
 """So many suspects, and so many that are quarantined; the newest stay."""
@@ -105,9 +105,9 @@ class Suspicions:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with alone_in(self._path.parent):
+            with directory_lock(self._path.parent):
                 self._take(*_read(self._path))
-                write_whole(self._path, self._document())
+                write_atomically(self._path, self._document())
         except OSError as error:
             logger.warning("Cannot keep in %s what ended the engine: %s", self._path, error)
 

@@ -5,7 +5,7 @@ engine has not read yet gives way, however few it has there.
 
 One request may ask for many sequences, by `n` and by many prompts. Each of them has its own turn,
 so a request has no more of the engine than its key may have, and vLLM's queue, which is first come,
-first served, stays short. Places are counted in requests before vLLM's application, and in
+first served, stays short. Capacity are counted in requests before vLLM's application, and in
 sequences before its engine. Belongs to one event loop.
 """
 
@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Any
 
 from holdfast.records import EngineFacts
-from holdfast.request_context import Tracked
+from holdfast.request_context import RequestContext
 
 SPARE_SHARE = 8
 """One place in so many is beyond what the engine runs at once: when a request ends, the next is
@@ -43,7 +43,7 @@ def _running(max_num_seqs: int, data_parallel_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Capacity:
     """The places of one engine: without limit while none is known."""
 
     running: float = math.inf
@@ -54,7 +54,7 @@ class Places:
     """Tokens of prompts that the engine works through in one step."""
 
     @classmethod
-    def of(cls, facts: EngineFacts | None) -> Places:
+    def of(cls, facts: EngineFacts | None) -> Capacity:
         """Those of an engine; vLLM's own bound (`--max-num-queued-reqs`) is never met before."""
         if facts is None:
             return cls()
@@ -67,7 +67,7 @@ class Places:
             facts.max_num_batched_tokens * facts.data_parallel_size,
         )
 
-    def has_one(self, *, taken: int, by_key: int, keys_inside: int, keys: int) -> bool:
+    def has_room(self, *, taken: int, by_key: int, keys_inside: int, keys: int) -> bool:
         """Whether a key that has `by_key` of the `taken` ones may have another.
 
         While some of the `keys` have nothing there, a few of what runs at once are kept for them:
@@ -101,7 +101,7 @@ SEQUENCES_FOR_EACH_RUNNING = 8
 class _Sequence:
     """One sequence, from when vLLM knows it until the engine is done with it."""
 
-    tracked: Tracked
+    context: RequestContext
     prompt_tokens: int = 0
     is_inside: bool = False
     waiter: asyncio.Future[bool] | None = None
@@ -111,7 +111,7 @@ class _Sequence:
 class Turns:
     """The sequences of one generation of the engine. Among those of one key, the order stays."""
 
-    places: Places = field(default_factory=Places)
+    capacity: Capacity = field(default_factory=Capacity)
     count_keys: Callable[[], int] = lambda: 0
     """How many keys there are; nobody has to wait for a turn where it is fewer than two."""
     _sequences: dict[str, _Sequence] = field(default_factory=dict)
@@ -130,12 +130,12 @@ class Turns:
     @property
     def most_sequences(self) -> float:
         """What a request may have at a time, waiting and in the engine."""
-        return most_sequences(self.places.running)
+        return most_sequences(self.capacity.running)
 
-    def register(self, name: str, tracked: Tracked, prompt_tokens: int = 0) -> None:
+    def register(self, name: str, context: RequestContext, prompt_tokens: int = 0) -> None:
         """vLLM has a sequence, which will `leave` in any case."""
-        self._sequences[name] = _Sequence(tracked, prompt_tokens)
-        tracked.sequences += 1
+        self._sequences[name] = _Sequence(context, prompt_tokens)
+        context.sequences += 1
 
     async def enter(self, name: str) -> bool:
         """Return when it is its turn; False if it was given up meanwhile.
@@ -148,15 +148,15 @@ class Turns:
         sequence = self._sequences.get(name)
         if sequence is None or sequence.is_inside:
             return True
-        key = sequence.tracked.key
-        if sequence.tracked.is_probe or (key not in self._queues and self._has_place(sequence)):
+        key = sequence.context.key
+        if sequence.context.is_probe or (key not in self._queues and self._has_capacity(sequence)):
             self._let_in(name, sequence)
             self._advance()  # nothing is kept any more for a key that is there
             return True
         sequence.waiter = asyncio.get_running_loop().create_future()
         self._queues.setdefault(key, OrderedDict())[name] = sequence
         self._advance()
-        with sequence.tracked.waiting():
+        with sequence.context.waiting():
             return await sequence.waiter
 
     def leave(self, name: str) -> None:
@@ -164,21 +164,21 @@ class Turns:
         sequence = self._sequences.pop(name, None)
         if sequence is None:
             return
-        tracked = sequence.tracked
+        context = sequence.context
         if sequence.is_inside:
             self._has_read(name)
             self._taken -= 1
-            self._inside[tracked.key] -= 1
-            if not self._inside[tracked.key]:
-                del self._inside[tracked.key]
+            self._inside[context.key] -= 1
+            if not self._inside[context.key]:
+                del self._inside[context.key]
         elif sequence.waiter is not None:
-            self._remove(name, tracked.key)
+            self._remove(name, context.key)
             if not sequence.waiter.done():
                 sequence.waiter.set_result(False)
         self._advance()
-        tracked.sequences -= 1
-        if not tracked.sequences:
-            tracked.engine_is_done()
+        context.sequences -= 1
+        if not context.sequences:
+            context.engine_is_done()
 
     def step_ended(self, is_read: Callable[[str], bool]) -> None:
         """The engine has made a step; `is_read` says of a sequence whether its prompt is read."""
@@ -204,19 +204,19 @@ class Turns:
         for sequence in self._sequences.values():
             if sequence.waiter is not None and not sequence.waiter.done():
                 sequence.waiter.set_exception(error())
-            sequence.tracked.sequences -= 1
+            sequence.context.sequences -= 1
         self._sequences.clear()
         self._inside.clear()
         self._reading.clear()
         self._unread.clear()
         self._taken = 0
 
-    def _has_place(self, sequence: _Sequence) -> bool:
+    def _has_capacity(self, sequence: _Sequence) -> bool:
         keys = self.count_keys()
-        key = sequence.tracked.key
+        key = sequence.context.key
         return keys < 2 or (
             self._has_room_for_prompt(sequence)
-            and self.places.has_one(
+            and self.capacity.has_room(
                 taken=self._taken,
                 by_key=self._inside.get(key, 0),
                 keys_inside=len(self._inside),
@@ -225,8 +225,8 @@ class Turns:
         )
 
     def _has_room_for_prompt(self, sequence: _Sequence) -> bool:
-        key = sequence.tracked.key
-        return self.places.has_room_for_prompt(
+        key = sequence.context.key
+        return self.capacity.has_room_for_prompt(
             sequence.prompt_tokens,
             unread_tokens=self._unread.get(key, 0),
             is_shared=any(other != key for other in chain(self._inside, self._queues)),
@@ -235,14 +235,14 @@ class Turns:
     def _let_in(self, name: str, sequence: _Sequence) -> None:
         sequence.is_inside = True
         self._taken += 1
-        self._inside[sequence.tracked.key] += 1
+        self._inside[sequence.context.key] += 1
         if sequence.prompt_tokens:
             self._reading[name] = sequence
-            self._unread[sequence.tracked.key] += sequence.prompt_tokens
+            self._unread[sequence.context.key] += sequence.prompt_tokens
 
     def _has_read(self, name: str) -> None:
         if (sequence := self._reading.pop(name, None)) is not None:
-            key = sequence.tracked.key
+            key = sequence.context.key
             self._unread[key] -= sequence.prompt_tokens
             if not self._unread[key]:
                 del self._unread[key]
@@ -250,7 +250,7 @@ class Turns:
     def _advance(self) -> None:
         while (waiting := self._next()) is not None:
             name, sequence = waiting
-            key = sequence.tracked.key
+            key = sequence.context.key
             self._remove(name, key)
             if key in self._queues:
                 self._queues.move_to_end(key)
@@ -263,7 +263,7 @@ class Turns:
         # Of keys with as many the first: one that had a turn goes to the end.
         for key in sorted(self._queues, key=self._inside.__getitem__):
             name, sequence = next(iter(self._queues[key].items()))
-            if self._has_place(sequence):
+            if self._has_capacity(sequence):
                 return name, sequence
         return None
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from holdfast.atomic_files import read_record, write_whole
+from holdfast.atomic_files import read_record, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,6 @@ def _seconds(value: object) -> float:
 
 def _write(path: Path, seconds: dict[Kind, list[float]]) -> None:
     try:
-        write_whole(path, json.dumps(seconds))
+        write_atomically(path, json.dumps(seconds))
     except OSError as error:
         logger.debug("cannot save the times of this start: %s", error)

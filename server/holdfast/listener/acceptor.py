@@ -1,4 +1,4 @@
-"""The door itself: takes connections off the listening socket, each to a seat or not at all."""
+"""Accepts connections from the listening socket, and closes those for which there is no slot."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
-from holdfast.listener.connection_table import Book, Seat
+from holdfast.listener.connection_table import ConnectionSlot, ConnectionTable
 
 logger = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 8
-"""Thousands that come together are taken in turns with everything else: a new connection is closed
-for another only after what it sent has been read, if it sent something."""
-REST_SECONDS = 0.1
-"""Before the next accept, when this process can open nothing more."""
-SHED_AT_ONCE = 16
-"""Connections closed then, so that those who ask after the health find a descriptor."""
+"""Thousands that arrive together are accepted in turns with all other work: a new connection is
+evicted only after what it sent, if anything, has been read."""
+PAUSE_SECONDS = 0.1
+"""The pause before the next accept when this process cannot open more files."""
+EVICTED_AT_ONCE = 16
+"""Connections evicted then, so that health checks find a descriptor."""
 WARNING_INTERVAL_SECONDS = 60.0
-LONGEST_GOODBYE_SECONDS = 3600.0
-"""Of TLS; `BoundedTransport` ends it sooner, and looks whether the client reads."""
+LONGEST_TLS_CLOSE_SECONDS = 3600.0
+"""The limit of a TLS shutdown; `BoundedTransport` ends one sooner if the client does not read."""
 KEEPALIVE_IDLE_SECONDS = 60
 KEEPALIVE_INTERVAL_SECONDS = 15
 KEEPALIVE_PROBES = 4
 
 
 class Acceptor:
-    """Accepts for as long as it is open, whatever the state of the machine.
+    """Accepts connections while it is open, whatever the state of the machine.
 
-    The event loops' own servers give up here: uvloop's ends for good when no descriptor is left
-    (`UVStreamServer._fatal_error`), and neither it nor asyncio's counts a connection of TLS before
-    its handshake is over. As `asyncio.Server`, so that uvicorn ends it.
+    The event loops' own servers fail at this: uvloop's ends for good when no descriptor is left
+    (`UVStreamServer._fatal_error`), and neither it nor asyncio's counts a TLS connection before its
+    handshake is over. The interface is that of `asyncio.Server`, so that uvicorn can close it.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        book: Book,
-        protocol: Callable[[Seat], asyncio.Protocol],
+        table: ConnectionTable,
+        protocol: Callable[[ConnectionSlot], asyncio.Protocol],
         context: ssl.SSLContext | None,
         backlog: int,
     ) -> None:
         self._sock = sock
-        self._book = book
+        self._table = table
         self._protocol = protocol
         self._context = context
         self._arrivals: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._rest: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
         self._warned_seconds = -math.inf
         _prepare(sock)
         sock.listen(backlog)
@@ -59,9 +59,9 @@ class Acceptor:
         self._loop.add_reader(sock.fileno(), self._accept)
 
     def close(self) -> None:
-        """Take no more, and drop those who are not through the handshake of TLS."""
-        if self._rest is not None:
-            self._rest.cancel()
+        """Accept no more connections, and drop those that have not finished the TLS handshake."""
+        if self._pause is not None:
+            self._pause.cancel()
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
@@ -69,7 +69,7 @@ class Acceptor:
             arrival.cancel()
 
     async def wait_closed(self) -> None:
-        """Return when nobody is on the way in."""
+        """Return when no connection is being set up."""
         if self._arrivals:
             await asyncio.wait(self._arrivals)
 
@@ -79,28 +79,28 @@ class Acceptor:
                 sock, _address = self._sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionError:  # it left while it waited
+            except ConnectionError:  # the client left before it was accepted
                 continue
             except OSError as error:
-                self._rest_from(error)
+                self._pause_after(error)
                 return
             self._admit(sock)
 
     def _admit(self, sock: socket.socket) -> None:
-        seat = self._book.seat()
-        if seat is None:
-            self._book.refusals.count("too_many_connections")
+        slot = self._table.take_slot()
+        if slot is None:
+            self._table.refusals.count("too_many_connections")
             sock.close()
             return
         sock.setblocking(False)
-        task = self._loop.create_task(self._arrive(sock, seat), name="arrival of a connection")
+        task = self._loop.create_task(self._arrive(sock, slot), name="arrival of a connection")
         self._arrivals.add(task)
         task.add_done_callback(self._arrivals.discard)
         if self._context is not None:
-            seat.offer(partial(self._drop, task))
+            slot.allow_eviction(partial(self._drop, task))
 
-    async def _arrive(self, sock: socket.socket, seat: Seat) -> None:
-        connect = partial(self._loop.connect_accepted_socket, partial(self._protocol, seat), sock)
+    async def _arrive(self, sock: socket.socket, slot: ConnectionSlot) -> None:
+        connect = partial(self._loop.connect_accepted_socket, partial(self._protocol, slot), sock)
         has_arrived = False
         try:
             if self._context is None:
@@ -108,26 +108,26 @@ class Acceptor:
             else:
                 await connect(
                     ssl=self._context,
-                    ssl_handshake_timeout=self._book.limits.header_timeout_seconds or None,
-                    ssl_shutdown_timeout=LONGEST_GOODBYE_SECONDS,
+                    ssl_handshake_timeout=self._table.limits.header_timeout_seconds or None,
+                    ssl_shutdown_timeout=LONGEST_TLS_CLOSE_SECONDS,
                 )
             has_arrived = True
         except (OSError, asyncio.CancelledError) as error:
             if isinstance(error, TimeoutError | ConnectionAbortedError):
-                self._book.refusals.count("idle_connection")
+                self._table.refusals.count("idle_connection")
         finally:
             if not has_arrived:
-                seat.release()
+                slot.release()
 
     def _drop(self, arrival: asyncio.Task[None]) -> None:
-        """Close a connection in the handshake of TLS for another."""
+        """Close a connection that is in the TLS handshake, to make room for another."""
         if not arrival.done():
-            self._book.refusals.count("idle_connection")
+            self._table.refusals.count("idle_connection")
             arrival.cancel()
 
-    def _rest_from(self, error: OSError) -> None:
-        """Out of descriptors, or of memory: it passes, and the door has to be there then."""
-        shed = self._book.shed(SHED_AT_ONCE)
+    def _pause_after(self, error: OSError) -> None:
+        """Pause, since there are no descriptors or no memory; accepting must resume after that."""
+        evicted = self._table.evict_up_to(EVICTED_AT_ONCE)
         now = self._loop.time()
         if now - self._warned_seconds > WARNING_INTERVAL_SECONDS:
             self._warned_seconds = now
@@ -135,21 +135,21 @@ class Acceptor:
                 "cannot accept connections: %s; closed %d idle connections, and trying again "
                 "every %g s",
                 error.strerror or error,
-                shed,
-                REST_SECONDS,
+                evicted,
+                PAUSE_SECONDS,
             )
         self._loop.remove_reader(self._sock.fileno())
-        self._rest = self._loop.call_later(REST_SECONDS, self._go_on)
+        self._pause = self._loop.call_later(PAUSE_SECONDS, self._resume)
 
-    def _go_on(self) -> None:
-        self._rest = None
+    def _resume(self) -> None:
+        self._pause = None
         self._loop.add_reader(self._sock.fileno(), self._accept)
 
 
 def _prepare(sock: socket.socket) -> None:
-    """Send small parts at once, and find out about clients whose machine is gone.
+    """Send small parts immediately, and detect clients whose machine is gone.
 
-    On Linux what is accepted has the options of the socket that listens.
+    On Linux an accepted socket inherits the options of the listening one.
     """
     if sock.family == socket.AF_UNIX:
         return

@@ -1,4 +1,4 @@
-"""What surrounds the requests of a connection: its seat, its times, what is refused, its end."""
+"""What surrounds the requests of a connection: its slot, its deadlines, refusals, and its end."""
 
 from __future__ import annotations
 
@@ -11,52 +11,54 @@ from uvicorn.protocols.utils import get_client_addr
 from holdfast.errors import RefusedError
 from holdfast.listener import errors
 from holdfast.listener.closing import BoundedTransport
-from holdfast.listener.connection_table import LEAST_RATE_BYTES, Book, Seat
+from holdfast.listener.connection_table import LEAST_RATE_BYTES, ConnectionSlot, ConnectionTable
 
 MOST_LINGER_SECONDS = 10.0
-"""After a last answer, for a client that goes on sending."""
+"""The time after the last answer for a client that keeps sending."""
 DISCARD_INTERVAL_SECONDS = 0.01
-"""Between two reads of what is thrown away, so that a flood of it takes nobody's turn."""
+"""The pause between two reads of discarded bytes, so that a flood delays no other connection."""
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's, which waits for its client no longer than it may, and ends with one answer."""
+    """uvicorn's connection, with deadlines for its client, and at most one refusal at its end."""
 
-    # Together with uvicorn's attributes they are too many for dictionaries that share their keys,
-    # and a connection would take a kilobyte more.
+    # With uvicorn's attributes they would be too many for a key-sharing dictionary, and each
+    # connection would take a kilobyte more.
     __slots__ = (
         "_body_bytes",
         "_body_bytes_in_time",
-        "_book",
-        "_has_head",
+        "_has_headers",
         "_header_bytes",
-        "_is_asked",
+        "_is_dispatched",
         "_is_ending",
-        "_is_offering",
+        "_is_offering_upgrade",
         "_is_receiving",
         "_linger_until_seconds",
-        "_running",
-        "_seat",
-        "_wire_bytes",
+        "_received_bytes",
+        "_running_cycle",
+        "_slot",
+        "_table",
     )
     transport: Any
     """A `BoundedTransport`."""
 
-    def __init__(self, *arguments: Any, book: Book, seat: Seat, **named: Any) -> None:
+    def __init__(
+        self, *arguments: Any, table: ConnectionTable, slot: ConnectionSlot, **named: Any
+    ) -> None:
         super().__init__(*arguments, **named)
-        self._book = book
-        self._seat = seat
+        self._table = table
+        self._slot = slot
         self._is_ending = False
         self._linger_until_seconds = 0.0
-        self._running: RequestResponseCycle | None = None
-        """The request that the application has; `cycle` is the one that was read last."""
+        self._running_cycle: RequestResponseCycle | None = None
+        """The request that the application is handling; `cycle` is the one that was read last."""
         self._is_receiving = False
-        self._has_head = False
-        self._is_asked = False
-        """Whether the application gets, or got, the request that is being read."""
-        self._is_offering = False
-        """Whether that request offers a protocol which nobody here takes up."""
-        self._wire_bytes = 0
+        self._has_headers = False
+        self._is_dispatched = False
+        """Whether the request being read is, or was, passed to the application."""
+        self._is_offering_upgrade = False
+        """Whether that request offers a protocol that this server does not speak."""
+        self._received_bytes = 0
         self._header_bytes = 0
         self._body_bytes = 0
         self._body_bytes_in_time = 0
@@ -64,82 +66,82 @@ class BoundedConnection(HttpToolsProtocol):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Wait for the headers of its first request."""
-        super().connection_made(BoundedTransport(transport, self._book, self._seat))  # type: ignore[arg-type]  # as one
-        self._book.heads.start(self.head_is_late)
-        self._seat.offer_last(self.make_room)
-        # The event loop reads once between two turns; a request that was there is begun then.
-        self.loop.call_soon(self.loop.call_soon, self._offer_silent)
+        """Wait for the headers of the first request."""
+        super().connection_made(BoundedTransport(transport, self._table, self._slot))  # type: ignore[arg-type]  # as one
+        self._table.header_deadlines.start(self.on_header_timeout)
+        self._slot.allow_eviction_last(self.evict)
+        # The event loop reads once between two turns, so a request that was there has begun then.
+        self.loop.call_soon(self.loop.call_soon, self._allow_eviction_if_silent)
 
-    def _offer_silent(self) -> None:
-        if self.head_is_late in self._book.heads:
-            self._seat.offer(self.make_room)
+    def _allow_eviction_if_silent(self) -> None:
+        if self.on_header_timeout in self._table.header_deadlines:
+            self._slot.allow_eviction(self.evict)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more comes, for whatever reason."""
+        """Release everything: the connection is gone, for whatever reason."""
         self._expect_nothing()
-        self._book.lingering.stop(self.linger_is_over)
-        if self._running is not None:
-            # uvicorn tells it to the request that was read last.
-            self._running.disconnected = True
-            self._running.message_event.set()
+        self._table.linger_deadlines.stop(self.on_linger_timeout)
+        if self._running_cycle is not None:
+            # uvicorn tells only the request that was read last.
+            self._running_cycle.disconnected = True
+            self._running_cycle.message_event.set()
         super().connection_lost(exc)
         self.transport.lost()
 
     def eof_received(self) -> None:
-        """A client that sends no more has left, as uvicorn and its event loops see it."""
+        """Close: like uvicorn, take a client that stops sending for one that has left."""
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """More is ready of an answer than is kept; its place in the engine may be kept with it."""
+        """Require the client to read: the buffer is full, which may keep the engine occupied."""
         super().pause_writing()
         self.transport.expect_reading()
 
     def resume_writing(self) -> None:
-        """The client has read most of it."""
+        """Drop that requirement: the client has read most of the buffer."""
         super().resume_writing()
         self.transport.expect_nothing()
 
-    def make_room(self) -> None:
-        """Close, for one that came later; no request is under way here."""
-        is_waiting = self._is_receiving and not self._has_head
+    def evict(self) -> None:
+        """Close in favour of a newer connection; no request is in progress here."""
+        is_waiting = self._is_receiving and not self._has_headers
         if self._is_ending or self.scheme == "https" or self.transport.get_write_buffer_size():
-            # A close would wait for the client.
-            if self.head_is_late in self._book.heads:
-                self._book.refusals.count("idle_connection")
+            # close() would wait for the client.
+            if self.on_header_timeout in self._table.header_deadlines:
+                self._table.refusals.count("idle_connection")
             self._expect_nothing()
             self.transport.abort()
         elif is_waiting:
-            self._end(errors.too_many_connections(self._book.max_connections))
+            self._end(errors.too_many_connections(self._table.max_connections))
             self._close()
         else:
-            if self.head_is_late in self._book.heads:
-                self._book.refusals.count("idle_connection")
+            if self.on_header_timeout in self._table.header_deadlines:
+                self._table.refusals.count("idle_connection")
             self._close()
 
-    def head_is_late(self) -> None:
-        """The time for the first line and the headers is over."""
+    def on_header_timeout(self) -> None:
+        """Refuse or close: the request line and the headers did not arrive in time."""
         if self._is_receiving:
-            self._end(errors.slow_headers(self._book.limits.header_timeout_seconds))
+            self._end(errors.slow_headers(self._table.limits.header_timeout_seconds))
         else:
-            self._book.refusals.count("idle_connection")
+            self._table.refusals.count("idle_connection")
             self._close()
 
-    def body_is_late(self) -> None:
-        """The time is over in which a part of the body had to come."""
-        seconds = self._book.limits.body_timeout_seconds
+    def on_body_timeout(self) -> None:
+        """Refuse the request unless enough of its body has arrived in the last interval."""
+        seconds = self._table.limits.body_timeout_seconds
         if self.flow.read_paused:
-            # It is the application that does not read.
-            self._book.bodies.start(self.body_is_late)
+            # The application does not read, so the client is not to blame.
+            self._table.body_deadlines.start(self.on_body_timeout)
         elif self._body_bytes - self._body_bytes_in_time >= seconds * LEAST_RATE_BYTES:
             self._body_bytes_in_time = self._body_bytes
-            self._book.bodies.start(self.body_is_late)
+            self._table.body_deadlines.start(self.on_body_timeout)
         else:
             self._end(errors.slow_body(seconds))
 
     def _expect_nothing(self) -> None:
-        self._book.heads.stop(self.head_is_late)
-        self._book.bodies.stop(self.body_is_late)
+        self._table.header_deadlines.stop(self.on_header_timeout)
+        self._table.body_deadlines.stop(self.on_body_timeout)
 
     def _keep_alive(self) -> None:
         self._unset_keepalive_if_required()
@@ -148,19 +150,19 @@ class BoundedConnection(HttpToolsProtocol):
         )
 
     def _is_answering(self) -> bool:
-        return self._running is not None and not self._running.response_complete
+        return self._running_cycle is not None and not self._running_cycle.response_complete
 
     # The end
 
     def _end(self, error: RefusedError) -> None:
-        """Refuse what is being read, and close."""
-        self._book.refusals.count(error.reason)
+        """Refuse the request that is being read, and close."""
+        self._table.refusals.count(error.reason)
         self._is_ending = True
         self._expect_nothing()
-        running = self._running
-        is_running = self._is_asked and running is self.cycle
+        running = self._running_cycle
+        is_running = self._is_dispatched and running is self.cycle
         if running is not None and not running.response_complete and not is_running:
-            # An earlier request of the connection has its answer first, and it is the last one.
+            # An earlier request of the connection still gets its answer, which is the last one.
             running.keep_alive = False
             self.pipeline.clear()
             return
@@ -172,17 +174,17 @@ class BoundedConnection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._linger_until_seconds = self.loop.time() + MOST_LINGER_SECONDS
-        self._book.lingering.start(self.linger_is_over)
-        self._seat.offer(self.make_room)
+        self._table.linger_deadlines.start(self.on_linger_timeout)
+        self._slot.allow_eviction(self.evict)
         self.flow.resume_reading()
 
-    def linger_is_over(self) -> None:
-        """The client has had the time to read its last answer."""
+    def on_linger_timeout(self) -> None:
+        """Abort: the client has had time to read its last answer."""
         self.transport.abort()
 
     def _discard(self) -> None:
         if self.loop.time() < self._linger_until_seconds:
-            self._book.lingering.start(self.linger_is_over)
+            self._table.linger_deadlines.start(self.on_linger_timeout)
         self.flow.pause_reading()
         self.loop.call_later(DISCARD_INTERVAL_SECONDS, self._discard_more)
 
@@ -194,9 +196,9 @@ class BoundedConnection(HttpToolsProtocol):
         method = self.parser.get_method().decode()
         headers = self.server_state.default_headers
         self.transport.write(errors.encoded(error, headers, has_body=method != "HEAD"))
-        if self._has_head and not self._is_asked:
-            self._book.counted(method, self.url, error.http_status)
-        if self.access_log and self._has_head:
+        if self._has_headers and not self._is_dispatched:
+            self._table.on_refused(method, self.url, error.http_status)
+        if self.access_log and self._has_headers:
             self.access_logger.info(
                 '%s - "%s %s HTTP/%s" %d',
                 get_client_addr(self.scope),

@@ -1,4 +1,4 @@
-"""What a client has to read, bounded in time, and the close of a connection with it."""
+"""Bounds the time in which a client must read, and with it the close of a connection."""
 
 from __future__ import annotations
 
@@ -6,102 +6,102 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.listener.connection_table import LEAST_RATE_BYTES, Book, Seat
+from holdfast.listener.connection_table import LEAST_RATE_BYTES, ConnectionSlot, ConnectionTable
 
 
 class BoundedTransport:
-    """A transport that waits for its client no longer than `--send-timeout`, or while it reads.
+    """A transport that waits for its client only for `--send-timeout`, or while the client reads.
 
-    `close()` of an event loop waits until all that was written has been read, and with TLS until
-    the client has said goodbye, for ever if need be. Here it is bounded whatever asks for it, and
-    the seat is offered to others meanwhile.
+    `close()` of an event loop waits until the client has read everything, and with TLS until it has
+    confirmed the shutdown, possibly for ever. Here every close is bounded, and the connection may
+    be evicted meanwhile.
     """
 
     __slots__ = (
-        "_book",
         "_is_closed",
-        "_seat",
+        "_slot",
+        "_table",
         "_transport",
         "_unsent_bytes",
-        "asks_for_more",
+        "has_next_request",
         "is_closing",
         "write",
     )
 
-    def __init__(self, transport: Any, book: Book, seat: Seat) -> None:
+    def __init__(self, transport: Any, table: ConnectionTable, slot: ConnectionSlot) -> None:
         self._transport = transport
         self.write: Callable[[bytes], None] = transport.write
         self.is_closing: Callable[[], bool] = transport.is_closing
-        self.asks_for_more = False
-        """Whether the client has sent a request since it had to read."""
-        self._book = book
-        self._seat = seat
+        self.has_next_request = False
+        """Whether the client has sent a request since it was required to read."""
+        self._table = table
+        self._slot = slot
         self._is_closed = False
         self._unsent_bytes = 0
-        """When the time began; 0 where all of it is to be read in one time."""
+        """The unsent bytes at the start of the interval; 0 if all must be read in one interval."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def expect_reading(self) -> None:
-        """From now on the client has to read what is ready."""
-        self._book.readers.start(self.reader_is_late)
+        """Require the client to read the buffered bytes from now on."""
+        self._table.send_deadlines.start(self.on_send_timeout)
         self._unsent_bytes = 0
-        self.asks_for_more = False
+        self.has_next_request = False
         if self._transport.get_write_buffer_size() > self._least_bytes:
-            # The event loop hands the kernel what that takes at the end of this turn.
+            # At the end of this turn the event loop hands the kernel as much as it accepts.
             asyncio.get_running_loop().call_soon(self._measure)
 
-    def expect_rest(self) -> None:
-        """As `expect_reading`, unless the client has to read already, or there is nothing."""
-        has_to_read = self.reader_is_late in self._book.readers
+    def expect_remainder(self) -> None:
+        """Do as `expect_reading`, unless that is in force already or the buffer is empty."""
+        has_to_read = self.on_send_timeout in self._table.send_deadlines
         if not has_to_read and self._transport.get_write_buffer_size():
             self.expect_reading()
 
     def expect_nothing(self) -> None:
-        """The client has read most of it."""
+        """Stop requiring the client to read, unless the connection is being closed."""
         if not self._is_closed:
-            self._book.readers.stop(self.reader_is_late)
+            self._table.send_deadlines.stop(self.on_send_timeout)
 
     def close(self) -> None:
-        """Close once what was written has been read, or when that takes too long."""
+        """Close once the client has read everything, or when that takes too long."""
         if self._is_closed:
             return
         self._is_closed = True
         self._transport.close()
-        self._seat.offer(self.make_room)
+        self._slot.allow_eviction(self.evict)
         self.expect_reading()
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Release the slot: the connection is gone."""
         self._is_closed = True
-        self._book.readers.stop(self.reader_is_late)
-        self._seat.release()
+        self._table.send_deadlines.stop(self.on_send_timeout)
+        self._slot.release()
 
-    def reader_is_late(self) -> None:
-        """Cut it off, unless the client reads."""
+    def on_send_timeout(self) -> None:
+        """Abort the connection, unless the client reads."""
         unsent_bytes = self._transport.get_write_buffer_size()
         if not unsent_bytes and not self._is_closed:
             return
-        if self.asks_for_more and not self._is_closed:
-            # It may be of an answer that goes on; what is much of one has a time of its own.
+        if self.has_next_request and not self._is_closed:
+            # The bytes may belong to a running answer; if they are many, a new interval begins.
             self.expect_reading()
             return
         if self._unsent_bytes - unsent_bytes >= self._least_bytes:
             self._unsent_bytes = unsent_bytes
-            self._book.readers.start(self.reader_is_late)
+            self._table.send_deadlines.start(self.on_send_timeout)
             return
         if unsent_bytes:
-            self._book.refusals.count("slow_reader")
+            self._table.refusals.count("slow_reader")
         self._transport.abort()
 
-    def make_room(self) -> None:
-        """Cut it off."""
+    def evict(self) -> None:
+        """Abort the connection."""
         self._transport.abort()
 
     @property
     def _least_bytes(self) -> float:
-        return self._book.limits.send_timeout_seconds * LEAST_RATE_BYTES
+        return self._table.limits.send_timeout_seconds * LEAST_RATE_BYTES
 
     def _measure(self) -> None:
         self._unsent_bytes = self._transport.get_write_buffer_size()

@@ -1,4 +1,4 @@
-"""Every open connection: what each waits for, and which one goes when there are too many."""
+"""Every open connection: what each waits for, and which one is evicted if there are too many."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from holdfast.errors import UsageError
-from holdfast.listener.deadline_queue import Deadlines
+from holdfast.listener.deadline_queue import DeadlineQueue
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.counters import Refusals
 
 MOST_CONNECTIONS = 16_384
-"""Unless more are asked for."""
+"""The default limit."""
 RESERVED_FILES = 1024
-"""For everything that is no client: libraries, models, sockets to the engine, pipes to children,
-and the connections over the limit that may still ask after the health."""
+"""Files reserved for everything except clients: libraries, models, sockets to the engine, pipes to
+children, and the spare connections for health checks."""
 _ENOUGH_FILES = 65_536
-"""What vLLM raises the limit to; where there is no hard limit at all, some programs walk it."""
+"""vLLM raises the limit to this. Without a hard limit a higher one would slow down programs that
+iterate over all possible descriptors."""
 
 
-def most_connections(asked: int | None) -> int:
-    """How many connections may be open. The process's limit of open files is raised for them.
+def connection_limit(asked: int | None) -> int:
+    """Return how many connections may be open, and raise the limit of open files for them.
 
     Raises:
-        UsageError: so many files cannot be open.
+        UsageError: this process may not open that many files.
     """
     files = _raised_limit(max(_ENOUGH_FILES, (asked or 0) + RESERVED_FILES))
-    room = files - min(RESERVED_FILES, files // 2)
-    if asked is not None and asked > room:
+    available = files - min(RESERVED_FILES, files // 2)
+    if asked is not None and asked > available:
         raise UsageError(
             f"--max-connections {asked}: this process may open only {files} files, enough for "
-            f"{room} connections.",
+            f"{available} connections.",
             remedy="raise the hard limit (`ulimit -Hn`, `docker run --ulimit nofile=N`), or lower "
             "--max-connections.",
         )
-    return min(MOST_CONNECTIONS, room) if asked is None else asked
+    return min(MOST_CONNECTIONS, available) if asked is None else asked
 
 
-def most_over(asked: int) -> int:
-    """How many of `asked` connections over the limit fit into what is left for the rest."""
+def spare_limit(asked: int) -> int:
+    """Return how many of `asked` spare connections fit into the reserved files."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     reserved = (
         RESERVED_FILES if files == resource.RLIM_INFINITY else min(RESERVED_FILES, files // 2)
@@ -59,24 +60,24 @@ def _raised_limit(wanted: int) -> int:
     return wanted
 
 
-Counted = Callable[[str, bytes, int], None]
-"""Told the method, the URL and the status of a request that a connection refused by itself."""
+OnRefused = Callable[[str, bytes, int], None]
+"""Receives the method, the URL and the status of a request that its connection refused."""
 
 SPARE_CONNECTIONS = 64
-"""Over the limit, for whoever asks after the health: an orchestrator that gets no answer restarts
-the server just when it has the most to do. A further one is only closed."""
+"""Connections over the limit, for health checks only: an orchestrator that gets no answer would
+restart the server just when it is busiest. Further connections are closed without an answer."""
 LINGER_SECONDS = 1.0
-"""Without a byte, between a last answer and the close. A client that still sends when it is closed
-loses the answer, and most look for it only when they have sent all."""
+"""The silence between the last answer and the close. A client that is still sending at the close
+loses the answer, and most clients read it only after they have sent everything."""
 SILENT_SECONDS = 10.0
-"""A WebSocket on which nothing was said for so long makes room for another connection."""
+"""A WebSocket that has been silent for this long may be evicted."""
 LEAST_RATE_BYTES = 1024
-"""A second, of a body that comes or of an answer that goes; what is slower holds a connection for
-nothing."""
+"""The minimum per second of an arriving body or a departing answer; a slower client would occupy
+a connection for nothing."""
 
 
-class Book:
-    """Shared by all connections of a listener. Belongs to one event loop."""
+class ConnectionTable:
+    """The limits, deadlines and slots of all connections of a listener, for one event loop."""
 
     def __init__(
         self,
@@ -84,112 +85,112 @@ class Book:
         refusals: Refusals,
         always_answered: frozenset[str],
         *,
-        counted: Counted = lambda _method, _url, _status: None,
+        on_refused: OnRefused = lambda _method, _url, _status: None,
     ) -> None:
-        """Raise the limit of open files for so many connections.
+        """Raise the limit of open files for the connections.
 
         Raises:
-            UsageError: so many files cannot be open.
+            UsageError: this process may not open that many files.
         """
         self.limits = limits
         self.refusals = refusals
-        self.counted = counted
+        self.on_refused = on_refused
         self.always_answered = frozenset(path.lstrip("/").encode() for path in always_answered)
-        """The last parts of the paths that spare connections may ask for."""
-        self.heads = Deadlines(limits.header_timeout_seconds)
-        """For the headers of a request to be whole."""
-        self.bodies = Deadlines(limits.body_timeout_seconds)
-        """For a part of the body of a request to come."""
-        self.readers = Deadlines(limits.send_timeout_seconds)
-        """For a client to read of an answer what was sent, and all of it before a close."""
-        self.lingering = Deadlines(LINGER_SECONDS)
-        """For a client to read its last answer."""
-        self.talking = Deadlines(SILENT_SECONDS)
-        """For a WebSocket that may not be closed for another yet."""
-        self.idle = Deadlines(limits.websocket_idle_timeout_seconds)
-        """For either side of a WebSocket to say something."""
-        self.max_connections = most_connections(limits.max_connections)
+        """The last segments of the paths that spare connections may request."""
+        self.header_deadlines = DeadlineQueue(limits.header_timeout_seconds)
+        """Deadlines for the headers of a request to be complete."""
+        self.body_deadlines = DeadlineQueue(limits.body_timeout_seconds)
+        """Deadlines for the next part of a request body."""
+        self.send_deadlines = DeadlineQueue(limits.send_timeout_seconds)
+        """Deadlines for a client to read the answer, and all of it before a close."""
+        self.linger_deadlines = DeadlineQueue(LINGER_SECONDS)
+        """Deadlines for a client to read its last answer."""
+        self.quiet_deadlines = DeadlineQueue(SILENT_SECONDS)
+        """Deadlines after which a silent WebSocket may be evicted."""
+        self.idle_deadlines = DeadlineQueue(limits.websocket_idle_timeout_seconds)
+        """Deadlines for either side of a WebSocket to send something."""
+        self.max_connections = connection_limit(limits.max_connections)
         self._pools = (
-            Seats(self.max_connections),
-            Seats(most_over(SPARE_CONNECTIONS), are_spare=True),
+            ConnectionSlots(self.max_connections),
+            ConnectionSlots(spare_limit(SPARE_CONNECTIONS), are_spare=True),
         )
 
-    def seat(self) -> Seat | None:
-        """A seat for a new connection, for which another may be closed; None if there is none."""
-        return next((seat for pool in self._pools if (seat := pool.seat())), None)
+    def take_slot(self) -> ConnectionSlot | None:
+        """Return a slot for a new connection, evicting another if needed; None if there is none."""
+        return next((slot for pool in self._pools if (slot := pool.take_slot())), None)
 
-    def shed(self, most: int) -> int:
-        """Close up to `most` connections that are at no request; how many there were."""
-        return sum(1 for _ in range(most) if any(pool.take_away() for pool in self._pools))
-
-
-MakeRoom = Callable[[], None]
-"""Closes a connection for another; nothing of it may outlast this by more than an answer."""
+    def evict_up_to(self, most: int) -> int:
+        """Evict up to `most` connections without a running request; return their number."""
+        return sum(1 for _ in range(most) if any(pool.evict_first() for pool in self._pools))
 
 
-class Seat:
-    """The right of one connection to be there, from its accept until its socket is closed."""
+Evict = Callable[[], None]
+"""Closes a connection in favour of another; at most its last answer may still be sent."""
+
+
+class ConnectionSlot:
+    """The slot of one connection, held from its accept until its socket is closed."""
 
     __slots__ = ("_owner", "is_spare")
 
-    def __init__(self, seats: Seats) -> None:
-        self._owner: Seats | None = seats
-        self.is_spare = seats.are_spare
-        """Whether it is over the limit, where a connection may only ask after the health."""
+    def __init__(self, slots: ConnectionSlots) -> None:
+        self._owner: ConnectionSlots | None = slots
+        self.is_spare = slots.are_spare
+        """Whether the connection is over the limit and may only request health and metrics."""
 
-    def offer(self, make_room: MakeRoom) -> None:
-        """From now on, and after all that were offered before, it may be closed for another."""
+    def allow_eviction(self, evict: Evict) -> None:
+        """Allow the eviction of the connection, after those that were allowed earlier."""
         if self._owner is not None:
-            if self._owner.fresh:
-                self._owner.fresh.pop(self, None)
-            self._owner.offered[self] = make_room
-            self._owner.offered.move_to_end(self)
+            if self._owner.evictable_last:
+                self._owner.evictable_last.pop(self, None)
+            self._owner.evictable[self] = evict
+            self._owner.evictable.move_to_end(self)
 
-    def offer_last(self, make_room: MakeRoom) -> None:
-        """It may be closed for another if nothing else may: what it sent was not read yet."""
+    def allow_eviction_last(self, evict: Evict) -> None:
+        """Allow it only if no other can be evicted: what the client sent has not been read yet."""
         if self._owner is not None:
-            self._owner.fresh[self] = make_room
+            self._owner.evictable_last[self] = evict
 
-    def keep(self) -> None:
-        """It may not be closed for another: it is at a request."""
+    def forbid_eviction(self) -> None:
+        """Forbid the eviction of the connection: it has a running request."""
         if self._owner is not None:
-            if self._owner.fresh:
-                self._owner.fresh.pop(self, None)
-            self._owner.offered.pop(self, None)
+            if self._owner.evictable_last:
+                self._owner.evictable_last.pop(self, None)
+            self._owner.evictable.pop(self, None)
 
     def release(self) -> None:
         """The connection is gone."""
         if self._owner is not None:
-            self.keep()
+            self.forbid_eviction()
             self._owner.taken -= 1
             self._owner = None
 
 
-class Seats:
-    """As many seats as there may be connections up to the limit, or over it."""
+class ConnectionSlots:
+    """A fixed number of slots, either for connections up to the limit or for those over it."""
 
-    def __init__(self, seats: int, *, are_spare: bool = False) -> None:
-        self._seats = seats
+    def __init__(self, slots: int, *, are_spare: bool = False) -> None:
+        self._limit = slots
         self.are_spare = are_spare
         self.taken = 0
-        self.offered: OrderedDict[Seat, MakeRoom] = OrderedDict()
-        """The seats that may be taken away, the one that was offered first before all others."""
-        self.fresh: OrderedDict[Seat, MakeRoom] = OrderedDict()
-        """Those that may be taken away after all of them."""
+        self.evictable: OrderedDict[ConnectionSlot, Evict] = OrderedDict()
+        """The slots that may be evicted, in the order in which that was allowed."""
+        self.evictable_last: OrderedDict[ConnectionSlot, Evict] = OrderedDict()
+        """The slots that may be evicted after all of those."""
 
-    def seat(self) -> Seat | None:
-        """A seat, for which another may be closed; None if each is needed where it is."""
-        if self.taken >= self._seats and not self.take_away():
+    def take_slot(self) -> ConnectionSlot | None:
+        """Return a slot, evicting a connection if needed; None if none may be evicted."""
+        if self.taken >= self._limit and not self.evict_first():
             return None
         self.taken += 1
-        return Seat(self)
+        return ConnectionSlot(self)
 
-    def take_away(self) -> bool:
-        """Close the connection that was offered first; False if none is."""
-        found = next(iter((self.offered or self.fresh).items()), None)
+    def evict_first(self) -> bool:
+        """Evict the connection for which that was allowed first; False if there is none."""
+        found = next(iter((self.evictable or self.evictable_last).items()), None)
         if found is None:
             return False
-        seat, make_room = found
-        seat.release()
-        make_room()
+        slot, evict = found
+        slot.release()
+        evict()
         return True

@@ -1,4 +1,4 @@
-"""What a client is told that meets a limit of its connection."""
+"""The errors that a client gets when it exceeds a limit of its connection."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError, openai_error_body
 
 
 def malformed() -> RefusedError:
-    """The bytes are no HTTP."""
+    """Return the error for bytes that are not HTTP."""
     return RefusedError("The request is not valid HTTP/1.1.", reason="malformed", http_status=400)
 
 
 def url_too_long(most_bytes: int) -> RefusedError:
-    """The first line is too long."""
+    """Return the error for a request line that is too long."""
     return RefusedError(
         f"The URL of the request is longer than {most_bytes} bytes (--max-url-length).",
         reason="url_too_long",
@@ -23,7 +23,7 @@ def url_too_long(most_bytes: int) -> RefusedError:
 
 
 def too_many_headers(most: int) -> RefusedError:
-    """There are too many headers, or trailers."""
+    """Return the error for too many headers or trailers."""
     return RefusedError(
         f"The request has more than {most} headers (--max-headers).",
         reason="too_many_headers",
@@ -32,7 +32,7 @@ def too_many_headers(most: int) -> RefusedError:
 
 
 def headers_too_large(most_bytes: int) -> RefusedError:
-    """What is not the body is too large: headers, trailers, or what frames the chunks."""
+    """Return the error for headers, trailers or chunk framing that are too large."""
     return RefusedError(
         f"The headers of the request are larger than {most_bytes} bytes (--max-header-size).",
         reason="headers_too_large",
@@ -41,7 +41,7 @@ def headers_too_large(most_bytes: int) -> RefusedError:
 
 
 def slow_headers(seconds: float) -> RefusedError:
-    """The headers were not whole in time."""
+    """Return the error for headers that were not complete in time."""
     return RefusedError(
         f"The headers of the request did not arrive within {seconds:g} s (--header-timeout).",
         reason="slow_headers",
@@ -50,7 +50,7 @@ def slow_headers(seconds: float) -> RefusedError:
 
 
 def body_too_large(most_bytes: int) -> RefusedError:
-    """The body is too large, by what it says or by what came."""
+    """Return the error for a body that is too large, as announced or as received."""
     return RefusedError(
         f"The body of the request is larger than {most_bytes} bytes (--max-body-size).",
         reason="body_too_large",
@@ -59,7 +59,7 @@ def body_too_large(most_bytes: int) -> RefusedError:
 
 
 def slow_body(seconds: float) -> RefusedError:
-    """The body comes too slowly."""
+    """Return the error for a body that arrives too slowly."""
     return RefusedError(
         f"The body of the request arrived at less than 1 KiB/s over {seconds:g} s "
         "(--body-timeout).",
@@ -69,7 +69,7 @@ def slow_body(seconds: float) -> RefusedError:
 
 
 def too_many_connections(most: int) -> RefusedError:
-    """All connections are in use."""
+    """Return the error for a connection over the limit."""
     return RefusedError(
         f"All {most} connections are in use (--max-connections).",
         reason="too_many_connections",
@@ -81,7 +81,7 @@ def too_many_connections(most: int) -> RefusedError:
 def encoded(
     error: RefusedError, default_headers: Iterable[tuple[bytes, bytes]], *, has_body: bool
 ) -> bytes:
-    """The whole answer, after which the connection is closed."""
+    """Return the complete HTTP response, after which the connection is closed."""
     body = openai_error_body(error.cause, kind=error.openai_type, status=error.http_status)
     phrase = HTTPStatus(error.http_status).phrase
     lines = [

@@ -1,4 +1,4 @@
-"""The socket that clients and the probe reach, open before anything else is known."""
+"""The socket that clients and the probe connect to, open before anything else is ready."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import uvicorn
 
 from holdfast.errors import AddressInUseError, UsageError
 from holdfast.listener.acceptor import Acceptor
-from holdfast.listener.connection_table import Book, Counted, Seat
+from holdfast.listener.connection_table import ConnectionSlot, ConnectionTable, OnRefused
 from holdfast.listener.http_connection import HttpConnection
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
@@ -29,16 +29,16 @@ logger = logging.getLogger(__name__)
 
 START_DEADLINE_SECONDS = 30.0
 STOP_DEADLINE_SECONDS = 3.0
-"""For the last bytes of answers; what could be waited for was drained before."""
+"""The time for the last bytes of answers; requests have been drained before."""
 MOST_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Of a WebSocket, where `--max-body-size` allows as much."""
+"""The largest WebSocket message, if `--max-body-size` allows it."""
 ALWAYS_ANSWERED = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping", "/metrics"})
-"""What orchestrators and scrapes ask for, also when all connections are in use."""
+"""The paths of health checks and scrapes, which work even when all connections are in use."""
 
 
 @contextmanager
 def bound(settings: ListenSettings) -> Iterator[socket.socket]:
-    """A bound socket; a Unix socket's file is removed at the end.
+    """Bind the socket; the file of a Unix socket is removed at the end.
 
     Raises:
         AddressInUseError: another process has the address.
@@ -47,7 +47,7 @@ def bound(settings: ListenSettings) -> Iterator[socket.socket]:
     name = f"unix:{settings.uds}" if settings.uds else f"{settings.host or '*'}:{settings.port}"
     try:
         sock = _bind_unix(settings.uds) if settings.uds else _bind_tcp(settings)
-    except (OSError, ValueError) as error:  # ValueError: a host that no encoding of names allows
+    except (OSError, ValueError) as error:  # ValueError: a host name that cannot be encoded
         if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise AddressInUseError(
                 f"{name} is in use by another process.",
@@ -71,26 +71,26 @@ def bound(settings: ListenSettings) -> Iterator[socket.socket]:
 
 
 @asynccontextmanager
-async def serving(  # noqa: PLR0913 - where, what, and who is told of what is refused
+async def serving(  # noqa: PLR0913 - where to listen, what to serve, where to count refusals
     app: Callable[..., Any],
     sock: socket.socket,
     settings: ListenSettings,
     *,
     limits: LimitSettings,
     refusals: Refusals,
-    counted: Counted = lambda _method, _url, _status: None,
+    on_refused: OnRefused = lambda _method, _url, _status: None,
 ) -> AsyncIterator[uvicorn.Server]:
-    """While entered, `app` answers on `sock`. Signals are not uvicorn's: they are the supervisor's.
+    """Serve `app` on `sock` while entered. The supervisor handles signals, not uvicorn.
 
-    What a connection may ask is bounded by `limits`, and what is refused for it is counted:
-    a request that was whole enough to have a route is also told to `counted`.
+    `limits` bounds each connection, and each refusal is counted. `on_refused` also receives a
+    refused request if it was complete enough to have a route.
 
     Raises:
-        UsageError: a TLS file is missing or wrong, or so many connections cannot be open.
+        UsageError: a TLS file is missing or invalid, or this process may not open enough files.
     """
     strip_queries()
-    book = Book(limits, refusals, ALWAYS_ANSWERED, counted=counted)
-    server = _Server(_config(app, settings, limits, partial(HttpConnection, book=book)), book)
+    table = ConnectionTable(limits, refusals, ALWAYS_ANSWERED, on_refused=on_refused)
+    server = _Server(_config(app, settings, limits, partial(HttpConnection, table=table)), table)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
     try:
         await _until_started(server, task)
@@ -107,16 +107,16 @@ async def serving(  # noqa: PLR0913 - where, what, and who is told of what is re
 
 
 def check_tls(settings: ListenSettings) -> None:
-    """Read the files of TLS as a start does.
+    """Read the TLS files as a start does.
 
     Raises:
-        UsageError: one is missing or wrong.
+        UsageError: a file is missing or invalid.
     """
     _config(_cut_quietly, settings, LimitSettings(), HttpConnection)
 
 
 def address(sock: socket.socket, settings: ListenSettings) -> str:
-    """Where clients on this machine reach the server; with `--port 0` the only place that says."""
+    """Return the address for clients on this machine; only this knows the port of `--port 0`."""
     if settings.uds:
         return f"unix:{settings.uds}"
     return f"{_scheme(settings)}://{_reachable(sock)}"
@@ -128,10 +128,10 @@ def own_client(
     headers: dict[str, str],
     identity: Path | None = None,
 ) -> httpx.AsyncClient:
-    """A client that talks to our own listener, over TCP, Unix socket or TLS.
+    """Return a client of our own listener, over TCP, a Unix socket or TLS.
 
-    The certificate is not verified: it names the public host, and the peer is this process.
-    `identity` holds the certificate that the client shows, and its key.
+    It does not verify the certificate, which names the public host: the peer is this process.
+    `identity` contains the certificate that the client presents, and its key.
     """
     transport = httpx.AsyncHTTPTransport(
         uds=settings.uds,
@@ -149,35 +149,35 @@ def own_client(
 
 
 class _Server(uvicorn.Server):
-    """Leaves SIGTERM and SIGINT to the supervisor, which drains first, and has a door of ours."""
+    """uvicorn's server with our acceptor. It leaves signals to the supervisor, which drains."""
 
-    def __init__(self, config: uvicorn.Config, book: Book) -> None:
+    def __init__(self, config: uvicorn.Config, table: ConnectionTable) -> None:
         super().__init__(config)
-        self._book = book
+        self._table = table
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept on these sockets. What uvicorn does for a socket, but for the accepting."""
+        """Start as uvicorn does, except that our acceptor serves the sockets."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise RuntimeError("the application did not start")
         config = self.config
         self.servers: list[Any] = [
-            Acceptor(sock, self._book, self._protocol, config.ssl, config.backlog)
+            Acceptor(sock, self._table, self._protocol, config.ssl, config.backlog)
             for sock in sockets or ()
         ]
         self.started = True
 
-    def _protocol(self, seat: Seat) -> asyncio.Protocol:
+    def _protocol(self, slot: ConnectionSlot) -> asyncio.Protocol:
         make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         return make(
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
-            seat=seat,
+            slot=slot,
         )
 
 
@@ -197,7 +197,7 @@ def _config(
         ssl_cert_reqs=settings.ssl_cert_reqs,
         ssl_ciphers=settings.ssl_ciphers,
         ws_max_size=min(MOST_MESSAGE_BYTES, limits.max_body_bytes),
-        # A few kilobytes would become many megabytes, and a read holds several of them.
+        # A few kilobytes could expand to many megabytes, and one read may contain several messages.
         ws_per_message_deflate=False,
     )
     try:
@@ -217,7 +217,7 @@ def _keep_alive_seconds(settings: ListenSettings, limits: LimitSettings) -> floa
 
 
 def _cut_quietly(app: Callable[..., Any]) -> Callable[..., Any]:
-    """The application; a request that is cut because the server ends is no error of it."""
+    """Wrap the application: a request that is cancelled by the server's end is not an error."""
 
     async def cut_quietly(scope: Any, receive: Any, send: Any) -> None:
         with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Certificates: those of the server, renewed while it runs, and that of its own client."""
+"""Certificates: the server's, which may be renewed while it runs, and that of its own client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 _NO_PASSWORD = ""
-"""Else OpenSSL would ask the terminal for that of an encrypted key, and everybody would wait."""
+"""Without it, OpenSSL would ask the terminal for the password of an encrypted key and block."""
 _LIFE = timedelta(days=3650)
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -28,19 +28,19 @@ Stamp = tuple[tuple[int, int, int], ...]
 async def refreshed(
     context: ssl.SSLContext | None, settings: ListenSettings, identity: Path | None = None
 ) -> AsyncIterator[None]:
-    """While entered, files that are replaced are what the next handshake shows, if asked for.
+    """Use replaced files for the next handshake while entered, if `--enable-ssl-refresh` is set.
 
-    A new context takes the place of the last one, since one that has authorities for clients keeps
-    them. Connections that are there stay as they are; `identity` is let in as before.
+    A new context replaces the last one, since a context never forgets its client authorities.
+    Existing connections are not affected; `identity` stays accepted.
 
-    The files are looked at and not watched: a watch follows a file, which a renewal replaces, or a
-    link to it, as Kubernetes does. Files that do not fit together are left out with an error.
+    The files are polled, not watched: a watch follows a file, which a renewal replaces, or a link
+    to it, which Kubernetes replaces. Files that do not match are ignored with an error.
     """
     if context is None or not settings.is_tls_refreshed:
         yield
         return
     if settings.ssl_cert_reqs:
-        # Who resumes a session is not asked for a certificate again.
+        # A client that resumes a session would not be asked for its certificate again.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
     task = asyncio.create_task(_follow(context, settings, identity), name="certificates")
@@ -52,10 +52,10 @@ async def refreshed(
 
 
 def own_identity(directory: Path) -> Path:
-    """A file with a new certificate and its key, for our own client where clients need one.
+    """Write a new certificate and its key for our own client, where clients need one.
 
-    That of the server cannot serve: other authorities may vouch for clients than for the server,
-    and many certificates of servers are for nothing else.
+    The server's certificate would not do: clients may have other authorities than the server, and
+    many certificates are valid for servers only.
     """
     from cryptography import x509  # noqa: PLC0415 - only where clients need certificates
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - as above
@@ -86,14 +86,14 @@ def own_identity(directory: Path) -> Path:
 
 
 def end_of_certificate(path: Path) -> datetime:
-    """When the first certificate in the file, which is that of the server, ends."""
+    """Return when the first certificate in the file, the server's, expires."""
     from cryptography import x509  # noqa: PLC0415 - only for the doctor
 
     return x509.load_pem_x509_certificates(path.read_bytes())[0].not_valid_after_utc
 
 
 def admit(context: ssl.SSLContext | None, identity: Path | None) -> None:
-    """Let who shows `identity` through the next handshakes, beside those who were let before."""
+    """Accept `identity` as a client certificate in handshakes from now on."""
     if context is not None and identity is not None:
         context.load_verify_locations(identity)
 
@@ -107,25 +107,28 @@ async def _follow(context: ssl.SSLContext, settings: ListenSettings, identity: P
             continue
         loaded = found
         try:
-            fresh = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            _load(fresh, settings)
-            admit(fresh, identity)
+            renewed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            _load(renewed, settings)
+            admit(renewed, identity)
         except OSError as error:  # ssl.SSLError is one
             logger.error("kept the old certificate, as the renewed one is invalid: %s", error)  # noqa: TRY400 - the line says it all
         else:
-            # The listener's own context cannot be replaced; each handshake asks it for another.
-            context.sni_callback = partial(_hand_over, fresh)
+            # The listener's own context cannot be replaced, but each handshake can get another.
+            context.sni_callback = partial(_hand_over, renewed)
             logger.info("loaded the renewed certificate from %s", settings.ssl_certfile)
 
 
 def _hand_over(
-    fresh: ssl.SSLContext, handshake: ssl.SSLObject, _name: str | None, _asked: ssl.SSLContext
+    renewed: ssl.SSLContext,
+    handshake: ssl.SSLObject,
+    _name: str | None,
+    _asked: ssl.SSLContext,
 ) -> None:
-    handshake.context = fresh
+    handshake.context = renewed
 
 
 def _stamp(settings: ListenSettings) -> Stamp | None:
-    """What changes when a file is written or replaced; None while one is missing."""
+    """Return what changes when a file is written or replaced; None while one is missing."""
     paths = (settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
     try:
         stats = [os.stat(path) for path in paths if path]  # noqa: PTH116 - text as it was given

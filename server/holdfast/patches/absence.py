@@ -13,7 +13,7 @@ from http import HTTPStatus
 from vllm.exceptions import GracefulHTTPError
 
 from holdfast.errors import NotReadyError, OverloadedError
-from holdfast.request_context import Session, Tracked, tracked_request
+from holdfast.request_context import RequestContext, Session, current_request
 
 
 @asynccontextmanager
@@ -24,9 +24,9 @@ async def away_from_engine() -> AsyncIterator[None]:
         GracefulHTTPError: there is no place for it, or what it did raised a NotReadyError or an
             OverloadedError; the request may be made again.
     """
-    tracked = tracked_request()
-    with _lifted(tracked):
-        async with tracked.away():
+    context = current_request()
+    with _lifted(context):
+        async with context.away():
             yield
 
 
@@ -37,15 +37,15 @@ async def called(session: Session) -> AsyncIterator[None]:
     Raises:
         GracefulHTTPError: there is none for it.
     """
-    with _lifted(tracked_request()):
+    with _lifted(current_request()):
         async with session.call():
             yield
 
 
 @contextmanager
-def _lifted(tracked: Tracked) -> Iterator[None]:
+def _lifted(context: RequestContext) -> Iterator[None]:
     try:
         yield
     except (NotReadyError, OverloadedError) as error:
-        tracked.may_be_retried = True
+        context.may_be_retried = True
         raise GracefulHTTPError(error.cause, HTTPStatus(error.http_status)) from error

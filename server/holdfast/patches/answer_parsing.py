@@ -25,7 +25,7 @@ from vllm.parser.engine.events import EventType, SemanticEvent
 from vllm.parser.engine.incremental_lexer import IncrementalLexer
 from vllm.parser.engine.parser_engine import ParserEngine
 
-from holdfast.request_context import tracked_request
+from holdfast.request_context import current_request
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -179,7 +179,7 @@ class _Watch:
                 characters,
                 limit_seconds,
             )
-            tracked_request().may_be_retried = False
+            current_request().may_be_retried = False
             raise _error() from None
         finally:
             self._ends_seconds = None

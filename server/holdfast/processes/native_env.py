@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.atomic_files import read_record, write_whole
+from holdfast.atomic_files import read_record, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class NativeVariables:
         try:
             for path in self._paths:
                 if _read(path) != self._known:
-                    write_whole(path, json.dumps(self._known))
+                    write_atomically(path, json.dumps(self._known))
         except OSError as error:
             logger.debug("cannot save the environment that native libraries read: %s", error)
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.atomic_files import left_by_dead, written_while_alive
+from holdfast.atomic_files import left_by_dead_process, written_while_alive
 from holdfast.errors import UsageError
 from holdfast.processes import cleanup
 from holdfast.worker.ipc_names import SHARED_MEMORY
@@ -136,7 +136,7 @@ def _of_dead(owner: Path) -> Iterator[_Record | None]:
     Raises:
         OSError: it cannot be opened; of another user's that is so.
     """
-    with left_by_dead(owner) as document:
+    with left_by_dead_process(owner) as document:
         yield _record(document)
 
 

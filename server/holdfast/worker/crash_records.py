@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from holdfast.atomic_files import ending_with
+from holdfast.atomic_files import files_with_suffix
 
 _SUFFIX = ".cause"
 MOST_BYTES = 1 << 20
@@ -176,7 +176,7 @@ def note_termination(directory: Path) -> None:
 
 def was_terminated(directory: Path) -> bool:
     """Whether a process of the generation was asked to end."""
-    return bool(ending_with(_TERMINATED_SUFFIX, directory))
+    return bool(files_with_suffix(_TERMINATED_SUFFIX, directory))
 
 
 def without_tracebacks(is_quiet: Callable[[], bool]) -> None:
@@ -192,7 +192,7 @@ def _print_nothing(*_: object, **__: object) -> None:
 def read_causes(directory: Path) -> tuple[Cause, ...]:
     """What the processes of a generation left behind, oldest first; half-written lines left out."""
     found: list[Cause] = []
-    for path in ending_with(_SUFFIX, directory):
+    for path in files_with_suffix(_SUFFIX, directory):
         try:
             lines = path.read_text(errors="replace").splitlines()
         except OSError:  # a death without its cause is still a death

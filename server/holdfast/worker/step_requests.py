@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from holdfast.atomic_files import ending_with
+from holdfast.atomic_files import files_with_suffix
 from holdfast.records import Suspect
 from holdfast.workspace.stats.mapped_files import new_mapping
 
@@ -105,7 +105,7 @@ def read_suspects(directory: Path) -> Mapping[int, tuple[Suspect, ...]]:
     An engine is left out where no step runs, or where a rank does not know what it runs.
     """
     ranks: dict[int, list[_RankSteps]] = {}
-    for path in ending_with(_SUFFIX, directory):
+    for path in files_with_suffix(_SUFFIX, directory):
         try:
             engine = int(path.name.split("-")[1])
             rank = _RankSteps.of(path.read_bytes())

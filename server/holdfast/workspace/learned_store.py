@@ -18,7 +18,7 @@ from typing import Any
 from platformdirs import user_state_path
 
 from holdfast import __version__
-from holdfast.atomic_files import alone_in, read_record, write_whole
+from holdfast.atomic_files import directory_lock, read_record, write_atomically
 from holdfast.workspace.plan import MIB, Slot
 from holdfast.workspace.stats import MAX_SLOTS
 
@@ -70,9 +70,9 @@ def write(directory: Path, fingerprint: str, slots: Mapping[Slot, int]) -> None:
         if _merged(known, slots) == known:
             return
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with alone_in(directory):
+        with directory_lock(directory):
             known = _load(path, fingerprint, is_alone=True)
-            write_whole(path, _document(fingerprint, _merged(known, slots)))
+            write_atomically(path, _document(fingerprint, _merged(known, slots)))
     except OSError as error:
         logger.warning("cannot save learned reservations in %s: %s", directory, error)
 
@@ -94,7 +94,7 @@ def _load(path: Path, fingerprint: str, *, is_alone: bool = False) -> Mapping[Sl
         if is_alone:
             _set_aside(path, error)
             return {}
-    with alone_in(path.parent):
+    with directory_lock(path.parent):
         return _load(path, fingerprint, is_alone=True)
 
 

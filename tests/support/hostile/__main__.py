@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from holdfast.listener.connection_table import most_connections
+from holdfast.listener.connection_table import connection_limit
 from hostile import bodies, connections, crashes, doors, grammars
 from hostile.target import Outcomes, Target
 
@@ -81,7 +81,7 @@ async def lane(
 async def main() -> None:
     """Attack until nobody wants it any more."""
     plan = Plan(**json.loads(sys.stdin.readline()))
-    most_connections(None)
+    connection_limit(None)
     os.nice(NICENESS)
     is_enough = asyncio.Event()
     loop = asyncio.get_running_loop()

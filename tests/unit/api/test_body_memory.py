@@ -19,7 +19,7 @@ def test_what_is_left_of_answered_bodies_is_collected() -> None:
     buffers = Buffers(4 * GARBAGE_BYTES)
     left: list[weakref.ref[Cycle]] = []
     for size_bytes in (GARBAGE_BYTES - 1, 1):
-        with buffers.kept("key") as buffer:
-            assert buffer.has_room_for(size_bytes)
+        with buffers.buffer_of("key") as buffer:
+            assert buffer.try_reserve(size_bytes)
             left.append(weakref.ref(Cycle()))
     assert [one() for one in left] == [None, None]

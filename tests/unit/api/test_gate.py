@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from starlette.types import Message
 
-from holdfast.api.gate import PatientReceive
+from holdfast.api.gate import DisconnectWatcher
 
 LEFT: Message = {"type": "http.disconnect"}
 
@@ -31,11 +31,11 @@ def read_ahead(messages: Iterable[Message]) -> tuple[bool, list[Message]]:
         async def receive() -> Message:
             return next(coming, LEFT)
 
-        patient = PatientReceive(receive)
-        is_whole = await patient.has_whole_body()
-        got = [await patient()]
+        watcher = DisconnectWatcher(receive)
+        is_whole = await watcher.has_whole_body()
+        got = [await watcher()]
         while got[-1] != LEFT:
-            got.append(await patient())
+            got.append(await watcher())
         return is_whole, got
 
     return asyncio.run(read())

@@ -20,7 +20,7 @@ from holdfast.engine.request import Call
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import NotReadyError, QuarantinedError, SuspectedError
 from holdfast.records import Death, Suspect
-from holdfast.request_context import REQUEST, Tracked
+from holdfast.request_context import REQUEST, RequestContext
 
 OUT_OF_MEMORY = Death("out_of_memory", "EngineCore was killed by SIGKILL")
 TERMINATED = Death("terminated", "EngineCore received SIGTERM")
@@ -39,7 +39,7 @@ async def killed(
 ) -> tuple[list[asyncio.Task[Any]], Verdict]:
     """Calls that the engine has when it dies, of which so many are held afterwards."""
     bench.start().hold()
-    calls = [bench.call(prompt, tracked=Tracked(key=key)) for prompt in prompts]
+    calls = [bench.call(prompt, context=RequestContext(key=key)) for prompt in prompts]
     await bench.llm.until_received(len(prompts))
     verdict = bench.bury(death)
     await bench.until_held(len(prompts) if held is None else held)
@@ -64,18 +64,18 @@ def test_a_lone_suspect_is_answered_at_once() -> None:
 
 def test_a_suspect_is_told_not_to_come_again() -> None:
     """Else a client or a balancer carries it to the next engine."""
-    tracked = Tracked()
+    context = RequestContext()
 
     async def scene(bench: Bench) -> None:
         bench.start().hold()
-        call = bench.call("bad", tracked=tracked)
+        call = bench.call("bad", context=context)
         await bench.llm.until_received(1)
         bench.bury(RAISED)
         with lifted(SuspectedError):
             await call
 
     on_the_bench(scene)
-    assert tracked.may_be_retried is False
+    assert context.may_be_retried is False
 
 
 def test_the_like_of_a_suspect_is_quarantined_with_a_second_death() -> None:
@@ -87,11 +87,11 @@ def test_the_like_of_a_suspect_is_quarantined_with_a_second_death() -> None:
             with lifted(error):
                 await call
         bench.start()
-        tracked = Tracked()
-        REQUEST.set(tracked)
+        context = RequestContext()
+        REQUEST.set(context)
         with lifted(QuarantinedError):
             bench.calls.run("generate", {"prompt": "bad#3", "request_id": "bad#3"})
-        assert tracked.may_be_retried is False
+        assert context.may_be_retried is False
         await bench.call("other")
         assert bench.llm.received == ["other"]
         assert bench.calls.lost["quarantined"] == 2
@@ -129,8 +129,8 @@ def test_nobody_is_quarantined_for_being_near_the_request_of_another_key() -> No
             await call
         bench.start().hold()
         calls = [
-            bench.call("popular#2", tracked=Tracked(key="other")),
-            bench.call("killer", tracked=Tracked(key="attacker")),
+            bench.call("popular#2", context=RequestContext(key="other")),
+            bench.call("killer", context=RequestContext(key="attacker")),
         ]
         await bench.llm.until_received(2)
         bench.bury(RAISED)
@@ -142,7 +142,7 @@ def test_nobody_is_quarantined_for_being_near_the_request_of_another_key() -> No
         await calls[0]
         with lifted(QuarantinedError):
             await calls[1]
-        await bench.call("popular#3", tracked=Tracked(key="victim"))
+        await bench.call("popular#3", context=RequestContext(key="victim"))
 
     on_the_bench(scene)
 
@@ -169,7 +169,7 @@ def test_those_least_likely_to_have_done_it_are_tried_first() -> None:
     async def scene(bench: Bench) -> None:
         bench.start().hold()
         for name, key in (("x", "many"), ("y", "many"), ("z", "few")):
-            bench.call(name, tracked=Tracked(key=key))
+            bench.call(name, context=RequestContext(key=key))
         await bench.llm.until_received(3)
         bench.bury(RAISED)
         await bench.until_held(3)
@@ -228,8 +228,8 @@ def test_a_key_with_many_killers_takes_no_request_of_another_with_it() -> None:
     async def scene(bench: Bench) -> None:
         bench.start().hold()
         killers = ["k1", "k2", "k3", "k4"]
-        bad = [bench.call(name, tracked=Tracked(key="bad")) for name in killers]
-        good = [bench.call(f"good{at}", tracked=Tracked(key="good")) for at in range(8)]
+        bad = [bench.call(name, context=RequestContext(key="bad")) for name in killers]
+        good = [bench.call(f"good{at}", context=RequestContext(key="good")) for at in range(8)]
         await bench.llm.until_received(12)
         bench.bury(RAISED)
         await bench.until_held(12)
@@ -525,12 +525,12 @@ def test_no_suspect_is_told_to_come_again_when_the_server_ends() -> None:
     """One that waits for its trial is sent nowhere else; one that waits for nothing may go."""
 
     async def scene(bench: Bench) -> None:
-        suspect, waiting = Tracked(), Tracked()
+        suspect, waiting = RequestContext(), RequestContext()
         bench.start().hold()
-        calls = [bench.call(name, tracked=suspect) for name in ("a", "b")]
+        calls = [bench.call(name, context=suspect) for name in ("a", "b")]
         await bench.llm.until_received(2)
         bench.bury(RAISED)
-        calls.append(bench.call("late", tracked=waiting))
+        calls.append(bench.call("late", context=waiting))
         await bench.until_held(3)
         bench.calls.fail(ENDED, "engine_lost")
         await asyncio.wait(calls)

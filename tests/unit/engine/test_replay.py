@@ -11,7 +11,7 @@ import pytest
 from call_bench import RAISED, TRIAL_SECONDS, Bench, lifted, on_the_bench
 from callers import Output, ScriptedLLM, UnsentError
 from holdfast.errors import NotReadyError, RequestLostError
-from holdfast.request_context import REQUEST, Tracked
+from holdfast.request_context import REQUEST, RequestContext
 
 ENDED = NotReadyError("The server has shut down.", retry_after_seconds=5)
 
@@ -72,7 +72,7 @@ def test_nobody_but_the_probe_gets_in_before_the_engine_is_proven() -> None:
     async def scene(bench: Bench) -> None:
         early = bench.call("early")
         bench.start(is_open=False)
-        await bench.call("probe", tracked=Tracked(is_probe=True))
+        await bench.call("probe", context=RequestContext(is_probe=True))
         assert bench.llm.received == ["probe"]
         bench.calls.opened()
         await early
@@ -86,7 +86,7 @@ def test_the_probe_is_never_sent_again() -> None:
 
     async def scene(bench: Bench) -> None:
         bench.start().hold()
-        probe = bench.call("probe", tracked=Tracked(is_probe=True))
+        probe = bench.call("probe", context=RequestContext(is_probe=True))
         await bench.llm.until_received(1)
         bench.bury(RAISED)
         with lifted(RequestLostError):
@@ -101,15 +101,15 @@ def test_a_call_that_has_yielded_is_lost() -> None:
 
     async def scene(bench: Bench) -> None:
         bench.start(ScriptedLLM(answers=2))
-        tracked = Tracked()
-        REQUEST.set(tracked)
+        context = RequestContext()
+        REQUEST.set(context)
         outputs = bench.calls.run("generate", {"prompt": "a", "request_id": "a"})
         assert await anext(outputs) == Output(1)
         bench.bury()
         with lifted(RequestLostError):
             await anext(outputs)
-        assert tracked.is_broken
-        assert tracked.may_be_retried is False
+        assert context.is_broken
+        assert context.may_be_retried is False
         assert bench.calls.lost["stream_broken"] == 1
 
     on_the_bench(scene)
@@ -179,15 +179,15 @@ def test_no_engine_will_come() -> None:
     """Who waits and who comes later gets the error, which says that it may be sent elsewhere."""
 
     async def scene(bench: Bench) -> None:
-        tracked = Tracked()
-        waiting = bench.call("a", tracked=tracked)
+        context = RequestContext()
+        waiting = bench.call("a", context=context)
         await bench.until_held(1)
         bench.calls.fail(ENDED, "engine_lost")
         with lifted(NotReadyError):
             await waiting
         with lifted(NotReadyError):
             await bench.call("b")
-        assert tracked.may_be_retried is True
+        assert context.may_be_retried is True
         assert bench.calls.lost["engine_lost"] == 2
 
     on_the_bench(scene)

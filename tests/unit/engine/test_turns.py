@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.engine.turns import STEPS_ALONE, Places, Turns
-from holdfast.request_context import Tracked
+from holdfast.engine.turns import STEPS_ALONE, Capacity, Turns
+from holdfast.request_context import RequestContext
 
 DEADLINE_SECONDS = 10.0
 
@@ -22,7 +22,7 @@ class Engine:
     """What sends sequences to an engine of few places, in turn."""
 
     def __init__(self, *, running: int = 4, keys: int = 2, step_tokens: float = math.inf) -> None:
-        self.turns = Turns(Places(running, running + 2, step_tokens), lambda: keys)
+        self.turns = Turns(Capacity(running, running + 2, step_tokens), lambda: keys)
         self.sent: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
         self._names = 0
@@ -31,17 +31,17 @@ class Engine:
         self,
         key: str,
         sequences: int = 1,
-        tracked: Tracked | None = None,
+        context: RequestContext | None = None,
         *,
         prompt_tokens: int = 0,
     ) -> list[str]:
         """A request of so many sequences; their names."""
-        tracked = tracked or Tracked(key=key)
+        context = context or RequestContext(key=key)
         names = []
         for _ in range(sequences):
             self._names += 1
             names.append(f"{key}{self._names}")
-            self.turns.register(names[-1], tracked, prompt_tokens)
+            self.turns.register(names[-1], context, prompt_tokens)
         self.tasks += [asyncio.create_task(self._send(name)) for name in names]
         return names
 
@@ -217,8 +217,8 @@ def test_a_request_is_done_when_the_engine_is_done_with_all_of_it() -> None:
 
     async def scene() -> list[int]:
         engine, done = Engine(), []
-        tracked = Tracked(key="a", engine_is_done=lambda: done.append(tracked.sequences))
-        names = engine.ask("a", 3, tracked)
+        context = RequestContext(key="a", engine_is_done=lambda: done.append(context.sequences))
+        names = engine.ask("a", 3, context)
         await settle()
         for name in names:
             assert done == []
@@ -260,7 +260,7 @@ def test_the_probe_waits_for_nobody() -> None:
 
     async def scene() -> int:
         engine = Engine(running=1)
-        engine.ask("", 20, Tracked(is_probe=True))
+        engine.ask("", 20, RequestContext(is_probe=True))
         await settle()
         return len(engine.sent)
 
@@ -317,8 +317,8 @@ TestLives = Lives.TestCase
 @pytest.mark.parametrize("running", [1, 2, 16, 256])
 def test_one_key_never_has_all_that_runs_at_once(running: int) -> None:
     """While another has nothing there, but for an engine that runs one at a time."""
-    places = Places(running, running + 2)
+    capacity = Capacity(running, running + 2)
     taken = 0
-    while places.has_one(taken=taken, by_key=taken, keys_inside=min(taken, 1), keys=2):
+    while capacity.has_room(taken=taken, by_key=taken, keys_inside=min(taken, 1), keys=2):
         taken += 1
     assert taken == max(1, running - 1)

@@ -109,7 +109,7 @@ def test_what_is_over_the_limit_fits_into_what_is_left() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (400, limits[1]))
     try:
-        assert connection_table.most_over(256) == 50
-        assert connection_table.most_over(10) == 10
+        assert connection_table.spare_limit(256) == 50
+        assert connection_table.spare_limit(10) == 10
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

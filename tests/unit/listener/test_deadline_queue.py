@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from holdfast.listener.deadline_queue import LATE_AT_ONCE, Deadlines
+from holdfast.listener.deadline_queue import LATE_AT_ONCE, DeadlineQueue
 
 DEADLINE_SECONDS = 20
 
@@ -34,7 +34,7 @@ def late(seconds: float, started: str, *, done: str = "") -> str:
             if len(found) == expected:
                 is_over.set()
 
-        deadlines = Deadlines(seconds)
+        deadlines = DeadlineQueue(seconds)
         awaited = {name: Awaited(name, told) for name in started}
         for name in started:
             deadlines.start(awaited[name].is_late)
@@ -78,7 +78,7 @@ def test_a_member_may_start_itself_again() -> None:
             else:
                 deadlines.start(one.is_late)
 
-        deadlines = Deadlines(0.01)
+        deadlines = DeadlineQueue(0.01)
         deadlines.start(Awaited("a", told).is_late)
         async with asyncio.timeout(DEADLINE_SECONDS):
             await is_over.wait()
@@ -93,7 +93,7 @@ def test_a_time_of_zero_is_none() -> None:
     async def run() -> tuple[bool, bool]:
         found: list[Awaited] = []
         one, two = Awaited("a", found.append), Awaited("b", found.append)
-        deadlines = Deadlines(0)
+        deadlines = DeadlineQueue(0)
         deadlines.start(one.is_late)
         deadlines.start(two.is_late)
         deadlines.stop(one.is_late)

@@ -231,6 +231,6 @@ def test_a_lock_that_is_held_delays_but_does_not_stop(
 ) -> None:
     """A process that hangs while it writes costs the others a bounded wait, then they write."""
     monkeypatch.setattr(atomic_files, "LOCK_SECONDS", 0.2)
-    with atomic_files.alone_in(tmp_path):
+    with atomic_files.directory_lock(tmp_path):
         learned_store.write(tmp_path, FINGERPRINT, GOOD)
     assert learned_store.read(tmp_path, FINGERPRINT) == GOOD

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.api.admin.models import ErrorReply
 from holdfast.api.errors import openai_error
 from holdfast.errors import RETRY_AFTER_SECONDS, HoldfastError, openai_type_of
-from holdfast.request_context import tracked_request
+from holdfast.request_context import current_request
 
 logger = logging.getLogger("holdfast.admin")
 
@@ -57,7 +57,7 @@ def answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, ours)
 
 
-class Noted:
+class AuditLog:
     """Pure ASGI: each call of the routes of `app` is one line of the log."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -67,7 +67,7 @@ class Noted:
         """Answer as the application does, and say who asked and what came of it."""
         status = 500
 
-        async def noting(message: Message) -> None:
+        async def recording(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -75,16 +75,16 @@ class Noted:
 
         scope = {**scope, "state": {}}
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, recording)
         finally:
-            _note(scope, status)
+            _log_call(scope, status)
 
 
-def _note(scope: Scope, status: int) -> None:
+def _log_call(scope: Scope, status: int) -> None:
     route = scope.get("route")
     named = "".join(f" {value!r}" for value in scope.get("path_params", {}).values())
     what = f"{route.name.replace('_', ' ')}{named}" if route else f"{scope['path'][:200]!r}"
-    by = tracked_request().key or "an unnamed key"
+    by = current_request().key or "an unnamed key"
     if status < 400:
         logger.info("admin %s by %s: %s", what, by, "accepted" if status == 202 else "done")
     else:

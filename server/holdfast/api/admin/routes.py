@@ -27,7 +27,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.api.admin.errors import ERRORS, Noted, answer_errors
+from holdfast.api.admin.errors import ERRORS, AuditLog, answer_errors
 
 if TYPE_CHECKING:  # as in `routes`
     from holdfast.engine.loras import Loras
@@ -210,7 +210,7 @@ def admin_app(
 
 def admin_route(app: FastAPI) -> BaseRoute:
     """The application as one of the front door's routes; each call of it is logged."""
-    return _Below(PREFIX, Noted(app))
+    return _Below(PREFIX, AuditLog(app))
 
 
 class _Below(BaseRoute):

@@ -32,7 +32,7 @@ from holdfast.engine.grammars.processes import OUT_OF_MEMORY
 from holdfast.errors import NotReadyError
 from holdfast.patches.absence import away_from_engine
 from holdfast.processes.exit_codes import signal_name
-from holdfast.request_context import tracked_request
+from holdfast.request_context import current_request
 
 LONGEST_BYTES = 512 << 10
 """Of one grammar, as JSON. vLLM has no bound, and some of its loops are quadratic."""
@@ -112,7 +112,7 @@ class Grammars:
             return known
         trial = self._trials.get(digest)
         if trial is None:
-            task = asyncio.create_task(self._tried(digest, grammar, tracked_request().key))
+            task = asyncio.create_task(self._tried(digest, grammar, current_request().key))
             trial = self._trials[digest] = _Trial(task)
             task.add_done_callback(partial(self._ended, digest))
         trial.waiting += 1
@@ -185,7 +185,7 @@ class Grammars:
             cause = "the process that compiled it crashed"
         else:
             cause = f"it takes more than {MEMORY_BYTES >> 30} GiB of memory to compile"
-        request_id = tracked_request().request_id
+        request_id = current_request().request_id
         died = f" ({signal_name(answer.signal)})" if answer.signal else ""
         logger.warning("refused the grammar of request %s: %s%s", request_id, cause, died)
         return TrialResult(

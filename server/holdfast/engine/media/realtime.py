@@ -15,7 +15,7 @@ from vllm.entrypoints.speech_to_text.realtime.connection import RealtimeConnecti
 
 from holdfast.patches.absence import away_from_engine
 from holdfast.patches.replaced import original, replace
-from holdfast.request_context import tracked_request
+from holdfast.request_context import current_request
 
 CLIPS_OF_ALL = 8
 """So many of the longest clips may wait, of all clients together."""
@@ -73,7 +73,7 @@ class _Sound(asyncio.Queue[Any]):
     def __init__(self, sounds: _Sounds, most_samples: int) -> None:
         super().__init__()
         self._sounds = sounds
-        self._key = tracked_request().key
+        self._key = current_request().key
         self._most_samples = most_samples
         self._samples = 0
 

@@ -7,7 +7,7 @@ import os
 import struct
 from pathlib import Path
 
-from holdfast.atomic_files import ending_with
+from holdfast.atomic_files import files_with_suffix
 from holdfast.records import (
     GROWTH_PHASES,
     MEMORY_KINDS,
@@ -93,7 +93,9 @@ def _part(descriptor: int, offset: int, kind: type[ctypes.Structure]) -> bytes:
 
 def read_all(directory: Path, *, with_steps: bool = True) -> tuple[RankStats, ...]:
     """The records of every rank that has written one, ordered by engine and rank."""
-    found = (read_stats(path, with_steps=with_steps) for path in ending_with(".stats", directory))
+    found = (
+        read_stats(path, with_steps=with_steps) for path in files_with_suffix(".stats", directory)
+    )
     return tuple(sorted((s for s in found if s), key=lambda s: (s.engine, s.rank)))
 
 
