@@ -322,7 +322,7 @@ class Application:
         return admin_app(
             self._supervisor,
             lambda: self._vllm.launcher.loras if self._vllm else None,
-            order_deadline_seconds=supervision.drain_timeout_seconds
+            command_deadline_seconds=supervision.drain_timeout_seconds
             + passes_seconds
             + ORDER_MARGIN_SECONDS,
         )

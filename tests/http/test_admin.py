@@ -26,7 +26,14 @@ from holdfast.errors import (
     NotFoundError,
     NotReadyError,
 )
-from holdfast.lifecycle.commands import Order, ProbeOrder, Proven, Rest, SleepOrder, WakeOrder
+from holdfast.lifecycle.commands import (
+    Command,
+    ProbeCommand,
+    ProbeResult,
+    SleepCommand,
+    SleepResult,
+    WakeCommand,
+)
 from holdfast.records import SLEEP_TAGS, Lora, ProbeReport, ProbeStep, RankMemory, Status
 from holdfast.request_context import current_request
 from inner_app import InnerApp
@@ -92,15 +99,17 @@ class Desk(Calm):
     def status(self) -> Status:
         return self.now
 
-    def order(self, order: Order) -> asyncio.Future[Any]:
-        self._ask(order)
+    def submit(self, command: Command) -> asyncio.Future[Any]:
+        self._ask(command)
         answer = asyncio.get_running_loop().create_future()
         if self.is_slow:
             self.unanswered.append(answer)
-        elif isinstance(order, ProbeOrder):
-            answer.set_result(Proven(REPORT, 2.5))
+        elif isinstance(command, ProbeCommand):
+            answer.set_result(ProbeResult(REPORT, 2.5))
         else:
-            answer.set_result(Rest(SLEEP_TAGS if isinstance(order, SleepOrder) else frozenset()))
+            answer.set_result(
+                SleepResult(SLEEP_TAGS if isinstance(command, SleepCommand) else frozenset())
+            )
         return answer
 
     def request_stop(self) -> None:
@@ -167,7 +176,7 @@ class Keyed:
 
 def _admin_app(desk: Any, adapters: Any, deadline_seconds: float = 1.0) -> FastAPI:
     """The application behind which a desk stands for what does the work."""
-    return admin_app(desk, adapters, order_deadline_seconds=deadline_seconds)
+    return admin_app(desk, adapters, command_deadline_seconds=deadline_seconds)
 
 
 def _front(desk: Desk, *, deadline_seconds: float = DEADLINE_SECONDS, root_path: str = "") -> Keyed:
@@ -191,28 +200,28 @@ def _error(answer: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "order"),
+    ("path", "body", "command"),
     [
-        ("/admin/probe", None, ProbeOrder("quick", 60.0)),
+        ("/admin/probe", None, ProbeCommand("quick", 60.0)),
         (
             "/admin/probe",
             {"suite": "worst-case", "max_age_seconds": 0},
-            ProbeOrder("worst-case", 0.0),
+            ProbeCommand("worst-case", 0.0),
         ),
-        ("/admin/sleep", None, SleepOrder(1, is_abrupt=False)),
-        ("/admin/sleep", {"level": 2, "mode": "abort"}, SleepOrder(2, is_abrupt=True)),
-        ("/admin/wake", None, WakeOrder(SLEEP_TAGS)),
-        ("/admin/wake", {"tags": ["weights"]}, WakeOrder(frozenset({"weights"}))),
+        ("/admin/sleep", None, SleepCommand(1, is_abrupt=False)),
+        ("/admin/sleep", {"level": 2, "mode": "abort"}, SleepCommand(2, is_abrupt=True)),
+        ("/admin/wake", None, WakeCommand(SLEEP_TAGS)),
+        ("/admin/wake", {"tags": ["weights"]}, WakeCommand(frozenset({"weights"}))),
     ],
 )
-def test_what_changes_the_state_is_an_order(path: str, body: Any, order: Order) -> None:
+def test_what_changes_the_state_is_a_command(path: str, body: Any, command: Command) -> None:
     """No body is a body with nothing in it."""
     desk = Desk()
     answer = _ask(desk, "POST", path, body)
     assert answer.status_code == 200
-    assert desk.asked == [order]
-    if isinstance(order, ProbeOrder):
-        assert desk.asked[0].youngest_seconds == order.youngest_seconds
+    assert desk.asked == [command]
+    if isinstance(command, ProbeCommand):
+        assert desk.asked[0].youngest_seconds == command.youngest_seconds
         assert answer.json()["report"]["steps"][0]["name"] == "first_token"
         assert answer.json()["age_seconds"] == 2.5
 
@@ -374,7 +383,7 @@ def test_a_mistake_of_ours_is_answered_and_logged(caplog: pytest.LogCaptureFixtu
     assert _lines(caplog)[0].startswith("admin probe by key-1a2b3c4d: refused with 500")
 
 
-def test_an_order_that_takes_too_long_goes_on() -> None:
+def test_a_command_that_takes_too_long_goes_on() -> None:
     """504, and whoever else waits for it gets the answer."""
     desk = Desk(is_slow=True)
     answer = _ask(desk, "POST", "/admin/probe", deadline_seconds=0.01)

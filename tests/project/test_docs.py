@@ -211,7 +211,7 @@ def test_the_example_of_a_health_body_has_its_fields() -> None:
 def test_the_table_of_admin_routes_is_that_of_the_document() -> None:
     """Every route in its order, with the fields of its body."""
     nobody: Any = None
-    document = admin_app(nobody, lambda: None, order_deadline_seconds=1.0).openapi()
+    document = admin_app(nobody, lambda: None, command_deadline_seconds=1.0).openapi()
     schemas = document["components"]["schemas"]
 
     def fields(operation: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ ProvenSuite = Literal["quick", "worst-case"]
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeOrder:
+class ProbeCommand:
     """Prove the engine once more; a proof that is young enough is one."""
 
     suite: ProvenSuite
@@ -23,7 +23,7 @@ class ProbeOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class SleepOrder:
+class SleepCommand:
     """Give the memory of the device back."""
 
     level: SleepLevel
@@ -35,7 +35,7 @@ class SleepOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class WakeOrder:
+class WakeCommand:
     """Take memory back, and be READY after a proof when all of it is there."""
 
     tags: frozenset[SleepTag]
@@ -45,7 +45,7 @@ class WakeOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartOrder:
+class RestartCommand:
     """End the engine and start the next generation."""
 
     reason: str
@@ -54,11 +54,11 @@ class RestartOrder:
         return "a restart"
 
 
-Order = ProbeOrder | SleepOrder | WakeOrder | RestartOrder
+Command = ProbeCommand | SleepCommand | WakeCommand | RestartCommand
 
 
 @dataclass(frozen=True, slots=True)
-class Proven:
+class ProbeResult:
     """What the probe found, now or a while ago."""
 
     report: ProbeReport
@@ -66,7 +66,7 @@ class Proven:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class SleepResult:
     """What is asleep after an order, and the proof if it is nothing."""
 
     asleep: frozenset[SleepTag]

@@ -9,7 +9,7 @@ from holdfast.lifecycle.proof import Prober
 from holdfast.records import ProbeReport, RankStats
 
 
-class Collaborators(Protocol):
+class Host(Protocol):
     """What the composition root gives the supervisor: whatever needs vLLM, the listener or disk."""
 
     async def load(self) -> EngineLauncher:

@@ -17,18 +17,18 @@ from holdfast.engine.interface import Engine
 from holdfast.engine.replay import Calls
 from holdfast.errors import ConflictError, HoldfastError, NotReadyError
 from holdfast.lifecycle.commands import (
-    Order,
-    ProbeOrder,
-    Proven,
+    Command,
+    ProbeCommand,
+    ProbeResult,
     ProvenSuite,
-    Rest,
-    RestartOrder,
-    SleepOrder,
-    WakeOrder,
+    RestartCommand,
+    SleepCommand,
+    SleepResult,
+    WakeCommand,
 )
-from holdfast.lifecycle.proof import Prober, Proof, failure
-from holdfast.lifecycle.races import Fate
-from holdfast.lifecycle.state_machine import Standing
+from holdfast.lifecycle.proof import Prober, Proof, failure_text
+from holdfast.lifecycle.races import DeathTask
+from holdfast.lifecycle.state_machine import StateMachine
 from holdfast.lifecycle.states import State
 from holdfast.records import SLEEP_TAGS, Death, ProbeReport, SleepTag
 
@@ -37,36 +37,36 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 
 
-class Service:
+class OperationRunner:
     """One generation from its proof to its end. Belongs to the supervisor."""
 
     def __init__(  # noqa: PLR0913 - the supervisor lends what it has
         self,
         engine: Engine,
         calls: Calls,
-        fate: Fate,
+        death_task: DeathTask,
         *,
-        standing: Standing,
+        state_machine: StateMachine,
         proof: Proof,
         prober: Callable[[], Prober],
-        open_up: Callable[[], None],
-        condemned: asyncio.Future[Death],
-        patience_seconds: float,
+        become_ready: Callable[[], None],
+        requested_end: asyncio.Future[Death],
+        drain_timeout_seconds: float,
     ) -> None:
         self._engine = engine
         self._calls = calls
-        self._fate = fate
-        self._standing = standing
+        self._death_task = death_task
+        self._state_machine = state_machine
         self._proof = proof
         self._prober = prober
-        self._open_up = open_up
-        self._condemned = condemned
-        self._patience_seconds = patience_seconds
+        self._become_ready = become_ready
+        self._requested_end = requested_end
+        self._drain_timeout_seconds = drain_timeout_seconds
         self._proofs: dict[ProvenSuite, tuple[float, ProbeReport]] = {}
         self._asleep = frozenset[SleepTag]()
-        self._running: tuple[Order, asyncio.Task[Any], asyncio.Future[Any]] | None = None
+        self._running: tuple[Command, asyncio.Task[Any], asyncio.Future[Any]] | None = None
 
-    def take(self, order: Order) -> asyncio.Future[Any]:
+    def submit(self, command: Command) -> asyncio.Future[Any]:
         """Begin to carry an order out; its answer, or why there is none. Like ones are one.
 
         Raises:
@@ -74,22 +74,24 @@ class Service:
         """
         if self._running is not None:
             running, _, answer = self._running
-            if running == order:
+            if running == command:
                 return answer
             raise ConflictError(
                 f"{running} is already in progress.", remedy="try again when it has finished."
             )
-        work = self._work(order)
+        operation = self._operation(command)
         answer = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(_heard)
-        task = asyncio.create_task(work, name=f"order: {order}")
-        self._running = (order, task, answer)
+        answer.add_done_callback(_retrieve_error)
+        task = asyncio.create_task(operation, name=f"command: {command}")
+        self._running = (command, task, answer)
         task.add_done_callback(lambda _: self._answer(task, answer))
         return answer
 
     def drain(self) -> None:
         """Nothing new is begun; a proof that somebody asked for is not worth to wait for."""
-        if self._running is not None and isinstance(self._running[0], ProbeOrder | RestartOrder):
+        if self._running is not None and isinstance(
+            self._running[0], ProbeCommand | RestartCommand
+        ):
             self._running[1].cancel()
 
     async def end(self) -> None:
@@ -100,26 +102,26 @@ class Service:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
 
-    def _work(self, order: Order) -> Coroutine[Any, Any, Any]:
+    def _operation(self, command: Command) -> Coroutine[Any, Any, Any]:
         if self._has_died:
             raise ConflictError(
                 "the engine is shutting down.", remedy="try again when the next one is READY."
             )
-        is_asleep = self._standing.state is State.SLEEPING
-        match order:
-            case WakeOrder():
+        is_asleep = self._state_machine.state is State.SLEEPING
+        match command:
+            case WakeCommand():
                 if not is_asleep:
                     raise ConflictError("the server is not asleep")
-                return self._wake(order)
-            case RestartOrder():
-                return self._restart(order, is_asleep=is_asleep)
+                return self._wake(command)
+            case RestartCommand():
+                return self._restart(command, is_asleep=is_asleep)
             case _ if is_asleep:
                 raise ConflictError("the server is asleep.", remedy="wake it first.")
-            case SleepOrder():
+            case SleepCommand():
                 self._require_sleep_mode()
-                return self._sleep(order)
-            case ProbeOrder():
-                return self._probe(order)
+                return self._sleep(command)
+            case ProbeCommand():
+                return self._probe(command)
 
     def _answer(self, task: asyncio.Task[Any], answer: asyncio.Future[Any]) -> None:
         self._running = None
@@ -129,54 +131,60 @@ class Service:
             error = task.exception()
             answer.set_exception(error) if error else answer.set_result(task.result())
             return
-        died = self._fate.done() and not self._fate.cancelled()
-        cause = f"the engine died: {self._fate.result()}" if died else "the server is shutting down"
+        is_dead = self._death_task.done() and not self._death_task.cancelled()
+        cause = (
+            f"the engine died: {self._death_task.result()}"
+            if is_dead
+            else "the server is shutting down"
+        )
         answer.set_exception(NotReadyError(cause))
 
-    # Orders
+    # Commands
 
-    async def _probe(self, order: ProbeOrder) -> Proven:
-        if (known := self._known(order)) is not None:
-            return known
-        async with self._quiet(str(order)):
-            self._standing.enter(State.PROBING, f"running {order}, as requested")
-            report = await self._prove(order.suite)
-        return Proven(report, 0.0)
+    async def _probe(self, command: ProbeCommand) -> ProbeResult:
+        if (recent := self._recent_proof(command)) is not None:
+            return recent
+        async with self._idle_engine(str(command)):
+            self._state_machine.enter(State.PROBING, f"running {command}, as requested")
+            report = await self._prove(command.suite)
+        return ProbeResult(report, 0.0)
 
-    async def _sleep(self, order: SleepOrder) -> Rest:
-        async with self._quiet(str(order), is_abrupt=order.is_abrupt):
-            self._standing.enter(State.SLEEPING, f"level {order.level}, as requested")
+    async def _sleep(self, command: SleepCommand) -> SleepResult:
+        async with self._idle_engine(str(command), is_abrupt=command.is_abrupt):
+            self._state_machine.enter(State.SLEEPING, f"level {command.level}, as requested")
             self._calls.expect_aborts()
             self._asleep = SLEEP_TAGS
-            await self._ask(self._engine.sleep(order.level))
+            await self._change_engine(self._engine.sleep(command.level))
         self._calls.fail(NotReadyError("The server is asleep."), "drained")
-        return Rest(self._asleep)
+        return SleepResult(self._asleep)
 
-    async def _wake(self, order: WakeOrder) -> Rest:
-        self._asleep = await self._ask(self._engine.wake(order.tags))
+    async def _wake(self, command: WakeCommand) -> SleepResult:
+        self._asleep = await self._change_engine(self._engine.wake(command.tags))
         if self._asleep:
-            self._standing.enter(State.SLEEPING, f"still asleep: {', '.join(sorted(self._asleep))}")
-            return Rest(self._asleep)
-        self._standing.enter(State.PROBING, "awake again, running the quick suite")
+            self._state_machine.enter(
+                State.SLEEPING, f"still asleep: {', '.join(sorted(self._asleep))}"
+            )
+            return SleepResult(self._asleep)
+        self._state_machine.enter(State.PROBING, "awake again, running the quick suite")
         report = await self._prove("quick")
         self._reopen()
-        return Rest(self._asleep, report)
+        return SleepResult(self._asleep, report)
 
-    async def _restart(self, order: RestartOrder, *, is_asleep: bool) -> None:
+    async def _restart(self, command: RestartCommand, *, is_asleep: bool) -> None:
         self._calls.hold()
-        self._standing.enter(State.RECOVERING, "restarting, as requested", order.reason)
+        self._state_machine.enter(State.RECOVERING, "restarting, as requested", command.reason)
         try:
             if not is_asleep and not await self._until(lambda: not self._calls.begun):
                 logger.warning("the restart cuts off %d answers", self._calls.begun)
         except asyncio.CancelledError:
             self._reopen()
             raise
-        self._condemn(Death("requested", order.reason))
+        self._request_end(Death("requested", command.reason))
 
     # What they have in common
 
     @asynccontextmanager
-    async def _quiet(self, what: str, *, is_abrupt: bool = False) -> AsyncIterator[None]:
+    async def _idle_engine(self, what: str, *, is_abrupt: bool = False) -> AsyncIterator[None]:
         """While entered, nothing of a client is in the engine, and what comes waits.
 
         Raises:
@@ -187,11 +195,11 @@ class Service:
             if not is_abrupt and not await self._until(lambda: not self._calls.in_engine):
                 raise ConflictError(
                     f"{self._calls.in_engine} requests were still running after "
-                    f"{self._patience_seconds:.0f} s, so there was no time for {what}.",
+                    f"{self._drain_timeout_seconds:.0f} s, so there was no time for {what}.",
                     remedy="try again when fewer requests are running, or raise --drain-timeout.",
                 )
-            if self._standing.state is not State.READY:
-                raise ConflictError(f"the server is {self._standing.state}")
+            if self._state_machine.state is not State.READY:
+                raise ConflictError(f"the server is {self._state_machine.state}")
             yield
         finally:
             self._reopen()
@@ -199,7 +207,7 @@ class Service:
     async def _until(self, condition: Callable[[], bool]) -> bool:
         """Wait for a condition, but not longer than the drain time-out."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_seconds):
+            async with asyncio.timeout(self._drain_timeout_seconds):
                 while not condition():  # noqa: ASYNC110 - an event would cost every request
                     await asyncio.sleep(POLL_SECONDS)
         return condition()
@@ -207,41 +215,43 @@ class Service:
     def _reopen(self) -> None:
         """Serve again, unless the engine is asleep, lost or about to be."""
         if not self._asleep and not self._has_died:
-            self._open_up()
+            self._become_ready()
 
     async def _prove(self, suite: ProvenSuite) -> ProbeReport:
         """Run a suite; an engine that fails it is ended, since its green light would be false."""
-        report = await self._proof.give_again(self._engine, self._prober(), self._fate, suite)
+        report = await self._proof.prove_again(
+            self._engine, self._prober(), self._death_task, suite
+        )
         if report.passed:
             self._proofs[suite] = (time.monotonic(), report)
         else:
-            self._condemn(Death("unknown", f"it failed the probe in {failure(report)}"))
+            self._request_end(Death("unknown", f"it failed the probe in {failure_text(report)}"))
         return report
 
-    def _known(self, order: ProbeOrder) -> Proven | None:
+    def _recent_proof(self, command: ProbeCommand) -> ProbeResult | None:
         now = time.monotonic()
-        known = [
-            Proven(report, now - at)
+        recent = [
+            ProbeResult(report, now - at)
             for suite, (at, report) in self._proofs.items()
-            if suite in {order.suite, "worst-case"} and now - at <= order.youngest_seconds
+            if suite in {command.suite, "worst-case"} and now - at <= command.youngest_seconds
         ]
-        return min(known, key=lambda proven: proven.age_seconds, default=None)
+        return min(recent, key=lambda result: result.age_seconds, default=None)
 
-    async def _ask(self, asked: Coroutine[Any, Any, Any]) -> Any:
+    async def _change_engine(self, change: Coroutine[Any, Any, Any]) -> Any:
         """Have the engine change; where that fails nobody knows what it is, and it is ended."""
         try:
-            return await asked
+            return await change
         except HoldfastError as error:
-            self._condemn(Death("unknown", error.cause))
+            self._request_end(Death("unknown", error.cause))
             raise
 
-    def _condemn(self, death: Death) -> None:
-        if not self._condemned.done():
-            self._condemned.set_result(death)
+    def _request_end(self, death: Death) -> None:
+        if not self._requested_end.done():
+            self._requested_end.set_result(death)
 
     @property
     def _has_died(self) -> bool:
-        return self._fate.done() or self._condemned.done()
+        return self._death_task.done() or self._requested_end.done()
 
     def _require_sleep_mode(self) -> None:
         if not self._engine.facts.has_sleep_mode:
@@ -251,7 +261,7 @@ class Service:
             )
 
 
-def _heard(answer: asyncio.Future[Any]) -> None:
+def _retrieve_error(answer: asyncio.Future[Any]) -> None:
     """Take note of an error that nobody may wait for, such as that of a restart."""
     if not answer.cancelled():
         answer.exception()

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from holdfast.engine.interface import Engine
 from holdfast.errors import EngineLostError, ProbeFailedError
 from holdfast.lifecycle.learning import Learning, has_rejection
-from holdfast.lifecycle.races import Fate, unless, within
+from holdfast.lifecycle.races import DeathTask, death_within, run_unless_dead
 from holdfast.lifecycle.start_phases import timed
 from holdfast.probe.sizes import full_prompt_tokens
 from holdfast.probe.suite import why_not
@@ -34,7 +34,7 @@ _REMEDY_OF_NONE = (
     "(--workspace-reserve)."
 )
 
-Outcome = Literal["proven", "again", "died"]
+ProofOutcome = Literal["proven", "again", "died"]
 
 
 class Prober(Protocol):
@@ -57,14 +57,14 @@ class Proof:
         progress: Progress,
         *,
         phases: MutableMapping[str, float],
-        counted: Callable[[ProbeReport], None],
+        on_report: Callable[[ProbeReport], None],
     ) -> None:
         self._settings = settings
         self._learning = learning
         self._progress = progress
         self._phases = phases
-        self._counted = counted
-        self._stands = False
+        self._on_report = on_report
+        self._is_valid = False
         self.report: ProbeReport | None = None
         """The last pass of the suite; None before the first."""
 
@@ -76,15 +76,21 @@ class Proof:
     @property
     def what(self) -> str:
         """What is about to be run, for people."""
-        return "one request" if self._stands else f"the {self._settings.suite} suite"
+        return "one request" if self._is_valid else f"the {self._settings.suite} suite"
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """A workspace fell short: what was proven no longer holds."""
-        self._stands = False
+        self._is_valid = False
 
-    async def give(
-        self, engine: Engine, prober: Prober, fate: Fate, *, start_seconds: float, is_first: bool
-    ) -> Outcome:
+    async def prove(
+        self,
+        engine: Engine,
+        prober: Prober,
+        death_task: DeathTask,
+        *,
+        start_seconds: float,
+        is_first: bool,
+    ) -> ProofOutcome:
         """Prove an engine: the whole suite, or one request where the proof stands.
 
         `again` asks for a start with what was learned, `died` says that the engine did, for no
@@ -94,31 +100,31 @@ class Proof:
             ProbeFailedError: the worst case was not served.
         """
         for attempt in range(1, MOST_PASSES + 1):
-            report = await self._pass(engine, prober, fate, attempt)
-            death = await within(fate, 0.0 if report.passed else DEATH_DEADLINE_SECONDS)
+            report = await self._pass(engine, prober, death_task, attempt)
+            death = await death_within(death_task, 0.0 if report.passed else DEATH_DEADLINE_SECONDS)
             ranks = engine.ranks()
             has_fallen_short = report.grew or has_rejection(ranks)
             if has_fallen_short and self._learning.takes_restart(ranks, start_seconds):
                 return "again"
             if death and not (is_first and _is_to_blame(report, death)):
                 return "died"
-            self._require(report)
+            self._require_success(report)
             if not report.grew:
-                self._stands = True
+                self._is_valid = True
                 self._limit(engine)
                 try:
                     await self._learning.settle(engine)
                 except EngineLostError:
                     return "died"
                 return "proven"
-            self._stands = False
+            self._is_valid = False
         raise ProbeFailedError(
             f"a workspace still grew in pass {MOST_PASSES} of the probe",
             remedy="reserve more with --workspace-reserve.",
         )
 
-    async def give_again(
-        self, engine: Engine, prober: Prober, fate: Fate, suite: Suite
+    async def prove_again(
+        self, engine: Engine, prober: Prober, death_task: DeathTask, suite: Suite
     ) -> ProbeReport:
         """Prove an engine once more, on request: the last pass, which has not passed if it grew.
 
@@ -127,36 +133,38 @@ class Proof:
         """
         engine.limit_context(None)
         for _ in range(MOST_PASSES):
-            report = await self._counted_pass(engine, prober.run(suite=suite), fate)
+            report = await self._reported_pass(engine, prober.run(suite=suite), death_task)
             if not (report.passed and report.grew):
                 break
         report = replace(report, passed=report.passed and not report.grew)
         if not report.passed:
-            self._stands = False
+            self._is_valid = False
         if not report.passed or self.report is None or _is_as_wide(report, self.report):
             self.report = report
         self._limit(engine)
         return report
 
-    async def _pass(self, engine: Engine, prober: Prober, fate: Fate, attempt: int) -> ProbeReport:
+    async def _pass(
+        self, engine: Engine, prober: Prober, death_task: DeathTask, attempt: int
+    ) -> ProbeReport:
         if attempt > 1:
             logger.info("a workspace grew, so the suite runs again (pass %d)", attempt)
-        if not self._stands:
+        if not self._is_valid:
             engine.limit_context(None)
-        running = prober.run_again() if self._stands else prober.run()
+        running = prober.run_again() if self._is_valid else prober.run()
         with timed("probe", self._phases, self._progress):
-            report = await self._counted_pass(engine, running, fate)
-        if not self._stands:
+            report = await self._reported_pass(engine, running, death_task)
+        if not self._is_valid:
             self.report = report
         return report
 
-    async def _counted_pass(
-        self, engine: Engine, running: Awaitable[ProbeReport], fate: Fate
+    async def _reported_pass(
+        self, engine: Engine, running: Awaitable[ProbeReport], death_task: DeathTask
     ) -> ProbeReport:
         # Of an engine that is stalled the probe would wait for ever.
-        found = await unless(fate, running, grace_seconds=DEATH_DEADLINE_SECONDS)
-        report = found or _cut_short(fate.result())
-        self._counted(report)
+        found = await run_unless_dead(death_task, running, grace_seconds=DEATH_DEADLINE_SECONDS)
+        report = found or _cut_short(death_task.result())
+        self._on_report(report)
         self._learning.learn(engine.ranks())
         return report
 
@@ -173,7 +181,7 @@ class Proof:
                 limit_tokens,
             )
 
-    def _require(self, report: ProbeReport) -> None:
+    def _require_success(self, report: ProbeReport) -> None:
         if not report.passed:
             failed = next(step for step in report.steps if step.outcome == "failed")
             raise ProbeFailedError(
@@ -189,13 +197,13 @@ class Proof:
             )
 
 
-def failure(report: ProbeReport) -> str:
+def failure_text(report: ProbeReport) -> str:
     """Why a report is no proof, for people."""
     failed = next((step for step in report.steps if step.outcome == "failed"), None)
     return f"{failed.name}: {failed.reason}" if failed else "a workspace grew in every pass"
 
 
-def proven(report: ProbeReport | None) -> str:
+def proven_text(report: ProbeReport | None) -> str:
     """What a report says of an engine that is let in, for people."""
     if report is None or report.suite == "off":
         return "not probed"
@@ -221,9 +229,9 @@ def _is_to_blame(report: ProbeReport, death: Death) -> bool:
     return not report.passed and death.is_accusing
 
 
-def _is_as_wide(report: ProbeReport, standing: ProbeReport) -> bool:
+def _is_as_wide(report: ProbeReport, current: ProbeReport) -> bool:
     widths = {"off": 0, "quick": 1, "worst-case": 2}
-    return widths[report.suite] >= widths[standing.suite]
+    return widths[report.suite] >= widths[current.suite]
 
 
 def _cut_short(death: Death) -> ProbeReport:

@@ -9,43 +9,43 @@ from typing import TypeAlias, TypeVar
 
 from holdfast.records import Death
 
-Fate: TypeAlias = "asyncio.Task[Death]"
+DeathTask: TypeAlias = "asyncio.Task[Death]"
 """Ends with the death of the engine, and says why."""
 Answer = TypeVar("Answer")
 
 
 @asynccontextmanager
-async def fate_of(
-    *omens: Awaitable[Death], counted: Callable[[Death], None]
-) -> AsyncIterator[Fate]:
+async def first_death(
+    *signals: Awaitable[Death], on_death: Callable[[Death], None]
+) -> AsyncIterator[DeathTask]:
     """While entered, the first of `omens` to come is the fate; it is told to `counted` once."""
-    fate = asyncio.create_task(_first_of(*omens), name="fate of the engine")
+    death_task = asyncio.create_task(_first_of(*signals), name="death of the engine")
 
-    def count(ended: Fate) -> None:
+    def count(ended: DeathTask) -> None:
         if not ended.cancelled() and ended.exception() is None:
-            counted(ended.result())
+            on_death(ended.result())
 
-    fate.add_done_callback(count)
+    death_task.add_done_callback(count)
     try:
-        yield fate
+        yield death_task
     finally:
-        fate.cancel()
-        await asyncio.wait({fate})
+        death_task.cancel()
+        await asyncio.wait({death_task})
 
 
-async def within(fate: Fate, deadline_seconds: float) -> Death | None:
+async def death_within(death_task: DeathTask, deadline_seconds: float) -> Death | None:
     """The death, if it comes in time."""
-    await asyncio.wait({fate}, timeout=deadline_seconds)
-    return fate.result() if fate.done() else None
+    await asyncio.wait({death_task}, timeout=deadline_seconds)
+    return death_task.result() if death_task.done() else None
 
 
-async def unless(
-    fate: Fate, work: Awaitable[Answer], *, grace_seconds: float = 0.0
+async def run_unless_dead(
+    death_task: DeathTask, work: Awaitable[Answer], *, grace_seconds: float = 0.0
 ) -> Answer | None:
     """What the work comes to; None if it has not ended so long after the death of the engine."""
     working = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({fate, working}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({death_task, working}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({working}, timeout=grace_seconds)
         return working.result() if working.done() else None
     finally:
@@ -53,8 +53,8 @@ async def unless(
         await asyncio.wait({working})
 
 
-async def _first_of(*omens: Awaitable[Death]) -> Death:
-    tasks = [asyncio.ensure_future(omen) for omen in omens]
+async def _first_of(*signals: Awaitable[Death]) -> Death:
+    tasks = [asyncio.ensure_future(signal) for signal in signals]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return next(task for task in tasks if task in done).result()

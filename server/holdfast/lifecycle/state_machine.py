@@ -9,7 +9,7 @@ from holdfast.lifecycle.states import Generation, State, is_allowed
 from holdfast.telemetry.progress import Progress
 
 
-class Standing:
+class StateMachine:
     """Moves through `states.TRANSITIONS`, and tells who waits for it."""
 
     def __init__(self, progress: Progress) -> None:
@@ -41,7 +41,7 @@ class Standing:
         An engine that fails to come back is still being recovered, for another reason.
         """
         if target is self.state:
-            self._stand(target, reason, detail)
+            self._set(target, reason, detail)
         elif self.state is not State.DRAINING:
             self.move(target, reason, detail)
 
@@ -53,9 +53,9 @@ class Standing:
         """
         if not is_allowed(self.state, target):
             raise RuntimeError(f"no transition from {self.state} to {target}")
-        self._stand(target, reason, detail)
+        self._set(target, reason, detail)
 
-    def _stand(self, state: State, reason: str, detail: str) -> None:
+    def _set(self, state: State, reason: str, detail: str) -> None:
         self.state, self.since_unix_seconds = state, time.time()
         self.reason, self.detail = reason, detail
         self.has_been_ready = self.has_been_ready or state is State.READY

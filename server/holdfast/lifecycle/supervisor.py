@@ -22,16 +22,16 @@ from holdfast.errors import (
     HoldfastError,
     NotReadyError,
 )
-from holdfast.lifecycle.commands import Order, RestartOrder
+from holdfast.lifecycle.commands import Command, RestartCommand
 from holdfast.lifecycle.forecast import Forecast
-from holdfast.lifecycle.host import Collaborators
+from holdfast.lifecycle.host import Host
 from holdfast.lifecycle.learning import Learning
-from holdfast.lifecycle.operations import Service
-from holdfast.lifecycle.proof import Proof, proven
-from holdfast.lifecycle.races import Fate, fate_of, unless
+from holdfast.lifecycle.operations import OperationRunner
+from holdfast.lifecycle.proof import Proof, proven_text
+from holdfast.lifecycle.races import DeathTask, first_death, run_unless_dead
 from holdfast.lifecycle.restart_budget import BROWNOUT_SECONDS, RestartBudget
 from holdfast.lifecycle.start_phases import timed, watched
-from holdfast.lifecycle.state_machine import Standing
+from holdfast.lifecycle.state_machine import StateMachine
 from holdfast.lifecycle.states import LifeOutcome, State
 from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
@@ -48,7 +48,7 @@ class Supervisor:
         self,
         probe: ProbeSettings,
         supervision: SupervisionSettings,
-        with_: Collaborators,
+        host: Host,
         *,
         learning: Learning,
         forecast: Forecast,
@@ -60,36 +60,38 @@ class Supervisor:
         self._forecast = forecast
         self._engine_deaths = engine_deaths
         self._progress = progress
-        self._with = with_
+        self._host = host
         self._restarts = RestartBudget(
             supervision.max_engine_restarts, supervision.restart_window_seconds
         )
-        self._standing = Standing(progress)
+        self._state_machine = StateMachine(progress)
         self._report = EngineReport()
         self._engine: Engine | None = None
         self._facts: EngineFacts | None = None
         self._calls: Calls | None = None
         self._last_ranks: tuple[RankStats, ...] = ()
         self._phases: dict[str, float] = {}
-        self._proof = Proof(probe, learning, progress, phases=self._phases, counted=with_.probe_ran)
+        self._proof = Proof(
+            probe, learning, progress, phases=self._phases, on_report=host.probe_ran
+        )
         self._stop_requested = asyncio.Event()
-        self._service: Service | None = None
-        self._condemned: asyncio.Future[Death] | None = None
+        self._operations: OperationRunner | None = None
+        self._requested_end: asyncio.Future[Death] | None = None
 
     @property
     def state(self) -> State:
         """Where the server stands."""
-        return self._standing.state
+        return self._state_machine.state
 
     @property
     def reason(self) -> str:
         """Why it stands there, in words that anyone may read."""
-        return self._standing.reason
+        return self._state_machine.reason
 
     @property
     def is_recovering(self) -> bool:
         """Whether an engine that was lost, or that served, is replaced or proven again."""
-        return self._standing.is_recovering
+        return self._state_machine.is_recovering
 
     @property
     def eta_seconds(self) -> float | None:
@@ -108,17 +110,17 @@ class Supervisor:
 
     async def until_moved(self) -> None:
         """Return when the state has changed."""
-        await self._standing.until_moved()
+        await self._state_machine.until_moved()
 
     def status(self) -> Status:
         """Everything that is known now. Never waits for the engine."""
         return Status(
             state=self.state,
             reason=self.reason,
-            detail=self._standing.detail,
-            since_unix_seconds=self._standing.since_unix_seconds,
+            detail=self._state_machine.detail,
+            since_unix_seconds=self._state_machine.since_unix_seconds,
             eta_seconds=self.eta_seconds,
-            has_been_ready=self._standing.has_been_ready,
+            has_been_ready=self._state_machine.has_been_ready,
             engine=self._report,
             probe=self._proof.report,
             ranks=self._engine.ranks(with_steps=False) if self._engine else self._last_ranks,
@@ -129,13 +131,13 @@ class Supervisor:
         """Drain and end. Asking twice is asking once."""
         self._stop_requested.set()
 
-    def order(self, order: Order) -> asyncio.Future[Any]:
+    def submit(self, command: Command) -> asyncio.Future[Any]:
         """Have the engine that serves carry out an order; the answer comes when it is done.
 
         Raises:
             ConflictError: the state forbids it. NotReadyError: no engine serves or sleeps.
         """
-        return self._serving().take(order)
+        return self._require_operations().submit(command)
 
     def request_restart(self, reason: str) -> None:
         """End the engine, when the streams that have begun are over, and start the next one.
@@ -145,12 +147,12 @@ class Supervisor:
         Raises:
             ConflictError: the state forbids it. NotReadyError: there is no engine.
         """
-        condemned = self._condemned
-        is_proving = self._service is None and self.state is not State.DRAINING
-        if is_proving and condemned is not None and not condemned.done():
-            condemned.set_result(Death("requested", reason))
+        requested_end = self._requested_end
+        is_proving = self._operations is None and self.state is not State.DRAINING
+        if is_proving and requested_end is not None and not requested_end.done():
+            requested_end.set_result(Death("requested", reason))
         else:
-            self.order(RestartOrder(reason))
+            self.submit(RestartCommand(reason))
 
     def engine_at_work(self) -> Engine:
         """The engine, in READY.
@@ -158,19 +160,19 @@ class Supervisor:
         Raises:
             ConflictError: the state forbids to ask it for anything. NotReadyError: there is none.
         """
-        self._serving()
+        self._require_operations()
         if self._engine is None or self.state is not State.READY:
             raise ConflictError(f"the server is {self.state}: {self.reason}")
         return self._engine
 
-    def _serving(self) -> Service:
+    def _require_operations(self) -> OperationRunner:
         if self.state in {State.DRAINING, State.FAILED, State.STOPPED}:
             raise ConflictError(f"the server is {self.state}: {self.reason}")
-        if self._service is None:
+        if self._operations is None:
             seconds = math.ceil(self.eta_seconds or RETRY_AFTER_SECONDS)
             cause = f"the server is {self.state}: {self.reason}"
             raise NotReadyError(cause, retry_after_seconds=seconds)
-        return self._service
+        return self._operations
 
     async def run(self) -> None:
         """Serve until asked to stop; returns when the engine is gone.
@@ -194,15 +196,15 @@ class Supervisor:
 
     async def _live(self) -> None:
         with timed("import", self._phases, self._progress):
-            launcher = await self._with.load()
+            launcher = await self._host.load()
         self._calls = launcher.calls
         self._learning.open(launcher.fingerprint)
         while True:
             outcome = await self._one_life(launcher)
-            self._standing.generation = self._standing.generation.after(outcome)
+            self._state_machine.generation = self._state_machine.generation.after(outcome)
             if outcome.death is None:
-                again = self._standing.generation.starts_in
-                self._standing.enter(again, "restarting with a different reservation")
+                again = self._state_machine.generation.starts_in
+                self._state_machine.enter(again, "restarting with a different reservation")
             else:
                 await self._back_off(outcome.death)
 
@@ -213,7 +215,7 @@ class Supervisor:
             reason = (
                 f"requests ended too many engines, so the next start is in {wait_seconds:.0f} s"
             )
-            self._standing.enter(State.RECOVERING, f"{reason}: {death}")
+            self._state_machine.enter(State.RECOVERING, f"{reason}: {death}")
         if wait_seconds:
             logger.info("waiting %.0f s before the next start", wait_seconds)
         self._forecast.delayed(wait_seconds)
@@ -228,47 +230,47 @@ class Supervisor:
         try:
             async with (
                 self._running(launcher) as engine,
-                self._fate(engine, launcher) as (fate, condemned),
+                self._watching(engine, launcher) as (death_task, requested_end),
             ):
-                self._standing.enter(State.PROBING, f"running {self._proof.what}")
-                proof = await self._proof.give(
+                self._state_machine.enter(State.PROBING, f"running {self._proof.what}")
+                proof = await self._proof.prove(
                     engine,
-                    self._with.prober(engine),
-                    fate,
+                    self._host.prober(engine),
+                    death_task,
                     start_seconds=self._report.last_start_seconds or 0.0,
-                    is_first=self._standing.generation.replaces is None,
+                    is_first=self._state_machine.generation.replaces is None,
                 )
                 if proof == "again":
                     return LifeOutcome()
-                if proof == "proven" and await self._has_tried_suspects(launcher.calls, fate):
-                    async with self._served(engine, launcher.calls, fate, condemned):
-                        await fate
-                return await self._mourn(engine, launcher.calls, await fate)
+                if proof == "proven" and await self._has_tried_suspects(launcher.calls, death_task):
+                    async with self._serving(engine, launcher.calls, death_task, requested_end):
+                        await death_task
+                return await self._record_death(engine, launcher.calls, await death_task)
         except EngineStartError as error:
-            return self._unstarted(error)
+            return self._record_failed_start(error)
 
-    def _unstarted(self, error: EngineStartError) -> LifeOutcome:
+    def _record_failed_start(self, error: EngineStartError) -> LifeOutcome:
         """What follows a start that failed; nothing follows the first, if nothing was learned."""
         has_unlearned = self._learning.unlearn()
         if has_unlearned:
             logger.warning("restarting without what was learned: %s", error.cause)
-        if self._standing.generation.replaces is not None:
+        if self._state_machine.generation.replaces is not None:
             death = Death("start_failure", error.cause)
             self._engine_deaths.count(death.cause)
-            return self._fallen(death, Verdict())
+            return self._enter_recovering(death, Verdict())
         if has_unlearned:
             return LifeOutcome()
         raise error
 
-    async def _has_tried_suspects(self, calls: Calls, fate: Fate) -> bool:
+    async def _has_tried_suspects(self, calls: Calls, death_task: DeathTask) -> bool:
         """Try who may have ended the last engine, for the time of one start; False if it dies."""
         start_seconds = self._report.last_start_seconds or 0.0
-        return bool(await unless(fate, calls.try_suspects(start_seconds)))
+        return bool(await run_unless_dead(death_task, calls.try_suspects(start_seconds)))
 
     @asynccontextmanager
     async def _running(self, launcher: EngineLauncher) -> AsyncIterator[Engine]:
         """A generation of the engine; ended, and learned from, when left."""
-        generation = self._standing.generation
+        generation = self._state_machine.generation
         directory = launcher.directory_of(generation.number)
         self._report = replace(
             self._report,
@@ -284,46 +286,50 @@ class Supervisor:
             self._engine, self._facts = engine, engine.facts
             self._report = replace(self._report, last_start_seconds=time.monotonic() - started)
             try:
-                await self._with.mount()
+                await self._host.mount()
                 yield engine
             finally:
                 self._last_ranks = engine.ranks()
                 self._engine = None
                 self._learning.learn(self._last_ranks)
-                self._with.generation_ended(self._last_ranks)
+                self._host.generation_ended(self._last_ranks)
 
     @asynccontextmanager
-    async def _served(
-        self, engine: Engine, calls: Calls, fate: Fate, condemned: asyncio.Future[Death]
+    async def _serving(
+        self,
+        engine: Engine,
+        calls: Calls,
+        death_task: DeathTask,
+        requested_end: asyncio.Future[Death],
     ) -> AsyncIterator[None]:
         """While entered, a proven engine serves, and does what operators ask."""
         self._become_ready(engine, calls)
-        self._service = Service(
+        self._operations = OperationRunner(
             engine,
             calls,
-            fate,
-            standing=self._standing,
+            death_task,
+            state_machine=self._state_machine,
             proof=self._proof,
-            prober=lambda: self._with.prober(engine),
-            open_up=lambda: self._become_ready(engine, calls),
-            condemned=condemned,
-            patience_seconds=self._supervision.drain_timeout_seconds,
+            prober=lambda: self._host.prober(engine),
+            become_ready=lambda: self._become_ready(engine, calls),
+            requested_end=requested_end,
+            drain_timeout_seconds=self._supervision.drain_timeout_seconds,
         )
         try:
             yield
         finally:
-            service, self._service = self._service, None
-            await service.end()
+            operations, self._operations = self._operations, None
+            await operations.end()
 
     @asynccontextmanager
-    async def _fate(
+    async def _watching(
         self, engine: Engine, launcher: EngineLauncher
-    ) -> AsyncIterator[tuple[Fate, asyncio.Future[Death]]]:
+    ) -> AsyncIterator[tuple[DeathTask, asyncio.Future[Death]]]:
         """While entered, a task that ends with the death of the engine, and says why.
 
         With it comes what decides its death from outside.
         """
-        self._condemned = condemned = asyncio.get_running_loop().create_future()
+        self._requested_end = requested_end = asyncio.get_running_loop().create_future()
         heartbeat = Heartbeat(
             engine,
             launcher.calls,
@@ -331,61 +337,61 @@ class Supervisor:
             slowest_step_seconds=lambda: self._proof.slowest_step_seconds,
             may_try=lambda: self.state is State.READY,
         )
-        async with fate_of(
+        async with first_death(
             engine.until_dead(),
             heartbeat.until_stalled(),
-            _awaited(condemned),
-            counted=lambda death: self._dies(engine, death),
-        ) as fate:
+            _awaited(requested_end),
+            on_death=lambda death: self._on_death(engine, death),
+        ) as death_task:
             try:
-                yield fate, condemned
+                yield death_task, requested_end
             finally:
-                condemned.cancel()
+                requested_end.cancel()
 
-    def _dies(self, engine: Engine, death: Death) -> None:
+    def _on_death(self, engine: Engine, death: Death) -> None:
         self._engine_deaths.count(death.cause)
         # Who waits for it, the probe's own clean-up too, would wait for a deadline of its own.
         engine.give_up()
 
     def _become_ready(self, engine: Engine, calls: Calls) -> None:
         if self.state is not State.DRAINING:
-            if not self._standing.has_been_ready:
-                self._with.became_ready()
+            if not self._state_machine.has_been_ready:
+                self._host.became_ready()
             is_news = self.state is not State.READY
-            self._standing.enter(State.READY, proven(self._proof.report))
+            self._state_machine.enter(State.READY, proven_text(self._proof.report))
             if is_news:
                 self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
         self._forecast.ready()
         calls.opened()
 
-    async def _mourn(self, engine: Engine, calls: Calls, death: Death) -> LifeOutcome:
+    async def _record_death(self, engine: Engine, calls: Calls, death: Death) -> LifeOutcome:
         """Take in a death while its engine can still be asked for its last words."""
         if words := engine.last_words():
             logger.error("what the engine's processes left behind:\n%s", words)
         verdict = calls.accuse(death)
-        outcome = self._fallen(death, verdict)
+        outcome = self._enter_recovering(death, verdict)
         if verdict.explained:
             await asyncio.to_thread(calls.save)
         return outcome
 
-    def _fallen(self, death: Death, verdict: Verdict) -> LifeOutcome:
+    def _enter_recovering(self, death: Death, verdict: Verdict) -> LifeOutcome:
         logger.error("the engine died: %s", death)
         self._restarts.died(death, verdict)
         if death.cause == "workspace_rejection":
-            self._proof.doubt()
+            self._proof.invalidate()
         self._report = replace(self._report, last_exit=str(death))
         self._forecast.began("recovery", guess_seconds=self._report.last_start_seconds)
-        self._standing.enter(State.RECOVERING, f"the engine died: {death.cause}", death.reason)
+        self._state_machine.enter(State.RECOVERING, f"the engine died: {death.cause}", death.reason)
         return LifeOutcome(death)
 
     async def _drain(self, living: asyncio.Task[None]) -> None:
         """Let what is in flight finish, also over the death of an engine."""
-        self._standing.move(State.DRAINING, "asked to stop")
-        if self._service is not None:
-            self._service.drain()
-        if not self._standing.has_been_ready:
+        self._state_machine.move(State.DRAINING, "asked to stop")
+        if self._operations is not None:
+            self._operations.drain()
+        if not self._state_machine.has_been_ready:
             return
-        idling = asyncio.create_task(self._with.until_idle(), name="until idle")
+        idling = asyncio.create_task(self._host.until_idle(), name="until idle")
         try:
             await asyncio.wait({living, idling}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -399,11 +405,11 @@ class Supervisor:
             end = NotReadyError("The server has shut down.")
             self._calls.fail(end, "engine_lost" if error else "drained")
         if error is None:
-            self._standing.move(State.STOPPED, "stopped")
+            self._state_machine.move(State.STOPPED, "stopped")
             return
         known = error if isinstance(error, HoldfastError) else HoldfastError
         detail = str(error).removeprefix(known.outline).lstrip(": ")
-        self._standing.move(State.FAILED, known.outline, detail)
+        self._state_machine.move(State.FAILED, known.outline, detail)
         raise error
 
 

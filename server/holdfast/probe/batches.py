@@ -6,29 +6,29 @@ from collections.abc import Callable, Iterator
 
 from holdfast.errors import ProbeTooSlowError
 from holdfast.probe import measure
-from holdfast.probe.session import Bench, Finding
+from holdfast.probe.session import ProbeSession, StepResult
 from holdfast.probe.sizes import batch_sizes, fewest, fullest_step, largest_step, most
 from holdfast.records import RankStats
 
 
-async def batch_sweep(bench: Bench) -> Finding:
+async def batch_sweep(session: ProbeSession) -> StepResult:
     """Prove engine steps of many sizes, up to the largest that can be made."""
     proven, obstacle, cut = 0, "", list[int]()
-    for size in batch_sizes(largest_step(bench.allowed)):
-        least_seconds = bench.steps_seconds(1)
-        obstacle = bench.budget.time_obstacle(size, least_seconds=least_seconds)
+    for size in batch_sizes(largest_step(session.allowed)):
+        least_seconds = session.steps_seconds(1)
+        obstacle = session.budget.time_obstacle(size, least_seconds=least_seconds)
         if obstacle:
             break
-        is_widest = bench.prefers_many_requests
+        is_widest = session.prefers_many_requests
         try:
-            formed = await _make_step(bench, size, bench.prompts.fresh, is_widest=is_widest)
+            formed = await _make_step(session, size, session.prompts.fresh, is_widest=is_widest)
         except ProbeTooSlowError as error:
-            obstacle = f"{bench.tried}: {error.cause}"
+            obstacle = f"{session.attempt}: {error.cause}"
             break
         proven = max(proven, formed)
         cut += [size] if formed < size else []
     reasons = filter(None, (obstacle, _unformed(cut)))
-    return Finding(proven, bool(obstacle), is_skipped=not proven, reason="; ".join(reasons))
+    return StepResult(proven, bool(obstacle), is_skipped=not proven, reason="; ".join(reasons))
 
 
 def _unformed(sizes: list[int]) -> str:
@@ -40,31 +40,31 @@ def _unformed(sizes: list[int]) -> str:
     )
 
 
-async def full_batch(bench: Bench) -> Finding:
+async def full_batch(session: ProbeSession) -> StepResult:
     """Prove the largest engine step over as many requests as fit: once random, once one token.
 
     Where each request takes draft slots, the largest step has few of them, so the one with the most
     requests is proven too.
     """
-    target, formed = largest_step(bench.allowed), 0
+    target, formed = largest_step(session.allowed), 0
     if not target:
-        return Finding(is_skipped=True, limited=True, reason="no prompt fits in an engine step")
-    steps = [(target, bench.prompts.fresh), (target, bench.prompts.repeated)]
-    if bench.limits.draft_slots:
-        steps.append((fullest_step(bench.allowed), bench.prompts.fresh))
+        return StepResult(is_skipped=True, limited=True, reason="no prompt fits in an engine step")
+    steps = [(target, session.prompts.fresh), (target, session.prompts.repeated)]
+    if session.limits.draft_slots:
+        steps.append((fullest_step(session.allowed), session.prompts.fresh))
     for size, make in steps:
-        least_seconds = bench.steps_seconds(1)
-        if obstacle := bench.budget.time_obstacle(size, least_seconds=least_seconds):
-            return Finding(is_skipped=True, limited=True, reason=obstacle)
-        formed = max(formed, await _make_step(bench, size, make, is_widest=True))
-    return Finding(tokens=formed, reason=_smaller(bench, target, formed))
+        least_seconds = session.steps_seconds(1)
+        if obstacle := session.budget.time_obstacle(size, least_seconds=least_seconds):
+            return StepResult(is_skipped=True, limited=True, reason=obstacle)
+        formed = max(formed, await _make_step(session, size, make, is_widest=True))
+    return StepResult(tokens=formed, reason=_smaller(session, target, formed))
 
 
-def _smaller(bench: Bench, target: int, formed: int) -> str:
+def _smaller(session: ProbeSession, target: int, formed: int) -> str:
     """Why no step has all the tokens that a step may have; empty if one has."""
     if formed < target:
         return f"the scheduler formed no step larger than {formed} tokens"
-    wanted, slots = bench.facts.max_num_batched_tokens, bench.limits.draft_slots
+    wanted, slots = session.facts.max_num_batched_tokens, session.limits.draft_slots
     if target == wanted:
         return ""
     drafts = f", since drafting takes {slots} of them for each request" if slots else ""
@@ -72,7 +72,7 @@ def _smaller(bench: Bench, target: int, formed: int) -> str:
 
 
 async def _make_step(
-    bench: Bench, size: int, make: Callable[[int], list[int]], *, is_widest: bool
+    session: ProbeSession, size: int, make: Callable[[int], list[int]], *, is_widest: bool
 ) -> int:
     """Prove a step of `size` scheduled tokens, and return the size of the largest that was formed.
 
@@ -80,23 +80,23 @@ async def _make_step(
     the step from few long prompts but from many short ones, or the other way round.
     """
     largest = 0
-    for lengths in _splits(bench, size, is_widest=is_widest):
-        bench.trying(f"a step of {size} tokens over {len(lengths)} requests", size)
-        since = bench.mark()
+    for lengths in _splits(session, size, is_widest=is_widest):
+        session.begin_attempt(f"a step of {size} tokens over {len(lengths)} requests", size)
+        since = session.mark()
 
         def has_size(rank: RankStats, since: measure.Mark = since) -> bool:
             return any(step.scheduled_tokens == size for step in since.new_steps(rank))
 
-        await bench.guarded(bench.together(bench.messages(lengths, make)))
+        await session.run_bounded(session.exchange_in_one_step(session.messages(lengths, make)))
         missing = f"not every rank ran an engine step of {size} scheduled tokens."
-        if await bench.is_formed(since, size, has_size, missing):
+        if await session.is_formed(since, size, has_size, missing):
             return size
-        bench.prefers_many_requests = not bench.prefers_many_requests
-        largest = max(largest, since.largest_step(bench.engine.ranks()))
+        session.prefers_many_requests = not session.prefers_many_requests
+        largest = max(largest, since.largest_step(session.engine.ranks()))
     return largest
 
 
-def _splits(bench: Bench, size: int, *, is_widest: bool) -> Iterator[tuple[int, ...]]:
+def _splits(session: ProbeSession, size: int, *, is_widest: bool) -> Iterator[tuple[int, ...]]:
     order = (most, fewest) if is_widest else (fewest, most)
-    found = (split(bench.allowed, size) for split in order)
+    found = (split(session.allowed, size) for split in order)
     return iter(dict.fromkeys(lengths for lengths in found if lengths))

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import httpx
 
 from holdfast.probe import client, measure, sizes
-from holdfast.probe.session import Bench, Finding
+from holdfast.probe.session import ProbeSession, StepResult
 from holdfast.records import EngineStep, RankStats
 
 TOP_LOGPROBS = 5
@@ -18,93 +18,95 @@ STRUCTURE: client.Body = {"structured_outputs": {"regex": "[0-9]{4096,}"}}
 """A text that the grammar lets nobody end within the few tokens that are asked for."""
 
 
-async def widest_decode(bench: Bench) -> Finding:
+async def widest_decode(session: ProbeSession) -> StepResult:
     """Prove as many requests decoding together as the engine takes, with all that sampling offers.
 
     Log-probs are left out where the server allows none, and the structured output where it refuses
     one; the reason says so.
     """
-    plans = sizes.widest_decodes(bench.allowed)
+    plans = sizes.widest_decodes(session.allowed)
     if not plans:
-        return Finding(is_skipped=True, reason="no request has room to decode")
+        return StepResult(is_skipped=True, reason="no request has room to decode")
     tokens = plans[0].requests * plans[0].prompt_tokens
-    if obstacle := bench.budget.time_obstacle(tokens, least_seconds=bench.steps_seconds(2)):
-        return Finding(is_skipped=True, limited=True, reason=obstacle)
-    bench.trying("one structured output", 1)
-    refused = await bench.guarded(_structure_refusal(bench))
+    if obstacle := session.budget.time_obstacle(tokens, least_seconds=session.steps_seconds(2)):
+        return StepResult(is_skipped=True, limited=True, reason=obstacle)
+    session.begin_attempt("one structured output", 1)
+    refused = await session.run_bounded(_structure_refusal(session))
     widest = 0
     for plan in plans:
-        bench.trying(f"{plan.requests} requests decoding together", plan.requests)
-        widest = max(widest, await _decode_together(bench, plan, has_structure=not refused))
+        session.begin_attempt(f"{plan.requests} requests decoding together", plan.requests)
+        widest = max(widest, await _decode_together(session, plan, has_structure=not refused))
         if widest == plan.requests:
             break
-    reasons = (*_fewer(bench, plans[0].requests, widest), *_left_out(bench, refused))
-    return Finding(tokens=widest, reason="; ".join(reasons))
+    reasons = (*_fewer(session, plans[0].requests, widest), *_left_out(session, refused))
+    return StepResult(tokens=widest, reason="; ".join(reasons))
 
 
-def _fewer(bench: Bench, planned: int, widest: int) -> Iterator[str]:
-    limits = bench.limits
+def _fewer(session: ProbeSession, planned: int, widest: int) -> Iterator[str]:
+    limits = session.limits
     if limits.decoding_requests < limits.step_requests:
         slots = f" and {limits.draft_slots} draft slots" if limits.draft_slots else ""
         yield (
             f"{limits.decoding_requests} of {limits.step_requests} requests decode together, since "
             f"each takes {limits.decode_tokens} tokens{slots} of a step's "
-            f"{bench.facts.max_num_batched_tokens}"
+            f"{session.facts.max_num_batched_tokens}"
         )
     if widest < planned:
         yield f"the scheduler ran {widest} of {planned} requests together"
 
 
-def _left_out(bench: Bench, refused: str) -> Iterator[str]:
+def _left_out(session: ProbeSession, refused: str) -> Iterator[str]:
     if refused:
         yield f"without a structured output: {refused}"
-    if not bench.facts.max_logprobs:
+    if not session.facts.max_logprobs:
         yield "without log-probs: the server allows none"
 
 
-async def _structure_refusal(bench: Bench) -> str:
+async def _structure_refusal(session: ProbeSession) -> str:
     """Why the server takes no structured output; empty if it does."""
-    if not bench.facts.has_tokenizer:
+    if not session.facts.has_tokenizer:
         return "there is no tokenizer"
-    for engine in bench.engines:
-        message = bench.message(engine, [bench.prompts.fresh(1)], 1, STRUCTURE)
-        response = await client.post(bench.client, message)
+    for engine in session.engines:
+        message = session.message(engine, [session.prompts.fresh(1)], 1, STRUCTURE)
+        response = await client.post(session.client, message)
         if response.status_code == httpx.codes.BAD_REQUEST:
             return client.refusal(message, response.status_code, response.text)
         client.read(message, response)
     return ""
 
 
-async def _decode_together(bench: Bench, plan: sizes.DecodePlan, *, has_structure: bool) -> int:
+async def _decode_together(
+    session: ProbeSession, plan: sizes.DecodePlan, *, has_structure: bool
+) -> int:
     """How many requests of the plan, all of which were served, decoded in one step.
 
     The requests share their first step, which is a prefill, so the second with all of them decodes.
     """
     free = plan.requests - 1 if has_structure else plan.requests
-    extra = _sampling(bench)
-    messages = bench.messages(
-        (plan.prompt_tokens,) * free, bench.prompts.fresh, plan.output_tokens, extra
+    extra = _sampling(session)
+    messages = session.messages(
+        (plan.prompt_tokens,) * free, session.prompts.fresh, plan.output_tokens, extra
     )
     if has_structure:
-        messages += bench.messages(
-            (plan.prompt_tokens,), bench.prompts.fresh, plan.output_tokens, extra | STRUCTURE
+        messages += session.messages(
+            (plan.prompt_tokens,), session.prompts.fresh, plan.output_tokens, extra | STRUCTURE
         )
-    since = bench.mark()
+    since = session.mark()
 
     def is_shown(rank: RankStats) -> bool:
         steps = [step for step in since.new_steps(rank) if step.requests == plan.requests]
         return len(steps) >= 2
 
-    await bench.guarded(bench.together(messages))
+    await session.run_bounded(session.exchange_in_one_step(messages))
     tokens = plan.requests * (plan.prompt_tokens + plan.output_tokens - 1)
     missing = f"not every rank ran an engine step with {plan.requests} decoding requests."
-    if await bench.is_formed(since, tokens, is_shown, missing):
+    if await session.is_formed(since, tokens, is_shown, missing):
         return plan.requests
-    return min(plan.requests, since.widest_steps(bench.engine.ranks()))
+    return min(plan.requests, since.widest_steps(session.engine.ranks()))
 
 
-def _sampling(bench: Bench) -> client.Body:
-    allowed = bench.facts.max_logprobs
+def _sampling(session: ProbeSession) -> client.Body:
+    allowed = session.facts.max_logprobs
     body: client.Body = {
         "temperature": 1.0,
         "top_p": 0.9,
@@ -118,55 +120,55 @@ def _sampling(bench: Bench) -> client.Body:
     return body
 
 
-async def mixed(bench: Bench) -> Finding:
+async def mixed(session: ProbeSession) -> StepResult:
     """Prove an engine step in which a long prompt is prefilled while others decode."""
-    plans, has_overlapped = sizes.mixed(bench.allowed), False
+    plans, has_overlapped = sizes.mixed(session.allowed), False
     for plan in plans:
-        prefill, obstacle = _affordable(bench, plan)
+        prefill, obstacle = _affordable(session, plan)
         if prefill < 2:
-            return Finding(is_skipped=True, limited=True, reason=obstacle)
+            return StepResult(is_skipped=True, limited=True, reason=obstacle)
         decoders = plan.decoders.requests
-        bench.trying(f"a prompt of {prefill} tokens beside {decoders} decodes", prefill)
+        session.begin_attempt(f"a prompt of {prefill} tokens beside {decoders} decodes", prefill)
         prompts = (*plan.leading, prefill)
-        since = await _prefill_beside(bench, plan.decoders, prompts)
+        since = await _prefill_beside(session, plan.decoders, prompts)
         has_overlapped = has_overlapped or since is not None
-        if since is not None and await _is_mixed(bench, since, decoders, sum(prompts)):
-            return Finding(tokens=prefill, limited=bool(obstacle), reason=obstacle)
+        if since is not None and await _is_mixed(session, since, decoders, sum(prompts)):
+            return StepResult(tokens=prefill, limited=bool(obstacle), reason=obstacle)
     if not plans:
-        return Finding(is_skipped=True, reason="no prompt fits beside a request that decodes")
+        return StepResult(is_skipped=True, reason="no prompt fits beside a request that decodes")
     if has_overlapped:
         reason = "the scheduler formed no step of a prompt beside requests that decode"
-        return Finding(is_skipped=True, reason=reason)
+        return StepResult(is_skipped=True, reason=reason)
     reason = "the decodes ended each time before a prompt could join them"
-    return Finding(is_skipped=True, limited=True, reason=reason)
+    return StepResult(is_skipped=True, limited=True, reason=reason)
 
 
-def _affordable(bench: Bench, plan: sizes.MixedPlan) -> tuple[int, str]:
+def _affordable(session: ProbeSession, plan: sizes.MixedPlan) -> tuple[int, str]:
     """The longest prompt that the time left allows, and why it is shorter than was wanted."""
     prefill, obstacle, others = plan.prefill_tokens, "", sum(plan.leading)
     # The decoders' prompts, the prefill beside them, and a decode before it.
-    seconds = bench.steps_seconds(3)
+    seconds = session.steps_seconds(3)
     while prefill and (
-        found := bench.budget.time_obstacle(prefill + others, prefill, least_seconds=seconds)
+        found := session.budget.time_obstacle(prefill + others, prefill, least_seconds=seconds)
     ):
         obstacle, prefill = obstacle or found, prefill // 2
     return prefill, obstacle
 
 
-async def _is_mixed(bench: Bench, since: measure.Mark, decoders: int, tokens: int) -> bool:
-    def is_it(step: EngineStep) -> bool:
+async def _is_mixed(session: ProbeSession, since: measure.Mark, decoders: int, tokens: int) -> bool:
+    def is_mixed(step: EngineStep) -> bool:
         # A prompt makes one token, in the step that ends its prefill: it never decodes.
         return step.scheduled_tokens > step.requests > decoders
 
     def is_shown(rank: RankStats) -> bool:
-        return any(map(is_it, since.new_steps(rank)))
+        return any(map(is_mixed, since.new_steps(rank)))
 
     missing = f"not every rank ran a step with {decoders} decodes and a prefill."
-    return await bench.is_formed(since, tokens, is_shown, missing)
+    return await session.is_formed(since, tokens, is_shown, missing)
 
 
 async def _prefill_beside(
-    bench: Bench, decoders: sizes.DecodePlan, prompts: Sequence[int]
+    session: ProbeSession, decoders: sizes.DecodePlan, prompts: Sequence[int]
 ) -> measure.Mark | None:
     """Serve prompts while the decoders run, and return where the ranks stood before them.
 
@@ -174,41 +176,43 @@ async def _prefill_beside(
     has no room for all of them.
     """
     for _ in range(MIXED_ATTEMPTS):
-        since = await bench.guarded(_overlap(bench, decoders, prompts))
+        since = await session.run_bounded(_overlap(session, decoders, prompts))
         if since is not None:
             return since
     return None
 
 
 async def _overlap(
-    bench: Bench, decoders: sizes.DecodePlan, prompts: Sequence[int]
+    session: ProbeSession, decoders: sizes.DecodePlan, prompts: Sequence[int]
 ) -> measure.Mark | None:
     """One attempt; None if the decoders were done before the engine could be held."""
-    running = decoders.requests * len(bench.engines)
+    running = decoders.requests * len(session.engines)
     async with AsyncExitStack() as stack:
-        for message in _decoder_messages(bench, decoders):
-            events = await stack.enter_async_context(client.stream(bench.client, message))
+        for message in _decoder_messages(session, decoders):
+            events = await stack.enter_async_context(client.stream(session.client, message))
             await events.until_all_began()
-        since = await _send_beside(bench, running, prompts)
-    await bench.until_queued(0)
+        since = await _send_beside(session, running, prompts)
+    await session.until_queued(0)
     return since
 
 
-async def _send_beside(bench: Bench, running: int, prompts: Sequence[int]) -> measure.Mark | None:
-    messages = bench.messages(prompts, bench.prompts.fresh)
-    async with asyncio.TaskGroup() as group, bench.engine.scheduling_held():
-        if await bench.engine.queued_requests() != running:
+async def _send_beside(
+    session: ProbeSession, running: int, prompts: Sequence[int]
+) -> measure.Mark | None:
+    messages = session.messages(prompts, session.prompts.fresh)
+    async with asyncio.TaskGroup() as group, session.engine.scheduling_held():
+        if await session.engine.queued_requests() != running:
             return None
-        since = bench.mark()
+        since = session.mark()
         for message in messages:
-            group.create_task(client.exchange(bench.client, message))
-        await bench.until_queued(running + sum(message.prompts for message in messages))
+            group.create_task(client.exchange(session.client, message))
+        await session.until_queued(running + sum(message.prompts for message in messages))
     return since
 
 
-def _decoder_messages(bench: Bench, decoders: sizes.DecodePlan) -> list[client.Message]:
+def _decoder_messages(session: ProbeSession, decoders: sizes.DecodePlan) -> list[client.Message]:
     lengths = (decoders.prompt_tokens,) * decoders.requests
     return [
         client.Message(m.path, client.streamed(m.body), m.prompts, m.engine, m.output_tokens)
-        for m in bench.messages(lengths, bench.prompts.fresh, decoders.output_tokens)
+        for m in session.messages(lengths, session.prompts.fresh, decoders.output_tokens)
     ]

@@ -21,9 +21,8 @@ import httpx
 
 from holdfast.errors import ProbeFailedError
 from holdfast.probe import client, measure
-from holdfast.probe import client as wire
 from holdfast.probe.client import Body
-from holdfast.probe.session import Bench, Finding
+from holdfast.probe.session import ProbeSession, StepResult
 from holdfast.records import EngineFacts
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
@@ -34,23 +33,23 @@ _DECODERS = ("soundfile", "av", "torchcodec")
 """The packages by one of which vLLM reads audio; none of them comes with vLLM itself."""
 
 
-async def transcribe(client: httpx.AsyncClient, facts: EngineFacts, tokens: int) -> None:
+async def transcribe(http: httpx.AsyncClient, facts: EngineFacts, tokens: int) -> None:
     """Have the longest clip of silence transcribed, in at most so many tokens.
 
     Raises:
         ProbeFailedError: there is no whole answer.
     """
-    message = wire.Message(TRANSCRIPTIONS, {})
+    message = client.Message(TRANSCRIPTIONS, {})
     form = {"model": facts.model, "max_completion_tokens": str(tokens), "temperature": "0"}
     clip = {"file": ("silence.wav", silence(), "audio/wav")}
     try:
-        response = await client.post(message.path, data=form, files=clip, timeout=None)
+        response = await http.post(message.path, data=form, files=clip, timeout=None)
     except httpx.HTTPError as error:
-        raise ProbeFailedError(wire.broken(message, error)) from error
+        raise ProbeFailedError(client.broken(message, error)) from error
     if response.status_code != httpx.codes.OK:
-        refusal = wire.refusal(message, response.status_code, response.text)
+        refusal = client.refusal(message, response.status_code, response.text)
         raise ProbeFailedError(refusal + _missing_decoder())
-    if not isinstance(wire.parsed(message, response.text).get("text"), str):
+    if not isinstance(client.parsed(message, response.text).get("text"), str):
         raise ProbeFailedError(f"{message.path} answered without text.")
 
 
@@ -110,19 +109,19 @@ ADAPTER_PROMPT_TOKENS = 8
 ADAPTER_OUTPUT_TOKENS = 8
 
 
-async def first_image(bench: Bench) -> Finding:
+async def first_image(session: ProbeSession) -> StepResult:
     """Prove the largest image that the model takes and that fits in its context."""
     refused = ""
-    for width, height in _halved(bench.facts.largest_image):
-        if obstacle := bench.budget.time_obstacle(1, least_seconds=bench.steps_seconds(1)):
-            return Finding(is_skipped=True, limited=True, reason=obstacle)
-        bench.trying(f"an image of {width} x {height}", 0)
-        since = bench.mark()
-        tokens, refused = await bench.guarded(_show(bench, width, height))
+    for width, height in _halved(session.facts.largest_image):
+        if obstacle := session.budget.time_obstacle(1, least_seconds=session.steps_seconds(1)):
+            return StepResult(is_skipped=True, limited=True, reason=obstacle)
+        session.begin_attempt(f"an image of {width} x {height}", 0)
+        since = session.mark()
+        tokens, refused = await session.run_bounded(_show(session, width, height))
         if tokens:
-            await _prove_ran(bench, since)
-            return Finding(tokens=tokens, reason=f"an image of {width} x {height}")
-    return Finding(is_skipped=True, limited=True, reason=f"no image was accepted: {refused}")
+            await _prove_ran(session, since)
+            return StepResult(tokens=tokens, reason=f"an image of {width} x {height}")
+    return StepResult(is_skipped=True, limited=True, reason=f"no image was accepted: {refused}")
 
 
 def _halved(largest: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
@@ -132,17 +131,17 @@ def _halved(largest: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
         width, height = width // 2, height // 2
 
 
-async def _show(bench: Bench, width: int, height: int) -> tuple[int, str]:
+async def _show(session: ProbeSession, width: int, height: int) -> tuple[int, str]:
     """The tokens of a prompt with the image in it; 0 and the reason if the server takes none."""
     prompt_tokens = 0
-    for engine in bench.engines:
-        random = bench.prompts.random
+    for engine in session.engines:
+        random = session.prompts.random
         # In a thread: to pack a large image takes longer than the loop may be held.
         body = await asyncio.to_thread(
-            image_chat, bench.facts, width, height, random, IMAGE_OUTPUT_TOKENS
+            image_chat, session.facts, width, height, random, IMAGE_OUTPUT_TOKENS
         )
-        message = client.Message(client.CHAT, body, engine=bench.address(engine))
-        response = await client.post(bench.client, message)
+        message = client.Message(client.CHAT, body, engine=session.address(engine))
+        response = await client.post(session.client, message)
         if response.status_code == httpx.codes.BAD_REQUEST:
             return 0, client.refusal(message, response.status_code, response.text)
         usage: Any = client.read(message, response)["usage"]
@@ -150,35 +149,39 @@ async def _show(bench: Bench, width: int, height: int) -> tuple[int, str]:
     return prompt_tokens, ""
 
 
-async def first_adapter(bench: Bench) -> Finding:
+async def first_adapter(session: ProbeSession) -> StepResult:
     """Prove a LoRA adapter: with a short prompt and its answer, and with a step full of tokens."""
-    name = await bench.guarded(_first_adapter(bench))
+    name = await session.run_bounded(_first_adapter(session))
     if not name:
-        return Finding(is_skipped=True, reason="no LoRA adapter is listed")
-    short = min(ADAPTER_PROMPT_TOKENS, bench.allowed.prompt_tokens)
-    answer = min(ADAPTER_OUTPUT_TOKENS, bench.facts.max_model_len - short)
-    full = min(bench.allowed.prompt_tokens, bench.allowed.step_tokens)
-    if obstacle := bench.budget.time_obstacle(full, full, least_seconds=bench.steps_seconds(2)):
-        return Finding(is_skipped=True, limited=True, reason=obstacle)
+        return StepResult(is_skipped=True, reason="no LoRA adapter is listed")
+    short = min(ADAPTER_PROMPT_TOKENS, session.allowed.prompt_tokens)
+    answer = min(ADAPTER_OUTPUT_TOKENS, session.facts.max_model_len - short)
+    full = min(session.allowed.prompt_tokens, session.allowed.step_tokens)
+    if obstacle := session.budget.time_obstacle(full, full, least_seconds=session.steps_seconds(2)):
+        return StepResult(is_skipped=True, limited=True, reason=obstacle)
     for prompt_tokens, output_tokens in ((short, answer), (full, 1)):
-        bench.trying(f"a prompt of {prompt_tokens} tokens to the adapter {name}", prompt_tokens)
-        messages = bench.messages(
-            (prompt_tokens,), bench.prompts.fresh, output_tokens, {"model": name}
+        session.begin_attempt(
+            f"a prompt of {prompt_tokens} tokens to the adapter {name}", prompt_tokens
         )
-        since = bench.mark()
-        await bench.guarded(bench.exchange_all(messages))
-        await _prove_ran(bench, since)
-    return Finding(tokens=full, reason=f"with the adapter {name}")
+        messages = session.messages(
+            (prompt_tokens,), session.prompts.fresh, output_tokens, {"model": name}
+        )
+        since = session.mark()
+        await session.run_bounded(session.exchange_all(messages))
+        await _prove_ran(session, since)
+    return StepResult(tokens=full, reason=f"with the adapter {name}")
 
 
-async def _prove_ran(bench: Bench, since: measure.Mark) -> None:
-    await bench.prove(lambda rank: since.new_tokens(rank) > 0, "no rank ran an engine step for it.")
+async def _prove_ran(session: ProbeSession, since: measure.Mark) -> None:
+    await session.require(
+        lambda rank: since.new_tokens(rank) > 0, "no rank ran an engine step for it."
+    )
 
 
-async def _first_adapter(bench: Bench) -> str:
+async def _first_adapter(session: ProbeSession) -> str:
     """The adapter that was listed first; empty if none is."""
     try:
-        response = await bench.client.get(client.MODELS, timeout=None)
+        response = await session.client.get(client.MODELS, timeout=None)
     except httpx.HTTPError as error:
         raise ProbeFailedError(client.broken(client.Message(client.MODELS, {}), error)) from error
     answer = client.parsed(client.Message(client.MODELS, {}), response.text)

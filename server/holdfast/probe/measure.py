@@ -56,18 +56,18 @@ def mark(ranks: Iterable[RankStats]) -> Mark:
     )
 
 
-Proof = Callable[[RankStats], bool]
+Condition = Callable[[RankStats], bool]
 """Whether one rank shows what is to be proven."""
 
 
 def is_shown(
-    facts: EngineFacts, ranks: Sequence[RankStats], engine: int | None, proof: Proof
+    facts: EngineFacts, ranks: Sequence[RankStats], engine: int | None, condition: Condition
 ) -> bool:
     """Whether every rank of `engine` shows it; of None, every rank of at least one engine."""
     known = {(rank.engine, rank.rank): rank for rank in ranks}
     engines = {member for member, _ in facts.world} if engine is None else {engine}
     return any(
-        all(key in known and proof(known[key]) for key in facts.world if key[0] == member)
+        all(key in known and condition(known[key]) for key in facts.world if key[0] == member)
         for member in engines
     )
 
@@ -132,17 +132,17 @@ def leaves_margin(*, available_bytes: int, cost_bytes: int, growth: float) -> bo
     return available_bytes - max(0, cost_bytes) * growth >= MEMORY_MARGIN_BYTES
 
 
-def accusation(ranks: Iterable[RankStats]) -> str:
+def rank_errors(ranks: Iterable[RankStats]) -> str:
     """What the ranks themselves say went wrong: caller, bytes needed, bytes held; else empty."""
-    return "; ".join(filter(None, map(_accusation, ranks)))
+    return "; ".join(filter(None, map(_rank_error, ranks)))
 
 
-def _accusation(rank: RankStats) -> str:
-    who = f"engine {rank.engine} rank {rank.rank}"
+def _rank_error(rank: RankStats) -> str:
+    name = f"engine {rank.engine} rank {rank.rank}"
     refused = rank.last_rejection
     if refused is not None:
         return (
-            f"{who} refused {refused.kind} workspace to {refused.caller}: needed "
+            f"{name} refused {refused.kind} workspace to {refused.caller}: needed "
             f"{refused.needed_bytes} bytes, held {refused.held_bytes} bytes"
         )
-    return f"{who} was lost: {rank.fatal_error}" if rank.fatal_error else ""
+    return f"{name} was lost: {rank.fatal_error}" if rank.fatal_error else ""

@@ -17,10 +17,10 @@ import httpx
 from holdfast.engine.heartbeat import SLOWEST_STEP_FACTOR
 from holdfast.engine.interface import Engine
 from holdfast.errors import HoldfastError, ProbeFailedError, ProbeTooSlowError
-from holdfast.probe import client as wire
 from holdfast.probe import measure
 from holdfast.probe.budget import Budget
-from holdfast.probe.sizes import Limits, hears_alone, is_pooling
+from holdfast.probe.client import COMPLETIONS, Body, Message, completion, exchange, pooling
+from holdfast.probe.sizes import Limits, is_pooling, is_transcribing
 from holdfast.processes.stacks import compiles_inside
 from holdfast.records import EngineFacts, RankStats, StepName
 from holdfast.telemetry.progress import Progress
@@ -52,7 +52,7 @@ def grouped(lengths: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StepResult:
     """A proof, whole or limited, or the reason why there is none. A failure is raised instead."""
 
     tokens: int = 0
@@ -84,7 +84,7 @@ class Patience:
 
 
 @dataclass(slots=True)
-class Bench:
+class ProbeSession:
     """What the steps of one run share."""
 
     engine: Engine
@@ -96,7 +96,7 @@ class Bench:
     patience: Patience
     start: measure.Mark
     step: StepName = "first_token"
-    tried: str = ""
+    attempt: str = ""
     """The attempt that is being made, for the reason of a failure."""
     served: dict[int | None, list[int]] = field(default_factory=dict)
     """The context that each engine served last, so that its prefix is cached if anything is."""
@@ -114,7 +114,7 @@ class Bench:
     @property
     def engines(self) -> tuple[int | None, ...]:
         """Whom each step is proven for; None is whichever engine vLLM chooses."""
-        chooses = is_pooling(self.facts) or hears_alone(self.facts)
+        chooses = is_pooling(self.facts) or is_transcribing(self.facts)
         if chooses and self.facts.data_parallel_size > 1:
             return (None,)
         return tuple(sorted({engine for engine, _ in self.facts.world}))
@@ -134,9 +134,9 @@ class Bench:
         """The limits for prompts of any step, none of which may be longer than is allowed."""
         return replace(self.limits, prompt_tokens=max(0, self.longest_allowed_tokens))
 
-    def trying(self, detail: str, tokens: int) -> None:
+    def begin_attempt(self, detail: str, tokens: int) -> None:
         """Say what is tried now, to people and to the reason of a failure."""
-        self.tried = detail
+        self.attempt = detail
         self.progress.step_started(self.step, detail, tokens)
 
     def address(self, engine: int | None) -> int | None:
@@ -148,23 +148,23 @@ class Bench:
         engine: int | None,
         prompts: Sequence[list[int]],
         tokens: int = 1,
-        extra: wire.Body | None = None,
-    ) -> wire.Message:
+        extra: Body | None = None,
+    ) -> Message:
         """One request of token-id prompts to one engine, each answered by `tokens` tokens."""
         address = self.address(engine)
         if is_pooling(self.facts):
-            path, body = wire.pooling(self.facts, prompts)
-            return wire.Message(path, {**body, **(extra or {})}, len(prompts), address)
-        body = {**wire.completion(self.facts, prompts, tokens), **(extra or {})}
-        return wire.Message(wire.COMPLETIONS, body, len(prompts), address, len(prompts) * tokens)
+            path, body = pooling(self.facts, prompts)
+            return Message(path, {**body, **(extra or {})}, len(prompts), address)
+        body = {**completion(self.facts, prompts, tokens), **(extra or {})}
+        return Message(COMPLETIONS, body, len(prompts), address, len(prompts) * tokens)
 
     def messages(
         self,
         lengths: Sequence[int],
         make: Callable[[int], list[int]],
         tokens: int = 1,
-        extra: wire.Body | None = None,
-    ) -> list[wire.Message]:
+        extra: Body | None = None,
+    ) -> list[Message]:
         """Prompts that `make` makes of these lengths, the same to each engine."""
         return [
             self.message(engine, [make(length) for length in group], tokens, extra)
@@ -172,7 +172,7 @@ class Bench:
             for group in grouped(lengths, PROMPTS_PER_MESSAGE)
         ]
 
-    async def guarded(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+    async def run_bounded(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
         """The result of `work`, unless the engine dies or the time is over: all that is left.
 
         Raises:
@@ -224,24 +224,24 @@ class Bench:
         stacks = await self.engine.dump_stacks()
         if compiles_inside(stacks):
             return True
-        logger.error("the engine hangs at %s\n%s", self.tried, stacks)
+        logger.error("the engine hangs at %s\n%s", self.attempt, stacks)
         return False
 
     async def _fail_at_death(self) -> NoReturn:
         raise ProbeFailedError(f"the engine died: {await self.engine.until_dead()}")
 
-    async def exchange_all(self, messages: Iterable[wire.Message]) -> list[wire.Body]:
+    async def exchange_all(self, messages: Iterable[Message]) -> list[Body]:
         """Send at once; the answers in the same order."""
         async with asyncio.TaskGroup() as group:
-            sent = [group.create_task(wire.exchange(self.client, m)) for m in messages]
+            sent = [group.create_task(exchange(self.client, m)) for m in messages]
         return [task.result() for task in sent]
 
-    async def together(self, messages: Sequence[wire.Message], running: int = 0) -> None:
+    async def exchange_in_one_step(self, messages: Sequence[Message], running: int = 0) -> None:
         """Send so that one engine step takes them all, beside `running` earlier requests."""
         expected = running + sum(message.prompts for message in messages)
         async with asyncio.TaskGroup() as group, self.engine.scheduling_held():
             for message in messages:
-                group.create_task(wire.exchange(self.client, message))
+                group.create_task(exchange(self.client, message))
             await self.until_queued(expected)
 
     async def until_queued(self, requests: int) -> None:
@@ -253,28 +253,28 @@ class Bench:
         """Where the ranks stand now."""
         return measure.mark(self.engine.ranks())
 
-    async def is_seen(self, proof: measure.Proof) -> bool:
+    async def is_seen(self, condition: measure.Condition) -> bool:
         """Whether every rank of every engine shows it, now or in a moment."""
         waits = int(self.patience.proof_seconds / POLL_SECONDS)
         for _ in range(waits):
-            if self._is_shown(proof):
+            if self._is_shown(condition):
                 return True
             await asyncio.sleep(POLL_SECONDS)
-        return self._is_shown(proof)
+        return self._is_shown(condition)
 
-    async def prove(self, proof: measure.Proof, missing: str) -> None:
+    async def require(self, condition: measure.Condition, missing: str) -> None:
         """Wait for the proof.
 
         Raises:
             ProbeFailedError: it did not come.
         """
-        if not await self.is_seen(proof):
+        if not await self.is_seen(condition):
             raise ProbeFailedError(missing)
 
     async def is_formed(
-        self, since: measure.Mark, tokens: int, proof: measure.Proof, missing: str
+        self, since: measure.Mark, tokens: int, condition: measure.Condition, missing: str
     ) -> bool:
-        """Whether the scheduler formed what `proof` looks for of `tokens` that it was given.
+        """Whether the scheduler formed what `condition` looks for of `tokens` that it was given.
 
         It did not if every rank has run them all, after `since`, in other steps. Which it forms
         depends on more than our plans know, for example on the groups of a hybrid model's KV cache.
@@ -284,15 +284,17 @@ class Bench:
         """
 
         def is_over(rank: RankStats) -> bool:
-            return proof(rank) or since.new_tokens(rank) >= tokens
+            return condition(rank) or since.new_tokens(rank) >= tokens
 
-        await self.prove(is_over, missing)
-        return self._is_shown(proof)
+        await self.require(is_over, missing)
+        return self._is_shown(condition)
 
-    def _is_shown(self, proof: measure.Proof) -> bool:
+    def _is_shown(self, condition: measure.Condition) -> bool:
         ranks = self.engine.ranks()
         self.observe(ranks)
-        return all(measure.is_shown(self.facts, ranks, engine, proof) for engine in self.engines)
+        return all(
+            measure.is_shown(self.facts, ranks, engine, condition) for engine in self.engines
+        )
 
     def steps_seconds(self, steps: float) -> float:
         """What `steps` engine steps as slow as the slowest of this run take."""

@@ -33,7 +33,7 @@ def is_pooling(facts: EngineFacts) -> bool:
     return "generate" not in facts.tasks
 
 
-def hears_alone(facts: EngineFacts) -> bool:
+def is_transcribing(facts: EngineFacts) -> bool:
     """Whether the model takes audio, and no prompt of bare tokens."""
     takes_tokens = "generate" in facts.tasks and not facts.is_encoder_decoder
     return "transcription" in facts.tasks and not takes_tokens

@@ -22,8 +22,8 @@ from holdfast.probe.contexts import context_sweep, first_token, full_context, pr
 from holdfast.probe.decodes import mixed, widest_decode
 from holdfast.probe.first_uses import first_adapter, first_image
 from holdfast.probe.journal import ProbeJournal
-from holdfast.probe.session import Bench, Finding, Patience, Prompts
-from holdfast.probe.sizes import Limits, full_prompt_tokens, hears_alone, is_pooling
+from holdfast.probe.session import Patience, ProbeSession, Prompts, StepResult
+from holdfast.probe.sizes import Limits, full_prompt_tokens, is_pooling, is_transcribing
 from holdfast.records import (
     PROBE_STEPS,
     QUICK_STEPS,
@@ -36,7 +36,7 @@ from holdfast.records import (
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import Progress
 
-Step = Callable[[Bench], Awaitable[Finding]]
+Step = Callable[[ProbeSession], Awaitable[StepResult]]
 
 STEPS: Mapping[StepName, Step] = MappingProxyType(
     {
@@ -60,7 +60,7 @@ _DECODING: frozenset[StepName] = frozenset({"prefix_continuation", "widest_decod
 
 def why_not(step: StepName, facts: EngineFacts) -> str:
     """Why the step does not apply to the engine; empty if it does."""
-    if step == "first_token" and hears_alone(facts):
+    if step == "first_token" and is_transcribing(facts):
         return ""
     pools = is_pooling(facts)
     is_scattered = pools and facts.data_parallel_size > 1
@@ -133,15 +133,15 @@ class Prober:
         names = steps or (QUICK_STEPS if suite == "quick" else PROBE_STEPS)
         started, start = self._clock(), measure.mark(self._engine.ranks())
         async with self._client_factory() as client:
-            bench = self._bench(client, start)
+            session = self._session(client, start)
             try:
-                found = await self._run_all(bench, names)
+                found = await self._run_all(session, names)
             finally:
-                not_forgotten = await self._forget_prefixes(bench)
+                not_forgotten = await self._forget_prefixes(session)
         if not_forgotten and all(step.outcome != "failed" for step in found):
             found[-1] = replace(found[-1], outcome="failed", reason=not_forgotten)
         ranks = self._engine.ranks()
-        bench.observe(ranks)
+        session.observe(ranks)
         proven = _proven_tokens(found)
         is_short = "full_context" in names and proven < full_prompt_tokens(self._engine.facts)
         return ProbeReport(
@@ -152,7 +152,7 @@ class Prober:
             duration_seconds=self._clock() - started,
             steps=tuple(found),
             grew=start.grew(ranks),
-            slowest_step_seconds=bench.slowest_step_seconds,
+            slowest_step_seconds=session.slowest_step_seconds,
         )
 
     async def run_again(self) -> ProbeReport:
@@ -163,10 +163,10 @@ class Prober:
         applying = [name for name in QUICK_STEPS if not why_not(name, facts)]
         return await self.run((applying or QUICK_STEPS)[:1])
 
-    def _bench(self, client: httpx.AsyncClient, start: measure.Mark) -> Bench:
+    def _session(self, client: httpx.AsyncClient, start: measure.Mark) -> ProbeSession:
         facts = self._engine.facts
         memory = self._available_memory if facts.is_unified_memory else None
-        return Bench(
+        return ProbeSession(
             engine=self._engine,
             client=client,
             budget=Budget(self._settings.timeout_seconds, self._journal, self._clock, memory),
@@ -177,63 +177,63 @@ class Prober:
             start=start,
         )
 
-    async def _run_all(self, bench: Bench, names: Sequence[StepName]) -> list[ProbeStep]:
+    async def _run_all(self, session: ProbeSession, names: Sequence[StepName]) -> list[ProbeStep]:
         found: list[ProbeStep] = []
         failed = ""
         for name in names:
             if failed:
                 step = ProbeStep(name, "skipped", 0.0, reason=f"not run, because {failed} failed")
             else:
-                step = await self._run_one(bench, name)
+                step = await self._run_one(session, name)
                 failed = name if step.outcome == "failed" else ""
             self._progress.step_finished(step)
             found.append(step)
         return found
 
-    async def _run_one(self, bench: Bench, name: StepName) -> ProbeStep:
-        if reason := why_not(name, bench.facts):
+    async def _run_one(self, session: ProbeSession, name: StepName) -> ProbeStep:
+        if reason := why_not(name, session.facts):
             return ProbeStep(name, "skipped", 0.0, reason=reason)
-        if bench.budget.seconds_left() <= 0:
+        if session.budget.seconds_left() <= 0:
             return ProbeStep(name, "skipped", 0.0, limited=True, reason="no time was left")
-        bench.step = name
+        session.step = name
         started = self._clock()
         try:
-            finding = await STEPS[name](bench)
+            result = await STEPS[name](session)
         except ProbeTooSlowError as error:
             # Of the first request there is no smaller size: without it nothing would be proven.
             is_limit = name != "first_token"
             outcome: Outcome = "skipped" if is_limit else "failed"
-            reason = f"{bench.tried}: {error.cause}"
+            reason = f"{session.attempt}: {error.cause}"
             seconds = self._clock() - started
             return ProbeStep(name, outcome, seconds, limited=is_limit, reason=reason)
         except HoldfastError as error:
-            reason = await self._explain(bench, error.cause)
+            reason = await self._explain(session, error.cause)
             return ProbeStep(name, "failed", self._clock() - started, reason=reason)
         return ProbeStep(
             name,
-            "skipped" if finding.is_skipped else "passed",
+            "skipped" if result.is_skipped else "passed",
             self._clock() - started,
-            tokens=finding.tokens,
-            limited=finding.limited,
-            reason=finding.reason,
+            tokens=result.tokens,
+            limited=result.limited,
+            reason=result.reason,
         )
 
-    async def _explain(self, bench: Bench, cause: str) -> str:
+    async def _explain(self, session: ProbeSession, cause: str) -> str:
         """Step, size and cause, with what the engine says of its death and its workspaces."""
-        parts = [f"{bench.step} failed at {bench.tried}: {cause}"]
+        parts = [f"{session.step} failed at {session.attempt}: {cause}"]
         if "the engine died" not in cause:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._patience.death_seconds):
                     parts.append(f"The engine died: {await self._engine.until_dead()}.")
-        parts.append(measure.accusation(self._engine.ranks()))
+        parts.append(measure.rank_errors(self._engine.ranks()))
         return " ".join(filter(None, parts))
 
-    async def _forget_prefixes(self, bench: Bench) -> str:
+    async def _forget_prefixes(self, session: ProbeSession) -> str:
         """Empty the prefix cache; why it could not be done, or empty.
 
         What was given up for want of time may still have a step to end.
         """
-        seconds = max(self._patience.cleanup_seconds, bench.steps_seconds(CLEANUP_STEPS))
+        seconds = max(self._patience.cleanup_seconds, session.steps_seconds(CLEANUP_STEPS))
         try:
             async with asyncio.timeout(seconds):
                 await self._engine.forget_prefixes()

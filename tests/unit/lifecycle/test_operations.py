@@ -19,13 +19,13 @@ from holdfast.errors import (
     NotReadyError,
 )
 from holdfast.lifecycle.commands import (
-    Order,
-    ProbeOrder,
-    Proven,
-    Rest,
-    RestartOrder,
-    SleepOrder,
-    WakeOrder,
+    Command,
+    ProbeCommand,
+    ProbeResult,
+    RestartCommand,
+    SleepCommand,
+    SleepResult,
+    WakeCommand,
 )
 from holdfast.lifecycle.states import State
 from holdfast.records import SLEEP_TAGS, SleepLevel
@@ -42,10 +42,10 @@ from scripted_life import (
     lived,
 )
 
-QUICK = ProbeOrder("quick")
-SLEEP = SleepOrder(1, is_abrupt=False)
-WAKE = WakeOrder(SLEEP_TAGS)
-RESTART = RestartOrder("new weights")
+QUICK = ProbeCommand("quick")
+SLEEP = SleepCommand(1, is_abrupt=False)
+WAKE = WakeCommand(SLEEP_TAGS)
+RESTART = RestartCommand("new weights")
 IMPATIENT = SupervisionSettings(drain_timeout_seconds=0.0)
 Act = Callable[[Life], Awaitable[None]]
 
@@ -81,12 +81,12 @@ def in_service(act: Act) -> Act:
     return ready
 
 
-def refusals(life: Life, *orders: Order) -> list[type[HoldfastError]]:
+def refusals(life: Life, *commands: Command) -> list[type[HoldfastError]]:
     """How each is refused."""
     refused = []
-    for order in orders:
+    for command in commands:
         with pytest.raises(HoldfastError) as caught:
-            life.supervisor.order(order)
+            life.supervisor.submit(command)
         refused.append(caught.type)
     return refused
 
@@ -96,8 +96,8 @@ def test_a_probe_on_request_closes_the_gate_and_opens_it(tmp_path: Path) -> None
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
-        proven = await life.supervisor.order(QUICK)
-        assert proven == Proven(PASSED, 0.0)
+        proven = await life.supervisor.submit(QUICK)
+        assert proven == ProbeResult(PASSED, 0.0)
         assert life.supervisor.state is State.READY
 
     life = lived(world, in_service(act))
@@ -111,10 +111,10 @@ def test_a_second_probe_is_the_first_one_and_other_orders_wait(tmp_path: Path) -
 
     async def act(life: Life) -> None:
         world.probing = halt = Halt()
-        first = life.supervisor.order(QUICK)
-        second = life.supervisor.order(ProbeOrder("quick", youngest_seconds=9.0))
+        first = life.supervisor.submit(QUICK)
+        second = life.supervisor.submit(ProbeCommand("quick", youngest_seconds=9.0))
         await halt.entered.wait()
-        assert refusals(life, ProbeOrder("worst-case"), RESTART, SLEEP) == [ConflictError] * 3
+        assert refusals(life, ProbeCommand("worst-case"), RESTART, SLEEP) == [ConflictError] * 3
         assert life.supervisor.is_recovering
         halt.released.set()
         assert await first is await second
@@ -128,10 +128,10 @@ def test_a_young_proof_is_an_answer(tmp_path: Path) -> None:
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
-        await life.supervisor.order(ProbeOrder("worst-case"))
-        proven = await life.supervisor.order(ProbeOrder("quick", youngest_seconds=60.0))
+        await life.supervisor.submit(ProbeCommand("worst-case"))
+        proven = await life.supervisor.submit(ProbeCommand("quick", youngest_seconds=60.0))
         assert 0.0 < proven.age_seconds < DEADLINE_SECONDS
-        await life.supervisor.order(QUICK)
+        await life.supervisor.submit(QUICK)
 
     lived(world, in_service(act))
     assert world.suites == [None, "worst-case", "quick"]
@@ -142,7 +142,7 @@ def test_a_probe_that_fails_costs_the_engine(tmp_path: Path) -> None:
     world = World(tmp_path, reports=(PASSED, FAILED, PASSED))
 
     async def act(life: Life) -> None:
-        proven = await life.supervisor.order(QUICK)
+        proven = await life.supervisor.submit(QUICK)
         assert not proven.report.passed
         await life.until(State.RECOVERING)
         await life.until(State.READY)
@@ -159,7 +159,7 @@ def test_a_workspace_that_grows_on_request_is_proven_again(tmp_path: Path) -> No
     world = World(tmp_path, reports=(PASSED, GREW, PASSED))
 
     async def act(life: Life) -> None:
-        proven = await life.supervisor.order(QUICK)
+        proven = await life.supervisor.submit(QUICK)
         assert proven.report == PASSED
 
     lived(world, in_service(act))
@@ -176,7 +176,7 @@ def test_a_probe_waits_for_what_runs_and_what_comes_waits_for_it(tmp_path: Path)
         llm.hold()
         running = Client(life, "early")
         await llm.until_received(1)
-        order = life.supervisor.order(QUICK)
+        answer = life.supervisor.submit(QUICK)
         waiting = Client(life, "late")
         await asyncio.sleep(0)
         assert not halt.entered.is_set()
@@ -185,7 +185,7 @@ def test_a_probe_waits_for_what_runs_and_what_comes_waits_for_it(tmp_path: Path)
         await halt.entered.wait()
         assert (world.calls.in_engine, world.calls.held) == (0, 1)
         halt.released.set()
-        await order
+        await answer
         await waiting.task
         assert llm.received == ["early", "late"]
 
@@ -202,7 +202,7 @@ def test_a_probe_gives_up_where_requests_do_not_end(tmp_path: Path) -> None:
         running = Client(life, "long")
         await llm.until_received(1)
         with pytest.raises(ConflictError, match="1 requests were still running"):
-            await life.supervisor.order(QUICK)
+            await life.supervisor.submit(QUICK)
         assert life.supervisor.state is State.READY
         llm.release()
         await running.task
@@ -218,12 +218,14 @@ def test_an_engine_sleeps_and_wakes_to_a_fresh_proof(tmp_path: Path, level: Slee
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
-        assert await life.supervisor.order(SleepOrder(level, is_abrupt=False)) == Rest(SLEEP_TAGS)
+        assert await life.supervisor.submit(SleepCommand(level, is_abrupt=False)) == SleepResult(
+            SLEEP_TAGS
+        )
         assert life.supervisor.state is State.SLEEPING
         with pytest.raises(Exception, match="asleep"):
             await Client(life, "too late").task
         assert refusals(life, SLEEP, QUICK) == [ConflictError] * 2
-        assert await life.supervisor.order(WAKE) == Rest(frozenset(), PASSED)
+        assert await life.supervisor.submit(WAKE) == SleepResult(frozenset(), PASSED)
         await Client(life, "after all").task
 
     life = lived(world, in_service(act))
@@ -236,13 +238,13 @@ def test_an_engine_that_wakes_by_tags_sleeps_until_all_of_it_is_awake(tmp_path: 
     """SLEEPING with another reason, then PROBING and READY."""
 
     async def act(life: Life) -> None:
-        await life.supervisor.order(SLEEP)
-        rest = await life.supervisor.order(WakeOrder(frozenset({"weights"})))
-        assert rest == Rest(frozenset({"kv_cache"}))
+        await life.supervisor.submit(SLEEP)
+        result = await life.supervisor.submit(WakeCommand(frozenset({"weights"})))
+        assert result == SleepResult(frozenset({"kv_cache"}))
         await life.until(State.SLEEPING)
         assert "kv_cache" in life.supervisor.reason
-        rest = await life.supervisor.order(WakeOrder(frozenset({"kv_cache"})))
-        assert rest == Rest(frozenset(), PASSED)
+        result = await life.supervisor.submit(WakeCommand(frozenset({"kv_cache"})))
+        assert result == SleepResult(frozenset(), PASSED)
         await life.until(State.READY)
 
     lived(World(tmp_path), in_service(act))
@@ -257,7 +259,7 @@ def test_an_abrupt_sleep_waits_for_nobody(tmp_path: Path) -> None:
         llm.hold()
         running = Client(life, "long")
         await llm.until_received(1)
-        await life.supervisor.order(SleepOrder(1, is_abrupt=True))
+        await life.supervisor.submit(SleepCommand(1, is_abrupt=True))
         assert life.supervisor.state is State.SLEEPING
         llm.release()
         await running.task
@@ -270,7 +272,7 @@ def test_an_engine_that_dies_asleep_comes_back_awake(tmp_path: Path) -> None:
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
-        await life.supervisor.order(SLEEP)
+        await life.supervisor.submit(SLEEP)
         world.engines[0].die(PLUG_PULLED)
         await life.until(State.RECOVERING)
         await life.until(State.READY)
@@ -287,7 +289,7 @@ def test_an_engine_that_cannot_fall_asleep_is_replaced(tmp_path: Path) -> None:
     async def act(life: Life) -> None:
         world.engines[0].sleep_error = EngineRefusedError("no host memory")
         with pytest.raises(EngineRefusedError, match="no host memory"):
-            await life.supervisor.order(SLEEP)
+            await life.supervisor.submit(SLEEP)
         await life.until(State.RECOVERING)
         await life.until(State.READY)
 
@@ -302,7 +304,7 @@ def test_sleep_needs_the_flag(tmp_path: Path) -> None:
         life.world.engines[0].facts = FACTS
         assert not FACTS.has_sleep_mode
         with pytest.raises(ConflictError, match="sleep mode is off") as caught:
-            life.supervisor.order(SLEEP)
+            life.supervisor.submit(SLEEP)
         assert "--enable-sleep-mode" in caught.value.remedy
 
     lived(World(tmp_path), in_service(act))
@@ -321,12 +323,12 @@ def test_a_restart_lets_streams_end_and_replays_the_rest(tmp_path: Path) -> None
         once = Client(life, "once", is_consumed=True)
         queued = Client(life, "queued")
         await llm.until_received(3)
-        order = life.supervisor.order(RESTART)
+        answer = life.supervisor.submit(RESTART)
         late = Client(life, "late")
         await life.until(State.RECOVERING)
         assert life.supervisor.is_recovering
         llm.release()
-        await order
+        await answer
         await asyncio.gather(begun.task, once.task, queued.task, late.task)
         assert "late" not in llm.received
         assert set(world.engines[1].llm.received) <= {"queued", "late"}
@@ -347,7 +349,7 @@ def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:
         begun = Client(life, "begun")
         await begun.first.wait()
         llm.hold()
-        await life.supervisor.order(RESTART)
+        await life.supervisor.submit(RESTART)
         with pytest.raises(Exception, match="died"):
             await begun.task
         await life.until(State.READY)
@@ -381,13 +383,13 @@ def test_a_stop_breaks_off_a_probe_for_those_who_wait(tmp_path: Path) -> None:
     async def act(life: Life) -> None:
         await life.until(State.READY)
         world.probing = halt = Halt()
-        order = life.supervisor.order(QUICK)
+        answer = life.supervisor.submit(QUICK)
         await halt.entered.wait()
         waiting = Client(life, "late")
         world.draining = until_answered = Halt()
         life.supervisor.request_stop()
         with pytest.raises(NotReadyError, match="shutting down"):
-            await order
+            await answer
         await waiting.task
         until_answered.released.set()
 
@@ -402,14 +404,14 @@ def test_a_death_ends_an_order(tmp_path: Path) -> None:
 
     async def act(life: Life) -> None:
         world.probing = halt = Halt()
-        order = life.supervisor.order(QUICK)
+        answer = life.supervisor.submit(QUICK)
         await halt.entered.wait()
         world.probing = _nothing
         world.engines[0].die(PLUG_PULLED)
         with pytest.raises(NotReadyError, match="somebody pulled the plug"):
-            await order
+            await answer
         await life.until(State.READY)
-        await life.supervisor.order(QUICK)
+        await life.supervisor.submit(QUICK)
 
     life = lived(world, in_service(act))
     assert counted(life.engine_deaths)["core_exit"] == 1
@@ -423,8 +425,8 @@ def test_a_sleeping_engine_can_be_restarted(tmp_path: Path) -> None:
     """And is awake then."""
 
     async def act(life: Life) -> None:
-        await life.supervisor.order(SLEEP)
-        await life.supervisor.order(RESTART)
+        await life.supervisor.submit(SLEEP)
+        await life.supervisor.submit(RESTART)
         await life.until(State.READY)
 
     life = lived(World(tmp_path), in_service(act))
@@ -435,7 +437,7 @@ def test_a_stop_while_asleep_is_clean(tmp_path: Path) -> None:
     """Nobody is there to be waited for."""
 
     async def act(life: Life) -> None:
-        await life.supervisor.order(SLEEP)
+        await life.supervisor.submit(SLEEP)
 
     life = lived(World(tmp_path), in_service(act))
     assert life.error is None
@@ -453,13 +455,13 @@ def test_a_stop_takes_the_place_of_a_restart(tmp_path: Path) -> None:
         begun = Client(life, "begun")
         await begun.first.wait()
         llm.hold()
-        order = life.supervisor.order(RESTART)
+        answer = life.supervisor.submit(RESTART)
         await life.until(State.RECOVERING)
         late = Client(life, "late")
         world.draining = until_answered = Halt()
         life.supervisor.request_stop()
         with pytest.raises(NotReadyError, match="shutting down"):
-            await order
+            await answer
         llm.release()
         await asyncio.gather(begun.task, late.task)
         until_answered.released.set()

@@ -12,7 +12,7 @@ import pytest
 from fakes import FACTS, FakeEngine
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.proof import Proof, proven_context_tokens
-from holdfast.lifecycle.races import fate_of
+from holdfast.lifecycle.races import first_death
 from holdfast.records import Death, Outcome, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite, WorkspaceSettings
 from holdfast.telemetry.progress import LogProgress
@@ -82,16 +82,21 @@ def limits_of(
     async def live() -> tuple[list[int | None], list[int | None]]:
         learning = Learning(WorkspaceSettings(learned_directory=None), None)
         progress = LogProgress(logging.getLogger("a.pipe"))
-        proof = Proof(settings, learning, progress, phases={}, counted=lambda _: None)
+        proof = Proof(settings, learning, progress, phases={}, on_report=lambda _: None)
         found = []
-        async with FakeEngine() as engine, fate_of(_never(), counted=lambda _: None) as fate:
+        async with (
+            FakeEngine() as engine,
+            first_death(_never(), on_death=lambda _: None) as death_task,
+        ):
             probe = Probe(engine, reports)
             for _ in reports:
-                given = await proof.give(engine, probe, fate, start_seconds=1.0, is_first=True)
+                given = await proof.prove(
+                    engine, probe, death_task, start_seconds=1.0, is_first=True
+                )
                 assert given == "proven"
                 found.append(engine.context_limit_tokens)
                 if doubts:
-                    proof.doubt()
+                    proof.invalidate()
         return found, probe.limits
 
     return asyncio.run(live())
@@ -128,11 +133,14 @@ def test_a_proof_on_request_is_not_limited_by_what_was_proven_before() -> None:
     async def live() -> tuple[list[int | None], int | None]:
         learning = Learning(WorkspaceSettings(learned_directory=None), None)
         progress = LogProgress(logging.getLogger("a.pipe"))
-        proof = Proof(ProbeSettings(), learning, progress, phases={}, counted=lambda _: None)
-        async with FakeEngine() as engine, fate_of(_never(), counted=lambda _: None) as fate:
+        proof = Proof(ProbeSettings(), learning, progress, phases={}, on_report=lambda _: None)
+        async with (
+            FakeEngine() as engine,
+            first_death(_never(), on_death=lambda _: None) as death_task,
+        ):
             probe = Probe(engine, [report(500), report(700)])
-            await proof.give(engine, probe, fate, start_seconds=1.0, is_first=True)
-            await proof.give_again(engine, probe, fate, "worst-case")
+            await proof.prove(engine, probe, death_task, start_seconds=1.0, is_first=True)
+            await proof.prove_again(engine, probe, death_task, "worst-case")
             return probe.limits, engine.context_limit_tokens
 
     assert asyncio.run(live()) == ([None, None], 701)

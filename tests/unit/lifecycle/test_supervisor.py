@@ -20,7 +20,7 @@ from holdfast.errors import (
 )
 from holdfast.lifecycle.proof import MOST_PASSES
 from holdfast.lifecycle.restart_budget import BROWNOUT_SECONDS
-from holdfast.lifecycle.state_machine import Standing
+from holdfast.lifecycle.state_machine import StateMachine
 from holdfast.lifecycle.states import TRANSITIONS, State
 from holdfast.records import (
     Death,
@@ -303,11 +303,11 @@ def test_a_limited_proof_is_a_failure_where_a_whole_one_is_required(tmp_path: Pa
 def test_no_move_is_made_that_is_not_in_the_table(source: State) -> None:
     """It would be a mistake of ours, and is loud."""
     for target in set(State) - TRANSITIONS[source]:
-        standing = Standing(Moves())
-        standing.state = source
+        state_machine = StateMachine(Moves())
+        state_machine.state = source
         with pytest.raises(RuntimeError, match=f"no transition from {source} to {target}"):
-            standing.move(target, "for fun")
-        assert standing.state is source
+            state_machine.move(target, "for fun")
+        assert state_machine.state is source
 
 
 def test_a_dead_engine_is_replaced(tmp_path: Path) -> None:

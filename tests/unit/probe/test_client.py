@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.errors import ProbeFailedError
-from holdfast.probe import client as wire
+from holdfast.probe import client
 
 BREAKS = "\x85\u2028\u2029"
 """What str.splitlines takes for the end of a line, and JSON leaves as it is."""
@@ -35,11 +35,11 @@ async def read_in_parts(parts: list[bytes]) -> None:
     async def answer(_: Request) -> StreamingResponse:
         return StreamingResponse(iterate_in_threadpool(parts))
 
-    app = Starlette(routes=[Route(wire.COMPLETIONS, answer, methods=["POST"])])
+    app = Starlette(routes=[Route(client.COMPLETIONS, answer, methods=["POST"])])
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
-        serving(app) as client,
-        wire.stream(client, wire.Message(wire.COMPLETIONS, {})) as stream,
+        serving(app) as http,
+        client.stream(http, client.Message(client.COMPLETIONS, {})) as stream,
     ):
         await stream.until_all_began()
         await stream.to_its_end()

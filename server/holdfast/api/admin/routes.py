@@ -13,7 +13,14 @@ from fastapi import APIRouter
 
 from holdfast.api.admin import models
 from holdfast.errors import EngineSilentError, NotReadyError
-from holdfast.lifecycle.commands import Order, ProbeOrder, Proven, Rest, SleepOrder, WakeOrder
+from holdfast.lifecycle.commands import (
+    Command,
+    ProbeCommand,
+    ProbeResult,
+    SleepCommand,
+    SleepResult,
+    WakeCommand,
+)
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import Lora
 from holdfast.telemetry.logs import log_levels, set_log_level
@@ -36,8 +43,8 @@ Value = TypeVar("Value")
 
 
 def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: float) -> None:
-    async def carried_out(order: Order) -> Any:
-        return await _in_time(supervision.order(order), str(order), deadline_seconds)
+    async def carried_out(command: Command) -> Any:
+        return await _in_time(supervision.submit(command), str(command), deadline_seconds)
 
     def state() -> models.StateReply:
         return models.StateReply.model_validate(supervision.status())
@@ -48,10 +55,10 @@ def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: floa
         return models.WorkspaceReply.model_validate(supervision.status())
 
     @routes.post("/probe")
-    async def probe(asked: models.ProbeBody) -> Proven:
+    async def probe(asked: models.ProbeBody) -> ProbeResult:
         """Run the probe again. New requests wait meanwhile; an engine that fails is replaced."""
-        proven: Proven = await carried_out(ProbeOrder(asked.suite, asked.max_age_seconds))
-        return proven
+        result: ProbeResult = await carried_out(ProbeCommand(asked.suite, asked.max_age_seconds))
+        return result
 
     @routes.post("/drain", status_code=202)
     async def drain() -> models.StateReply:
@@ -63,21 +70,21 @@ def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: floa
     async def restart(asked: models.RestartBody) -> models.StateReply:
         """Restart the engine. Streams that have begun may finish; other requests are replayed."""
         supervision.request_restart(asked.reason)
-        await asyncio.sleep(0)  # for the order to begin
+        await asyncio.sleep(0)  # for the command to begin
         return state()
 
     @routes.post("/sleep")
-    async def sleep(asked: models.SleepBody) -> Rest:
+    async def sleep(asked: models.SleepBody) -> SleepResult:
         """Free the memory of the device. Requests get 503 until the engine is awake again."""
-        order = SleepOrder(asked.level, is_abrupt=asked.mode == "abort")
-        rest: Rest = await carried_out(order)
-        return rest
+        command = SleepCommand(asked.level, is_abrupt=asked.mode == "abort")
+        result: SleepResult = await carried_out(command)
+        return result
 
     @routes.post("/wake")
-    async def wake(asked: models.WakeBody) -> Rest:
+    async def wake(asked: models.WakeBody) -> SleepResult:
         """Reclaim memory. When the engine has all of it, a quick probe makes the server READY."""
-        rest: Rest = await carried_out(WakeOrder(frozenset(asked.tags)))
-        return rest
+        result: SleepResult = await carried_out(WakeCommand(frozenset(asked.tags)))
+        return result
 
 
 def add_engine(routes: APIRouter, supervision: Supervisor) -> None:
@@ -184,16 +191,16 @@ def admin_app(
     supervision: Supervisor,
     adapters: Callable[[], Loras | None],
     *,
-    order_deadline_seconds: float,
+    command_deadline_seconds: float,
 ) -> FastAPI:
     """The routes below `/admin`, in every state of the server.
 
-    Who may ask is for a layer outside of it. No route waits longer than `order_deadline_seconds`
-    for an order, which has deadlines of its own.
+    Who may ask is for a layer outside of it. No route waits longer than `command_deadline_seconds`
+    for a command, which has deadlines of its own.
     """
     app = FastAPI(title="Holdfast admin", openapi_url=None, docs_url=None, redoc_url=None)
     routes = APIRouter(prefix=PREFIX, responses=ERRORS, tags=["admin"])
-    add_state(routes, supervision, order_deadline_seconds)
+    add_state(routes, supervision, command_deadline_seconds)
     add_engine(routes, supervision)
     add_loras(routes, supervision, adapters)
     add_logs(routes)
