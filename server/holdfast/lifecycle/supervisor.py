@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import AsyncIterator
@@ -11,8 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from holdfast.engine.blame import Verdict
-from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.replay import Calls
 from holdfast.errors import (
@@ -23,13 +20,13 @@ from holdfast.errors import (
     NotReadyError,
 )
 from holdfast.lifecycle.commands import Command, RestartCommand
+from holdfast.lifecycle.death_handler import DeathHandler
 from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.host import Host
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.operations import OperationRunner
-from holdfast.lifecycle.proof import Proof, proven_text
-from holdfast.lifecycle.races import DeathTask, first_death, run_unless_dead
-from holdfast.lifecycle.restart_budget import BROWNOUT_SECONDS, RestartBudget
+from holdfast.lifecycle.proof import Proof, ProofOutcome, proven_text
+from holdfast.lifecycle.races import DeathTask, run_unless_dead
 from holdfast.lifecycle.start_phases import timed, watched
 from holdfast.lifecycle.state_machine import StateMachine
 from holdfast.lifecycle.states import LifeOutcome, State
@@ -37,8 +34,6 @@ from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
 from holdfast.telemetry.counters import EngineDeaths
 from holdfast.telemetry.progress import Progress
-
-logger = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -58,12 +53,8 @@ class Supervisor:
         self._supervision = supervision
         self._learning = learning
         self._forecast = forecast
-        self._engine_deaths = engine_deaths
         self._progress = progress
         self._host = host
-        self._restarts = RestartBudget(
-            supervision.max_engine_restarts, supervision.restart_window_seconds
-        )
         self._state_machine = StateMachine(progress)
         self._report = EngineReport()
         self._engine: Engine | None = None
@@ -75,8 +66,15 @@ class Supervisor:
             probe, learning, progress, phases=self._phases, on_report=host.probe_ran
         )
         self._stop_requested = asyncio.Event()
+        self._deaths = DeathHandler(
+            supervision,
+            self._state_machine,
+            self._proof,
+            learning=learning,
+            forecast=forecast,
+            engine_deaths=engine_deaths,
+        )
         self._operations: OperationRunner | None = None
-        self._requested_end: asyncio.Future[Death] | None = None
 
     @property
     def state(self) -> State:
@@ -106,7 +104,7 @@ class Supervisor:
     @property
     def restarts_left(self) -> int:
         """Restarts that the budget still allows."""
-        return self._restarts.left
+        return self._deaths.restarts_left
 
     async def until_moved(self) -> None:
         """Return when the state has changed."""
@@ -121,7 +119,7 @@ class Supervisor:
             since_unix_seconds=self._state_machine.since_unix_seconds,
             eta_seconds=self.eta_seconds,
             has_been_ready=self._state_machine.has_been_ready,
-            engine=self._report,
+            engine=replace(self._report, last_exit=self._deaths.last_exit),
             probe=self._proof.report,
             ranks=self._engine.ranks(with_steps=False) if self._engine else self._last_ranks,
             start_phases=dict(self._phases),
@@ -147,7 +145,7 @@ class Supervisor:
         Raises:
             ConflictError: the state forbids it. NotReadyError: there is no engine.
         """
-        requested_end = self._requested_end
+        requested_end = self._deaths.requested_end
         is_proving = self._operations is None and self.state is not State.DRAINING
         if is_proving and requested_end is not None and not requested_end.done():
             requested_end.set_result(Death("requested", reason))
@@ -206,20 +204,7 @@ class Supervisor:
                 again = self._state_machine.generation.starts_in
                 self._state_machine.enter(again, "restarting with a different reservation")
             else:
-                await self._back_off(outcome.death)
-
-    async def _back_off(self, death: Death) -> None:
-        """Wait before the next start; EngineLostError if there is not to be one."""
-        wait_seconds = self._restarts.wait_seconds(death)
-        if wait_seconds >= BROWNOUT_SECONDS:
-            reason = (
-                f"requests ended too many engines, so the next start is in {wait_seconds:.0f} s"
-            )
-            self._state_machine.enter(State.RECOVERING, f"{reason}: {death}")
-        if wait_seconds:
-            logger.info("waiting %.0f s before the next start", wait_seconds)
-        self._forecast.delayed(wait_seconds)
-        await asyncio.sleep(wait_seconds)
+                await self._deaths.back_off(outcome.death)
 
     async def _one_life(self, launcher: EngineLauncher) -> LifeOutcome:
         """Start, prove and serve with one generation.
@@ -227,40 +212,35 @@ class Supervisor:
         Raises:
             EngineStartError: the first start failed; ProbeFailedError: the proof did.
         """
+        calls = launcher.calls
         try:
             async with (
                 self._running(launcher) as engine,
-                self._watching(engine, launcher) as (death_task, requested_end),
+                self._deaths.watching(engine, calls) as (death_task, requested_end),
             ):
-                self._state_machine.enter(State.PROBING, f"running {self._proof.what}")
-                proof = await self._proof.prove(
-                    engine,
-                    self._host.prober(engine),
-                    death_task,
-                    start_seconds=self._report.last_start_seconds or 0.0,
-                    is_first=self._state_machine.generation.replaces is None,
-                )
+                proof = await self._prove(engine, death_task)
                 if proof == "again":
                     return LifeOutcome()
-                if proof == "proven" and await self._has_tried_suspects(launcher.calls, death_task):
-                    async with self._serving(engine, launcher.calls, death_task, requested_end):
+                if proof == "proven" and await self._has_tried_suspects(calls, death_task):
+                    async with self._serving(engine, calls, death_task, requested_end):
                         await death_task
-                return await self._record_death(engine, launcher.calls, await death_task)
+                death, start_seconds = await death_task, self._report.last_start_seconds
+                return await self._deaths.record_death(
+                    engine, calls, death, start_seconds=start_seconds
+                )
         except EngineStartError as error:
-            return self._record_failed_start(error)
+            start_seconds = self._report.last_start_seconds
+            return self._deaths.record_failed_start(error, start_seconds=start_seconds)
 
-    def _record_failed_start(self, error: EngineStartError) -> LifeOutcome:
-        """What follows a start that failed; nothing follows the first, if nothing was learned."""
-        has_unlearned = self._learning.unlearn()
-        if has_unlearned:
-            logger.warning("restarting without what was learned: %s", error.cause)
-        if self._state_machine.generation.replaces is not None:
-            death = Death("start_failure", error.cause)
-            self._engine_deaths.count(death.cause)
-            return self._enter_recovering(death, Verdict())
-        if has_unlearned:
-            return LifeOutcome()
-        raise error
+    async def _prove(self, engine: Engine, death_task: DeathTask) -> ProofOutcome:
+        self._state_machine.enter(State.PROBING, f"running {self._proof.what}")
+        return await self._proof.prove(
+            engine,
+            self._host.prober(engine),
+            death_task,
+            start_seconds=self._report.last_start_seconds or 0.0,
+            is_first=self._state_machine.generation.replaces is None,
+        )
 
     async def _has_tried_suspects(self, calls: Calls, death_task: DeathTask) -> bool:
         """Try who may have ended the last engine, for the time of one start; False if it dies."""
@@ -321,38 +301,6 @@ class Supervisor:
             operations, self._operations = self._operations, None
             await operations.end()
 
-    @asynccontextmanager
-    async def _watching(
-        self, engine: Engine, launcher: EngineLauncher
-    ) -> AsyncIterator[tuple[DeathTask, asyncio.Future[Death]]]:
-        """While entered, a task that ends with the death of the engine, and says why.
-
-        With it comes what decides its death from outside.
-        """
-        self._requested_end = requested_end = asyncio.get_running_loop().create_future()
-        heartbeat = Heartbeat(
-            engine,
-            launcher.calls,
-            stall_timeout_seconds=self._supervision.stall_timeout_seconds,
-            slowest_step_seconds=lambda: self._proof.slowest_step_seconds,
-            may_try=lambda: self.state is State.READY,
-        )
-        async with first_death(
-            engine.until_dead(),
-            heartbeat.until_stalled(),
-            _awaited(requested_end),
-            on_death=lambda death: self._on_death(engine, death),
-        ) as death_task:
-            try:
-                yield death_task, requested_end
-            finally:
-                requested_end.cancel()
-
-    def _on_death(self, engine: Engine, death: Death) -> None:
-        self._engine_deaths.count(death.cause)
-        # Who waits for it, the probe's own clean-up too, would wait for a deadline of its own.
-        engine.give_up()
-
     def _become_ready(self, engine: Engine, calls: Calls) -> None:
         if self.state is not State.DRAINING:
             if not self._state_machine.has_been_ready:
@@ -363,26 +311,6 @@ class Supervisor:
                 self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
         self._forecast.ready()
         calls.opened()
-
-    async def _record_death(self, engine: Engine, calls: Calls, death: Death) -> LifeOutcome:
-        """Take in a death while its engine can still be asked for its last words."""
-        if words := engine.last_words():
-            logger.error("what the engine's processes left behind:\n%s", words)
-        verdict = calls.accuse(death)
-        outcome = self._enter_recovering(death, verdict)
-        if verdict.explained:
-            await asyncio.to_thread(calls.save)
-        return outcome
-
-    def _enter_recovering(self, death: Death, verdict: Verdict) -> LifeOutcome:
-        logger.error("the engine died: %s", death)
-        self._restarts.died(death, verdict)
-        if death.cause == "workspace_rejection":
-            self._proof.invalidate()
-        self._report = replace(self._report, last_exit=str(death))
-        self._forecast.began("recovery", guess_seconds=self._report.last_start_seconds)
-        self._state_machine.enter(State.RECOVERING, f"the engine died: {death.cause}", death.reason)
-        return LifeOutcome(death)
 
     async def _drain(self, living: asyncio.Task[None]) -> None:
         """Let what is in flight finish, also over the death of an engine."""
@@ -400,7 +328,7 @@ class Supervisor:
 
     def _conclude(self, error: BaseException | None) -> None:
         if isinstance(error, HoldfastError):
-            self._report = replace(self._report, last_exit=error.cause)
+            self._deaths.last_exit = error.cause
         if self._calls is not None:
             end = NotReadyError("The server has shut down.")
             self._calls.fail(end, "engine_lost" if error else "drained")
@@ -411,7 +339,3 @@ class Supervisor:
         detail = str(error).removeprefix(known.outline).lstrip(": ")
         self._state_machine.move(State.FAILED, known.outline, detail)
         raise error
-
-
-async def _awaited(death: asyncio.Future[Death]) -> Death:
-    return await death
