@@ -109,6 +109,7 @@ def _live(scenario: Scenario, rank: int, sender: Any) -> None:
     """One process: the start of one rank."""
     agreement.AGREEMENT_SECONDS = scenario.timeout_seconds
     faulthandler.disable()  # gloo aborts a rank that is sent what it does not expect
+    torch.set_num_threads(1)  # a fork has none of the threads of OpenMP's pool, and waits for them
     try:
         said = _start(scenario, rank)
     except HoldfastError as error:

@@ -385,7 +385,7 @@ def test_multi_process_mode_reads_the_directory(
 def test_multi_process_mode_shows_each_family_once(tmp_path: Path) -> None:
     """Our counters are in those files too, and on the page with their own help."""
     program = (
-        "from test_collectors import Server, a_status, render, vllm_registry; "
+        "from test_collector import Server, a_status, render, vllm_registry; "
         "server = Server(a_status()); server.refusals.count('not_ready'); "
         "print(render([server.registry, vllm_registry()]).decode())"
     )

@@ -110,7 +110,7 @@ def test_deny_refuses_in_vllms_words_and_writes_it_first(
     assert stats.rejections == {"scratch": 0, "persistent": 0, "permute": 1}
     assert stats.last_rejection is not None
     assert stats.last_rejection.kind == "permute"
-    assert stats.last_rejection.caller.startswith("test_workspace_permute.py:")
+    assert stats.last_rejection.caller.startswith(f"{Path(__file__).name}:")
     assert stats.last_rejection.needed_bytes == needed_bytes(scratch, 2 * ROWS)
     assert stats.last_rejection.held_bytes == held_bytes
     assert stats.last_rejection.reason == ("needs 2048 rows, holds 1024: the growth policy is deny")
@@ -125,7 +125,7 @@ def test_the_caller_is_who_asked_vllms_function(manager: WorkspaceManager) -> No
         moe_permute_unpermute.moe_prepare_scatter(
             torch.zeros(ROWS, 2, dtype=torch.int32), None, scratch
         )
-    assert rejected(manager).caller.startswith("test_workspace_permute.py:")
+    assert rejected(manager).caller.startswith(f"{Path(__file__).name}:")
 
 
 def test_alongside_replaces_the_scratch_and_keeps_the_old(manager: WorkspaceManager) -> None:

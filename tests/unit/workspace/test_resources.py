@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from vllm.v1.worker import workspace
@@ -35,7 +37,7 @@ def test_a_resource_of_unknown_size_is_refused_once_the_limit_is_reached() -> No
     assert rejection is not None
     assert (rejection.kind, rejection.needed_bytes) == ("persistent", 0)
     assert rejection.held_bytes == 2 * MIB
-    assert rejection.caller.startswith("test_workspace_resources.py:")
+    assert rejection.caller.startswith(f"{Path(__file__).name}:")
 
 
 def test_a_resource_whose_size_was_measured_is_held_to_the_limit() -> None:
