@@ -44,9 +44,10 @@ Memory
     5. `telemetry.collector` turns the files into `/metrics`.
 
 Failure
-    1. `processes.exits`, the ranks' own records or `lifecycle.heartbeat` notice that the engine is
+    1. `processes.exits`, the ranks' own records or `engine.heartbeat` notice that the engine is
        lost; `processes.deaths` says why.
-    2. `lifecycle.supervisor` moves to RECOVERING and has the processes killed and cleaned up.
+    2. `lifecycle.death_handler` records it and moves to RECOVERING; `engine.launcher` has the
+       processes killed and cleaned up.
     3. `engine.blame` decides which requests to suspect; `engine.replay` keeps the others.
     4. `lifecycle.restart_budget` and `learning` decide whether and how to start again.
     5. The next generation starts as above, is proven, and gets the requests that were kept.

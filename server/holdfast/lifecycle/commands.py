@@ -1,4 +1,4 @@
-"""What an operator may ask of the server that changes its state, and what comes of it."""
+"""The commands of operators that change the state of the server, and their results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ProvenSuite = Literal["quick", "worst-case"]
 
 @dataclass(frozen=True, slots=True)
 class ProbeCommand:
-    """Prove the engine once more; a proof that is young enough is one."""
+    """Prove the engine again, unless a recent proof is young enough."""
 
     suite: ProvenSuite
     youngest_seconds: float = field(default=0.0, compare=False)
-    """A proof of this generation that is not older is the answer."""
+    """A proof of this generation that is at most this old is the result."""
 
     def __str__(self) -> str:
         return f"the {self.suite} suite"
@@ -24,11 +24,11 @@ class ProbeCommand:
 
 @dataclass(frozen=True, slots=True)
 class SleepCommand:
-    """Give the memory of the device back."""
+    """Free the memory of the device."""
 
     level: SleepLevel
     is_abrupt: bool
-    """Whether requests that run are given up, and not waited for."""
+    """Whether running requests are aborted instead of awaited."""
 
     def __str__(self) -> str:
         return f"a sleep of level {self.level}"
@@ -36,7 +36,7 @@ class SleepCommand:
 
 @dataclass(frozen=True, slots=True)
 class WakeCommand:
-    """Take memory back, and be READY after a proof when all of it is there."""
+    """Reclaim memory, and become READY after a proof once all of it is back."""
 
     tags: frozenset[SleepTag]
 
@@ -59,7 +59,7 @@ Command = ProbeCommand | SleepCommand | WakeCommand | RestartCommand
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What the probe found, now or a while ago."""
+    """The report of the probe, and how long ago it ran."""
 
     report: ProbeReport
     age_seconds: float
@@ -67,7 +67,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class SleepResult:
-    """What is asleep after an order, and the proof if it is nothing."""
+    """What is asleep after a command, with the report of the probe if nothing is."""
 
     asleep: frozenset[SleepTag]
     report: ProbeReport | None = None

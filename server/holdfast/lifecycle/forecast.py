@@ -1,7 +1,7 @@
-"""How long until READY? Learned from earlier starts with the same command line.
+"""How long until READY? Earlier starts with the same command line tell.
 
-The times are kept on disk, so that the first start of a process knows what the last one took. The
-file is a convenience: what cannot be read or written is as if there were none.
+Their times are kept on disk, so that the first start of a process knows how long the last one took.
+The file is a convenience: a file that cannot be read or written is ignored.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 Kind = Literal["start", "recovery"]
 KINDS: tuple[Kind, ...] = ("start", "recovery")
 REMEMBERED = 5
-"""Newest times of each kind that count."""
+"""The number of times that are kept of each kind."""
 LONGEST_SECONDS = 7 * 24 * 3600.0
-"""No start takes a week: a file that says so is wrong, and what it promised would be too."""
+"""No start takes a week, so a file that says so is wrong."""
 OVERDUE_FRACTION = 0.25
-"""What is overdue is expected to take this much of its time so far again."""
+"""A start that is overdue is expected to take this fraction of its time so far again."""
 
 
 class Forecast:
-    """The times of earlier starts and recoveries, and what the running one promises."""
+    """Remembers the times of starts and recoveries, and predicts the end of the running one."""
 
     def __init__(
         self,
@@ -46,21 +46,21 @@ class Forecast:
         self._guess_seconds: float | None = None
 
     def began(self, kind: Kind, *, guess_seconds: float | None = None) -> None:
-        """The way to READY begins; a recovery that fails and begins anew is the same one.
+        """Begin a way to READY; a recovery that fails and begins again is the same one.
 
-        The guess stands as long as nothing of this kind was ever seen to its end.
+        The guess is used until one of this kind has ended.
         """
         self._guess_seconds = guess_seconds
         if self._running is None or self._running[0] != kind:
             self._running = (kind, self._clock())
 
     def delayed(self, seconds: float) -> None:
-        """The way to READY goes on only after so long, which does not count."""
+        """Leave out a wait of this length before the next start."""
         if self._running is not None and seconds:
             self._running = (self._running[0], self._clock() + seconds)
 
     def ready(self) -> None:
-        """READY is reached: what it took is remembered."""
+        """Remember how long it took to become READY."""
         if self._running is None:
             return
         kind, began = self._running
@@ -71,7 +71,7 @@ class Forecast:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time until READY; None if nothing is known of it, or nothing is under way."""
+        """The time until READY; None if it is unknown, or nothing is under way."""
         if self._running is None:
             return None
         kind, began = self._running

@@ -1,4 +1,4 @@
-"""Who does for the supervisor what it must not know: vLLM, the listener and the disk."""
+"""What the supervisor needs from outside: vLLM, the listener and the disk."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from holdfast.records import ProbeReport, RankStats
 
 
 class Host(Protocol):
-    """What the composition root gives the supervisor: whatever needs vLLM, the listener or disk."""
+    """Does for the supervisor whatever needs vLLM, the listener or the disk."""
 
     async def load(self) -> EngineLauncher:
         """Import vLLM, read its flags and resolve the configuration."""
 
     async def mount(self) -> None:
-        """Put vLLM's routes behind the gate; the second time there is nothing to do."""
+        """Put vLLM's routes behind the gate, unless they are there."""
 
     def prober(self, engine: Engine) -> Prober:
-        """A prober for this engine."""
+        """Return a prober for this engine."""
 
     async def until_idle(self) -> bool:
         """Wait until no request is in flight, for at most the drain time-out."""
 
     def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
-        """Take in the last counters of a generation."""
+        """Keep the last counters of a generation."""
 
     def probe_ran(self, report: ProbeReport) -> None:
         """Count a run of the suite."""
 
     def became_ready(self) -> None:
-        """The start is over; called once."""
+        """End the start; called once."""

@@ -1,8 +1,8 @@
-"""Is it worth to start the engine once more? What earlier runs needed, and the rule for a restart.
+"""Is another start of the engine worth it? What earlier runs needed, and when to restart.
 
 The rule (`--learned-restart`): when the probe made a workspace grow or fall short, and learning is
-on, the engine is started once more with what was learned; `auto` does so only after a rejection, or
-when the start took under two minutes. Without a restart the suite runs again in the same engine.
+on, the engine is started again with what was learned. `auto` does so only after a rejection, or if
+the start took less than two minutes. Without a restart the suite runs again in the same engine.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Learning:
         self._fingerprint = ""
         self._slots: dict[Slot, int] = {}
         self._tried: dict[Slot, int] = {}
-        """What the generation that was started last was told."""
+        """The reservations of the latest generation."""
         self._proven: dict[Slot, int] = {}
-        """What the last generation that was proven was told."""
+        """The reservations of the latest generation that was proven."""
         self._too_large: dict[Slot, int] = {}
-        """Needs with which no engine starts: who has one is refused, not learned from."""
+        """Needs with which no engine starts: they are refused, and not learned."""
         self._has_restarted = False
         self._is_measuring = False
 
@@ -47,13 +47,13 @@ class Learning:
         if self._directory is not None:
             self._slots = dict(learned_store.read(self._directory, fingerprint))
         # With `deny` and nothing learned, the first request for more would end the start. Growth is
-        # let through while the probe measures, and refused from `settle` on.
+        # allowed while the probe measures, and refused after `settle`.
         self._is_measuring = (
             self._settings.growth == "deny" and self._may_restart and not self._slots
         )
 
     def spec(self, generation: int, stats_directory: Path) -> WorkspaceSpec:
-        """What the workers of this generation are told."""
+        """Return the reservations for the workers of this generation."""
         self._tried = dict(self._slots)
         return WorkspaceSpec(
             stats_directory=str(stats_directory),
@@ -68,8 +68,8 @@ class Learning:
     def learn(self, ranks: Iterable[RankStats]) -> None:
         """Keep the largest need of each slot over all ranks, here and on disk.
 
-        A need that was refused is kept on disk once an engine was proven with it: there may be less
-        memory than it takes, and the next process must not fail to start over it.
+        A need that was refused is kept on disk only when an engine was proven with it: there may be
+        too little memory for it, and the next process must not fail to start because of it.
         """
         served: dict[Slot, int] = {}
         for rank in ranks:
@@ -82,10 +82,10 @@ class Learning:
         self._keep(served)
 
     def unlearn(self) -> bool:
-        """An engine did not start: forget what none was ever proven with; False if that is nothing.
+        """Forget what no engine was proven with, after a failed start; False if there is nothing.
 
-        A request may need more than there is, and what it was refused is learned. Without this no
-        engine would start again.
+        A request may need more memory than there is, and what it was refused is learned. Without
+        this, no engine would start again.
         """
         if self._tried == self._proven:
             return False
@@ -100,10 +100,10 @@ class Learning:
             learned_store.write(self._directory, self._fingerprint, slots)
 
     def takes_restart(self, ranks: Iterable[RankStats], start_seconds: float) -> bool:
-        """Whether the engine is to be started once more now; True at most once.
+        """Whether the engine is to be started again now; True at most once.
 
-        Only where a larger reservation would have helped: of a resource that was made late there is
-        nothing to learn, and it is there for the next pass.
+        A restart needs a larger reservation that would have helped: a resource that was made late
+        has none, and exists in the next pass.
         """
         ranks = tuple(ranks)
         is_short = any(s.high_water_bytes > s.reserved_bytes for rank in ranks for s in rank.slots)
@@ -120,7 +120,7 @@ class Learning:
         return True
 
     async def settle(self, engine: Engine) -> None:
-        """The proof stands: from now on the policy that was asked for holds."""
+        """Put the configured growth policy in force, after a proof."""
         self._proven = dict(self._tried)
         self._keep(self._proven)
         if self._is_measuring:

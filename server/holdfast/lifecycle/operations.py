@@ -1,7 +1,7 @@
-"""A proven engine at work: what operators may ask of it, one thing at a time, until its end.
+"""Operators' commands to a proven engine, one at a time, until the engine ends.
 
-The engine is proven, put to sleep and ended only when nothing of a client is in it, so that each
-order begins in the same way: what comes waits, and what runs has until the drain time-out.
+The engine is proven, put to sleep and ended only when it holds no request of a client. Each command
+therefore begins in the same way: new requests wait, and running ones have until the drain time-out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POLL_SECONDS = 0.05
 
 
 class OperationRunner:
-    """One generation from its proof to its end. Belongs to the supervisor."""
+    """Carries out the commands to one generation, from its proof to its end."""
 
     def __init__(  # noqa: PLR0913 - the supervisor lends what it has
         self,
@@ -67,10 +67,10 @@ class OperationRunner:
         self._running: tuple[Command, asyncio.Task[Any], asyncio.Future[Any]] | None = None
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
-        """Begin to carry an order out; its answer, or why there is none. Like ones are one.
+        """Begin to carry out a command, and return its result; equal commands share one.
 
         Raises:
-            ConflictError: another one is being carried out, or the state forbids it.
+            ConflictError: another command is being carried out, or the state forbids it.
         """
         if self._running is not None:
             running, _, answer = self._running
@@ -88,14 +88,14 @@ class OperationRunner:
         return answer
 
     def drain(self) -> None:
-        """Nothing new is begun; a proof that somebody asked for is not worth to wait for."""
+        """Cancel a running probe or restart, since the server is shutting down."""
         if self._running is not None and isinstance(
             self._running[0], ProbeCommand | RestartCommand
         ):
             self._running[1].cancel()
 
     async def end(self) -> None:
-        """Break off what is being carried out."""
+        """Cancel the running command."""
         if self._running is not None:
             _, task, _ = self._running
             task.cancel()
@@ -181,14 +181,14 @@ class OperationRunner:
             raise
         self._request_end(Death("requested", command.reason))
 
-    # What they have in common
+    # What the commands share
 
     @asynccontextmanager
     async def _idle_engine(self, what: str, *, is_abrupt: bool = False) -> AsyncIterator[None]:
-        """While entered, nothing of a client is in the engine, and what comes waits.
+        """While entered, the engine holds no request of a client, and new ones wait.
 
         Raises:
-            ConflictError: requests ran for longer than the drain time-out; they run on.
+            ConflictError: requests ran for longer than the drain time-out; they continue.
         """
         self._calls.hold()
         try:
@@ -205,7 +205,7 @@ class OperationRunner:
             self._reopen()
 
     async def _until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition, but not longer than the drain time-out."""
+        """Wait for a condition, at most for the drain time-out, and return whether it holds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_timeout_seconds):
                 while not condition():  # noqa: ASYNC110 - an event would cost every request
@@ -213,12 +213,12 @@ class OperationRunner:
         return condition()
 
     def _reopen(self) -> None:
-        """Serve again, unless the engine is asleep, lost or about to be."""
+        """Serve again, unless the engine is asleep or ending."""
         if not self._asleep and not self._has_died:
             self._become_ready()
 
     async def _prove(self, suite: ProvenSuite) -> ProbeReport:
-        """Run a suite; an engine that fails it is ended, since its green light would be false."""
+        """Run a suite, and end an engine that fails it, since its green light would be false."""
         report = await self._proof.prove_again(
             self._engine, self._prober(), self._death_task, suite
         )
@@ -238,7 +238,7 @@ class OperationRunner:
         return min(recent, key=lambda result: result.age_seconds, default=None)
 
     async def _change_engine(self, change: Coroutine[Any, Any, Any]) -> Any:
-        """Have the engine change; where that fails nobody knows what it is, and it is ended."""
+        """Change the engine, and end it if that fails, since its condition is then unknown."""
         try:
             return await change
         except HoldfastError as error:
@@ -262,6 +262,6 @@ class OperationRunner:
 
 
 def _retrieve_error(answer: asyncio.Future[Any]) -> None:
-    """Take note of an error that nobody may wait for, such as that of a restart."""
+    """Retrieve an error that may have no reader, such as that of a restart."""
     if not answer.cancelled():
         answer.exception()

@@ -1,4 +1,4 @@
-"""Is it proven? Runs the suite until a whole pass goes through with no growth, or says why not."""
+"""Is it proven? Runs the suite until a pass succeeds without growth, or says why none does."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from holdfast.telemetry.progress import Progress
 logger = logging.getLogger(__name__)
 
 MOST_PASSES = 3
-"""How often the suite runs in one engine until a pass goes through with no growth."""
+"""The most passes of the suite in one engine, until one succeeds without growth."""
 DEATH_DEADLINE_SECONDS = 2.0
-"""Between a death and the report of the probe that met it, whichever comes first."""
+"""The time between a death and the report of the probe that met it, in either order."""
 
 _REMEDY = (
     "reserve more (--workspace-reserve), let it grow (--workspace-growth alongside) or learn "
@@ -38,17 +38,17 @@ ProofOutcome = Literal["proven", "again", "died"]
 
 
 class Prober(Protocol):
-    """Runs the suite against one engine; `probe.Prober` is the one."""
+    """Runs the suite against one engine; `probe.Prober` implements it."""
 
     async def run(self, *, suite: Suite | None = None) -> ProbeReport:
-        """The report of one pass, by default of the configured suite; a failure is in it."""
+        """Run one pass, of the configured suite by default; a failure is in the report."""
 
     async def run_again(self) -> ProbeReport:
-        """The report of one request, which is enough where the proof stands."""
+        """Run one request, which is enough if the proof is valid."""
 
 
 class Proof:
-    """What was proven, and whether it holds for the next generation too."""
+    """Proves engines, and knows whether the proof holds for the next generation too."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Proof:
         self._on_report = on_report
         self._is_valid = False
         self.report: ProbeReport | None = None
-        """The last pass of the suite; None before the first."""
+        """The report of the last pass; None before the first."""
 
     @property
     def slowest_step_seconds(self) -> float | None:
@@ -75,11 +75,11 @@ class Proof:
 
     @property
     def what(self) -> str:
-        """What is about to be run, for people."""
+        """Describe what the next proof runs."""
         return "one request" if self._is_valid else f"the {self._settings.suite} suite"
 
     def invalidate(self) -> None:
-        """A workspace fell short: what was proven no longer holds."""
+        """Require a whole suite of the next generation, since a workspace fell short."""
         self._is_valid = False
 
     async def prove(
@@ -91,10 +91,10 @@ class Proof:
         start_seconds: float,
         is_first: bool,
     ) -> ProofOutcome:
-        """Prove an engine: the whole suite, or one request where the proof stands.
+        """Prove an engine: with the whole suite, or with one request if the proof is valid.
 
-        `again` asks for a start with what was learned, `died` says that the engine did, for no
-        fault of the proof, or while it recovers from another death.
+        `again` asks for a start with what was learned. `died` says that the engine died, and that
+        the proof did not cause it or the engine replaces one that died.
 
         Raises:
             ProbeFailedError: the worst case was not served.
@@ -126,10 +126,10 @@ class Proof:
     async def prove_again(
         self, engine: Engine, prober: Prober, death_task: DeathTask, suite: Suite
     ) -> ProbeReport:
-        """Prove an engine once more, on request: the last pass, which has not passed if it grew.
+        """Prove an engine again, on request; a report with growth in every pass is a failure.
 
-        The report of a wider suite stands when a narrower one passes. A failure is a doubt: the
-        next generation is proven by the whole suite.
+        The report of a wider suite is kept when a narrower one passes. After a failure the whole
+        suite proves the next generation.
         """
         engine.limit_context(None)
         for _ in range(MOST_PASSES):
@@ -161,7 +161,7 @@ class Proof:
     async def _reported_pass(
         self, engine: Engine, running: Awaitable[ProbeReport], death_task: DeathTask
     ) -> ProbeReport:
-        # Of an engine that is stalled the probe would wait for ever.
+        # The probe would wait without end for an engine that is stalled.
         found = await run_unless_dead(death_task, running, grace_seconds=DEATH_DEADLINE_SECONDS)
         report = found or _cut_short(death_task.result())
         self._on_report(report)
@@ -169,7 +169,7 @@ class Proof:
         return report
 
     def _limit(self, engine: Engine) -> None:
-        """Have requests refused that are longer than what was proven, unless they are wanted."""
+        """Refuse requests that are longer than what was proven, unless they are wanted."""
         if self.report is None or self._settings.admits_unproven:
             return
         limit_tokens = proven_context_tokens(self.report, engine.facts)
@@ -198,13 +198,13 @@ class Proof:
 
 
 def failure_text(report: ProbeReport) -> str:
-    """Why a report is no proof, for people."""
+    """Describe why a report is not a proof."""
     failed = next((step for step in report.steps if step.outcome == "failed"), None)
     return f"{failed.name}: {failed.reason}" if failed else "a workspace grew in every pass"
 
 
 def proven_text(report: ProbeReport | None) -> str:
-    """What a report says of an engine that is let in, for people."""
+    """Describe what a report proves of an engine that serves."""
     if report is None or report.suite == "off":
         return "not probed"
     limited = " (limited)" if report.limited else ""
@@ -212,10 +212,10 @@ def proven_text(report: ProbeReport | None) -> str:
 
 
 def proven_context_tokens(report: ProbeReport, facts: EngineFacts) -> int | None:
-    """The longest request that was proven, prompt and answer together; None if there is no longer.
+    """Return the longest request that was proven, with its answer; None if it is max_model_len.
 
-    A prompt of the proven size was served with what an answer needs at least, as the longest prompt
-    of all is. Where the steps about contexts do not apply, nothing is known to be too long.
+    A prompt of the proven size was served with the least room that an answer needs, like the
+    longest prompt of all. Where the steps about contexts do not apply, there is no limit.
     """
     if why_not("full_context", facts):
         return None
@@ -225,7 +225,7 @@ def proven_context_tokens(report: ProbeReport, facts: EngineFacts) -> int | None
 
 
 def _is_to_blame(report: ProbeReport, death: Death) -> bool:
-    """Whether the proof itself ended the engine: to start again would end the same way."""
+    """Whether the proof itself ended the engine, so that another start would end the same way."""
     return not report.passed and death.is_accusing
 
 

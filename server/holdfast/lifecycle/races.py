@@ -1,4 +1,4 @@
-"""How does a generation of the engine end? One task knows, and others wait for it or race it."""
+"""When does a generation of the engine end? One task knows, and others await or race it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 from holdfast.records import Death
 
 DeathTask: TypeAlias = "asyncio.Task[Death]"
-"""Ends with the death of the engine, and says why."""
+"""A task that ends with the death of the engine, which is its result."""
 Answer = TypeVar("Answer")
 
 
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 async def first_death(
     *signals: Awaitable[Death], on_death: Callable[[Death], None]
 ) -> AsyncIterator[DeathTask]:
-    """While entered, the first of `omens` to come is the fate; it is told to `counted` once."""
+    """While entered, a task waits for the first of `signals`; `on_death` is called with it once."""
     death_task = asyncio.create_task(_first_of(*signals), name="death of the engine")
 
     def count(ended: DeathTask) -> None:
@@ -34,7 +34,7 @@ async def first_death(
 
 
 async def death_within(death_task: DeathTask, deadline_seconds: float) -> Death | None:
-    """The death, if it comes in time."""
+    """Return the death, or None if it does not come before the deadline."""
     await asyncio.wait({death_task}, timeout=deadline_seconds)
     return death_task.result() if death_task.done() else None
 
@@ -42,7 +42,7 @@ async def death_within(death_task: DeathTask, deadline_seconds: float) -> Death 
 async def run_unless_dead(
     death_task: DeathTask, work: Awaitable[Answer], *, grace_seconds: float = 0.0
 ) -> Answer | None:
-    """What the work comes to; None if it has not ended so long after the death of the engine."""
+    """Return the result of `work`, or None if the engine died and the grace is over."""
     working = asyncio.ensure_future(work)
     try:
         await asyncio.wait({death_task, working}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,9 @@
 """How often is a dead engine started again, and after what wait?
 
-The budget counts the deaths within a window that nobody has explained. Beyond it the server ends
-if deaths that accuse no request would have spent it alone: the hardware, a start that fails, a
-signal from outside. Otherwise requests are what ends the engine, and a new process would meet the
-same ones: the server browns out, which means that it waits for minutes before each further start.
+The budget counts the unexplained deaths within a window. When it is spent, the server ends if
+deaths that accuse no request would have spent it alone: the hardware, a start that fails, a signal
+from outside. Otherwise requests end the engine, and a new process would meet the same ones: the
+server browns out, which means that it waits for minutes before each further start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMEMBERED_DEATHS = 1024
 
 @dataclass(slots=True)
 class _Counted:
-    """A death that is not explained by a request of a key."""
+    """A death that counts against the budget, unless a request explains it."""
 
     at_seconds: float
     is_accusing: bool
@@ -36,7 +36,7 @@ class _Counted:
 
 
 class RestartBudget:
-    """At most `most` restarts in any `window_seconds`; the first at once, then 1, 2, 4 ... s."""
+    """Allows `most` restarts in any `window_seconds`: the first at once, then after 1, 2, 4 s."""
 
     def __init__(
         self,
@@ -51,22 +51,22 @@ class RestartBudget:
 
     @property
     def left(self) -> int:
-        """Restarts that are still allowed now. Safe to ask for from any thread."""
+        """The restarts that are still allowed. Any thread may ask."""
         return max(0, self._most - sum(not death.is_explained for death in self._recent()))
 
     def died(self, death: Death, verdict: Verdict) -> None:
-        """Count a death, and give back what it explains; one that somebody asked for is free."""
+        """Count a death, and refund those that it explains; a requested one is free."""
         if death.cause == "requested":
             return
         self._deaths.append(_Counted(self._clock(), verdict.has_suspects))
-        unexplained = [one for one in reversed(self._deaths) if not one.is_explained]
-        for one in unexplained[: verdict.explained]:
-            one.is_explained = True
-            if verdict.is_charged:  # the key has to wait for it, and nobody else
-                self._deaths.remove(one)
+        unexplained = [counted for counted in reversed(self._deaths) if not counted.is_explained]
+        for counted in unexplained[: verdict.explained]:
+            counted.is_explained = True
+            if verdict.is_charged:  # the key waits for it, and no other key
+                self._deaths.remove(counted)
 
     def wait_seconds(self, death: Death) -> float:
-        """How long to wait before the next start.
+        """Return how long to wait before the next start.
 
         Raises:
             EngineLostError: the budget is spent.
@@ -74,7 +74,7 @@ class RestartBudget:
         if death.cause == "requested":
             return 0.0
         recent = self._recent()
-        if not self._most or sum(not one.is_accusing for one in recent) > self._most:
+        if not self._most or sum(not counted.is_accusing for counted in recent) > self._most:
             raise EngineLostError(
                 f"the engine died: {death}, after {self._most} restarts within "
                 f"{self._window_seconds:.0f} s.",

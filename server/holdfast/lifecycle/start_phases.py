@@ -1,4 +1,4 @@
-"""What a start is doing, and for how long: told to the progress view and kept for the report."""
+"""What is a start doing, and for how long? Tells the progress view, and keeps it for the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLL_SECONDS = 0.2
 
 @contextmanager
 def timed(phase: str, took: MutableMapping[str, float], progress: Progress) -> Iterator[None]:
-    """While entered, `phase` is what the start is doing."""
+    """While entered, the start is in `phase`."""
     began = time.monotonic()
     progress.phase_started(phase)
     try:
@@ -31,7 +31,7 @@ def timed(phase: str, took: MutableMapping[str, float], progress: Progress) -> I
 async def watched(
     directory: Path, took: MutableMapping[str, float], progress: Progress
 ) -> AsyncIterator[None]:
-    """While entered, the phases that the engine's first rank writes are passed on."""
+    """While entered, pass on the phases that the engine's first rank writes."""
     watch = _Watch(took, progress)
     following = asyncio.create_task(_follow(directory, watch))
     try:
@@ -44,7 +44,7 @@ async def watched(
 
 
 class _Watch:
-    """The phase that runs: until the first rank writes one, vLLM's processes start and import."""
+    """Follows the phases; until the first rank writes one, vLLM's processes start and import."""
 
     def __init__(self, took: MutableMapping[str, float], progress: Progress) -> None:
         self._took = took
@@ -55,7 +55,7 @@ class _Watch:
         progress.phase_started(self._running)
 
     def see(self, phases: Mapping[str, float]) -> None:
-        """Take in what the rank wrote so far."""
+        """Take the phases that the rank has written so far."""
         for name in START_PHASES:
             if name in phases and name not in self._seen:
                 self._seen.add(name)
@@ -64,7 +64,7 @@ class _Watch:
                 self._progress.phase_started(name)
 
     def end(self) -> None:
-        """The start is over."""
+        """Finish the last phase."""
         self._finish(time.monotonic())
 
     def _finish(self, now: float) -> None:

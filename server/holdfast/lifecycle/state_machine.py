@@ -1,4 +1,4 @@
-"""Where does the server stand? The state, why and since when; the supervisor alone moves it."""
+"""What state is the server in, why and since when? Only the supervisor changes it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from holdfast.telemetry.progress import Progress
 
 
 class StateMachine:
-    """Moves through `states.TRANSITIONS`, and tells who waits for it."""
+    """Holds the state, allows only `states.TRANSITIONS`, and wakes those that wait for a change."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._moved = asyncio.Event()
         self.state = State.STARTING
         self.reason = "importing vLLM"
-        """Why it stands there, in our words: for anyone who asks."""
+        """The reason for the state, in our words, which anyone may read."""
         self.detail = ""
-        """What the engine or an operator said of it, which may name paths: not for everyone."""
+        """What the engine or an operator said about it: for operators, since it may name paths."""
         self.since_unix_seconds = time.time()
         self.generation = Generation()
-        """The engine of which all this is said."""
+        """The generation of the engine that the state is about."""
         self.has_been_ready = False
 
     @property
     def is_recovering(self) -> bool:
-        """Whether an engine that was lost, or that served, is replaced or proven again."""
+        """Whether an engine that was lost, or served, is being replaced or proven again."""
         is_back_soon = self.has_been_ready or self.generation.replaces is not None
         return self.state is State.RECOVERING or (self.state is State.PROBING and is_back_soon)
 
@@ -36,9 +36,9 @@ class StateMachine:
         await self._moved.wait()
 
     def enter(self, target: State, reason: str, detail: str = "") -> None:
-        """Move as the engine's life goes; while draining it may come and go, and the state stays.
+        """Follow the engine into a state, or set a new reason for the present one.
 
-        An engine that fails to come back is still being recovered, for another reason.
+        While the server drains, the engine may end and start, and the state stays DRAINING.
         """
         if target is self.state:
             self._set(target, reason, detail)
@@ -46,7 +46,7 @@ class StateMachine:
             self.move(target, reason, detail)
 
     def move(self, target: State, reason: str, detail: str = "") -> None:
-        """Enter another state.
+        """Change the state.
 
         Raises:
             RuntimeError: the table has no such move.

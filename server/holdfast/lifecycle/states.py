@@ -14,41 +14,41 @@ from holdfast.records import Death
 
 
 class State(StrEnum):
-    """Where the server stands."""
+    """The states of the server."""
 
     STARTING = "STARTING"
-    """The engine loads; nothing is known of it yet."""
+    """The engine loads."""
     PROBING = "PROBING"
-    """The engine answers the probe, and nobody else."""
+    """The engine answers only the probe."""
     READY = "READY"
-    """The worst case was served: requests are let in."""
+    """The engine served the worst case, and requests are admitted."""
     RECOVERING = "RECOVERING"
     """The engine was lost and the next generation starts."""
     SLEEPING = "SLEEPING"
     """The engine gave its memory back on request."""
     DRAINING = "DRAINING"
-    """No new requests; those that run may finish."""
+    """The server admits no new requests, and running ones may finish."""
     FAILED = "FAILED"
-    """Nothing more will come of this process: it is about to end with an error."""
+    """The process is about to end with an error."""
     STOPPED = "STOPPED"
     """The engine is gone and the listener closes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One engine of the server, and why it follows the one before."""
+    """One engine of the server, and the death that it makes up for."""
 
     number: int = 1
     replaces: Death | None = None
-    """The death that it makes up for; None if no engine has died since the last proof."""
+    """The death of the engine that it replaces; None if none has died since the last proof."""
 
     @property
     def starts_in(self) -> State:
-        """Where the server stands until the proof begins."""
+        """The state of the server until the proof begins."""
         return State.STARTING if self.replaces is None else State.RECOVERING
 
     def after(self, outcome: LifeOutcome) -> Generation:
-        """The one that follows; a learned restart makes up for the same death again."""
+        """Return the next one; after a learned restart it makes up for the same death."""
         return Generation(self.number + 1, outcome.death or self.replaces)
 
 
@@ -57,7 +57,7 @@ class LifeOutcome:
     """How a generation ended."""
 
     death: Death | None = None
-    """None if it is to start again with what it needed."""
+    """None if the engine is to start again with a different reservation."""
 
 
 TRANSITIONS: MappingProxyType[State, frozenset[State]] = MappingProxyType(
@@ -85,7 +85,7 @@ HEALTHY = frozenset({State.READY, State.SLEEPING})
 """States in which `/health` and `/ping` are 200."""
 
 HOPELESS = frozenset({State.FAILED})
-"""States in which `/livez` is 503: the process can no longer become useful."""
+"""States in which `/livez` is 503, since the process cannot become useful again."""
 
 
 def is_allowed(source: State, target: State) -> bool:

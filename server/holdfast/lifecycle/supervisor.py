@@ -1,4 +1,4 @@
-"""Is it up? The one owner of the state: starts the engine, has it proven, revives and ends it."""
+"""Is it up? Owns the state: starts the engine, has it proven, restarts it and ends it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from holdfast.telemetry.progress import Progress
 
 
 class Supervisor:
-    """Moves through `states.TRANSITIONS`; everybody else reads `state` and `status()`."""
+    """Moves the server through its states; all other code reads `state` and `status()`."""
 
     def __init__(  # noqa: PLR0913 - the composition root names each collaborator
         self,
@@ -78,32 +78,32 @@ class Supervisor:
 
     @property
     def state(self) -> State:
-        """Where the server stands."""
+        """The state of the server."""
         return self._state_machine.state
 
     @property
     def reason(self) -> str:
-        """Why it stands there, in words that anyone may read."""
+        """The reason for the state, in words that anyone may read."""
         return self._state_machine.reason
 
     @property
     def is_recovering(self) -> bool:
-        """Whether an engine that was lost, or that served, is replaced or proven again."""
+        """Whether an engine that was lost, or served, is being replaced or proven again."""
         return self._state_machine.is_recovering
 
     @property
     def eta_seconds(self) -> float | None:
-        """Time until READY, if anything is known of it."""
+        """The time until READY; None if it is unknown."""
         return self._forecast.seconds_left
 
     @property
     def facts(self) -> EngineFacts | None:
-        """Sizes and capabilities of the last engine that came up; None before the first."""
+        """The sizes and capabilities of the last engine that started; None before the first."""
         return self._facts
 
     @property
     def restarts_left(self) -> int:
-        """Restarts that the budget still allows."""
+        """The restarts that the budget still allows."""
         return self._deaths.restarts_left
 
     async def until_moved(self) -> None:
@@ -111,7 +111,7 @@ class Supervisor:
         await self._state_machine.until_moved()
 
     def status(self) -> Status:
-        """Everything that is known now. Never waits for the engine."""
+        """Return everything that is known now, without waiting for the engine."""
         return Status(
             state=self.state,
             reason=self.reason,
@@ -126,11 +126,11 @@ class Supervisor:
         )
 
     def request_stop(self) -> None:
-        """Drain and end. Asking twice is asking once."""
+        """Drain and end; a second call changes nothing."""
         self._stop_requested.set()
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
-        """Have the engine that serves carry out an order; the answer comes when it is done.
+        """Have the serving engine carry out a command; the future holds its result.
 
         Raises:
             ConflictError: the state forbids it. NotReadyError: no engine serves or sleeps.
@@ -138,9 +138,9 @@ class Supervisor:
         return self._require_operations().submit(command)
 
     def request_restart(self, reason: str) -> None:
-        """End the engine, when the streams that have begun are over, and start the next one.
+        """End the engine when the streams that have begun are over, and start the next one.
 
-        One that is being proven is ended at once.
+        An engine that is being proven ends at once.
 
         Raises:
             ConflictError: the state forbids it. NotReadyError: there is no engine.
@@ -153,10 +153,10 @@ class Supervisor:
             self.submit(RestartCommand(reason))
 
     def engine_at_work(self) -> Engine:
-        """The engine, in READY.
+        """Return the engine that serves.
 
         Raises:
-            ConflictError: the state forbids to ask it for anything. NotReadyError: there is none.
+            ConflictError: the state is not READY. NotReadyError: there is no engine.
         """
         self._require_operations()
         if self._engine is None or self.state is not State.READY:
@@ -176,7 +176,7 @@ class Supervisor:
         """Serve until asked to stop; returns when the engine is gone.
 
         Raises:
-            HoldfastError: why the server cannot become or stay ready; the state is FAILED.
+            HoldfastError: the server cannot become or stay ready, and the state is FAILED.
         """
         self._forecast.began("start")
         living = asyncio.create_task(self._live(), name="engine")
@@ -207,7 +207,7 @@ class Supervisor:
                 await self._deaths.back_off(outcome.death)
 
     async def _one_life(self, launcher: EngineLauncher) -> LifeOutcome:
-        """Start, prove and serve with one generation.
+        """Start one generation, prove it and serve with it until it ends.
 
         Raises:
             EngineStartError: the first start failed; ProbeFailedError: the proof did.
@@ -243,13 +243,13 @@ class Supervisor:
         )
 
     async def _has_tried_suspects(self, calls: Calls, death_task: DeathTask) -> bool:
-        """Try who may have ended the last engine, for the time of one start; False if it dies."""
+        """Try the requests that may have ended the last engine; False if this one dies of them."""
         start_seconds = self._report.last_start_seconds or 0.0
         return bool(await run_unless_dead(death_task, calls.try_suspects(start_seconds)))
 
     @asynccontextmanager
     async def _running(self, launcher: EngineLauncher) -> AsyncIterator[Engine]:
-        """A generation of the engine; ended, and learned from, when left."""
+        """While entered, a generation of the engine runs; afterwards its needs are learned."""
         generation = self._state_machine.generation
         directory = launcher.directory_of(generation.number)
         self._report = replace(
@@ -282,7 +282,7 @@ class Supervisor:
         death_task: DeathTask,
         requested_end: asyncio.Future[Death],
     ) -> AsyncIterator[None]:
-        """While entered, a proven engine serves, and does what operators ask."""
+        """While entered, a proven engine serves, and carries out operators' commands."""
         self._become_ready(engine, calls)
         self._operations = OperationRunner(
             engine,
@@ -313,7 +313,7 @@ class Supervisor:
         calls.opened()
 
     async def _drain(self, living: asyncio.Task[None]) -> None:
-        """Let what is in flight finish, also over the death of an engine."""
+        """Let requests in flight finish, even if an engine dies meanwhile."""
         self._state_machine.move(State.DRAINING, "asked to stop")
         if self._operations is not None:
             self._operations.drain()

@@ -1,4 +1,4 @@
-"""The steps about one engine step of a chosen size, made up of many prompts."""
+"""The steps that prove one engine step of a chosen size, made up of many prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.records import RankStats
 
 
 async def batch_sweep(session: ProbeSession) -> StepResult:
-    """Prove engine steps of many sizes, up to the largest that can be made."""
+    """Prove engine steps of many sizes, up to the largest possible."""
     proven, obstacle, cut = 0, "", list[int]()
     for size in batch_sizes(largest_step(session.allowed)):
         least_seconds = session.steps_seconds(1)
@@ -41,10 +41,10 @@ def _unformed(sizes: list[int]) -> str:
 
 
 async def full_batch(session: ProbeSession) -> StepResult:
-    """Prove the largest engine step over as many requests as fit: once random, once one token.
+    """Prove the largest engine step over as many requests as fit: of random tokens, then of one.
 
-    Where each request takes draft slots, the largest step has few of them, so the one with the most
-    requests is proven too.
+    Where each request takes draft slots, the largest step has few requests, so the step with the
+    most requests is proven too.
     """
     target, formed = largest_step(session.allowed), 0
     if not target:
@@ -61,7 +61,7 @@ async def full_batch(session: ProbeSession) -> StepResult:
 
 
 def _smaller(session: ProbeSession, target: int, formed: int) -> str:
-    """Why no step has all the tokens that a step may have; empty if one has."""
+    """Return why no step has all the tokens that a step may have; empty if one has."""
     if formed < target:
         return f"the scheduler formed no step larger than {formed} tokens"
     wanted, slots = session.facts.max_num_batched_tokens, session.limits.draft_slots
@@ -76,8 +76,8 @@ async def _make_step(
 ) -> int:
     """Prove a step of `size` scheduled tokens, and return the size of the largest that was formed.
 
-    Some schedulers cut prompts, for example at block boundaries of hybrid models, and so never make
-    the step from few long prompts but from many short ones, or the other way round.
+    Some schedulers cut prompts, for example at block boundaries of hybrid models. They never form
+    the step from few long prompts but do from many short ones, or the other way round.
     """
     largest = 0
     for lengths in _splits(session, size, is_widest=is_widest):

@@ -1,4 +1,4 @@
-"""May this size be tried? Asks the time left, the journal and the memory of the host."""
+"""May this size be tried? The time left, the journal and the host's memory decide."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from holdfast.probe import measure
 from holdfast.probe.journal import ProbeJournal
 
 SHARE_OF_TIME_LEFT = 0.5
-"""A size is tried if it is expected to take at most this much of what is left."""
+"""A size is tried if it is expected to take at most this share of the time left."""
 SHARE_OF_AN_ATTEMPT = 0.75
-"""A context that takes more than this of what is left is given up: devices get slower."""
+"""A context that takes more than this share is given up, since devices get slower."""
 
 
 class Budget:
-    """What one run of the suite may spend, and what it has spent so far."""
+    """The time and memory that one run of the suite may spend, and has spent so far."""
 
     def __init__(
         self,
@@ -33,20 +33,20 @@ class Budget:
         self._cost_tokens = 0
 
     def now_seconds(self) -> float:
-        """By the clock that the time is measured with."""
+        """Return the time of the clock that measures the runs."""
         return self._clock()
 
     def seconds_left(self) -> float:
-        """Until the end of the whole suite."""
+        """Return the time until the end of the whole suite."""
         return self._deadline_seconds - self._clock()
 
     def seconds_of_an_attempt(self) -> float:
-        """How long one context may take at most: the rest is for the steps after it."""
+        """Return the longest time for one context: the rest is for the steps after it."""
         return SHARE_OF_AN_ATTEMPT * self.seconds_left()
 
     @property
     def is_rate_known(self) -> bool:
-        """Whether anything was measured by which a size can be refused."""
+        """Whether a run was measured that sizes can be refused by."""
         return measure.expected_seconds(self._runs, 1) is not None
 
     @property
@@ -57,10 +57,10 @@ class Budget:
     def time_obstacle(
         self, tokens: int, context_tokens: int = 0, *, least_seconds: float = 0.0
     ) -> str:
-        """Why `tokens` cannot be computed in the time left; empty if they can.
+        """Return why `tokens` cannot be computed in the time left; empty if they can.
 
-        They end at `context_tokens`, if they are of one prompt. `least_seconds` is what any size
-        takes, as the slowest steps seen tell.
+        They end at `context_tokens` if they belong to one prompt. Any size takes `least_seconds`,
+        as the slowest steps seen tell.
         """
         left = self.seconds_left()
         measured = measure.expected_seconds(self._runs, tokens, context_tokens)
@@ -75,7 +75,7 @@ class Budget:
         return ""
 
     def context_obstacle(self, context_tokens: int, new_tokens: int) -> str:
-        """Why a context of which `new_tokens` are to be computed is left out; empty if not."""
+        """Return why a context with `new_tokens` to compute is left out; empty if it is not."""
         forbidden = self._journal.forbidden_tokens
         if forbidden is not None and context_tokens >= forbidden:
             return (
@@ -102,9 +102,9 @@ class Budget:
 
     @contextmanager
     def attempt(self, context_tokens: int, new_tokens: int) -> Iterator[None]:
-        """Journal an attempt at a context, and measure what it takes if it is served.
+        """Journal an attempt at a context, and measure its time and memory if it is served.
 
-        The cost in memory is what is missing afterwards: allocators keep what they once took.
+        The memory that is missing afterwards is its cost, since allocators keep what they took.
         """
         before = self._available_memory() if self._available_memory else 0
         started = self._clock()

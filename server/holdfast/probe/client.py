@@ -1,7 +1,7 @@
-"""What is sent over the listener, and what must come back for an answer to count.
+"""The client of our own listener: it sends requests, and accepts only whole answers.
 
-The bodies are those of vLLM 0.32's OpenAI routes. An answer counts if it is whole: status 200,
-every choice ended by its length or a stop, and every number in it finite.
+The bodies are those of vLLM 0.32's OpenAI routes. An answer is whole if its status is 200, each
+choice ended by its length or a stop, and every number in it is finite.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ POOLING = "/pooling"
 MODELS = "/v1/models"
 RANK_HEADER = "X-data-parallel-rank"
 CLAMPED_LOGPROB = -9999.0
-"""vLLM writes this for minus infinity, which no sampled token can have; NaN it answers with 500."""
+"""vLLM writes this for minus infinity, which no sampled token has, and 500 for NaN."""
 _EXCERPT_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One HTTP request, and for which engine it is."""
+    """One HTTP request, and the engine that it is for."""
 
     path: str
     body: Body
@@ -41,16 +41,16 @@ class Message:
     engine: int | None = None
     """None leaves the choice to vLLM."""
     output_tokens: int | None = None
-    """Tokens that all its answers together must have."""
+    """The tokens that all its answers together must have."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What addresses the engine."""
+        """The header that addresses the engine, if one is chosen."""
         return {} if self.engine is None else {RANK_HEADER: str(self.engine)}
 
 
 def completion(facts: EngineFacts, prompts: Sequence[Sequence[int]], tokens: int) -> Body:
-    """Token-id prompts that all answer with exactly `tokens` tokens."""
+    """Make a body of token-id prompts that are each answered with exactly `tokens` tokens."""
     return {
         "model": facts.model,
         "prompt": list(prompts),
@@ -62,7 +62,7 @@ def completion(facts: EngineFacts, prompts: Sequence[Sequence[int]], tokens: int
 
 
 def chat(facts: EngineFacts, tokens: int) -> Body:
-    """A chat that goes through template and tokenizer."""
+    """Make the body of a chat, which goes through template and tokenizer."""
     return {
         "model": facts.model,
         "messages": [{"role": "user", "content": "Say one word."}],
@@ -72,7 +72,7 @@ def chat(facts: EngineFacts, tokens: int) -> Body:
 
 
 def pooling(facts: EngineFacts, prompts: Sequence[Sequence[int]]) -> tuple[str, Body]:
-    """Token-id prompts for the first route that the model serves, and that route."""
+    """Return the first route that the model serves, and a body of token-id prompts for it."""
     body: Body = {"model": facts.model, "input": list(prompts), "add_special_tokens": False}
     if "embed" in facts.tasks:
         return EMBEDDINGS, body
@@ -81,12 +81,12 @@ def pooling(facts: EngineFacts, prompts: Sequence[Sequence[int]]) -> tuple[str, 
 
 
 def streamed(body: Body) -> Body:
-    """The same request, answered as server-sent events that end with the usage."""
+    """Make the same request for server-sent events that end with the usage."""
     return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
 
 async def post(client: httpx.AsyncClient, message: Message) -> httpx.Response:
-    """The response, whatever its status.
+    """Send `message` and return the response, with any status.
 
     Raises:
         ProbeFailedError: the connection failed.
@@ -100,16 +100,16 @@ async def post(client: httpx.AsyncClient, message: Message) -> httpx.Response:
 
 
 async def exchange(client: httpx.AsyncClient, message: Message) -> Body:
-    """The whole answer to `message`.
+    """Send `message` and return its whole answer.
 
     Raises:
-        ProbeFailedError: there is none, or it is not whole.
+        ProbeFailedError: there is no answer, or it is not whole.
     """
     return read(message, await post(client, message))
 
 
 def read(message: Message, response: httpx.Response) -> Body:
-    """The whole answer in `response`.
+    """Return the whole answer in `response`.
 
     Raises:
         ProbeFailedError: it is not whole.
@@ -125,12 +125,12 @@ def read(message: Message, response: httpx.Response) -> Body:
 
 
 def refusal(message: Message, status: int, text: str) -> str:
-    """How an answer that is not 200 is named."""
+    """Describe an answer with a status other than 200."""
     return f"{message.path} answered HTTP {status}: {_excerpt(text)}"
 
 
 def is_whole(reason: Any) -> bool:
-    """Whether a choice that ended for `reason` was not broken off."""
+    """Whether a choice that ended for `reason` is complete."""
     return reason in ("length", "stop")
 
 
@@ -196,7 +196,7 @@ def _is_finite(value: Any) -> bool:
 
 @dataclass(slots=True)
 class Stream:
-    """The server-sent events of one answer, read as they come."""
+    """The server-sent events of one answer, read as they arrive."""
 
     message: Message
     lines: AsyncIterator[str]
@@ -209,7 +209,7 @@ class Stream:
         """Read until every prompt of the request has its first token.
 
         Raises:
-            ProbeFailedError: the stream ended before.
+            ProbeFailedError: the stream ended earlier.
         """
         while len(self.begun) < self.message.prompts:
             if not await self._read_event():
@@ -231,7 +231,7 @@ class Stream:
         _check_usage(self.message, self.usage)
 
     async def _read_event(self) -> bool:
-        """Read one event; False at the end that a whole stream has."""
+        """Read one event; False at the end of a whole stream."""
         try:
             async for line in self.lines:
                 if not line.startswith("data:"):
@@ -259,7 +259,7 @@ class Stream:
 
 @asynccontextmanager
 async def stream(client: httpx.AsyncClient, message: Message) -> AsyncIterator[Stream]:
-    """The events of a streamed answer; leaving early aborts the request.
+    """Open a streamed answer; leaving early aborts the request.
 
     Raises:
         ProbeFailedError: the connection failed, or the status is not 200.
@@ -275,7 +275,7 @@ async def stream(client: httpx.AsyncClient, message: Message) -> AsyncIterator[S
         if response.status_code != httpx.codes.OK:
             text = (await response.aread()).decode("utf-8", "replace")
             raise ProbeFailedError(refusal(message, response.status_code, text))
-        # Kept here: an iterator of lines that is collected closes the response.
+        # Keep it here: an iterator of lines that is collected closes the response.
         events = Stream(message, _lines(response.aiter_bytes()))
         yield events
     finally:
@@ -283,9 +283,9 @@ async def stream(client: httpx.AsyncClient, message: Message) -> AsyncIterator[S
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """The lines of a stream of server-sent events, which vLLM ends with a line feed each.
+    """Yield the lines of server-sent events, each of which vLLM ends with a line feed.
 
-    httpx ends a line at U+0085, U+2028 and other characters too, which JSON may hold as they are:
+    httpx also ends a line at U+0085, U+2028 and other characters, which JSON may hold unescaped:
     https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
     """
     rest = b""
@@ -296,15 +296,15 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
 
 
 def broken(message: Message, error: httpx.HTTPError) -> str:
-    """How a connection that failed is named."""
+    """Describe a connection that failed."""
     return f"{message.path} did not answer: {type(error).__name__} {error}"
 
 
 def parsed(message: Message, text: str) -> Body:
-    """The JSON object that was answered.
+    """Return the JSON object in an answer.
 
     Raises:
-        ProbeFailedError: it is none.
+        ProbeFailedError: the text is not a JSON object.
     """
     try:
         answer = json.loads(text)

@@ -1,4 +1,4 @@
-"""The steps about one prompt: that the engine answers at all, and how long a context it serves."""
+"""The steps that prove one prompt: the first answer, and contexts up to the longest."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from holdfast.records import RankStats
 FIRST_PROMPT_TOKENS = 8
 FIRST_OUTPUT_TOKENS = 8
 RATE_STEPS = 4
-"""So many steps of one prompt tell from one step what attention to a longer context costs."""
+"""Steps of one prompt, which compared with one step tell the cost of a longer context."""
 
 
 async def first_token(session: ProbeSession) -> StepResult:
-    """Prove that every engine answers: by a streamed chat where the model has one.
+    """Prove that every engine answers, by a streamed chat if the model supports it.
 
-    A model that takes audio alone transcribes silence.
+    A model that takes only audio transcribes silence.
     """
     if is_transcribing(session.facts):
         return await _first_transcription(session)
@@ -68,7 +68,7 @@ async def _answer(session: ProbeSession, engine: int | None, prompt_tokens: int)
 
 
 async def context_sweep(session: ProbeSession) -> StepResult:
-    """Prove contexts that double up to the longest; stop where one is better not tried."""
+    """Prove contexts that double up to the longest; stop at the first that may not be tried."""
     proven, obstacle = 0, ""
     for size in context_sizes(session.limits):
         cached = proven if session.facts.has_prefix_caching else 0
@@ -86,7 +86,7 @@ async def context_sweep(session: ProbeSession) -> StepResult:
 
 
 async def _serve(session: ProbeSession, size: int, kept: int = 0) -> None:
-    """Serve a prompt of `size` tokens that begins with `kept` tokens of the last one."""
+    """Serve a prompt of `size` tokens that begins with `kept` tokens of the previous one."""
     session.begin_attempt(f"a prompt of {size} tokens", size)
     prompts = {
         engine: session.served.get(engine, [])[:kept] + session.prompts.fresh(size - kept)
@@ -117,7 +117,7 @@ async def full_context(session: ProbeSession) -> StepResult:
 
 
 async def _measure_rate(session: ProbeSession) -> None:
-    """Without a sweep before, learn from small prompts whether the full one can be afforded."""
+    """If no sweep has measured the rate, measure it with small prompts."""
     limits = session.limits
     if session.budget.is_rate_known or limits.prompt_tokens <= limits.step_tokens:
         return
@@ -129,7 +129,7 @@ async def _measure_rate(session: ProbeSession) -> None:
 
 
 def _longest_that_may_be_tried(session: ProbeSession) -> tuple[int, str]:
-    """The longest prompt that nothing forbids, and why a longer one was left out."""
+    """Return the longest prompt that nothing forbids, and why longer ones were left out."""
     reason = ""
     for size in sorted(context_sizes(session.limits), reverse=True):
         obstacle = session.budget.context_obstacle(size, size)
@@ -142,7 +142,7 @@ def _longest_that_may_be_tried(session: ProbeSession) -> tuple[int, str]:
 
 
 async def prefix_continuation(session: ProbeSession) -> StepResult:
-    """Prove that a cached prefix is continued by a new tail, and is not computed again."""
+    """Prove that a new tail continues a cached prefix, which is not computed again."""
     limit = session.longest_allowed_tokens
     prefix = limit - TAIL_TOKENS
     if prefix <= session.limits.block_tokens:

@@ -1,4 +1,4 @@
-"""The steps about requests that decode together, alone and beside a long prefill."""
+"""The steps that prove requests decoding together, alone and beside a long prefill."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from holdfast.records import EngineStep, RankStats
 TOP_LOGPROBS = 5
 MIXED_ATTEMPTS = 3
 STRUCTURE: client.Body = {"structured_outputs": {"regex": "[0-9]{4096,}"}}
-"""A text that the grammar lets nobody end within the few tokens that are asked for."""
+"""A grammar with no text that ends within the few tokens that are asked for."""
 
 
 async def widest_decode(session: ProbeSession) -> StepResult:
-    """Prove as many requests decoding together as the engine takes, with all that sampling offers.
+    """Prove the most requests that can decode together, with all that sampling offers.
 
-    Log-probs are left out where the server allows none, and the structured output where it refuses
-    one; the reason says so.
+    Log-probs are left out if the server allows none, and the structured output if the server
+    refuses it; the reason says so.
     """
     plans = sizes.widest_decodes(session.allowed)
     if not plans:
@@ -63,7 +63,7 @@ def _left_out(session: ProbeSession, refused: str) -> Iterator[str]:
 
 
 async def _structure_refusal(session: ProbeSession) -> str:
-    """Why the server takes no structured output; empty if it does."""
+    """Return why the server refuses structured outputs; empty if it accepts them."""
     if not session.facts.has_tokenizer:
         return "there is no tokenizer"
     for engine in session.engines:
@@ -78,9 +78,9 @@ async def _structure_refusal(session: ProbeSession) -> str:
 async def _decode_together(
     session: ProbeSession, plan: sizes.DecodePlan, *, has_structure: bool
 ) -> int:
-    """How many requests of the plan, all of which were served, decoded in one step.
+    """Serve all requests of the plan, and return how many decoded in one step.
 
-    The requests share their first step, which is a prefill, so the second with all of them decodes.
+    Their first common step is a prefill, so the second step with all of them decodes.
     """
     free = plan.requests - 1 if has_structure else plan.requests
     extra = _sampling(session)
@@ -144,7 +144,7 @@ async def mixed(session: ProbeSession) -> StepResult:
 
 
 def _affordable(session: ProbeSession, plan: sizes.MixedPlan) -> tuple[int, str]:
-    """The longest prompt that the time left allows, and why it is shorter than was wanted."""
+    """Return the longest prompt that the time left allows, and why it is shorter than wanted."""
     prefill, obstacle, others = plan.prefill_tokens, "", sum(plan.leading)
     # The decoders' prompts, the prefill beside them, and a decode before it.
     seconds = session.steps_seconds(3)
@@ -157,7 +157,7 @@ def _affordable(session: ProbeSession, plan: sizes.MixedPlan) -> tuple[int, str]
 
 async def _is_mixed(session: ProbeSession, since: measure.Mark, decoders: int, tokens: int) -> bool:
     def is_mixed(step: EngineStep) -> bool:
-        # A prompt makes one token, in the step that ends its prefill: it never decodes.
+        # A prompt gets one token, in the step that ends its prefill, so it never decodes.
         return step.scheduled_tokens > step.requests > decoders
 
     def is_shown(rank: RankStats) -> bool:
@@ -170,10 +170,10 @@ async def _is_mixed(session: ProbeSession, since: measure.Mark, decoders: int, t
 async def _prefill_beside(
     session: ProbeSession, decoders: sizes.DecodePlan, prompts: Sequence[int]
 ) -> measure.Mark | None:
-    """Serve prompts while the decoders run, and return where the ranks stood before them.
+    """Serve prompts while the decoders run, and return how far the ranks were before the prompts.
 
-    None if the decoders ended each time before the prompts could join them, as where the KV cache
-    has no room for all of them.
+    None if the decoders ended before the prompts could join them in every attempt, for example
+    because the KV cache has no room for all of them.
     """
     for _ in range(MIXED_ATTEMPTS):
         since = await session.run_bounded(_overlap(session, decoders, prompts))
@@ -185,7 +185,7 @@ async def _prefill_beside(
 async def _overlap(
     session: ProbeSession, decoders: sizes.DecodePlan, prompts: Sequence[int]
 ) -> measure.Mark | None:
-    """One attempt; None if the decoders were done before the engine could be held."""
+    """Try once; None if the decoders were done before scheduling could be held."""
     running = decoders.requests * len(session.engines)
     async with AsyncExitStack() as stack:
         for message in _decoder_messages(session, decoders):

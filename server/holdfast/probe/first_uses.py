@@ -1,6 +1,6 @@
-"""The steps about what an engine meets in some requests alone: an image, an adapter, speech.
+"""The steps that prove what only some requests use: an image, an adapter, speech.
 
-Their kernels compile and allocate at first use, which then is not a client's.
+Their kernels compile and allocate at first use, which should not be the use of a client.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from holdfast.records import EngineFacts
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 CLIP_SECONDS = 30
-"""vLLM cuts what is longer into clips of this length, so that no encoder is given more (0.32)."""
+"""vLLM cuts longer audio into clips of this length, so no encoder gets more (0.32)."""
 _SAMPLES_A_SECOND = 16_000
 _DECODERS = ("soundfile", "av", "torchcodec")
-"""The packages by one of which vLLM reads audio; none of them comes with vLLM itself."""
+"""The packages that vLLM can read audio with. vLLM installs none of them."""
 
 
 async def transcribe(http: httpx.AsyncClient, facts: EngineFacts, tokens: int) -> None:
-    """Have the longest clip of silence transcribed, in at most so many tokens.
+    """Have the longest clip of silence transcribed, in at most `tokens` tokens.
 
     Raises:
-        ProbeFailedError: there is no whole answer.
+        ProbeFailedError: the answer is not whole.
     """
     message = client.Message(TRANSCRIPTIONS, {})
     form = {"model": facts.model, "max_completion_tokens": str(tokens), "temperature": "0"}
@@ -55,7 +55,7 @@ async def transcribe(http: httpx.AsyncClient, facts: EngineFacts, tokens: int) -
 
 @cache
 def silence() -> bytes:
-    """A WAV file of `CLIP_SECONDS` of silence."""
+    """Make a WAV file of `CLIP_SECONDS` of silence."""
     file = io.BytesIO()
     with wave.open(file, "wb") as audio:
         audio.setnchannels(1)
@@ -76,7 +76,7 @@ _BITS_OF_A_SAMPLE, _RED_GREEN_BLUE = 8, 2
 
 
 def image_chat(facts: EngineFacts, width: int, height: int, random: Random, tokens: int) -> Body:
-    """A chat about an image unlike every other, so that no cache of encoded ones shortcuts it."""
+    """Make a chat about a unique image, so that no cache of encoded images shortcuts it."""
     encoded = base64.b64encode(png(width, height, random.randbytes(3))).decode()
     content = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}},
@@ -91,7 +91,7 @@ def image_chat(facts: EngineFacts, width: int, height: int, random: Random, toke
 
 
 def png(width: int, height: int, colour: bytes) -> bytes:
-    """A PNG file of one colour (https://www.w3.org/TR/png-3/)."""
+    """Make a PNG file of one colour (https://www.w3.org/TR/png-3/)."""
     header = struct.pack(">IIBBBBB", width, height, _BITS_OF_A_SAMPLE, _RED_GREEN_BLUE, 0, 0, 0)
     packer = zlib.compressobj(1)
     row = b"\0" + colour * width
@@ -110,7 +110,7 @@ ADAPTER_OUTPUT_TOKENS = 8
 
 
 async def first_image(session: ProbeSession) -> StepResult:
-    """Prove the largest image that the model takes and that fits in its context."""
+    """Prove the largest image that the model accepts and that fits in its context."""
     refused = ""
     for width, height in _halved(session.facts.largest_image):
         if obstacle := session.budget.time_obstacle(1, least_seconds=session.steps_seconds(1)):
@@ -132,11 +132,11 @@ def _halved(largest: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
 
 
 async def _show(session: ProbeSession, width: int, height: int) -> tuple[int, str]:
-    """The tokens of a prompt with the image in it; 0 and the reason if the server takes none."""
+    """Return the tokens of a prompt with the image; 0 and the reason if the server refuses it."""
     prompt_tokens = 0
     for engine in session.engines:
         random = session.prompts.random
-        # In a thread: to pack a large image takes longer than the loop may be held.
+        # In a thread, since packing a large image would block the loop for too long.
         body = await asyncio.to_thread(
             image_chat, session.facts, width, height, random, IMAGE_OUTPUT_TOKENS
         )
@@ -150,7 +150,7 @@ async def _show(session: ProbeSession, width: int, height: int) -> tuple[int, st
 
 
 async def first_adapter(session: ProbeSession) -> StepResult:
-    """Prove a LoRA adapter: with a short prompt and its answer, and with a step full of tokens."""
+    """Prove a LoRA adapter, with a short prompt and its answer, and with a full step."""
     name = await session.run_bounded(_first_adapter(session))
     if not name:
         return StepResult(is_skipped=True, reason="no LoRA adapter is listed")
@@ -179,7 +179,7 @@ async def _prove_ran(session: ProbeSession, since: measure.Mark) -> None:
 
 
 async def _first_adapter(session: ProbeSession) -> str:
-    """The adapter that was listed first; empty if none is."""
+    """Return the adapter that is listed first; empty if none is."""
     try:
         response = await session.client.get(client.MODELS, timeout=None)
     except httpx.HTTPError as error:

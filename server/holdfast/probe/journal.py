@@ -1,9 +1,9 @@
-"""Which sizes took the machine down? Files that outlive it say which attempts never ended.
+"""Which sizes took the machine down? Files that outlive it name the attempts that never ended.
 
-An attempt has a file of its own, which is on disk before it begins, is locked while its process
-lives, and goes when it is over. An attempt that failed while the process lived is over like any
-other; only one that ended with the process, or with the machine, leaves its file. Servers that
-share a directory, as the replicas of a Deployment do, therefore forbid each other nothing.
+Each attempt has a file, which is on disk before the attempt begins, is locked while its process
+lives, and is deleted when the attempt is over. An attempt that fails while the process lives is
+over like any other: only one that ended with the process, or the machine, leaves its file. Servers
+that share a directory, as the replicas of a Deployment do, therefore forbid each other nothing.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ LAYOUT = 2
 
 
 class ProbeJournal:
-    """The attempts of one fingerprint. Without a directory nothing is kept and all is allowed."""
+    """Keeps the attempts of one fingerprint. Without a directory it allows every size."""
 
     def __init__(self, directory: Path | None, fingerprint: str) -> None:
         self._fingerprint = fingerprint
         name = f"probe-{_digest(fingerprint)}"
         self.path = directory / f"{name}-{secrets.token_hex(4)}.json" if directory else None
-        """Where the attempts of this process are written."""
+        """The file of the current attempt of this process."""
         self._left = _left_in(directory, name, fingerprint) if directory else {}
 
     @property
     def forbidden_tokens(self) -> int | None:
-        """The smallest context whose attempt never ended: it and all above are not tried again."""
+        """The smallest context whose attempt never ended; none of its size or more is tried."""
         return min(self._left.values(), default=None)
 
     @property
@@ -62,7 +62,7 @@ class ProbeJournal:
 
 
 def _left_in(directory: Path, name: str, fingerprint: str) -> dict[Path, int]:
-    """The files of attempts whose process is gone, and their sizes."""
+    """Return the files of attempts that lost their process, and the sizes."""
     read = ((path, _read(path, fingerprint)) for path in sorted(directory.glob(f"{name}-*.json")))
     return {path: tokens for path, tokens in read if tokens is not None}
 

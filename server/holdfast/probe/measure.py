@@ -1,4 +1,4 @@
-"""What did the engine really do? Read from the ranks' stats, never from what was asked of it."""
+"""What did the engine really do? The ranks' stats tell, and not what was asked of it."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from dataclasses import dataclass
 from holdfast.records import EngineFacts, EngineStep, RankStats
 
 MEMORY_MARGIN_BYTES = 1024**3
-"""Left to the host on a machine whose GPU shares its memory: without it the machine freezes."""
+"""Left to the host if the GPU shares its memory, since the machine freezes without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far each (engine, rank) was at one moment."""
+    """How far each (engine, rank) was at a moment."""
 
     steps: Mapping[tuple[int, int], int]
     scheduled_tokens: Mapping[tuple[int, int], int]
     growths: Mapping[tuple[int, int], int]
 
     def new_steps(self, rank: RankStats) -> tuple[EngineStep, ...]:
-        """The steps that ended since, oldest first, of those that are still kept."""
+        """Return the kept steps that ended since the mark, oldest first."""
         done = self.steps.get((rank.engine, rank.rank), 0)
         return tuple(step for step in rank.recent_steps if step.index > done)
 
     def new_tokens(self, rank: RankStats) -> int:
-        """The tokens that were scheduled since."""
+        """Return how many tokens were scheduled since the mark."""
         return rank.scheduled_tokens - self.scheduled_tokens.get((rank.engine, rank.rank), 0)
 
     def largest_step(self, ranks: Iterable[RankStats]) -> int:
-        """The most tokens that every rank scheduled in one step since."""
+        """Return the most tokens that every rank scheduled in one step since the mark."""
         found = ([step.scheduled_tokens for step in self.new_steps(rank)] for rank in ranks)
         return min((max(tokens, default=0) for tokens in found), default=0)
 
     def widest_steps(self, ranks: Iterable[RankStats]) -> int:
-        """The most requests that every rank had in at least two steps since."""
+        """Return the most requests that every rank had in at least two steps since the mark."""
         found = (sorted(step.requests for step in self.new_steps(rank))[-2:-1] for rank in ranks)
         return min((max(requests, default=0) for requests in found), default=0)
 
     def grew(self, ranks: Iterable[RankStats]) -> bool:
-        """Whether a workspace of any rank grew since, in whatever phase."""
+        """Whether a workspace of any rank grew since the mark, in any phase."""
         return any(
             sum(rank.growths.values()) > self.growths.get((rank.engine, rank.rank), 0)
             for rank in ranks
@@ -47,7 +47,7 @@ class Mark:
 
 
 def mark(ranks: Iterable[RankStats]) -> Mark:
-    """Where the ranks stand now."""
+    """Return how far the ranks are now."""
     known = {(rank.engine, rank.rank): rank for rank in ranks}
     return Mark(
         steps={key: rank.steps for key, rank in known.items()},
@@ -57,13 +57,13 @@ def mark(ranks: Iterable[RankStats]) -> Mark:
 
 
 Condition = Callable[[RankStats], bool]
-"""Whether one rank shows what is to be proven."""
+"""Whether the stats of one rank show what is to be proven."""
 
 
 def is_shown(
     facts: EngineFacts, ranks: Sequence[RankStats], engine: int | None, condition: Condition
 ) -> bool:
-    """Whether every rank of `engine` shows it; of None, every rank of at least one engine."""
+    """Whether every rank of `engine` meets the condition; for None, those of any one engine."""
     known = {(rank.engine, rank.rank): rank for rank in ranks}
     engines = {member for member, _ in facts.world} if engine is None else {engine}
     return any(
@@ -73,9 +73,9 @@ def is_shown(
 
 
 def quiet_seconds(ranks: Iterable[RankStats], now_seconds: float) -> float:
-    """For how long no rank has ended a step, of those that ever did.
+    """Return for how long no rank has ended a step, of those that ever did.
 
-    The newest of all engines counts: one of them may be done with its prompt, and have nothing.
+    The newest step of all engines counts: one engine may be done with its prompt, and idle.
     """
     ends = [rank.last_step_ended_seconds or 0.0 for rank in ranks]
     return now_seconds - max(ends, default=0.0)
@@ -83,25 +83,25 @@ def quiet_seconds(ranks: Iterable[RankStats], now_seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A prefill that was served: how many tokens were computed, in how many seconds."""
+    """A prefill that was served: the tokens that were computed, and the seconds they took."""
 
     tokens: int
     seconds: float
     context_tokens: int = 0
-    """Where the context of its one prompt ended; 0 if that is not known."""
+    """Where the context of its one prompt ended; 0 if unknown."""
 
     @property
     def attended_tokens(self) -> float:
-        """Tokens that its tokens looked back at, all together, with attention to all of them."""
+        """The sum of the tokens that each of its tokens attends to, with full attention."""
         return self.tokens * max(0.0, self.context_tokens - self.tokens / 2)
 
 
 def expected_seconds(runs: Sequence[Run], tokens: int, context_tokens: int = 0) -> float | None:
-    """How long `tokens` that end at `context_tokens` take; None while nothing is known.
+    """Return how long `tokens` that end at `context_tokens` take; None while it is unknown.
 
-    The two runs with the longest contexts say what a token costs, and what each token costs that it
-    looks back at: of long contexts attention takes most of the time. One run tells a rate alone.
-    The first run pays for kernels that compile on first use, so it says nothing.
+    The two runs with the longest contexts tell the cost of a token, and the cost of each token that
+    it attends to: attention takes most of the time of long contexts. One run tells only a rate. The
+    first run pays for kernels that compile on first use, so it tells nothing.
     """
     measured = runs[1:]
     if not measured:
@@ -116,7 +116,7 @@ def expected_seconds(runs: Sequence[Run], tokens: int, context_tokens: int = 0) 
 
 
 def _costs(one: Run, other: Run) -> tuple[float, float]:
-    """Seconds of a token, and of one that it looks back at; the last is 0 if none is seen."""
+    """Return the seconds of a token, and of one that it attends to, which is 0 if not seen."""
     determinant = one.tokens * other.attended_tokens - other.tokens * one.attended_tokens
     if not determinant:
         return 0.0, 0.0
@@ -128,12 +128,12 @@ def _costs(one: Run, other: Run) -> tuple[float, float]:
 
 
 def leaves_margin(*, available_bytes: int, cost_bytes: int, growth: float) -> bool:
-    """Whether the host keeps its margin if a size `growth` times the last costs as much more."""
+    """Whether the host keeps its margin if the next size costs `growth` times the last."""
     return available_bytes - max(0, cost_bytes) * growth >= MEMORY_MARGIN_BYTES
 
 
 def rank_errors(ranks: Iterable[RankStats]) -> str:
-    """What the ranks themselves say went wrong: caller, bytes needed, bytes held; else empty."""
+    """Return what the ranks say went wrong: caller, bytes needed, bytes held; else empty."""
     return "; ".join(filter(None, map(_rank_error, ranks)))
 
 

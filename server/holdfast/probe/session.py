@@ -1,4 +1,4 @@
-"""What the steps share: one session sends, composes, waits and proves, under one deadline.
+"""What the steps share: a session composes, sends, waits and checks, under one deadline.
 
 Prompts are random tokens, so that no prefix cache shortcuts them and no tokenizer is needed.
 """
@@ -29,7 +29,7 @@ NONCE_TOKENS = 8
 
 
 class Prompts:
-    """Makes prompts of the model's ordinary tokens. Special ones may end or reshape a request."""
+    """Makes prompts of the model's ordinary tokens, since special ones may end a request."""
 
     def __init__(self, facts: EngineFacts, random: Random) -> None:
         ordinary = (t for t in range(facts.vocab_size) if t not in facts.special_token_ids)
@@ -37,23 +37,23 @@ class Prompts:
         self.random = random
 
     def fresh(self, tokens: int) -> list[int]:
-        """A prompt that begins unlike every other."""
+        """Return a prompt that begins unlike every other."""
         return self.random.choices(self._tokens, k=tokens)
 
     def repeated(self, tokens: int) -> list[int]:
-        """A nonce, then one token over and over: the skew that overloads a single expert."""
+        """Return a nonce and then one token repeated: the skew that overloads a single expert."""
         nonce = self.fresh(min(NONCE_TOKENS, tokens))
         return nonce + [self._tokens[len(self._tokens) // 2]] * (tokens - len(nonce))
 
 
 def grouped(lengths: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """The lengths in groups of at most `size`, in their order."""
+    """Split the lengths into groups of at most `size`, in their order."""
     return (lengths[start : start + size] for start in range(0, len(lengths), size))
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A proof, whole or limited, or the reason why there is none. A failure is raised instead."""
+    """What a step proved, or the reason why it was skipped. A failure is raised instead."""
 
     tokens: int = 0
     limited: bool = False
@@ -72,20 +72,20 @@ PROMPTS_PER_MESSAGE = 256
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for word of what has already happened."""
+    """How long to wait for news of what has already happened."""
 
     proof_seconds: float = 2.0
-    """Another rank may write its stats a moment after the answer is here."""
+    """Another rank may write its stats a moment after the answer arrives."""
     death_seconds: float = 2.0
     """The engine names its death within a second; a failed answer may come before."""
     cleanup_seconds: float = 10.0
     stall_seconds: float = 120.0
-    """So long a step may take, once one of the same prompt has ended."""
+    """The longest time that a step may take after another of the same prompt has ended."""
 
 
 @dataclass(slots=True)
 class ProbeSession:
-    """What the steps of one run share."""
+    """One run of the suite: what it runs on, and what it has learned so far."""
 
     engine: Engine
     client: httpx.AsyncClient
@@ -97,13 +97,13 @@ class ProbeSession:
     start: measure.Mark
     step: StepName = "first_token"
     attempt: str = ""
-    """The attempt that is being made, for the reason of a failure."""
+    """The current attempt, for the reason of a failure."""
     served: dict[int | None, list[int]] = field(default_factory=dict)
-    """The context that each engine served last, so that its prefix is cached if anything is."""
+    """The context that each engine served last: its prefix is cached if any is."""
     ceiling_tokens: int | None = None
-    """The longest context that may be tried, once one had to be left out."""
+    """The longest context that may be tried; None until one had to be left out."""
     prefers_many_requests: bool = False
-    """Whether this scheduler was seen to cut a long prompt where a step should have taken it."""
+    """Whether this scheduler has cut a long prompt that one step should have taken."""
     slowest_step_seconds: float = 0.0
 
     @property
@@ -113,7 +113,7 @@ class ProbeSession:
 
     @property
     def engines(self) -> tuple[int | None, ...]:
-        """Whom each step is proven for; None is whichever engine vLLM chooses."""
+        """The engines that each step is proven for; None is the engine that vLLM chooses."""
         chooses = is_pooling(self.facts) or is_transcribing(self.facts)
         if chooses and self.facts.data_parallel_size > 1:
             return (None,)
@@ -121,7 +121,7 @@ class ProbeSession:
 
     @property
     def longest_allowed_tokens(self) -> int:
-        """The longest context that neither the sweep nor the journal warns of."""
+        """The longest context that neither the sweep nor the journal forbids."""
         bounds = [self.limits.prompt_tokens]
         if self.ceiling_tokens is not None:
             bounds.append(self.ceiling_tokens)
@@ -131,16 +131,16 @@ class ProbeSession:
 
     @property
     def allowed(self) -> Limits:
-        """The limits for prompts of any step, none of which may be longer than is allowed."""
+        """The limits for every step, with prompts no longer than is allowed."""
         return replace(self.limits, prompt_tokens=max(0, self.longest_allowed_tokens))
 
     def begin_attempt(self, detail: str, tokens: int) -> None:
-        """Say what is tried now, to people and to the reason of a failure."""
+        """Note the attempt for the reason of a failure, and show it as progress."""
         self.attempt = detail
         self.progress.step_started(self.step, detail, tokens)
 
     def address(self, engine: int | None) -> int | None:
-        """What to write into a message for `engine`: nothing where there is only one."""
+        """Return the address of `engine` in a message; None if there is only one engine."""
         return engine if self.facts.data_parallel_size > 1 else None
 
     def message(
@@ -150,7 +150,7 @@ class ProbeSession:
         tokens: int = 1,
         extra: Body | None = None,
     ) -> Message:
-        """One request of token-id prompts to one engine, each answered by `tokens` tokens."""
+        """Make one request of token-id prompts to one engine, each answered by `tokens` tokens."""
         address = self.address(engine)
         if is_pooling(self.facts):
             path, body = pooling(self.facts, prompts)
@@ -165,7 +165,7 @@ class ProbeSession:
         tokens: int = 1,
         extra: Body | None = None,
     ) -> list[Message]:
-        """Prompts that `make` makes of these lengths, the same to each engine."""
+        """Make requests with prompts of these lengths from `make`, as many for each engine."""
         return [
             self.message(engine, [make(length) for length in group], tokens, extra)
             for engine in self.engines
@@ -173,11 +173,11 @@ class ProbeSession:
         ]
 
     async def run_bounded(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """The result of `work`, unless the engine dies or the time is over: all that is left.
+        """Return the result of `work`, within `seconds` or all the time that is left.
 
         Raises:
-            ProbeTooSlowError: the time was over, though every engine went on.
-            ProbeFailedError: an engine died or stood still, or `work` failed.
+            ProbeTooSlowError: the time was over, though every engine made progress.
+            ProbeFailedError: an engine died or hung, or `work` failed.
         """
         left, since = self.budget.seconds_left(), self.mark()
         if left <= 0:
@@ -199,9 +199,9 @@ class ProbeSession:
             work.close()
 
     async def _late(self, since: measure.Mark, waited_seconds: float) -> ProbeFailedError:
-        """What has shown: slowness, or a hang by the rules of `heartbeat`.
+        """Tell slowness from a hang, by the rules of `heartbeat`.
 
-        An engine that has ended no step at all needs no stall time-out to have failed.
+        An engine that has ended no step at all fails without waiting for the stall time-out.
         """
         quiet_seconds, longest_seconds = waited_seconds, self.steps_seconds(SLOWEST_STEP_FACTOR)
         if self._is_shown(lambda rank: bool(since.new_steps(rank))):
@@ -218,7 +218,7 @@ class ProbeSession:
         )
 
     async def _is_compiling(self) -> bool:
-        """Whether what looks like a hang waits for a compiler; else what it does is in the log."""
+        """Whether the engine waits for a compiler; if not, log its stacks."""
         if self.engine.is_compiling():
             return True
         stacks = await self.engine.dump_stacks()
@@ -231,13 +231,13 @@ class ProbeSession:
         raise ProbeFailedError(f"the engine died: {await self.engine.until_dead()}")
 
     async def exchange_all(self, messages: Iterable[Message]) -> list[Body]:
-        """Send at once; the answers in the same order."""
+        """Send all messages at once, and return the answers in the same order."""
         async with asyncio.TaskGroup() as group:
             sent = [group.create_task(exchange(self.client, m)) for m in messages]
         return [task.result() for task in sent]
 
     async def exchange_in_one_step(self, messages: Sequence[Message], running: int = 0) -> None:
-        """Send so that one engine step takes them all, beside `running` earlier requests."""
+        """Send so that one engine step takes all messages, beside `running` earlier requests."""
         expected = running + sum(message.prompts for message in messages)
         async with asyncio.TaskGroup() as group, self.engine.scheduling_held():
             for message in messages:
@@ -245,16 +245,16 @@ class ProbeSession:
             await self.until_queued(expected)
 
     async def until_queued(self, requests: int) -> None:
-        """Wait until the engine has exactly so many requests; the suite's deadline bounds it."""
+        """Wait until the engine has exactly `requests` requests, within the suite's deadline."""
         while await self.engine.queued_requests() != requests:  # noqa: ASYNC110 - the engine has no event
             await asyncio.sleep(POLL_SECONDS)
 
     def mark(self) -> measure.Mark:
-        """Where the ranks stand now."""
+        """Return how far the ranks are now."""
         return measure.mark(self.engine.ranks())
 
     async def is_seen(self, condition: measure.Condition) -> bool:
-        """Whether every rank of every engine shows it, now or in a moment."""
+        """Whether every rank of every engine meets the condition, now or in a moment."""
         waits = int(self.patience.proof_seconds / POLL_SECONDS)
         for _ in range(waits):
             if self._is_shown(condition):
@@ -263,10 +263,10 @@ class ProbeSession:
         return self._is_shown(condition)
 
     async def require(self, condition: measure.Condition, missing: str) -> None:
-        """Wait for the proof.
+        """Wait until every rank of every engine meets the condition.
 
         Raises:
-            ProbeFailedError: it did not come.
+            ProbeFailedError: one did not.
         """
         if not await self.is_seen(condition):
             raise ProbeFailedError(missing)
@@ -274,13 +274,13 @@ class ProbeSession:
     async def is_formed(
         self, since: measure.Mark, tokens: int, condition: measure.Condition, missing: str
     ) -> bool:
-        """Whether the scheduler formed what `condition` looks for of `tokens` that it was given.
+        """Whether the scheduler formed what `condition` looks for from the `tokens` it was given.
 
-        It did not if every rank has run them all, after `since`, in other steps. Which it forms
+        It did not if every rank has run all of them, after `since`, in other steps. What it forms
         depends on more than our plans know, for example on the groups of a hybrid model's KV cache.
 
         Raises:
-            ProbeFailedError: a rank shows neither the proof nor all the tokens.
+            ProbeFailedError: a rank neither meets the condition nor ran all the tokens.
         """
 
         def is_over(rank: RankStats) -> bool:
@@ -297,18 +297,18 @@ class ProbeSession:
         )
 
     def steps_seconds(self, steps: float) -> float:
-        """What `steps` engine steps as slow as the slowest of this run take."""
+        """Return the time that `steps` steps take if all are as slow as the slowest of this run."""
         self.observe(self.engine.ranks())
         return steps * self.slowest_step_seconds
 
     def observe(self, ranks: Iterable[RankStats]) -> None:
-        """Keep the duration of the slowest step of this run, before newer ones displace it."""
+        """Keep the duration of the slowest step of this run, before newer steps displace it."""
         seen = (step.duration_seconds for rank in ranks for step in self.start.new_steps(rank))
         self.slowest_step_seconds = max(self.slowest_step_seconds, max(seen, default=0.0))
 
 
 def first_failure(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that the others followed from: ours if there is one."""
+    """Return the failure that caused the others: ours if there is one."""
     ours = group.subgroup(HoldfastError)
     found: BaseException = ours or group
     while isinstance(found, BaseExceptionGroup):

@@ -1,10 +1,10 @@
-"""Which sizes are tried, and how is a step of a chosen size made up? Pure arithmetic on tokens.
+"""Which sizes are tried, and which prompts make a step of a chosen size? Arithmetic on tokens.
 
 A step is bounded by `max_num_batched_tokens`, `max_num_seqs`, `max_model_len` and the KV cache,
 which hands out whole blocks. Speculation takes its share of each: a request that decodes asks for
-its drafts too, some ways of drafting need slots of the step beside the tokens, and some write KV
+its drafts too, some methods of drafting need slots of the step beside the tokens, and some write KV
 past them (`Scheduler.schedule` and `VllmConfig.num_lookahead_tokens` of vLLM 0.32). No plan made
-here exceeds any of these.
+here exceeds any of these limits.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from holdfast.records import EngineFacts
 FIRST_CONTEXT_TOKENS = 128
 FIRST_BATCH_TOKENS = 8
 TAIL_TOKENS = 160
-"""The new tail of a continued prefix; kernels take another path above 128."""
+"""The new tail of a cached prefix; kernels take another path above 128."""
 DECODE_PROMPT_TOKENS = 8
 DECODE_LADDER_TOKENS = (16, 64, 256)
-"""Outputs of the widest decode; the longer ones are for a request that joins late."""
+"""Outputs of the widest decode; a request that joins late needs the longer ones."""
 MIXED_DECODERS = (16, 8, 4, 2, 1)
 MIXED_OUTPUT_TOKENS = (512, 128, 32)
 
@@ -34,49 +34,49 @@ def is_pooling(facts: EngineFacts) -> bool:
 
 
 def is_transcribing(facts: EngineFacts) -> bool:
-    """Whether the model takes audio, and no prompt of bare tokens."""
+    """Whether the model accepts audio, and no prompts of bare tokens."""
     takes_tokens = "generate" in facts.tasks and not facts.is_encoder_decoder
     return "transcription" in facts.tasks and not takes_tokens
 
 
 def full_prompt_tokens(facts: EngineFacts) -> int:
-    """The longest prompt the model takes: one token less where an answer must have room."""
+    """Return the longest prompt of the model, which leaves a token for an answer if one is made."""
     return facts.max_model_len - (0 if is_pooling(facts) else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds a prompt and a step of one engine."""
+    """The bounds of prompts and steps of one engine."""
 
     prompt_tokens: int
     step_tokens: int
-    """Tokens that one step may schedule."""
+    """The tokens that one step may schedule."""
     step_requests: int
     block_tokens: int
     is_chunked: bool
     """Whether a prompt may be prefilled over several steps."""
     blocks: int | None
-    """Blocks of KV cache that requests may hold; None where nothing is kept."""
+    """The blocks of KV cache that requests may hold; None if the model keeps none."""
     spare_blocks: int = 0
-    """Blocks that stay free when a request joins another: vLLM's watermark."""
+    """The blocks that stay free when a request joins another: vLLM's watermark."""
     input_tokens: int | None = None
-    """Tokens and draft slots of one step together; None where they are no bound of their own."""
+    """The tokens and draft slots of one step together; None if there is no such bound."""
     draft_tokens: int = 0
-    """What each request that decodes asks for beside its one token."""
+    """The tokens that each decoding request asks for beside its own."""
     draft_slots: int = 0
-    """What each request of a step takes of `input_tokens` beside its tokens."""
+    """The share of `input_tokens` that each request of a step takes beside its tokens."""
     lookahead_tokens: int = 0
-    """For how many tokens past its own a request holds KV cache, up to `context_tokens`."""
+    """The tokens past its own that a request holds KV cache for, up to `context_tokens`."""
     context_tokens: int | None = None
-    """max_model_len, for no more of which a request holds KV cache."""
+    """The most tokens that a request holds KV cache for: max_model_len."""
     shared_prompt_tokens: int | None = None
-    """The most tokens of one prompt in a step with others; None for no such bound."""
+    """The most tokens of one prompt in a step with others; None if there is no such bound."""
     idle_steps: int = 0
-    """Steps after a pause in which nothing decodes yet: one fewer than the pipeline's stages."""
+    """The steps after a pause before requests decode: one fewer than the pipeline's stages."""
 
     @classmethod
     def of(cls, facts: EngineFacts, max_tokens: int | None) -> Self:
-        """The limits of an engine, with the operator's cap on prompts."""
+        """Return the limits of an engine, with the operator's cap on prompts."""
         blocks = _usable_blocks(facts)
         ahead = facts.draft_tokens + facts.draft_lookahead_tokens
         bounds = [full_prompt_tokens(facts)]
@@ -105,19 +105,19 @@ class Limits:
 
     @property
     def decode_tokens(self) -> int:
-        """What one request that decodes schedules in a step: a token, and its drafts."""
+        """The tokens that one decoding request schedules in a step: one, and its drafts."""
         return 1 + self.draft_tokens
 
     @property
     def decoding_requests(self) -> int:
-        """How many requests can decode in one step."""
+        """The most requests that can decode in one step."""
         most = min(self.step_requests, self.step_tokens // self.decode_tokens)
         if self.input_tokens is not None:
             most = min(most, self.input_tokens // (self.decode_tokens + self.draft_slots))
         return most
 
     def takes(self, tokens: int, requests: int) -> bool:
-        """Whether one step schedules so many tokens of so many requests, KV cache aside."""
+        """Whether one step can schedule this many tokens and requests, KV cache aside."""
         room = self.step_tokens if self.input_tokens is None else self.input_tokens
         return (
             tokens <= self.step_tokens
@@ -126,14 +126,14 @@ class Limits:
         )
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks that a request of so many tokens holds."""
+        """Return the blocks that a request of `tokens` tokens holds."""
         held = tokens + self.lookahead_tokens
         if self.context_tokens is not None:
             held = min(held, self.context_tokens)
         return -(-held // self.block_tokens)
 
     def holds(self, lengths: Sequence[int]) -> bool:
-        """Whether requests of these lengths are in the KV cache at the same time."""
+        """Whether requests of these lengths fit in the KV cache at the same time."""
         if self.blocks is None:
             return True
         spare = self.spare_blocks if len(lengths) > 1 else 0
@@ -141,10 +141,10 @@ class Limits:
 
 
 def _usable_blocks(facts: EngineFacts) -> int | None:
-    """One block is vLLM's null block, but a request of max_model_len has room if its tokens have.
+    """Return the blocks without vLLM's null block, but enough for max_model_len if its tokens fit.
 
-    The capacity in tokens is that of such requests (`get_kv_cache_capacity`, 0.32), and no multiple
-    of a block.
+    The capacity in tokens counts requests of that length (`get_kv_cache_capacity`, 0.32), and is
+    not a multiple of a block.
     """
     if not facts.kv_capacity_tokens:
         return None
@@ -159,7 +159,7 @@ def _blocks(tokens: int, facts: EngineFacts) -> int:
 
 
 def context_sizes(limits: Limits, first: int = FIRST_CONTEXT_TOKENS) -> Iterator[int]:
-    """Doubling from `first` up to the longest prompt, which is the last."""
+    """Yield sizes that double from `first` up to the longest prompt, which is the last."""
     size = first
     while size < limits.prompt_tokens:
         yield size
@@ -169,11 +169,11 @@ def context_sizes(limits: Limits, first: int = FIRST_CONTEXT_TOKENS) -> Iterator
 
 
 def batch_sizes(largest: int) -> tuple[int, ...]:
-    """A sample of step sizes up to `largest`, which is the last; increasing.
+    """Return an increasing sample of step sizes up to `largest`, which is the last.
 
-    Need is not monotone in size and not every size can be tried. The sample takes what kernels
-    round to: powers of two and one off them, and in each octave 3/2 and 29/16 of its lower end (a
-    fork needed more at 232 = 29/16 x 128 rows than at its maximum).
+    Need is not monotone in size, and not every size can be tried. The sample has the sizes that
+    kernels round to: powers of two, one less and one more, and in each octave 3/2 and 29/16 of its
+    lower end (a fork needed more at 232 = 29/16 x 128 rows than at its maximum).
     """
     sizes = {largest} if largest > 0 else set()
     octave = FIRST_BATCH_TOKENS
@@ -184,7 +184,7 @@ def batch_sizes(largest: int) -> tuple[int, ...]:
 
 
 def fewest(limits: Limits, tokens: int) -> tuple[int, ...] | None:
-    """Prompt lengths that sum to `tokens` over as few requests as possible; None if none fit."""
+    """Return prompt lengths that sum to `tokens`, as few as possible; None if none fit."""
     longest = limits.prompt_tokens if tokens <= limits.prompt_tokens else _longest_shared(limits)
     if not longest:
         return None
@@ -194,7 +194,7 @@ def fewest(limits: Limits, tokens: int) -> tuple[int, ...] | None:
 
 
 def most(limits: Limits, tokens: int) -> tuple[int, ...] | None:
-    """Prompt lengths that sum to `tokens` over as many requests as fit; None if none fit."""
+    """Return prompt lengths that sum to `tokens`, as many as fit; None if none fit."""
     room = (limits.input_tokens or limits.step_tokens) - tokens
     seats = room // limits.draft_slots if limits.draft_slots else limits.step_requests
     for requests in range(min(tokens, limits.step_requests, seats), 0, -1):
@@ -210,7 +210,7 @@ def _even(tokens: int, requests: int) -> tuple[int, ...]:
 
 
 def _longest_shared(limits: Limits) -> int:
-    """The longest prompt that is prefilled in one step with others."""
+    """Return the longest prompt that is prefilled in one step with others."""
     return min(limits.prompt_tokens, limits.shared_prompt_tokens or limits.prompt_tokens)
 
 
@@ -224,15 +224,15 @@ def _is_one_step(limits: Limits, lengths: Sequence[int]) -> bool:
 
 
 def largest_step(limits: Limits) -> int:
-    """The most tokens that one step can be made to schedule."""
+    """Return the most tokens that one step can schedule."""
     sizes = range(1, limits.step_tokens + 1)
     return bisect_right(sizes, x=False, key=lambda size: fewest(limits, size) is None)
 
 
 def fullest_step(limits: Limits) -> int:
-    """The most tokens of a step that is over as many requests as any step.
+    """Return the most tokens of a step with the most requests.
 
-    It is the largest step but where each request takes draft slots, or prompts are cut.
+    It is the largest step, except where each request takes draft slots or prompts are cut.
     """
     requests = limits.step_requests
     while requests and not _is_one_step(limits, (1,) * requests):
@@ -256,7 +256,7 @@ class DecodePlan:
 
 
 def widest_decodes(limits: Limits) -> tuple[DecodePlan, ...]:
-    """As many requests as can decode together; the later plans only decode longer."""
+    """Return plans for the most requests that can decode together; later ones decode longer."""
     seats = max(1, limits.decoding_requests)
     room = (limits.input_tokens or limits.step_tokens) // seats - limits.draft_slots
     prompt = max(1, min(DECODE_PROMPT_TOKENS, room, limits.step_tokens // seats))
@@ -287,11 +287,11 @@ class MixedPlan:
     decoders: DecodePlan
     prefill_tokens: int
     leading: tuple[int, ...] = ()
-    """Prompts before the long one that fill the steps in which no request decodes yet."""
+    """Prompts before the long one, which fill the steps before requests decode."""
 
 
 def mixed(limits: Limits) -> tuple[MixedPlan, ...]:
-    """Decoders that leave the prompts at least half of the KV cache, the most of them first."""
+    """Return plans that leave the prompts at least half of the KV cache, most decoders first."""
     plans = (_mixed(limits, requests) for requests in MIXED_DECODERS)
     return tuple(plan for plan in plans if plan is not None)
 
@@ -300,7 +300,7 @@ def _mixed(limits: Limits, requests: int) -> MixedPlan | None:
     prompt = min(DECODE_PROMPT_TOKENS, limits.prompt_tokens)
     leading = _leading(limits)
     if len(leading) >= requests:
-        # A step with the leading prompts alone could be taken for one with the decoders.
+        # A step with only the leading prompts could be mistaken for one with the decoders.
         leading = ()
     for output in MIXED_OUTPUT_TOKENS:
         output_tokens = min(output, limits.prompt_tokens + 1 - prompt)
@@ -312,10 +312,10 @@ def _mixed(limits: Limits, requests: int) -> MixedPlan | None:
 
 
 def _leading(limits: Limits) -> tuple[int, ...]:
-    """Prompts that fill the steps in which vLLM lets no request decode after a pause.
+    """Return prompts that fill the steps after a pause in which vLLM lets no request decode.
 
-    With asynchronous scheduling over a pipeline, a request decodes once in as many steps as there
-    are stages (`AsyncScheduler._update_after_schedule`, 0.32).
+    With asynchronous scheduling over a pipeline of N stages, a request decodes once in N steps
+    (`AsyncScheduler._update_after_schedule`, 0.32).
     """
     longest = min(limits.prompt_tokens, limits.step_tokens)
     if not longest or not limits.idle_steps:
@@ -324,7 +324,7 @@ def _leading(limits: Limits) -> tuple[int, ...]:
 
 
 def _beside(limits: Limits, decoders: DecodePlan, leading: Sequence[int]) -> int:
-    """Tokens of the longest prompt that has room beside the others, in one step's budget too."""
+    """Return the longest prompt that fits beside the others, also in the budget of one step."""
     width = decoders.requests
     held = width * limits.blocks_of(decoders.prompt_tokens + decoders.output_tokens)
     is_too_wide = (

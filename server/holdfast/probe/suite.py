@@ -1,4 +1,4 @@
-"""Runs the steps by name and reports; the only part of the probe that the supervisor knows."""
+"""Runs the steps by name and reports. The supervisor knows no other part of the probe."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _DECODING: frozenset[StepName] = frozenset({"prefix_continuation", "widest_decod
 
 
 def why_not(step: StepName, facts: EngineFacts) -> str:
-    """Why the step does not apply to the engine; empty if it does."""
+    """Return why the step does not apply to the engine; empty if it does."""
     if step == "first_token" and is_transcribing(facts):
         return ""
     pools = is_pooling(facts)
@@ -83,7 +83,7 @@ CLEANUP_STEPS = 3
 
 
 def available_memory_bytes() -> int:
-    """What the kernel says the host can still give away."""
+    """Return the memory that the kernel says is available on the host."""
     return int(psutil.virtual_memory().available)
 
 
@@ -121,11 +121,11 @@ class Prober:
     async def run(
         self, steps: Sequence[StepName] | None = None, *, suite: Suite | None = None
     ) -> ProbeReport:
-        """The outcome of the suite, by default the configured one, or of `steps` in their order.
+        """Run a suite, the configured one by default, or `steps` in their order, and report.
 
         A step that fails is reported, not raised, and those after it are not run. Cancellation
-        propagates. The prefix cache is empty afterwards. With the suite `off` nothing is sent and
-        the report says that it passed, limited to 0 tokens.
+        propagates. The prefix cache is empty afterwards. The suite `off` sends nothing, and its
+        report says that it passed, limited to 0 tokens.
         """
         suite = suite or self._settings.suite
         if suite == "off" and steps is None:
@@ -156,7 +156,7 @@ class Prober:
         )
 
     async def run_again(self) -> ProbeReport:
-        """The outcome of one request: the first step that applies to the model, if any does."""
+        """Run the first step that applies to the model, if any does, and report."""
         if self._settings.suite == "off":
             return await self.run()
         facts = self._engine.facts
@@ -200,7 +200,7 @@ class Prober:
         try:
             result = await STEPS[name](session)
         except ProbeTooSlowError as error:
-            # Of the first request there is no smaller size: without it nothing would be proven.
+            # The first request has no smaller size: without it nothing would be proven.
             is_limit = name != "first_token"
             outcome: Outcome = "skipped" if is_limit else "failed"
             reason = f"{session.attempt}: {error.cause}"
@@ -219,7 +219,7 @@ class Prober:
         )
 
     async def _explain(self, session: ProbeSession, cause: str) -> str:
-        """Step, size and cause, with what the engine says of its death and its workspaces."""
+        """Name step, size and cause, with what the engine says about its death and workspaces."""
         parts = [f"{session.step} failed at {session.attempt}: {cause}"]
         if "the engine died" not in cause:
             with suppress(TimeoutError):
@@ -229,9 +229,9 @@ class Prober:
         return " ".join(filter(None, parts))
 
     async def _forget_prefixes(self, session: ProbeSession) -> str:
-        """Empty the prefix cache; why it could not be done, or empty.
+        """Empty the prefix cache; return why it was not emptied, or an empty string.
 
-        What was given up for want of time may still have a step to end.
+        A request that ran out of time may still have a step to end.
         """
         seconds = max(self._patience.cleanup_seconds, session.steps_seconds(CLEANUP_STEPS))
         try:
@@ -245,6 +245,6 @@ class Prober:
 
 
 def _proven_tokens(steps: Sequence[ProbeStep]) -> int:
-    """The longest context that was served whole."""
+    """Return the longest context that was served whole."""
     about_context = ("context_sweep", "full_context")
     return max((s.tokens for s in steps if s.name in about_context), default=0)
