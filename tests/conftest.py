@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from engine_sharing import OWN, group_of
 from holdfast.processes import cleanup
 
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -19,23 +20,6 @@ hypothesis.settings.load_profile("untimed")
 
 _FILE = pytest.StashKey[Path]()
 """Of the last test of this process."""
-_SHARED_ENGINE = {
-    "test_deployment.py": "demo",
-    "test_grammars.py": "demo",
-    "test_memory_report.py": "demo",
-    "test_metrics_page.py": "demo",
-    "test_openai.py": "demo",
-    "test_ranks.py": "demo",
-    "test_schema.py": "demo",
-    "test_states.py": "demo",
-    "test_learned_restart.py": "learned",
-    "test_requests_after_ready.py": "learned",
-    "test_lock_bug.py": "learned",
-    "test_never_proves_again_in_the_same_engine_but_not_what_the_journal_forbids": "learned",
-}
-"""What uses one engine, which is started once in the process that runs all of it."""
-_OWN_ENGINES = frozenset({"test_foreign_models.py", "test_probe_steps.py"})
-"""Where each test has an engine of its own. In any other file the tests share theirs."""
 
 
 class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untyped to mypy
@@ -43,11 +27,9 @@ class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untype
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, name = nodeid.partition("::")
-        path = PurePosixPath(file)
-        if path.parent.name == "engine":
-            own = nodeid if path.name in _OWN_ENGINES else file
-            return _SHARED_ENGINE.get(path.name) or _SHARED_ENGINE.get(name, own)
-        return file
+        path = Path(self.config.rootpath, file)
+        engine = group_of(path, name.partition("[")[0]) if path.parent.name == "engine" else None
+        return nodeid if engine == OWN else engine or file
 
 
 @pytest.hookimpl(tryfirst=True)

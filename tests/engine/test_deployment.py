@@ -11,7 +11,7 @@ from ops.prometheus import rules
 from ops.queries import ROOT, metric_names
 from servers import Server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("demo")]
 
 TEMPLATES = ROOT / "deploy" / "helm" / "holdfast" / "templates"
 OF_PROMETHEUS = {"up"}

@@ -14,7 +14,7 @@ import tiny_models
 from adapters import make_lora
 from servers import SMALL, Server, descendants, running
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.own_engines]
 
 
 GENERATED = {

@@ -10,7 +10,7 @@ import pytest
 
 from servers import Server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("demo")]
 
 DEEP = "(" * 40_000 + "a" + ")" * 40_000
 DEADLY = {"type": "object", "properties": {"a": {"type": "string", "pattern": DEEP}}}

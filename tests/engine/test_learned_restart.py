@@ -11,7 +11,7 @@ import pytest
 
 from servers import KV_CACHE_BYTES, SMALL, Server, running
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("learned")]
 
 
 MIB = 1024 * 1024

@@ -9,7 +9,7 @@ import pytest
 from gpu_kit import kit
 from servers import Server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("learned")]
 
 
 LONG_PROMPT = [65 + i % 26 for i in range(3000)]

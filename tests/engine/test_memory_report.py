@@ -8,7 +8,7 @@ import pytest
 
 from servers import Server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("demo")]
 
 
 def test_a_real_start_is_explained(demo: Server) -> None:

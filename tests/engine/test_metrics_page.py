@@ -7,7 +7,7 @@ import pytest
 from ops.prometheus import promtool
 from servers import Server
 
-pytestmark = [pytest.mark.engine, pytest.mark.tools]
+pytestmark = [pytest.mark.engine, pytest.mark.tools, pytest.mark.shares_engine("demo")]
 
 
 def test_promtool_finds_no_fault_with_our_metrics(demo: Server) -> None:

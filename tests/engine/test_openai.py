@@ -11,7 +11,7 @@ import pytest
 
 from servers import Greedy, Server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("demo")]
 
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is a workspace?"}]

@@ -15,7 +15,7 @@ from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from servers import SMALL, Server, running
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.own_engines]
 
 LAB_DEADLINE_SECONDS = 240
 
@@ -48,6 +48,7 @@ def test_slow_engine_has_a_limited_proof_which_may_be_refused(tmp_path: Path) ->
         assert "--probe-timeout" in server.last_line
 
 
+@pytest.mark.shares_engine("learned")
 def test_never_proves_again_in_the_same_engine_but_not_what_the_journal_forbids(
     first_start: Server, silent_demo: Path, learned_state: Path, tmp_path: Path
 ) -> None:

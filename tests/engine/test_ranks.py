@@ -8,7 +8,7 @@ import pytest
 
 from servers import SMALL, Server, running
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("demo")]
 
 
 TWO_RANKS = ("--tensor-parallel-size=2",)

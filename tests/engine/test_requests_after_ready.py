@@ -7,7 +7,7 @@ import pytest
 from random_requests import send_random_requests, workspace_books
 from servers import Server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("learned")]
 
 REQUESTS = 100
 

@@ -7,7 +7,7 @@ import pytest
 from schema_cases import send_cases
 from servers import Server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("demo")]
 
 CASES = 500
 LONG_PROMPT_TOKENS = 3000

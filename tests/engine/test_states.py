@@ -6,7 +6,7 @@ import pytest
 
 from servers import Demo
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("demo")]
 
 
 @pytest.mark.parametrize("state", ["STARTING", "PROBING"])
