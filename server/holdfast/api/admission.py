@@ -1,4 +1,4 @@
-"""Who may come in now, who waits, and who is turned away? By the state, the line and the key."""
+"""Which requests are admitted, queued or refused? Decided by the state, the queue and the key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REFUSAL_OF = MappingProxyType[State, RefusalReason](
 
 
 class Admission:
-    """Decides by the state, the line and the key, and counts. Belongs to one event loop."""
+    """Decides by the state, the queue and the key, and counts. It belongs to one event loop."""
 
     def __init__(  # noqa: PLR0913 - the composition root names each collaborator
         self,
@@ -62,61 +62,60 @@ class Admission:
         )
         self._queues = (self._queue, self._rendering_queue)
         self.durations = Durations(time.monotonic)
-        """How long the requests of each key are at work, where their number is bound."""
+        """How long the requests of each key take, if their number is limited."""
         self._is_moving = False
         self._follower: asyncio.Task[None] | None = None
         self._probe_token = probe_token.encode()
         self._refusals = refusals
         self.waits = request_waits()
-        """How long the requests that were admitted had waited for it."""
+        """How long admitted requests had waited."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def in_flight(self) -> int:
-        """Requests let in and not yet answered whole, the probe's own left out."""
+        """Requests admitted and not yet fully answered, without the probe's own."""
         return sum(queue.admitted for queue in self._queues)
 
     @property
     def held(self) -> int:
-        """Requests that wait for a place in the engine, or for its next generation."""
+        """Requests that wait for capacity in the engine, or for its next generation."""
         return sum(queue.waiting for queue in self._queues)
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody waits or is in flight."""
+        """Whether any request waits or is in flight."""
         queue, rendering = self._queues
         return bool(queue.admitted or queue.waiting or rendering.admitted or rendering.waiting)
 
     def is_open(self, *, is_probe: bool) -> bool:
-        """Whether a request that comes now may enter."""
+        """Return whether a request that arrives now may enter."""
         state = self.supervisor.state
-        # While draining an engine may be lost, and proven anew for those who are still in.
+        # If an engine is lost while draining, the next one is proven for the requests still here.
         return state in SERVING or (is_probe and state in {State.PROBING, State.DRAINING})
 
     def is_probe_token(self, given: bytes) -> bool:
-        """Whether this is the token of this start; an empty token opens nothing."""
+        """Return whether this is the token of this start; an empty token never is."""
         return bool(self._probe_token) and hmac.compare_digest(given, self._probe_token)
 
     def is_probe(self, scope: Scope) -> bool:
-        """Whether the request carries the token of this start."""
+        """Return whether the request carries the token of this start."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         return any(
             name == PROBE_HEADER_BYTES and self.is_probe_token(value) for name, value in headers
         )
 
     def refuses_all(self) -> bool:
-        """Whether a request that comes now would be refused whatever it asks."""
+        """Return whether every request that arrives now would be refused."""
         if self.is_open(is_probe=False):
             return False
         return not self._is_worth_waiting(self._hold_deadline())
 
     def join(self, key: str, *, work: Work, is_limited: bool = True) -> Ticket:
-        """A ticket for a request that comes now: admitted, waiting or refused. It must `leave`.
+        """Return a ticket for a new request: admitted, waiting or refused. It must `leave`.
 
-        `is_limited` says whether its key may have too many.
-        A lost engine is worth to wait for while its next generation is expected within the hold
-        time-out.
+        `is_limited` says whether the limit per key applies. If the engine is lost, the request
+        waits as long as the next generation is expected within the hold time-out.
         """
         self._follow_state()
         most = self._overload.max_requests_per_key
@@ -133,27 +132,27 @@ class Admission:
         return ticket
 
     def begin(self, ticket: Ticket) -> None:
-        """A request that was admitted goes on; how long it takes is known when it leaves."""
+        """Start the clock of an admitted request; `leave` stops it."""
         if self._overload.max_requests_per_key and ticket.key and ticket.needs_capacity:
             self.durations.begin(ticket.key, ticket)
 
     def set_aside(self, ticket: Ticket) -> None:
-        """A request waits for something else than the engine: others have its place meanwhile."""
+        """Lend the capacity of a request to others while it waits for something else."""
         self._queue_of(ticket).set_aside(ticket)
 
     async def come_back(self, ticket: Ticket) -> None:
-        """Return when a request that was set aside has a place again, or is refused one."""
+        """Return when a request that was set aside has capacity again, or is refused."""
         self._follow_state()
         self._queue_of(ticket).come_back(ticket)
         self._follow_for(ticket)
         await self.until_settled(ticket)
 
     def release(self, ticket: Ticket) -> None:
-        """The engine is done with a request, whose client may read its answer for long still."""
+        """Free the capacity of a request when the engine is done, even if the client still reads."""
         self._queue_of(ticket).release(ticket)
 
     def leave(self, ticket: Ticket) -> None:
-        """Take a request out, wherever it stands."""
+        """Remove a request, whatever its status."""
         self.durations.end(ticket.key, ticket)
         self._queue_of(ticket).leave(ticket)
         if not self.is_busy:
@@ -166,14 +165,14 @@ class Admission:
         return sum(queue.count(key) for queue in self._queues)
 
     def count_refusal(self, reason: RefusalReason) -> None:
-        """Count a request that is turned away."""
+        """Count a refused request."""
         self._refusals.count(reason)
 
     async def until_settled(self, ticket: Ticket) -> bool:
         """Return True when a ticket waits no longer.
 
-        For a place it waits as long as it takes; while the gate is closed, for the hold time-out.
-        A drain goes on to call those whom it found waiting for a place.
+        The wait for capacity has no limit; while the gate is closed, the limit is the hold
+        time-out. A drain continues to admit the requests that were waiting for capacity.
         """
         hold_ends: float | None = None
         while ticket.status == "waiting":
@@ -188,13 +187,13 @@ class Admission:
                     await ticket.until_notified()
             except TimeoutError:
                 break
-        self._queue_of(ticket).refuse(ticket, self._refusal_of_state())  # if it waits still
+        self._queue_of(ticket).refuse(ticket, self._refusal_of_state())  # if it still waits
         return True
 
     def retry_after_seconds(self, ticket: Ticket) -> int:
-        """Whole seconds until who is refused now would not be, between 1 and 120.
+        """Return the seconds after which this request would not be refused, between 1 and 120.
 
-        With too many of its key, that is when one of those is likely to end.
+        If its key has too many requests, that is when one of them is likely to end.
         """
         if ticket.refusal == "key_concurrency":
             left_seconds = self.durations.left_seconds(ticket.key)
@@ -208,7 +207,7 @@ class Admission:
         return retry_after_seconds((queue.waiting + 1) / rate + (eta_seconds or 0.0))
 
     async def until_idle(self, deadline_seconds: float) -> bool:
-        """Wait until nothing waits or is in flight; False if not so after `deadline_seconds`."""
+        """Wait until no request waits or is in flight; False if some are at the deadline."""
         try:
             async with asyncio.timeout(deadline_seconds):
                 await self._idle.wait()
@@ -231,7 +230,7 @@ class Admission:
         return self._capacity() if self._is_moving else _NO_CAPACITY
 
     def _follow_state(self) -> None:
-        """See whether the line moves: in READY, and in a drain if it moved before."""
+        """Update whether the queue moves: in READY, and in a drain if it moved before."""
         state = self.supervisor.state
         self._is_moving = state in SERVING or (self._is_moving and state is State.DRAINING)
 
@@ -240,7 +239,7 @@ class Admission:
             self._follower = asyncio.create_task(self._follow(), name="line")
 
     async def _follow(self) -> None:
-        """While somebody waits, have the line follow the state."""
+        """Keep the queues in step with the state while requests wait."""
         while self.held:
             self._follow_state()
             for queue in self._queues:
@@ -250,7 +249,7 @@ class Admission:
 
 
 def retry_after_seconds(eta_seconds: float | None) -> int:
-    """Whole seconds until it is worth to ask again, between 1 and 120."""
+    """Return the seconds after which a retry makes sense, between 1 and 120."""
     if eta_seconds is None:
         return RETRY_AFTER_SECONDS
     return math.ceil(min(RETRY_AFTER_MOST_SECONDS, max(1.0, eta_seconds)))

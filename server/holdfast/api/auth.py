@@ -1,4 +1,4 @@
-"""Who has a key? Closed by default: with an API key set, what is not named here needs it."""
+"""Which requests carry a valid key? With an API key set, every path not named here needs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping"})
-"""What probes ask for, which have no key: the front door answers all of it itself."""
+"""The paths of health checks, which carry no key; our own routes answer all of them."""
 METRICS_PATH = "/metrics"
 ADMIN_PATH = "/admin"
 WEBSOCKET_POLICY_VIOLATION = 1008
@@ -26,7 +26,7 @@ WEBSOCKET_POLICY_VIOLATION = 1008
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of a server. Without any API key its routes are open, all but those of admins."""
+    """The keys of a server. Without an API key its routes are open, except those of admins."""
 
     api: Keyring
     admin: Keyring
@@ -34,10 +34,10 @@ class Keys:
 
     @classmethod
     def read(cls, api_keys: tuple[str, ...], settings: KeySettings) -> Keys:
-        """The keys that are given and those in the files.
+        """Read the keys from the flags and the files.
 
         Raises:
-            UsageError: a file is not to be read, or the flags contradict each other.
+            UsageError: a file cannot be read, or the flags contradict each other.
         """
         api = Keyring(api_keys, settings.api_key_file)
         given = [settings.admin_api_key] if settings.admin_api_key is not None else []
@@ -56,11 +56,11 @@ class Keys:
         return cls(api, admin, guards_metrics)
 
     def broken_files(self) -> Mapping[str, bool]:
-        """Whether the file of each ring is broken. From any thread."""
+        """Return whether the file of each keyring is broken. Any thread may call it."""
         return {"api": self.api.is_broken, "admin": self.admin.is_broken}
 
     def short_names(self) -> tuple[str, ...]:
-        """The names of the keys that can be guessed."""
+        """Return the names of the keys that are short enough to guess."""
         return (*self.api.short_names, *self.admin.short_names)
 
 
@@ -95,12 +95,12 @@ _NO_ROUTE = _Refusal(
 
 
 class KeyCheck:
-    """Pure ASGI: what has the right key, or needs none, reaches `app` unchanged.
+    """ASGI layer: a request with the right key, or that needs none, reaches `app` unchanged.
 
-    The path is judged as the front door judges it. Health routes are open, `/metrics` as the keys
-    say. `/admin` and what is below needs an admin key, and so do vLLM's routes for operators, also
-    where there is no API key. Everything else needs an API key if there is one: routes of any kind
-    and method, WebSockets, and paths that do not exist.
+    It reads the path as the router does. Health routes are open; `/metrics` is if `--metrics-auth`
+    allows it. `/admin` and everything below it needs an admin key, and so do vLLM's routes for
+    operators, even without an API key. Everything else needs an API key if there is one: routes of
+    any kind and method, WebSockets, and paths that do not exist.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class KeyCheck:
         self._root_path = root_path
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Let through, or answer 401, 403 or 404 (close a WebSocket with 1008)."""
+        """Pass the request on, or answer 401, 403 or 404 (close a WebSocket with 1008)."""
         if scope["type"] not in {"http", "websocket"}:
             return self._app(scope, receive, send)
         refusal = self._refusal(scope)
@@ -141,7 +141,7 @@ class KeyCheck:
         is_admin = path == ADMIN_PATH or path.startswith(f"{ADMIN_PATH}/")
         if is_admin or is_for_operators(path):
             return self._admin_refusal(scope)
-        # The front door answers no WebSocket itself, whatever its path.
+        # Our own routes have no WebSocket, so these paths are open for HTTP only.
         if scope["type"] == "http" and self._is_open(path):
             return None
         return self._api_refusal(scope)
@@ -152,7 +152,7 @@ class KeyCheck:
     def _api_refusal(self, scope: Scope) -> _Refusal | None:
         if self._keys.api.is_empty or _is_preflight(scope):
             return None
-        # Our own requests need no key of a user's, which may be changed at any moment.
+        # The probe does not use a client's key, which may change at any moment.
         if self._is_probe(scope):
             return None
         name = self._keys.api.name_of(_token(scope))
@@ -166,7 +166,7 @@ class KeyCheck:
             return _NO_ROUTE
         token = _token(scope)
         name = self._keys.admin.name_of(token)
-        # Asked of any request: a file may have come to name an admin key as an API key.
+        # Checked at each request: a changed file may name an admin key as an API key.
         if self._keys.api.name_of(token) is not None:
             return _NOT_ADMIN
         if name is None:
@@ -176,7 +176,7 @@ class KeyCheck:
 
 
 def _token(scope: Scope) -> bytes:
-    """What follows `Bearer`; empty, which no key is, if nothing does or more than one header."""
+    """Return the token after `Bearer`; empty, and so invalid, unless exactly one header has it."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) != 1:
         return b""
@@ -185,10 +185,10 @@ def _token(scope: Scope) -> bytes:
 
 
 def _is_preflight(scope: Scope) -> bool:
-    """Whether a browser asks what it may send, to which it can add no key.
+    """Return whether this is a browser's preflight request, which cannot carry a key.
 
-    vLLM's CORSMiddleware answers exactly these itself, before any route. An OPTIONS request of
-    another kind reaches the routes.
+    vLLM's CORSMiddleware answers exactly these itself, before any route. Any other OPTIONS request
+    reaches the routes.
     """
     if scope["type"] != "http" or scope["method"] != "OPTIONS":
         return False

@@ -1,4 +1,4 @@
-"""How much of all request bodies is in memory, and may more come in?"""
+"""How much memory do all request bodies take, and may they take more?"""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 FREE_BYTES = 64 * 1024
-"""So much of each body is not counted: connections are, and a short request is never turned away
-for the long ones of others."""
+"""The first bytes of each body are not counted: connections are limited, and a short request is
+never refused because of the long ones of others."""
 GARBAGE_BYTES = 64 << 20
-"""After bodies of this size together have been answered, what is left of them is collected."""
+"""After answering bodies of this total size, the garbage that they left is collected."""
 
 
 @dataclass(slots=True)
 class Buffer:
-    """What one request keeps in memory, from its first byte until it is answered."""
+    """The memory that the body of one request takes, from its first byte until the answer."""
 
     buffers: Buffers
     owner: str
@@ -25,7 +25,7 @@ class Buffer:
     counted_bytes: int = 0
 
     def try_reserve(self, size_bytes: int) -> bool:
-        """Whether so much more may be kept; then it is."""
+        """Reserve memory for more of the body; False, without an effect, if there is too little."""
         counted_bytes = max(0, self.size_bytes + size_bytes - FREE_BYTES) - self.counted_bytes
         if not self.buffers.try_take(self.owner, counted_bytes):
             return False
@@ -35,21 +35,22 @@ class Buffer:
 
 
 class Buffers:
-    """One owner may have no more than it leaves free, so that there is something for another.
+    """The memory of all request bodies. An owner may take at most as much as it leaves free.
 
-    Alone it has a half of everything, two have a third each, and so on. Belongs to one event loop.
+    A single owner gets half of the total, two get a third each, and so on. It belongs to one event
+    loop.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self.taken_bytes = 0
-        """What is counted of all."""
+        """The counted bytes of all owners."""
         self._taken_by: Counter[str] = Counter()
         self._answered_bytes = 0
 
     @contextmanager
     def buffer_of(self, owner: str) -> Iterator[Buffer]:
-        """What a request of `owner` keeps while entered."""
+        """Yield the buffer of a request of `owner`, whose memory is returned at the end."""
         buffer = Buffer(self, owner)
         try:
             yield buffer
@@ -61,11 +62,11 @@ class Buffers:
             self._collect(buffer.size_bytes)
 
     def _collect(self, answered_bytes: int) -> None:
-        """Free what an error of the parser keeps of its body: it is part of a cycle.
+        """Free the bodies that parser errors keep alive: they are part of reference cycles.
 
-        FastAPI 0.136 has the exception in a variable of a frame that its traceback names. A body is
-        few objects, so that Python would collect many of them late. vLLM has frozen what a start
-        leaves: this takes milliseconds.
+        FastAPI 0.136 keeps the exception in a variable of a frame that its traceback refers to. A
+        body is only a few objects, so Python would collect many bodies late. vLLM freezes the
+        objects of the start, so a collection takes milliseconds.
         """
         self._answered_bytes += answered_bytes
         if self._answered_bytes >= GARBAGE_BYTES:
@@ -73,7 +74,7 @@ class Buffers:
             gc.collect()
 
     def try_take(self, owner: str, size_bytes: int) -> bool:
-        """Whether an owner may have so much more; then it has."""
+        """Take memory for an owner; False, without any effect, if it would have too much."""
         free_bytes = self._most_bytes - self.taken_bytes - size_bytes
         if size_bytes and self._taken_by[owner] + size_bytes > free_bytes:
             return False

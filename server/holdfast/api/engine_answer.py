@@ -1,4 +1,4 @@
-"""What vLLM's application answers, as our clients are to read it."""
+"""The responses of vLLM's application, in the form that our clients get."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from holdfast.records import RefusalReason
 from holdfast.request_context import RequestContext
 
 SHAPED_BYTES = 64 * 1024
-"""A larger body of an error is passed on as it is."""
+"""An error with a larger body is passed on unchanged."""
 
 _DONE = b"data: [DONE]\n\n"
 _REWRITTEN = frozenset({b"content-length", b"content-type"})
 
 
 class EngineAnswer:
-    """One answer on its way: errors in OpenAI's form, and what became of the request.
+    """One response: gives errors OpenAI's form, and tells the client what became of the request.
 
-    That is whether it may be sent again, and no clean end of a stream that has none.
+    It says whether the request may be retried, and does not end a broken stream as a complete one.
     """
 
     __slots__ = ("_context", "_count_refusal", "_held", "_held_body", "_send")
@@ -36,7 +36,7 @@ class EngineAnswer:
         self._held_body = b""
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass an answer on; that of an error when it is whole."""
+        """Pass a message on; an error waits until its body is complete."""
         if self._held is not None:
             return self._hold(self._held, message)
         if message["type"] == "http.response.start":
@@ -45,7 +45,7 @@ class EngineAnswer:
                 return send_nothing()
             message = _with_advice(message, self._context)
         elif self._context.is_broken and message.get("body") == _DONE:
-            # vLLM ends a stream so even after an error, which clients take for a whole answer.
+            # vLLM ends a stream like this even after an error: clients would take it for complete.
             message = {**message, "body": b""}
         return self._send(message)
 

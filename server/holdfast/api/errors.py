@@ -1,4 +1,4 @@
-"""Every error as OpenAI's clients read it: bodies, headers and the mapping of foreign errors."""
+"""Every error in the form of OpenAI's API: bodies, headers and the mapping of foreign errors."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ STATE_HEADER = "x-holdfast-state"
 SHOULD_RETRY_HEADER = "x-should-retry"
 
 CACHED_BODIES = 64
-"""So many are kept: whoever is refused under load is refused in the same words."""
+"""The number of cached bodies: under load, many requests are refused with the same words."""
 _cached_body = lru_cache(CACHED_BODIES)(openai_error_body)
 
 
 def openai_error(message: str, *, kind: str, status: int, headers: Mapping[str, str]) -> Response:
-    """An error as OpenAI's clients read it."""
+    """Return an error response in OpenAI's form."""
     body = _cached_body(message, kind=kind, status=status)
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
 async def close_websocket(receive: Receive, send: Send, *, code: int, reason: str) -> None:
     """Refuse a WebSocket with a code that its client sees; `reason` has at most 123 bytes."""
-    # Accepted first: a close before that reaches the client as a bare 403, without the code.
+    # It is accepted first: a close before that reaches the client as a bare 403, without the code.
     await receive()
     await send({"type": "websocket.accept"})
     await send({"type": "websocket.close", "code": code, "reason": reason})
 
 
 async def send_nothing() -> None:
-    """What is sent of a message that goes nowhere, or not yet."""
+    """Send nothing, in place of a message that is dropped or held back."""
 
 
 UNSUPPORTED_MEDIA_TYPE = "Unsupported Media Type"
-"""So vLLM begins what it says of a body that is no JSON, with a status of 400."""
+"""vLLM's message begins with this, at status 400, if a body is not JSON."""
 
 
 def in_openai_form(status: int, body: bytes) -> tuple[int, bytes]:
-    """Status and body of an error in OpenAI's form; the same if it has that form already."""
+    """Return status and body of an error in OpenAI's form, unchanged if it has that form."""
     content = _parsed(body)
     error = content.get("error") if isinstance(content, dict) else None
     message = error.get("message") if isinstance(error, dict) else None

@@ -1,6 +1,6 @@
-"""The one place that lets a request through to the engine, holds it or turns it away.
+"""The only place that passes a request to the engine, holds it or refuses it.
 
-While a request waits, what its client sends is read ahead, so that a disconnect is noticed.
+While a request waits, its client's messages are read ahead, so that a disconnect is noticed.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
 
 
 class DisconnectWatcher:
-    """An ASGI `receive` that is read ahead of the application, to see whether the client leaves."""
+    """An ASGI `receive` that reads ahead of the application to notice a disconnect."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._read: deque[Message] = deque()
 
     async def __call__(self) -> Message:
-        """The next message, first those that were read ahead."""
+        """Return the next message, beginning with those that were read ahead."""
         return self._read.popleft() if self._read else await self._receive()
 
     async def has_whole_body(self) -> bool:
-        """Wait for the last part of the body; False if the client leaves before.
+        """Wait for the last part of the body; False if the client leaves before that.
 
-        What came is kept as one part: a body that comes byte by byte would take hundreds of times
-        its size.
+        The parts are joined into one: a body that arrives byte by byte would otherwise take
+        hundreds of times its size.
         """
         message = await self._receive()
         if message["type"] == "http.request" and message.get("more_body", False):
@@ -62,7 +62,7 @@ class DisconnectWatcher:
         return bool(message["type"] == "http.request")
 
     async def unless_disconnected(self, answer: Awaitable[bool]) -> bool | None:
-        """`answer`, or None if the client leaves before it is known."""
+        """Return the result of `answer`, or None if the client leaves before that."""
         answering = asyncio.ensure_future(answer)
         leaving = asyncio.create_task(self._until_disconnected(), name="client leaves")
         try:
@@ -91,7 +91,7 @@ _OVERLOADS = MappingProxyType[RefusalReason, str](
 
 
 class Gate:
-    """Pure ASGI: what enters reaches `app` unchanged, but for the header of the probe."""
+    """ASGI layer: an admitted request reaches `app` unchanged, except for the probe's header."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class Gate:
         suspended_seconds: Callable[[str], float] = lambda _: 0.0,
         root_path: str = "",
     ) -> None:
-        """`suspended_seconds` says how long a key has to wait, 0 if it need not."""
+        """Take `suspended_seconds`, which returns how long a key has to wait, or 0."""
         self._app = app
         self._admission = admission
         self._suspended_seconds = suspended_seconds
         self._root_path = root_path
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Let in, hold until it may go on, or answer 429 or 503 (close a WebSocket with 1013)."""
+        """Pass the request on, now or later, or answer 429 or 503 (close a WebSocket with 1013)."""
         if scope["type"] not in {"http", "websocket"}:
             return self._app(scope, receive, send)
         scope, is_probe = self._without_probe_header(scope)
@@ -135,7 +135,7 @@ class Gate:
         work = work_of(scope, self._root_path)
         receive = watcher = DisconnectWatcher(receive)
         has_body = scope["type"] == "http" and work != "none" and not self._admission.refuses_all()
-        # A place is for a request that is there, not for one that may come within hours.
+        # Only a complete request gets capacity: a slow body may take hours to arrive.
         if has_body and not await watcher.has_whole_body():
             return
         context.received_seconds = time.monotonic()
@@ -186,7 +186,7 @@ class Gate:
         await response(scope, receive, send)
 
     def _without_probe_header(self, scope: Scope) -> tuple[Scope, bool]:
-        """The scope as the inner app may see it, and whether the request is the probe's."""
+        """Return the scope without the probe's header, and whether the request is the probe's."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         kept = [(name, value) for name, value in headers if name != PROBE_HEADER_BYTES]
         if len(kept) == len(headers):

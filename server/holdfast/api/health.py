@@ -1,4 +1,4 @@
-"""Is it up? Answered from the status record alone, so that no answer ever waits for the engine."""
+"""Is the server up? Only the status record is read, so no answer ever waits for the engine."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _RANK = TypeAdapter(RankMemory)
 
 
 def is_alive(status: Status) -> bool:
-    """Whether the process can still become or stay useful."""
+    """Return whether the process can still become, or stay, useful."""
     return status.state not in HOPELESS
 
 
 def is_ready(status: Status) -> bool:
-    """Whether requests are let in."""
+    """Return whether requests are admitted."""
     return status.state in SERVING
 
 
 def is_healthy(status: Status) -> bool:
-    """Whether all is well, awake or asleep."""
+    """Return whether all is well, awake or asleep."""
     return status.state in HEALTHY
 
 
 def is_started(status: Status) -> bool:
-    """Whether the server was ever ready."""
+    """Return whether the server has ever been ready."""
     return status.has_been_ready
 
 
@@ -51,7 +51,7 @@ def health_routes(
     queue: Callable[[], QueueLengths],
     broken_key_files: Callable[[], Mapping[str, bool]] = dict,
 ) -> list[Route]:
-    """`/livez`, `/readyz`, `/health`, `/ping`, `/startupz` and `/statusz`."""
+    """Return the routes `/livez`, `/readyz`, `/health`, `/ping`, `/startupz` and `/statusz`."""
 
     def body(now: Status, *, is_full: bool) -> Report:
         running, waiting = queue()
@@ -81,7 +81,7 @@ def health_routes(
         short("/livez", is_alive),
         short("/readyz", is_ready),
         short("/health", is_healthy),
-        # vLLM answers POST here too, as SageMaker asks for.
+        # vLLM answers POST here too, as SageMaker requires.
         short("/ping", is_healthy, methods=("GET", "HEAD", "POST")),
         short("/startupz", is_started),
         Route("/statusz", statusz, methods=("GET", "HEAD")),
@@ -91,9 +91,9 @@ def health_routes(
 def report(
     status: Status, *, running: int, waiting: int, now_seconds: float, is_full: bool
 ) -> Report:
-    """The body of a health route: all that is known, or what anyone may know.
+    """Return the body of a health route: the full status, or only what is public.
 
-    `now_seconds` is of `time.monotonic()`. What is not known is null.
+    `now_seconds` is a time of `time.monotonic()`. Unknown values are null.
     """
     known: Report = {
         "state": status.state,

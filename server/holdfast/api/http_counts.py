@@ -85,19 +85,19 @@ class HttpRequests(Collector):
         self._coarse.labels(method, handler).observe(duration_seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the five families; only one of them has a series before the first request."""
+        """Yield the five families; only one has a series before the first request."""
         for metric in (self._total, self._received, self._sent, self._fine, self._coarse):
             yield from metric.collect()
 
 
 UNKNOWN_HANDLER = "none"
-"""vLLM's word for the path of no route."""
+"""vLLM's label for a path without a route."""
 OTHER_METHOD = "other"
 UNCOUNTED_PATHS = frozenset(
     {"/metrics", "/health", "/load", "/ping", "/version", "/server_info"}
     | {"/livez", "/readyz", "/startupz", "/statusz"}
 )
-"""What watches a server: vLLM leaves out the first six, and ours are of their kind."""
+"""The paths of monitoring: vLLM leaves out the first six, and ours serve the same purpose."""
 
 _METHODS = frozenset(
     {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
@@ -107,19 +107,19 @@ _METHODS = frozenset(
 class HttpCounts:
     """Counts each request under the template of its route, whichever layer answers it.
 
-    So what a closed gate or a missing key refuses stands beside what vLLM answers on that route.
+    So requests that the gate or the key check refuses are counted with those that vLLM answers.
     """
 
     def __init__(self, *, root_path: str = "") -> None:
         self.requests = HttpRequests()
-        """What was counted."""
+        """The counts."""
         self._root_path = root_path
-        # Of vLLM's routes, which come when it is loaded, these are asked for and refused before.
+        # vLLM's routes are known once it is loaded; these are requested, and refused, before that.
         self._plain = set(FREQUENT_PATHS)
         self._open: list[tuple[re.Pattern[str], str]] = []
 
     def add_routes(self, routes: Iterable[BaseRoute]) -> None:
-        """Take in the routes of an application, after those that are known."""
+        """Add the routes of an application; routes added earlier have priority."""
         for route in routes:
             template: str = getattr(route, "path", "")
             pattern = getattr(route, "path_regex", None)
@@ -137,7 +137,7 @@ class HttpCounts:
         received_bytes: int = 0,
         sent_bytes: int = 0,
     ) -> None:
-        """Count one request that is over."""
+        """Count one finished request."""
         handler = self._handler(route_path(scope["path"], self._root_path))
         if handler not in UNCOUNTED_PATHS:
             self.requests.count(
@@ -150,7 +150,7 @@ class HttpCounts:
             )
 
     def count_refused(self, method: str, url: bytes, status: int) -> None:
-        """Count one that was answered by its connection, as soon as it had a head."""
+        """Count a request that its connection refused after its headers were complete."""
         path = unquote(url.partition(b"?")[0].decode("ascii", "replace"))
         self.count({"method": method, "path": path}, status)
 

@@ -1,8 +1,8 @@
-"""How deep is the JSON that streams by, and of how many values? Known before anything parses it.
+"""How deep is the JSON of a body, and how many values does it have? Known before it is parsed.
 
-A parser makes an object of each value while everybody else waits. A string, an array and an object
-take it as long as eight numbers do: keys of objects are looked up, and arrays are gone through by
-the collector of garbage.
+A parser makes an object of each value while all other requests wait. A string, an array or an
+object takes as long as eight numbers: keys of objects are looked up, and the garbage collector
+traverses arrays.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _ALL_BYTES = frozenset(range(256))
 _NO_OPENERS = bytes(_ALL_BYTES - set(b"[{"))
 _NO_STRUCTURE = bytes(_ALL_BYTES - set(b'[]{}"'))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""From a bracket to a step of the depth, as a signed byte."""
+"""Maps a bracket to the change of depth, as a signed byte."""
 _NEVER_UTF8 = frozenset(b"\0\xfe\xff")
 _ENCODING_BYTES = 4
-"""UTF-16 and UTF-32 show in so many first bytes, by a mark or by a zero."""
+"""The first bytes that reveal UTF-16 and UTF-32, by a byte order mark or a zero."""
 COSTLY_VALUES = 8
-"""What a string, an array or an object counts, where a number counts one."""
+"""The weight of a string, an array or an object; that of a number is 1."""
 _SAMPLE_BYTES = 1024
 _SAMPLED_SHARE = 32
-"""Of a part, one of so many bytes is looked at for commas; of a short part, these all."""
+"""One in this many bytes of a part is searched for commas, but at least `_SAMPLE_BYTES`."""
 
 
 class JsonShape:
-    """Follows one body, cut anywhere. What is no JSON is followed as far as a parser would.
+    """Follows one body, split anywhere. Invalid JSON is followed as far as a parser would.
 
-    Nothing is kept of what was seen, and what a part costs is a matter of its size: some passes at
-    the speed of C. Brackets are gone through one by one only where they may be too deep.
+    It keeps none of the content, and the cost of a part depends only on its size: a few passes at
+    the speed of C. It goes through brackets one by one only where they may be too deep.
     """
 
     def __init__(self, most_levels: int, most_values: int) -> None:
@@ -41,15 +41,15 @@ class JsonShape:
         self._is_in_string = False
         self._escape = b""
         self.is_utf8 = True
-        """Whether the body can be UTF-8; of another encoding nothing is known but this."""
+        """Whether the body can be UTF-8. Nothing else is known of a body in another encoding."""
 
     @property
     def has_too_many_values(self) -> bool:
-        """Whether what was seen has more values than it may."""
+        """Whether the body has more values than allowed."""
         return self._values > self._most_values
 
     def is_too_deep_with(self, content: bytes, *, is_whole: bool = False) -> bool:
-        """Whether the body is deeper than it may be, with its next bytes, or with all of them."""
+        """Add the next bytes, or all of them, and return whether the body is too deep."""
         if self._size_bytes < _ENCODING_BYTES:
             first = content[: _ENCODING_BYTES - self._size_bytes]
             self.is_utf8 = self.is_utf8 and _NEVER_UTF8.isdisjoint(first)
@@ -70,13 +70,13 @@ class JsonShape:
         return max(accumulate(steps, initial=before)) > self._most_levels
 
     def _outside_of_strings(self, content: bytes) -> bytes:
-        """The brackets of the next bytes that stand outside of strings. Counts all but these."""
+        """Return the brackets outside of strings, and count the values other than those."""
         if self._escape or b"\\" in content:
             content = (self._escape + content).replace(b"\\\\", b"")
             self._escape = b"\\" if content.endswith(b"\\") else b""
             content = content.replace(b'\\"', b"")
         structure = content.translate(None, _NO_STRUCTURE)
-        # Two quotes with no bracket between them leave what follows inside or outside as it was.
+        # Two quotes without a bracket between them do not change whether the rest is in a string.
         kept = structure.replace(b'""', b"")
         pieces = kept.split(b'"')
         quotes = len(structure) - len(kept) + len(pieces) - 1
@@ -88,14 +88,14 @@ class JsonShape:
 
 
 def _commas(content: bytes) -> int:
-    """About how many there are, in strings too: a text has few.
+    """Estimate the number of commas, including those in strings, where texts have few.
 
-    They are counted at a place that no client can foresee. To count all would take up to half as
-    long as the parser takes.
+    A sample is counted at a random position that no client can predict. Counting all commas would
+    take up to half as long as parsing.
     """
     size_bytes = len(content)
     sample_bytes = max(_SAMPLE_BYTES, size_bytes // _SAMPLED_SHARE)
     if sample_bytes >= size_bytes:
         return content.count(b",")
-    at = int(random() * (size_bytes - sample_bytes))  # noqa: S311 - nothing is kept secret by it
+    at = int(random() * (size_bytes - sample_bytes))  # noqa: S311 - it does not protect a secret
     return content.count(b",", at, at + sample_bytes) * size_bytes // sample_bytes

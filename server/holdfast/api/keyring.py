@@ -1,6 +1,6 @@
-"""Which keys are right at this moment? Those that were given, and those in a file that may change.
+"""Which keys are valid now? Those that were given, and those in a file that may change.
 
-Only digests are kept. A key is spoken of by its name, which tells two of them apart in a log.
+Only digests are kept. Logs refer to a key by its name, which tells two keys apart.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from holdfast.settings import values
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""So often, at most, it is looked whether the file has changed."""
+"""The minimum time between two checks whether the file has changed."""
 FEWEST_CHARACTERS = 16
-"""Of a key that cannot be guessed."""
+"""The minimum length of a key that cannot be guessed."""
 MOST_FILE_BYTES = 1024 * 1024
 
 Version = tuple[int, int, int]
-"""What changes with the content of a file: time of its last change in ns, size, and inode."""
+"""What changes with the content of a file: its modification time in ns, size, and inode."""
 
 
 class Keyring:
-    """Keys of one kind, of one event loop; whether its file is broken any thread may ask."""
+    """Keys of one kind. It belongs to one event loop, but any thread may read `is_broken`."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Keyring:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Read the file at `path`, which `source` has named.
+        """Read the file at `path`, which the flag `source` names.
 
-        A file that changes is taken over when it has been the same for `LOOK_SECONDS`: one that is
-        written in place is seen half, and a part of a key would be a key.
+        A changed file is read again once it has been stable for `LOOK_SECONDS`: a file that is
+        being written in place is incomplete, and a part of a key would be a key.
 
         Raises:
-            UsageError: it cannot be read, or is no list of keys.
+            UsageError: it cannot be read, or is not a list of keys.
         """
         given = tuple(given)
         self._given = _named(given)
@@ -73,29 +73,29 @@ class Keyring:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no key at all; a ring with a file has always one."""
+        """Whether there is no key at all; a keyring with a file always has one."""
         return not self._named
 
     @property
     def count(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self._named)
 
     @property
     def is_broken(self) -> bool:
-        """Whether the file cannot be taken over, so that the keys read last stay right."""
+        """Whether the file cannot be read, so that the keys read last stay valid."""
         self._refresh()
         return self._is_broken
 
     @property
     def short_names(self) -> tuple[str, ...]:
-        """The names of the keys that are so short that they can be guessed."""
+        """The names of the keys that are short enough to guess."""
         return self._short
 
     def name_of(self, given: bytes) -> str | None:
-        """The name of the key that was given; None if it is not right now.
+        """Return the name of the given key; None if it is not valid now.
 
-        What it takes tells nothing of the keys: all are compared, each in constant time.
+        The time it takes reveals nothing: the key is compared with all keys, each in constant time.
         """
         self._refresh()
         found = hashlib.sha256(given).digest()
@@ -106,14 +106,14 @@ class Keyring:
         return name
 
     def shares_a_key_with(self, other: Keyring) -> bool:
-        """Whether a key is on both."""
+        """Return whether a key is in both keyrings."""
         return not self._named.keys().isdisjoint(other._named.keys())
 
     def _refresh(self) -> None:
-        """Take over what has changed in the file; what is broken leaves the keys as they are."""
+        """Read the file again if it has changed; a broken file leaves the keys as they are."""
         if self._path is None or self._clock() < self._next_look_seconds:
             return
-        if self._refresh_lock.acquire(blocking=False):  # else another thread looks at this moment
+        if self._refresh_lock.acquire(blocking=False):  # otherwise another thread is doing it
             try:
                 self._next_look_seconds = self._clock() + LOOK_SECONDS
                 self._refresh_from(self._path)
@@ -122,7 +122,7 @@ class Keyring:
 
     def _refresh_from(self, path: Path) -> None:
         try:
-            # Before it is read: what is written meanwhile is then seen at the next look.
+            # Taken before the file is read, so that the next look notices a write in between.
             version = _version(path)
             is_settled = version == self._seen or self._has_rested(version)
             self._seen = version
@@ -143,7 +143,7 @@ class Keyring:
             self._is_broken = True
 
     def _has_rested(self, version: Version) -> bool:
-        """Whether the file was not written to for so long that nobody is at it."""
+        """Return whether the last write is old enough that nobody is still writing."""
         return self._wall_clock() - version[0] / 1e9 >= LOOK_SECONDS
 
     def _read(self, path: Path, version: Version) -> None:
@@ -154,7 +154,7 @@ class Keyring:
 
 
 def _version(path: Path) -> Version:
-    # Of what a link points to: Kubernetes swaps links when a Secret changes.
+    # stat() follows links: Kubernetes swaps links when a Secret changes.
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is not a regular file")
@@ -164,7 +164,7 @@ def _version(path: Path) -> Version:
 
 
 def _keys(path: Path) -> list[str]:
-    """The keys in a file, one a line; blank lines and those that begin with `#` are none."""
+    """Return the keys in a file, one per line; skip blank lines and those that begin with `#`."""
     keys = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         text = line.strip().decode("latin-1")

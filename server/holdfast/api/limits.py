@@ -1,6 +1,6 @@
-"""What may a whole request ask? Depth and values of its JSON, memory for its body, and time.
+"""What may a request ask for? Limits on the depth and values of its JSON, its memory, and its time.
 
-What can be refused before a request is whole, `holdfast.listener` refuses.
+`holdfast.listener` refuses what can be refused before a request is complete.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from holdfast.settings import LimitSettings
 from holdfast.telemetry.counters import Refusals
 
 PACE_BYTES = 256 * 1024
-"""One read of a large body, after which others have their turn."""
+"""The bytes of a large body that are read before other requests have their turn."""
 LOOK_BYTES = 32 * 1024
-"""So much of a body is looked at before others have their turn: some milliseconds at the worst."""
+"""The bytes of a body that are inspected in one turn: some milliseconds at worst."""
 PACE_SECONDS = 0.001
-"""The pause between two such reads; what comes over a network is slower anyway."""
+"""The pause between two such reads; a body from a network arrives more slowly anyway."""
 MOST_JSON_VALUES = 4 << 20
-"""Of one body, read in half a second: more than the token ids of 2,048 inputs of 2,000 each."""
+"""The limit per body, parsed in half a second: more than 2,048 inputs of 2,000 token ids each."""
 BYTES_A_JSON_VALUE = 8
-"""Where bodies may be larger than usual: what a token id takes, with its comma and a space."""
+"""A token id with its comma and a space; raises the limit where larger bodies are allowed."""
 
 _NETWORK_BYTES = 8
-"""Of an address of IPv6, in which one client may have any address."""
+"""The network part of an IPv6 address: one client may use any address in its network."""
 _GONE: Message = {"type": "http.disconnect"}
 
 
 class Limits:
-    """Pure ASGI, before the gate. A WebSocket passes as it is."""
+    """ASGI layer in front of the gate. A WebSocket passes unchanged."""
 
     def __init__(
         self,
@@ -52,18 +52,18 @@ class Limits:
         self._most_values = max(MOST_JSON_VALUES, settings.max_body_bytes // BYTES_A_JSON_VALUE)
         self._timeout_seconds = settings.request_timeout_seconds
         self.buffers = Buffers(settings.max_buffered_bytes)
-        """What the bodies of all requests take."""
+        """The memory of all request bodies."""
         self._refusals = refusals
         self._is_probe = is_probe
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer as `app` does, or refuse."""
+        """Pass the request on to `app`, or refuse it."""
         if scope["type"] != "http":
             return self._app(scope, receive, send)
         shape = JsonShape(self._max_json_depth, self._most_values) if _may_be_json(scope) else None
         exchange = _LimitedExchange(scope, receive, send, shape, self._refusals)
         is_large = _may_be_large(scope)
-        # The probe has one deadline over everything, and what it proves is no user's time.
+        # The probe has one deadline for everything, and no client waits for it.
         if (is_large or self._timeout_seconds) and not self._is_probe(scope):
             return self._run_buffered(exchange) if is_large else self._run_in_time(exchange)
         return self._app(scope, exchange.receive, exchange.send)
@@ -83,13 +83,13 @@ class Limits:
         except TimeoutError:
             if not deadline.expired():
                 raise
-        # vLLM answers a cancelled request, as if its client had left, instead of being cancelled.
+        # vLLM swallows the cancellation and answers as if the client had left.
         if deadline.expired():
             await exchange.time_out(self._timeout_seconds)
 
 
 class _LimitedExchange:
-    """One request and its answer, which may end before the application is done with them."""
+    """One request and its response, which may end before the application is done with them."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _LimitedExchange:
         self.scope = scope
         self.deadline: asyncio.Timeout | None = None
         self.buffer: Buffer | None = None
-        """Where the memory for its body is counted; None if it is so small that it is not."""
+        """The memory of the body; None if the body is too small to be counted."""
         self._receive = receive
         self._send = send
         self._shape = shape
@@ -111,13 +111,13 @@ class _LimitedExchange:
         self._has_started = False
         self._is_stream = False
         self._is_passed_on = False
-        """Whether nothing that is still to come can be cut off here."""
+        """Whether nothing can be cut off here any more."""
         self._unpaced_bytes = 0
         self._is_begun = False
-        """Whether a part of the body has come."""
+        """Whether a part of the body has arrived."""
 
     async def receive(self) -> Message:
-        """The next message; of a refused request that its client is gone."""
+        """Return the next message; for a refused request, that its client has left."""
         if self._is_over:
             return _GONE
         await self._pace()
@@ -141,7 +141,7 @@ class _LimitedExchange:
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass an answer on, until it is over."""
+        """Pass a message on, unless the response is over."""
         if self._is_passed_on:
             return self._send(message)
         deadline = self.deadline
@@ -150,13 +150,13 @@ class _LimitedExchange:
         return self._pass(message)
 
     async def _pace(self) -> None:
-        """Keep a body that floods in from taking the time of all other requests."""
+        """Keep a fast body from delaying all other requests."""
         if self._unpaced_bytes >= PACE_BYTES:
             self._unpaced_bytes = 0
             await asyncio.sleep(PACE_SECONDS)
 
     async def time_out(self, seconds: float) -> None:
-        """Tell the client that its time is over, as far as it can still be told."""
+        """Tell the client that its time is over, if that is still possible."""
         error = RefusedError(
             f"The request took longer than {seconds:g} s (--request-timeout).",
             reason="timed_out",
@@ -171,7 +171,7 @@ class _LimitedExchange:
         if (context := REQUEST.get()) is not None:
             context.is_broken = True
         if self._is_stream:
-            # What is no stream of events ends without its last chunk, which says the same.
+            # Any other response ends without its last chunk, which tells the client the same.
             body = openai_error_body(error.cause, kind=error.openai_type, status=error.http_status)
             event = b"data: %b\n\n" % body
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
@@ -185,14 +185,14 @@ class _LimitedExchange:
                 for name, value in message.get("headers", ())
             )
         elif self.deadline is not None and not message.get("more_body", False):
-            # What the application still does in the background is no part of the answer.
+            # Background work of the application is not part of the response.
             self.deadline.reschedule(None)
         return self._send(message)
 
     def _fault(
         self, piece: bytes, part_bytes: int = 0, *, is_whole: bool = False
     ) -> RefusedError | None:
-        """Why the next piece of the body cannot be taken, or the part that begins with it."""
+        """Return why the next piece of the body, or the part it begins, is refused; else None."""
         if self.buffer is not None and not self.buffer.try_reserve(part_bytes):
             return RefusedError(
                 "All request bodies together have reached the limit (--max-buffered-size).",
@@ -235,7 +235,7 @@ def _json_fault(shape: JsonShape, body: bytes, *, is_whole: bool) -> RefusedErro
 
 
 def _may_be_large(scope: Scope) -> bool:
-    """Whether the body is, or may come to be, one whose memory is counted."""
+    """Return whether the body is, or may become, large enough to be counted."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return not value.isdigit() or int(value) > FREE_BYTES
@@ -245,11 +245,11 @@ def _may_be_large(scope: Scope) -> bool:
 
 
 def _owner(scope: Scope) -> str:
-    """The key of a request; where none is needed, the address, of IPv6 its network."""
+    """Return the key of a request; without keys the client's address, or its IPv6 network."""
     if key := current_request().key:
         return key
     host: str = (scope.get("client") or ("", 0))[0]
-    with suppress(ValueError):  # a Unix socket has none
+    with suppress(ValueError):  # a Unix socket has no address
         address = ipaddress.ip_address(host)
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
             return address.packed[:_NETWORK_BYTES].hex()
@@ -257,7 +257,7 @@ def _owner(scope: Scope) -> str:
 
 
 def _may_be_json(scope: Scope) -> bool:
-    """Whether a parser may take the body for JSON: it says so, or says nothing."""
+    """Return whether the body may be parsed as JSON: its type says so, or is missing."""
     for name, value in scope["headers"]:
         if name == b"content-type":
             return b"json" in value.lower()

@@ -1,4 +1,4 @@
-"""`/metrics`: answered from the first second and through every death of the engine."""
+"""`/metrics`, which is answered from the first second and through every death of the engine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.exposition import PageFormat, Registries, format_for, render
 
 REST_FACTOR = 4
-"""After a page no other is rendered for so many times the processor time that it took."""
+"""After a page, rendering pauses for this many times the processor time that the page took."""
 BETWEEN_SECONDS = 0.002
-"""Between the answers of those who share a page. All at once, and what they ask next at once, would
-hold the event loop up."""
+"""The pause between the responses that share a page. Sending all at once, and receiving the next
+requests at once, would delay the event loop."""
 
 
 def metrics_route(registries: Callable[[], Registries]) -> Route:
-    """The page of these registries, which are asked for anew with each page."""
+    """Return the route of a page with these registries, which are looked up for each page."""
     renderer = _PageRenderer(registries)
 
     async def endpoint(request: Request) -> Response:
@@ -37,25 +37,25 @@ def metrics_route(registries: Callable[[], Registries]) -> Route:
 
 
 class _PageRenderer:
-    """Renders one page at a time, in a thread, and leaves most of the time to streams.
+    """Renders one page at a time, in a thread, and leaves most of the processor time to streams.
 
-    While a thread computes, the event loop waits up to a switch interval for each of its turns.
-    Those who ask while a page is rendered share the next one of their format, which is never older
-    than the request for it.
+    While a thread computes, each turn of the event loop waits for up to one switch interval.
+    Requests that arrive while a page is rendered share the next page of their format, so a page is
+    never older than the request for it.
     """
 
     def __init__(self, registries: Callable[[], Registries]) -> None:
         self._registries = registries
-        # Its own limiter: scrapes go on when the shared threads are all taken.
+        # With its own limiter, scrapes work even when all shared threads are busy.
         self._limiter = anyio.CapacityLimiter(1)
         self._next: dict[str, asyncio.Task[bytes]] = {}
         self._rests_until_seconds = 0.0
         self._answer = asyncio.Lock()
 
     async def page(self, page_format: PageFormat) -> bytes:
-        """A page that is begun after this was called."""
+        """Return a page that was begun after this call."""
         task = self._next.get(page_format.content_type)
-        if task is None or task.done():  # done: it failed before it was begun
+        if task is None or task.done():  # done: it failed before it began
             rendering = to_thread.run_sync(self._rendered, page_format, limiter=self._limiter)
             task = asyncio.create_task(rendering, name="page of metrics")
             self._next[page_format.content_type] = task
@@ -76,7 +76,7 @@ class _PageRenderer:
 
 
 def request_counts(admission: Admission, calls: Calls | None) -> RequestCounts:
-    """Of the gate and, once vLLM is loaded, of the engines behind it."""
+    """Return the counts of the gate and, once vLLM is loaded, of the engine behind it."""
     if calls is None:
         return RequestCounts(admission.in_flight, admission.held)
     return RequestCounts(

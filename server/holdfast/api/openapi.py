@@ -1,4 +1,4 @@
-"""What may be asked, and what may be answered? vLLM's OpenAPI document, with our own routes."""
+"""Which requests and responses are there? vLLM's OpenAPI document, with our own routes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _ROUTES = (
     ("/statusz", ("get",), "The full status."),
     (METRICS_PATH, ("get",), "Every metric, ours and vLLM's, as Prometheus text."),
 )
-"""Those of `api.health` and `api.metrics`."""
+"""The routes of `api.health` and `api.metrics`."""
 
 
 def publish(app: Any, build: Callable[[Document], Document]) -> None:
-    """Have vLLM's application serve `build` of its own document; nothing if it serves none.
+    """Have vLLM's application serve `build` of its own document, if it serves one at all.
 
-    The document is made in a thread when it is first asked for, and once: vLLM's takes a second of
-    work, in which its own route would let every stream wait.
+    The document is built once, in a thread, at the first request for it: that takes a second, for
+    which vLLM's own route would stop every stream.
     """
     if not getattr(app, "openapi_url", None):
         return
@@ -62,12 +62,12 @@ def complete(
     others: Iterable[Document] = (),
     root_path: str = "",
 ) -> Document:
-    """vLLM's document with our routes, `others`, the key, and one error for every operation.
+    """Add our routes, `others`, the key, and one error for every operation to vLLM's document.
 
-    A path of ours hides vLLM's of the same name, as the front door does.
+    A path of ours replaces vLLM's of the same name, as in the router.
 
     Raises:
-        ValueError: two components of one name differ; one would be taken for the other.
+        ValueError: two components of the same name differ.
     """
     about = "An OpenAI-compatible server around vLLM whose green light is true."
     document["info"] = {"title": "Holdfast", "version": version, "description": about}
@@ -87,14 +87,14 @@ def complete(
                     raise ValueError(f"two OpenAPI {kind} are called {name}")
     for operation in (one for path in paths.values() for one in path.values()):
         responses = operation.setdefault("responses", {})
-        # FastAPI believes that a wrong request gets a 422 of its own form.
+        # FastAPI documents a 422 of its own form, which we never answer.
         responses.pop("422", None)
         responses["default"] = {"$ref": "#/components/responses/OpenAIError"}
     return document
 
 
 def _own_document() -> Document:
-    """Our routes, the key, and the error that any route may answer."""
+    """Return our routes, the key, and the error that any route may answer."""
     text, text_or_null = {"type": "string"}, {"type": ["string", "null"]}
     code = {"type": ["integer", "string", "null"]}
     error = _object(error=_object(message=text, type=text, param=text_or_null, code=code))

@@ -1,8 +1,8 @@
-"""Who is next? Requests that wait for a place in the engine, each key in its turn.
+"""Which request is next? A fair queue of requests that wait for capacity in the engine.
 
-A place is what a request holds while the engine works for it. There are so many that the engine is
-never without work and its own queue stays short; whoever comes beyond them waits here, where the
-order is ours. Plain data, for one event loop: nothing here waits.
+A request holds capacity while the engine works for it. The capacity is just large enough that the
+engine always has work and its own queue stays short; all other requests wait here, where we decide
+the order. These are plain data structures for one event loop: nothing here waits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from holdfast.records import RefusalReason
 TicketStatus = Literal["waiting", "admitted", "refused", "gone"]
 Queue = OrderedDict["Ticket", None]
 Queues = OrderedDict[str, Queue]
-"""By key; none is empty."""
+"""By key; no queue in it is empty."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request, from when it joins the line until it has left what it was admitted to."""
+    """One request, from when it joins the queue until it leaves."""
 
     key: str
     needs_capacity: bool = True
@@ -35,27 +35,27 @@ class Ticket:
     status: TicketStatus = "waiting"
     has_capacity: bool = False
     has_come_back: bool = False
-    """Whether it waits once more, after it was set aside."""
+    """Whether it waits again, after it was set aside."""
     refusal: RefusalReason = "not_ready"
-    """Why it is refused, if it is."""
+    """The reason if it is refused."""
     _notified: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until_notified(self) -> None:
-        """Return when something has happened that may concern it."""
+        """Return when something has changed that may concern the ticket."""
         await self._notified.wait()
         self._notified.clear()
 
     def notify(self) -> None:
-        """Have who waits for it look again."""
+        """Wake the task that waits for the ticket."""
         self._notified.set()
 
 
 class FairQueue:
-    """Waits are bounded, places are given round robin by key, and within a key in order.
+    """A bounded queue that admits round robin by key, and in order within a key.
 
-    `places` is asked each time: there are 0 while nobody may be admitted. A full line is shared: a
-    key with fewer waiting takes the last place of the key that has the most. While a key has no
-    place, the others leave it one, see `Capacity.has_room`.
+    `capacity` is read each time: it is 0 while no request may be admitted. A full queue is shared:
+    a key with fewer waiting requests displaces the last one of the key that has the most. While a
+    key has no request in the engine, the others leave it room, see `Capacity.has_room`.
     """
 
     def __init__(
@@ -70,28 +70,28 @@ class FairQueue:
         self._count_keys = count_keys
         self._most_waiting = most_waiting
         self._queues: Queues = OrderedDict()
-        """In the order of their turns."""
+        """The keys are in the order of their turns."""
         self._unqueued: Queues = OrderedDict()
-        """Those that need no place, and wait only while nobody is admitted."""
+        """Tickets that need no capacity, and wait only while no request is admitted."""
         self._count: Counter[str] = Counter()
         self._used = 0
         self._used_by_key: Counter[str] = Counter()
-        """By key; none is 0."""
+        """By key; no count is 0."""
         self.rate = rate or ServiceRate()
         self.waiting = 0
-        """Tickets that wait."""
+        """The number of tickets that wait."""
         self.admitted = 0
-        """Tickets that were admitted and have not left, with a place or without."""
+        """The number of tickets that were admitted and have not left, with capacity or without."""
 
     def count(self, key: str) -> int:
-        """Tickets of a key, waiting and inside."""
+        """Return the number of tickets of a key, waiting or admitted."""
         return self._count[key]
 
     def join(self, key: str, *, needs_capacity: bool = True) -> Ticket:
-        """A ticket that is admitted, waits, or is refused as `overloaded`; it must `leave`."""
+        """Return a ticket that is admitted, waits, or is `overloaded`; it must `leave`."""
         ticket = Ticket(key, needs_capacity)
         if self._queues:
-            self.advance()  # there may be more places now, and nobody overtakes those who wait
+            self.advance()  # there may be more capacity now, and none may overtake waiting tickets
         if self._is_next(ticket):
             self._count[key] += 1
             self._admit(ticket)
@@ -104,13 +104,13 @@ class FairQueue:
         return ticket
 
     def refuse(self, ticket: Ticket, reason: RefusalReason) -> None:
-        """Give a ticket up that waits."""
+        """Refuse a ticket that waits."""
         if ticket.status == "waiting":
             self._remove(ticket)
             _refuse(ticket, reason)
 
     def leave(self, ticket: Ticket) -> None:
-        """Take a ticket out, wherever it stands; its place goes to the next. Once is enough."""
+        """Remove a ticket, whatever its status; its capacity goes to the next. May be repeated."""
         if ticket.status == "waiting":
             self._remove(ticket)
         elif ticket.status == "admitted":
@@ -123,20 +123,20 @@ class FairQueue:
         self.advance()
 
     def release(self, ticket: Ticket) -> None:
-        """Give the place of a ticket, whose work is done, to the next, though it has not left."""
+        """Give the capacity of a ticket whose work is done to the next, before it leaves."""
         if ticket.has_capacity:
             self._take_back(ticket)
             self.rate.done()
             self.advance()
 
     def set_aside(self, ticket: Ticket) -> None:
-        """Give the place of a ticket to the next, until it comes back for one."""
+        """Give the capacity of a ticket to the next, until the ticket comes back."""
         if ticket.has_capacity:
             self._take_back(ticket)
             self.advance()
 
     def come_back(self, ticket: Ticket) -> None:
-        """Have a ticket that was set aside wait for a place, before all others of its key."""
+        """Have a ticket that was set aside wait for capacity, before all others of its key."""
         if ticket.status != "admitted" or ticket.has_capacity:
             return
         if self._queues:
@@ -151,7 +151,7 @@ class FairQueue:
         self._note_saturation()
 
     def advance(self) -> None:
-        """Call whoever may go on now."""
+        """Admit every ticket that may be admitted now."""
         while self._unqueued and self._capacity().count > 0:
             self.waiting -= 1
             self._admit(_pop_first(self._unqueued, next(iter(self._unqueued))))
@@ -161,7 +161,7 @@ class FairQueue:
         self._note_saturation()
 
     def notify(self) -> None:
-        """Have all who wait look again."""
+        """Wake the tasks of all waiting tickets."""
         for queue in (*self._unqueued.values(), *self._queues.values()):
             for ticket in queue:
                 ticket.notify()
@@ -172,8 +172,8 @@ class FairQueue:
         return ticket.key not in self._queues and self._has_capacity_for(ticket.key)
 
     def _next_key(self) -> str | None:
-        """Of the keys that wait and may have a place, that whose turn it is."""
-        answers: dict[bool, bool] = {}  # the same for all that have a place, or have none
+        """Return the next key in turn that has capacity; None if there is none."""
+        answers: dict[bool, bool] = {}  # the same for all keys with capacity in use, or without
         for key in self._queues:
             has_some = key in self._used_by_key
             if has_some not in answers:
@@ -232,7 +232,7 @@ class FairQueue:
             del self._count[key]
 
     def _make_room_for(self, key: str) -> bool:
-        """Refuse the newest of the key that has the most, if it keeps no fewer than `key` has."""
+        """Refuse the newest ticket of the key with the most, if that leaves it as many as `key`."""
         keys = (*self._queues, *self._unqueued)
         most = max(keys, key=self._waiting_of, default=key)
         if self._waiting_of(most) <= self._waiting_of(key) + 1:
@@ -251,7 +251,7 @@ class FairQueue:
 
 
 def _pop_first(queues: Queues, key: str) -> Ticket:
-    """The first of a key, whose turn comes after those of all others then."""
+    """Remove and return the first ticket of a key, and move the key to the end of the turns."""
     queue = queues[key]
     ticket, _ = queue.popitem(last=False)
     if queue:
@@ -262,7 +262,7 @@ def _pop_first(queues: Queues, key: str) -> Ticket:
 
 
 def _bring_forward(ticket: Ticket, queue: Queue) -> None:
-    """To before those who wait for the first time, and behind those who came back earlier."""
+    """Move a ticket before those that wait for the first time, behind earlier returned ones."""
     earlier = list(takewhile(lambda one: one.has_come_back, queue))
     ticket.has_come_back = True
     for one in reversed((*earlier, ticket)):

@@ -8,13 +8,13 @@ from collections.abc import Callable, Hashable
 from statistics import median
 
 MEMORY_SECONDS = 30.0
-"""What is older than this counts for little."""
+"""Requests older than this count for little."""
 
 
 class ServiceRate:
-    """Requests done for each second in which the engine had as many as it may have.
+    """Requests done per second while the engine was at capacity.
 
-    Only such seconds say what it can do: with places free, the rate is that of the clients.
+    Only that time shows what the engine can do: below capacity the rate is that of the clients.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,18 +26,18 @@ class ServiceRate:
 
     @property
     def per_second(self) -> float | None:
-        """Requests done a second; None before one was done while the engine was full."""
+        """Requests done per second; None until one was done at capacity."""
         self._pass_time()
         return self._done / self._seconds if self._done and self._seconds else None
 
     def done(self) -> None:
-        """A request was done."""
+        """Count a request that is done."""
         self._pass_time()
         if self._is_saturated:
             self._done += 1.0
 
     def saturated(self, is_saturated: bool) -> None:
-        """From now on the engine is as full as it may be, or is not."""
+        """Set whether the engine is at capacity from now on."""
         if is_saturated is not self._is_saturated:
             self._pass_time()
             self._is_saturated = is_saturated
@@ -52,13 +52,13 @@ class ServiceRate:
 
 
 REMEMBERED = 15
-"""So many of its last requests say how long the next one takes."""
+"""The number of latest requests of a key that predict how long the next one takes."""
 LEAST_UNKNOWN_SECONDS = 5.0
-"""Before anything is known of how long requests take."""
+"""The estimate while no request has finished yet."""
 
 
 class Durations:
-    """The requests of each key that are at work, and how long the last ones took."""
+    """The running requests of each key, and how long the latest ones took."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -67,11 +67,11 @@ class Durations:
         self._all_took: list[float] = []
 
     def begin(self, key: str, request: Hashable) -> None:
-        """A request goes to work."""
+        """Start the clock of a request."""
         self._began.setdefault(key, {})[request] = self._clock()
 
     def end(self, key: str, request: Hashable, took_seconds: float | None = None) -> None:
-        """A request is done, by the clock if not said otherwise; one that never began is not."""
+        """Record the duration of a request, by the clock unless given; ignore one not begun."""
         at_work = self._began.get(key, {})
         began_seconds = at_work.pop(request, None)
         if began_seconds is None:
@@ -83,10 +83,10 @@ class Durations:
             del took[:-REMEMBERED]
 
     def left_seconds(self, key: str) -> float | None:
-        """Until one of a key's requests is likely to end; None if none is at work.
+        """Return the time until one of a key's requests is likely to end; None if none is running.
 
-        A key that is new is taken for one like the others, and a request that takes longer than
-        usual for one that takes as long again.
+        A new key is assumed to be like the others, and a request that takes longer than usual is
+        assumed to take as long again.
         """
         if key not in self._began:
             return None

@@ -1,7 +1,7 @@
-"""Who asked what, and what became of it? One line for each request, and the name it goes by.
+"""What was requested, and what became of it? One line for each request, and its id.
 
-The line never holds a prompt, an answer, a query or a key. vLLM's `--enable-log-requests` is for
-whoever wants to read prompts.
+The line never contains a prompt, an answer, a query or a key. vLLM's `--enable-log-requests` logs
+prompts.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ logger = logging.getLogger("holdfast.requests")
 
 REQUEST_ID_HEADER = "x-request-id"
 CLIENT_LEFT = 499
-"""The status in the log of a request whose client left before the answer began, as nginx has it."""
+"""The logged status of a request whose client left before the response began, as in nginx."""
 
 _HEADER = REQUEST_ID_HEADER.encode()
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-"""No space, so that nobody can write into our line what looks like a field of it."""
+"""It excludes spaces, so that a client cannot forge a field of our line."""
 _OWN_ID_BYTES = 16
 _EXPECTED = frozenset({HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE})
-"""What health checks and scrapes are answered, again and again."""
+"""The statuses that health checks and scrapes get all the time."""
 _ROUTE_CHARACTERS = 128
 _QUOTED_PATHS = 256
-"""So many are kept, of which nearly all requests are for one or two."""
+"""The number of cached paths; nearly all requests are for one or two of them."""
 _SHOWN_SECONDS = 0.001
-"""Shorter times are left out of the line for people."""
+"""The console line omits shorter times."""
 _ERROR_BODY_BYTES = 4096
 _ERROR_TYPE = re.compile(r"[A-Za-z_]{1,64}")
 
 
 class RequestLog:
-    """Pure ASGI, outermost: makes the record of each request, names it and writes its line.
+    """The outermost ASGI layer: makes the context of each request, sets its id and logs its line.
 
-    The client's `X-Request-Id` is taken if it is 1 to 128 visible ASCII characters, else the
-    request gets a new one. Every answer carries it. `counted` is told of each HTTP request that is
-    over, but for the probe's: its scope, its status, and as keywords its time and its bytes.
+    The client's `X-Request-Id` is used if it is 1 to 128 visible ASCII characters; otherwise the
+    request gets a new one. Every response carries it. `on_finished` is called for each finished
+    HTTP request except the probe's, with its scope, its status, its duration and its bytes.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class RequestLog:
         self._app = app
         self._on_finished = on_finished
         self._quiet_paths = frozenset(quiet_paths)
-        """Of these only what nobody expects is written."""
+        """Requests to these paths are logged only if their status is unexpected."""
         self._silent_paths = frozenset(silent_paths)
-        """Of these nothing is."""
+        """Requests to these paths are never logged."""
         self._is_on = is_on
         self._inner_ids: set[bytes] = set()
-        """What vLLM calls the requests on their way that have the header. No two may share a name.
+        """vLLM's ids of the requests in progress that have the header. They must be unique.
 
-        vLLM 0.32 aborts by it in some routes, and finds by it what the engine keeps of a query.
+        vLLM 0.32 uses the id to abort in some routes, and to find the engine's state of a query.
         """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as what is within does; if that fails before it began, with a 500."""
+        """Pass the request on; answer 500 if that fails before a response has begun."""
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
@@ -109,9 +109,9 @@ class RequestLog:
                 self._write(scope, exchange)
 
     def _identify(self, given: list[bytes]) -> tuple[str, bytes]:
-        """What the request is called, and what vLLM is to call it; empty if vLLM may choose.
+        """Return the id of the request, and the id for vLLM, which is empty if vLLM may choose.
 
-        A request without the header may have a `request_id` in its body, which vLLM takes then.
+        A request without the header may have a `request_id` in its body, which vLLM then uses.
         """
         if not given or not _REQUEST_ID.fullmatch(given[0]):
             own = secrets.token_hex(_OWN_ID_BYTES)
@@ -130,7 +130,7 @@ class RequestLog:
 
 
 class _LoggedExchange:
-    """What passes between the server and the application for one request, and when."""
+    """The messages between the server and the application for one request, and their times."""
 
     __slots__ = (
         "_receive",
@@ -163,17 +163,17 @@ class _LoggedExchange:
 
     @property
     def final_status(self) -> int:
-        """What was answered, or would have been by a server that went on."""
+        """The status that was sent, or 500 if none was."""
         return int(self.status or HTTPStatus.INTERNAL_SERVER_ERROR)
 
     async def receive(self) -> Message:
-        """The server's next message."""
+        """Return the server's next message."""
         message = await self._receive()
         if message["type"] == "http.request":
             self.received_bytes += len(message.get("body", b""))
         elif message["type"] == "http.disconnect":
             self.has_client_left = not self.is_complete
-            if self.has_client_left:  # whatever the application still says goes nowhere
+            if self.has_client_left:  # nobody gets what the application still sends
                 self.status = self.status or CLIENT_LEFT
         elif message["type"] == "websocket.disconnect":
             self.close_code = self.close_code or message.get("code")
@@ -200,7 +200,7 @@ class _LoggedExchange:
             self.status = HTTPStatus.SWITCHING_PROTOCOLS
             message = self._named(message)
         elif kind == "websocket.close":
-            # Closed before it was accepted, it is a plain 403 to the client.
+            # A WebSocket that is closed before it was accepted is a plain 403 to the client.
             self.status = self.status or HTTPStatus.FORBIDDEN
             self.close_code = message.get("code", 1000)
         return self._send(message)
@@ -211,7 +211,7 @@ class _LoggedExchange:
             self.context.error = _error_type(body)
 
     def _named(self, message: Message) -> Message:
-        """With our name of the request in place of any other."""
+        """Return the message with our id of the request in place of any other."""
         headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != _HEADER]
         headers.append((_HEADER, self.context.request_id.encode("ascii")))
         return {**message, "headers": headers}
@@ -232,7 +232,7 @@ def _failed() -> Any:
 
 
 def _error_type(body: bytes) -> str:
-    """The type of an OpenAI error, which holds nothing of the request; else empty."""
+    """Return the type of an OpenAI error, which contains nothing of the request; else empty."""
     if len(body) > _ERROR_BODY_BYTES:
         return ""
     try:
@@ -243,7 +243,7 @@ def _error_type(body: bytes) -> str:
 
 
 def _facts(scope: Scope, exchange: _LoggedExchange) -> dict[str, Any]:
-    """The fields of the line, in their order; what is not known is null."""
+    """Return the fields of the line, in their order; unknown values are null."""
     context = exchange.context
     return {
         "request_id": context.request_id,
@@ -270,7 +270,7 @@ def _facts(scope: Scope, exchange: _LoggedExchange) -> dict[str, Any]:
 
 
 def _route(scope: Scope, context: RequestContext) -> str:
-    """The route with its parameters left open, or the path, where nothing can be forged by it."""
+    """Return the template of the route, or the quoted path, which cannot forge a field."""
     engine_route = (context.engine_scope or {}).get("route")
     template: str = context.route or getattr(engine_route, "path", "")
     if "{" in template:
@@ -286,7 +286,7 @@ def _quoted(path: str) -> str:
 
 
 def _waited_seconds(exchange: _LoggedExchange) -> float | None:
-    """How long it waited before vLLM's application, and in it for an engine; None if not there."""
+    """Return how long it waited for vLLM's application and the engine; None if it never entered."""
     entered_seconds = exchange.context.entered_seconds
     if entered_seconds is None:
         return None
@@ -299,7 +299,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _sentence(facts: dict[str, Any]) -> str:
-    """The line for people: what is not said is as usual."""
+    """Return the console line, which omits everything that is as usual."""
     words = [
         f"{facts['method']} {facts['route']} {facts['status']} in {facts['duration_seconds']:.3f}s"
     ]

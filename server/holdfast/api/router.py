@@ -1,8 +1,8 @@
 """Which application answers a path, ours or vLLM's, and what does the request occupy?
 
-The router listens before there is an engine, and goes on when there is none. A request occupies the
-engine, the one thread that renders prompts, or neither; a WebSocket is a session that occupies the
-engine at times. Paths are read in one place, so that routing and guarding agree.
+The router works before there is an engine, and while there is none. A request occupies the engine,
+the single thread that renders prompts, or neither; a WebSocket is a session that occupies the
+engine at times. Paths are interpreted only here, so that routing and key checks agree.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from holdfast.request_context import current_request
 Work = Literal["engine", "rendering", "session", "none"]
 
 RENDERINGS = 4
-"""So many that are answered without the engine are at work at a time. vLLM renders in one thread,
-which each long chat needs too; the others are read or answered meanwhile."""
+"""The number of concurrent requests that are rendered but do not need the engine. vLLM renders in
+one thread, which every long chat needs too; the others are read or answered meanwhile."""
 
 _READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _RENDERING_PATHS = frozenset(
@@ -43,7 +43,7 @@ _RENDERING_PATHS = frozenset(
 )
 OPERATOR_PATHS = frozenset(
     {
-        # What an operator tells the engine: some of it is what a full engine waits for.
+        # Commands of an operator to the engine; a full engine may be waiting for one of them.
         "/abort_requests",
         "/inference/v1/abort_requests",
         "/pause",
@@ -71,7 +71,7 @@ OPERATOR_PATHS = frozenset(
         "/finish_weight_update",
         "/update_weight_version",
         "/weight_checker",
-        # What an operator asks of it.
+        # Queries of an operator.
         "/fault_tolerance/status",
         "/get_world_size",
         "/is_paused",
@@ -80,14 +80,14 @@ OPERATOR_PATHS = frozenset(
         "/weight_info",
     }
 )
-"""vLLM's routes that act on the server, or on what other clients asked of it: not a client's."""
+"""vLLM's routes that act on the server or on the requests of other clients: not for clients."""
 _ADAPTER = re.compile(r"/adapters/[^/]+")
-"""As SageMaker names one of them."""
+"""SageMaker's route for one adapter."""
 _CANCELLATION = re.compile(r"/v1/responses/[^/]+/cancel")
 
 
 def work_of(scope: Scope, root_path: str = "") -> Work:
-    """What a request may occupy. What is not known asks the engine."""
+    """Return what a request may occupy. An unknown route is assumed to need the engine."""
     if scope["type"] == "websocket":
         return "session"
     if scope["method"] in _READING_METHODS:
@@ -99,39 +99,39 @@ def work_of(scope: Scope, root_path: str = "") -> Work:
 
 
 def is_for_operators(path: str) -> bool:
-    """Whether vLLM would take a path, as `route_path` has it, for a route for operators."""
-    # Starlette's routes end before a line feed, too.
+    """Return whether vLLM would route a path, given as by `route_path`, to operators' routes."""
+    # Starlette's routes also match a path with a line feed at its end.
     path = path.removesuffix("\n")
     return path in OPERATOR_PATHS or bool(_ADAPTER.fullmatch(path))
 
 
 def route_path(path: str, root_path: str) -> str:
-    """The path as our routes are written: decoded, no root path, no slash at its end."""
+    """Return the path as our routes are written: decoded, without root path and final slash."""
     return below_root(path, root_path).rstrip("/") or "/"
 
 
 def below_root(path: str, root_path: str) -> str:
-    """The path without `root_path`, which a proxy may leave in the request or take away."""
+    """Return the path without `root_path`, which a proxy may keep in the request or strip."""
     return path.removeprefix(root_path) if path.startswith(f"{root_path}/") else path
 
 
 class LateApp:
-    """vLLM's application, which is built when the server listens already."""
+    """vLLM's application, which is built after the server has begun to listen."""
 
     def __init__(self) -> None:
         self._inner: ASGIApp | None = None
 
     @property
     def is_attached(self) -> bool:
-        """Whether there is an application behind the gate."""
+        """Whether an application has been attached."""
         return self._inner is not None
 
     def attach(self, app: ASGIApp) -> None:
-        """Send what the gate lets in to `app` from now on; what runs in another goes on there."""
+        """Pass admitted requests to `app` from now on; running requests are not affected."""
         self._inner = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer as it does; the gate is closed until there is one."""
+        """Pass the request on; the gate is closed until an application is attached."""
         if self._inner is None:
             raise RuntimeError("The gate was opened before an application was attached.")
         context = current_request()
@@ -141,10 +141,10 @@ class LateApp:
 
 
 class OwnRoutes:
-    """Our routes first, whatever the state; everything else goes on to `behind`.
+    """Answers our own routes, whatever the state, and passes everything else on to `behind`.
 
-    So our `/health`, `/ping` and `/metrics` hide vLLM's of the same path. What vLLM's app sees is
-    what the client sent: unknown paths, redirects and `root_path` are its own.
+    So our `/health`, `/ping` and `/metrics` hide vLLM's of the same path. vLLM's application gets
+    the request as the client sent it: it handles unknown paths, redirects and `root_path` itself.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class OwnRoutes:
         self._behind = behind
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer from our own routes, or by what is behind them."""
+        """Answer one of our own routes, or pass the request on."""
         if scope["type"] == "lifespan":
             return _live(receive, send)
         route, match, own_scope = self._own(scope)
@@ -168,10 +168,10 @@ class OwnRoutes:
         return route.handle(own_scope, receive, send)
 
     def _own(self, scope: Scope) -> tuple[BaseRoute | None, Match, Scope]:
-        """Our route for a request, how it matches, and the scope for it."""
+        """Return our route for a request, how it matches, and the scope for it."""
         if scope["type"] == "http":
             path = route_path(scope["path"], self._root_path)
-            # Nearly every request is for what is behind.
+            # Nearly no request is for one of our routes.
             if _first_segment(path) in self._first_segments:
                 own_scope = {**scope, "path": path, "root_path": ""}
                 for route in self._routes:
@@ -182,7 +182,7 @@ class OwnRoutes:
 
 
 def _first_segment(path: str) -> str:
-    """What stands before the second slash, where no route of ours has a parameter."""
+    """Return the first segment of a path, in which none of our routes has a parameter."""
     return path[1:].partition("/")[0]
 
 
@@ -196,7 +196,7 @@ def _not_allowed(route: Route) -> Response:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Follow the server's lifespan; whatever must live with it is entered by its owner."""
+    """Answer the server's lifespan events; the owners of resources manage them elsewhere."""
     for phase in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{phase}.complete"})

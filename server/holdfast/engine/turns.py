@@ -5,7 +5,7 @@ engine has not read yet gives way, however few it has there.
 
 One request may ask for many sequences, by `n` and by many prompts. Each of them has its own turn,
 so a request has no more of the engine than its key may have, and vLLM's queue, which is first come,
-first served, stays short. Capacity are counted in requests before vLLM's application, and in
+first served, stays short. Capacity is counted in requests before vLLM's application, and in
 sequences before its engine. Belongs to one event loop.
 """
 
@@ -44,7 +44,7 @@ def _running(max_num_seqs: int, data_parallel_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The places of one engine: without limit while none is known."""
+    """The capacity of one engine: unlimited while none is known."""
 
     running: float = math.inf
     """What the engine runs at once."""
@@ -55,7 +55,7 @@ class Capacity:
 
     @classmethod
     def of(cls, facts: EngineFacts | None) -> Capacity:
-        """Those of an engine; vLLM's own bound (`--max-num-queued-reqs`) is never met before."""
+        """Return the capacity of an engine, within vLLM's own bound (`--max-num-queued-reqs`)."""
         if facts is None:
             return cls()
         running = _running(facts.max_num_seqs, facts.data_parallel_size)
@@ -68,7 +68,7 @@ class Capacity:
         )
 
     def has_room(self, *, taken: int, by_key: int, keys_inside: int, keys: int) -> bool:
-        """Whether a key that has `by_key` of the `taken` ones may have another.
+        """Return whether a key with `by_key` of the `taken` requests may have another.
 
         While some of the `keys` have nothing there, a few of what runs at once are kept for them:
         one that comes waits for nobody's long answer. With a single key, or when all are there,

@@ -1,4 +1,4 @@
-"""What may an operator do? The routes below `/admin`, which the keys of the clients do not open."""
+"""What may an operator do? The routes below `/admin`, which clients' keys do not open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the admin routes say no, and the line that each call leaves in the log."""
+"""The errors of the admin routes, and the audit log of their calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Have every error of `app` answered in OpenAI's form, with its remedy."""
+    """Answer every error of `app` in OpenAI's form, with its remedy."""
 
     async def ours(request: Request, error: Exception) -> Response:
         return _refused(request, error) if isinstance(error, HoldfastError) else _broken(request)
@@ -58,13 +58,13 @@ def answer_errors(app: FastAPI) -> None:
 
 
 class AuditLog:
-    """Pure ASGI: each call of the routes of `app` is one line of the log."""
+    """ASGI layer: logs one line for each call of the routes of `app`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the application does, and say who asked and what came of it."""
+        """Pass the call on, and log which key was used and what became of it."""
         status = 500
 
         async def recording(message: Message) -> None:

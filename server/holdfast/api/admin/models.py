@@ -1,4 +1,4 @@
-"""The bodies of the admin routes, as their OpenAPI document has them."""
+"""The bodies of the admin routes, as their OpenAPI document shows them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_AGE_SECONDS = 60.0
 
 
 def _printable(text: str) -> str:
-    """What may stand in a log line."""
+    """Return the text if it may appear in a log line."""
     if not text.isprintable():
         raise ValueError("control characters are not allowed")
     return text

@@ -1,6 +1,6 @@
 """The admin application: its routes read a body, ask the supervisor or the engine, and answer.
 
-Its OpenAPI document has every admin route, and nothing else of the server.
+Its OpenAPI document lists the admin routes only.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.api.admin import models
+from holdfast.api.admin.errors import ERRORS, AuditLog, answer_errors
 from holdfast.errors import EngineSilentError, NotReadyError
 from holdfast.lifecycle.commands import (
     Command,
@@ -26,17 +29,6 @@ from holdfast.records import Lora
 from holdfast.telemetry.logs import log_levels, set_log_level
 
 if TYPE_CHECKING:  # it imports vLLM, and these routes answer before that is imported
-    from holdfast.engine.loras import Loras
-
-from typing import TYPE_CHECKING
-
-from fastapi import FastAPI
-from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from holdfast.api.admin.errors import ERRORS, AuditLog, answer_errors
-
-if TYPE_CHECKING:  # as in `routes`
     from holdfast.engine.loras import Loras
 
 Value = TypeVar("Value")
@@ -70,7 +62,7 @@ def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: floa
     async def restart(asked: models.RestartBody) -> models.StateReply:
         """Restart the engine. Streams that have begun may finish; other requests are replayed."""
         supervision.request_restart(asked.reason)
-        await asyncio.sleep(0)  # for the command to begin
+        await asyncio.sleep(0)  # let the restart begin
         return state()
 
     @routes.post("/sleep")
@@ -173,7 +165,7 @@ def add_logs(routes: APIRouter) -> None:
 
 
 async def _in_time(answer: Awaitable[Value], what: str, deadline_seconds: float) -> Value:
-    """An answer to which others may listen too."""
+    """Return an answer that others may await too, or raise if it is late."""
     try:
         async with asyncio.timeout(deadline_seconds):
             return await asyncio.shield(answer)
@@ -193,10 +185,10 @@ def admin_app(
     *,
     command_deadline_seconds: float,
 ) -> FastAPI:
-    """The routes below `/admin`, in every state of the server.
+    """Return the application for `/admin`, which answers in every state of the server.
 
-    Who may ask is for a layer outside of it. No route waits longer than `command_deadline_seconds`
-    for a command, which has deadlines of its own.
+    An outer layer checks the key. No route waits longer than `command_deadline_seconds` for a
+    command, which has deadlines of its own.
     """
     app = FastAPI(title="Holdfast admin", openapi_url=None, docs_url=None, redoc_url=None)
     routes = APIRouter(prefix=PREFIX, responses=ERRORS, tags=["admin"])
@@ -216,12 +208,12 @@ def admin_app(
 
 
 def admin_route(app: FastAPI) -> BaseRoute:
-    """The application as one of the front door's routes; each call of it is logged."""
+    """Return the application as one of our own routes; each call of it is logged."""
     return _Below(PREFIX, AuditLog(app))
 
 
 class _Below(BaseRoute):
-    """Everything at and below a path, which the application behind it sees whole."""
+    """Everything at and below a path; the application behind it gets the full path."""
 
     def __init__(self, path: str, app: ASGIApp) -> None:
         self.path = path
@@ -238,7 +230,7 @@ class _Below(BaseRoute):
 
 
 def _as_answered(document: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI documents 422 for bodies that are wrong; we answer 400."""
+    """Remove the 422 that FastAPI documents for invalid bodies: we answer 400."""
     for operations in document["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
