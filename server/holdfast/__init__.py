@@ -2,7 +2,7 @@
 
 The packages, what each answers, and the process that it runs in:
 
-    cli, app      from argv to a running server; `app` makes every object and ends it    front end
+    cli, app      from argv to a running server; `application` makes every object        front end
     settings/     everything that can be set                                             front end
     listener/     what may a client ask before its request is whole?                     front end
     api/          who may ask, and how is it answered?                                   front end
@@ -22,7 +22,7 @@ Four flows cross them:
 
 Start
     1. `cli` reads flags, environment and files into `settings`; vLLM is not imported yet.
-    2. `app` opens the `listener` with the gate closed: health and metrics answer from here on.
+    2. `application` opens the `listener` with the gate closed: health and metrics answer from here.
     3. `lifecycle.supervisor` has `engine.launcher` start vLLM, whose processes are forked by
        `processes.forkserver`; `worker.plugin` puts our workspace manager into each of them.
     4. `probe` sends the worst case through the listener; `lifecycle.proof` judges it.

@@ -1,4 +1,4 @@
-"""`holdfast serve`: what the process holds as long as its application runs."""
+"""`holdfast serve`: the resources that the process holds while its application runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def serve(settings: Settings) -> ExitCode:
     """Run `holdfast serve` to its end.
 
     Raises:
-        HoldfastError: why it could not go on; nothing is left behind.
+        HoldfastError: it cannot continue; nothing is left behind.
     """
     configure_logging(
         settings.listen.log_level, style="json" if settings.logs.format == "json" else "console"
@@ -40,7 +40,7 @@ def serve(settings: Settings) -> ExitCode:
         logger.warning(
             "%s Anyone who can reach this address can use the server. Remedy: %s", *access
         )
-    # Before anything is started, which would take them over.
+    # Before any process is started, which would inherit the keys.
     hide_keys.hide_keys(settings)
     with (
         signals.remembered() as has_come,
@@ -63,7 +63,7 @@ def serve(settings: Settings) -> ExitCode:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop, as `vllm serve` uses, which comes with vLLM."""
+    """Return uvloop's factory; vLLM installs uvloop, and `vllm serve` uses it too."""
     import uvloop  # noqa: PLC0415 - not needed for --help
 
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop

@@ -64,13 +64,13 @@ if TYPE_CHECKING:
 
 IDLE_POLL_SECONDS = 0.1
 ORDER_MARGIN_SECONDS = 900.0
-"""For an engine to sleep and wake, beside what may be awaited and proven."""
+"""The time for an engine to sleep and wake, in addition to the drain and the proof."""
 
 
 class Application:
-    """What one `holdfast serve` is made of; the supervisor's collaborators."""
+    """All objects of one `holdfast serve`, and the host of the supervisor."""
 
-    def __init__(  # noqa: PLR0913 - what `serve` holds for it
+    def __init__(  # noqa: PLR0913 - the resources of `serve`
         self,
         settings: Settings,
         keys: Keys,
@@ -125,7 +125,7 @@ class Application:
         self._mounted = AsyncExitStack()
 
     async def run(self, is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
-        """Listen, then start, prove and serve until asked to stop, which may have come before."""
+        """Listen, then start, prove and serve until asked to stop, possibly even before."""
         stop = self._supervisor.request_stop
         asked = signals.heeded(stop, self._end_now, has_come=is_asked_to_stop)
         with self._progress, asked:
@@ -150,18 +150,18 @@ class Application:
                 )
                 await self._supervisor.run()
 
-    # What the supervisor asks for
+    # The supervisor's host
 
     async def load(self) -> EngineLauncher:
         """Import vLLM and resolve the configuration, off the loop: it takes seconds."""
-        # Not in the loop's own executor, for which its end would wait: an import has no way out.
+        # The end of the loop would wait for its own executor, and an import cannot be cancelled.
         loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._vllm = await asyncio.get_running_loop().run_in_executor(loader, self._configure)
         self._vllm.launcher.count_keys = lambda: self._keys.api.count
         return self._vllm.launcher
 
     async def mount(self) -> None:
-        """Build vLLM's application once; its objects follow the engine through the proxy."""
+        """Build vLLM's application once; its objects reach the current engine through the proxy."""
         if self._vllm is not None and not self._engine_app.is_attached:
             app: Any = await self._mounted.enter_async_context(self._vllm.openai_app(self._server))
             openapi.publish(app, self._openapi)
@@ -169,7 +169,7 @@ class Application:
             self._engine_app.attach(app)
 
     def prober(self, engine: Engine) -> Prober:
-        """A prober that comes through our own listener, past the gate by the token."""
+        """Return a prober that uses our own listener, and passes the gate with the token."""
         return Prober(
             self._settings.probe,
             engine,
@@ -180,9 +180,9 @@ class Application:
         )
 
     async def until_idle(self) -> bool:
-        """Wait for the requests in line and in flight, as long as the drain may take.
+        """Wait for queued and running requests within the drain time-out; False if some are left.
 
-        A response that is made in the background goes on when its request was answered.
+        A background response continues after its request has been answered.
         """
         deadline_seconds = self._settings.supervision.drain_timeout_seconds
         try:
@@ -195,7 +195,7 @@ class Application:
         return True
 
     def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
-        """Keep the last counters of a generation."""
+        """Record the last counters of a generation."""
         self._totals.absorb(ranks)
 
     def probe_ran(self, report: ProbeReport) -> None:
@@ -203,16 +203,16 @@ class Application:
         self._totals.probe_ran(report)
 
     def became_ready(self) -> None:
-        """From now on the loop may not block."""
+        """Watch from now on for a blocked event loop."""
         self._loop_lag.mark()
 
-    # What they are made of
+    # Construction
 
     def _configure(self) -> ConfiguredEngine:
         try:
             from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
         except ValueError:
-            unsupported.check(os.environ)  # of which vLLM reads some while it is imported
+            unsupported.check(os.environ)  # vLLM reads some variables during its import
             raise
         return configure(
             self._settings,
@@ -251,7 +251,7 @@ class Application:
         return server.own_client(self._sock, self._settings.listen, headers, self._identity)
 
     def _capacity(self) -> Capacity:
-        """Those of the engine that is there; asked with each request."""
+        """Return the capacity of the present engine; called for each request."""
         facts = self._supervisor.facts
         if self._facts_of_capacity is not facts:
             self._facts_of_capacity, self._known_capacity = facts, Capacity.of(facts)
@@ -261,13 +261,13 @@ class Application:
         return self._vllm.launcher.queues.totals() if self._vllm else (0, 0)
 
     def _listen(self) -> ListenSettings:
-        """As given, with uvicorn's access log only where it is asked for in place of our line."""
+        """Return the given settings, with uvicorn's access log only if it replaces our own line."""
         listen, logs = self._settings.listen, self._settings.logs
         has_access_log = listen.has_access_log and logs.requests == "uvicorn"
         return replace(listen, has_access_log=has_access_log)
 
     def _layers(self) -> ASGIApp:
-        """What a request passes, written from the inside out."""
+        """Build the layers that a request passes, from the inside out."""
         root_path = self._settings.listen.root_path
         is_probe = self._admission.is_probe
         gate = Gate(
@@ -329,7 +329,7 @@ class Application:
 
 
 def learned_directory(settings: WorkspaceSettings) -> Path | None:
-    """Where learned reservations and the journal of the probe are kept; None for nowhere."""
+    """Return the directory of learned reservations and the probe journal; None for nowhere."""
     if settings.learned_directory == "default":
         return learned_store.default_directory()
     return settings.learned_directory

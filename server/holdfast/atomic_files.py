@@ -1,4 +1,4 @@
-"""Small files: what is kept between two starts, and outlives a crash, and what is looked for."""
+"""Small files that survive restarts and crashes: written atomically, read safely, and locked."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from typing import IO, Any, NoReturn
 
 LARGEST_RECORD_BYTES = 64 * 1024
 LOCK_SECONDS = 5.0
-"""A process that hangs while it writes holds up another no longer than this."""
+"""A process that hangs while it writes delays another by at most this."""
 _LOCK_POLL_SECONDS = 0.02
 _LONGEST_NUMBER = 32
-"""Digits of a number in a record. None of ours has so many, and one of 400 is not a float."""
+"""The limit of digits of a number in a record: ours have fewer, and a float cannot hold 400."""
 
 
 def files_with_suffix(suffix: str, directory: Path) -> list[Path]:
-    """The files of a directory with such a name, in no order; none where it cannot be read.
+    """Return the files of a directory whose name ends in `suffix`; none if it cannot be read.
 
-    There may be no directory yet, or this process may have too many files open at the moment: who
-    looks, looks again. As `Path.glob`, at a tenth of its cost: some are looked for several times a
-    second.
+    There may be no directory yet, or this process may have too many open files at the moment:
+    callers poll. It does the same as `Path.glob` at a tenth of the cost, since some files are
+    looked up several times a second.
     """
     try:
-        names = os.listdir(directory)  # noqa: PTH208 - a Path for each name is what it spares
+        names = os.listdir(directory)  # noqa: PTH208 - a Path for each name would be slow
     except OSError:
         return []
     return [directory / name for name in names if name.endswith(suffix)]
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that after any crash the file holds the old content or the new.
+    """Write `text` to `path` so that after any crash the file has the old content or the new.
 
-    Its directory is made if it is missing, for this user alone.
+    A missing directory is created for this user only.
 
     Raises:
-        OSError: it could not be written; the old content is as it was.
+        OSError: it could not be written; the old content is unchanged.
     """
     _put(path, text).close()
 
 
 @contextmanager
 def written_while_alive(path: Path, text: str) -> Iterator[None]:
-    """While entered, `path` holds `text` and is locked; only of a process that dies it stays.
+    """Have `path` contain `text`, locked, while entered; it remains only if the process dies.
 
     Raises:
         OSError: it could not be written.
@@ -62,9 +62,9 @@ def written_while_alive(path: Path, text: str) -> Iterator[None]:
 
 
 def read_record(path: Path) -> Any:
-    """The JSON document of a small file. Never waits, whatever stands there.
+    """Return the JSON document of a small file. It never blocks, whatever `path` is.
 
-    Every number in it is finite.
+    Every number in the document is finite.
 
     Raises:
         OSError: it cannot be read.
@@ -75,7 +75,7 @@ def read_record(path: Path) -> Any:
 
 
 def is_writer_alive(path: Path) -> bool:
-    """Whether who made the file by `written_while_alive` still runs, on whatever host.
+    """Return whether the process that made the file by `written_while_alive` runs, on any host.
 
     Raises:
         OSError: it cannot be opened.
@@ -86,22 +86,22 @@ def is_writer_alive(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # no locks here: its writer had none either
+        except OSError:  # the file system has no locks, so its writer had none either
             return False
     return False
 
 
 @contextmanager
 def left_by_dead_process(path: Path) -> Iterator[Any]:
-    """While entered, a file is locked whose writer has ended; yields its document.
+    """Lock a file whose writer has ended while entered, and yield its document.
 
-    That of a file of this user's by `written_while_alive`; None of any other, or where there are no
-    locks: nobody is known to be dead then.
+    It must be a file of this user, made by `written_while_alive`; otherwise, or without locks, it
+    yields None: the writer is not known to be dead then.
 
     Raises:
-        OSError: it cannot be opened, as that of another user.
+        OSError: it cannot be opened, for example because it belongs to another user.
     """
-    # Over NFS only a file that may be written can be locked alone.
+    # NFS grants an exclusive lock only on a file that is open for writing.
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags), "r+b") as file:
         found = os.fstat(file.fileno())
@@ -115,7 +115,7 @@ def left_by_dead_process(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """Entered by one process at a time, as far as the file system and the deadline allow.
+    """Admit one process at a time, as far as the file system and the deadline allow.
 
     Raises:
         OSError: the directory cannot be opened.
@@ -135,19 +135,19 @@ def _lock(descriptor: int) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(_LOCK_POLL_SECONDS)
-        except OSError:  # some network file systems lock no directory
+        except OSError:  # some network file systems cannot lock a directory
             return
         else:
             return
 
 
 def _opened(path: Path) -> IO[bytes]:
-    # A FIFO or a device would keep a reader waiting, and some cannot be opened at all.
+    # A FIFO or a device would block a reader, and some cannot be opened at all.
     if path.is_symlink() and not path.exists():
         raise ValueError("it is a broken link")
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a file")
-    # Another thing may stand there by now.
+    # Something else may have taken the path by now.
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -185,14 +185,14 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _put(path: Path, text: str, *, is_locked: bool = False) -> IO[str]:
-    """The file, open, and on disk in its place."""
+    """Write the file, and return it, still open, when it is on disk under its final name."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     file = os.fdopen(descriptor, "w", encoding="utf-8")
     try:
         if is_locked:
-            # Before it is in its place: nobody is to find it without the lock.
+            # Locked before it has its final name: no process may find it without the lock.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
         file.write(text)

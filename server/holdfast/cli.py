@@ -1,7 +1,7 @@
 """argv -> Settings -> run, and the only place that ends the process with an exit code.
 
-vLLM takes seconds to import, so nothing here does: what needs vLLM's parser is parsed after the
-server listens, and `--help` never needs it.
+Importing vLLM takes seconds, so nothing here does it: flags that need vLLM's parser are parsed
+after the server has begun to listen, and `--help` never needs vLLM.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         with suppress(OSError):  # the terminal may have been closed
             stream.flush()
     if "holdfast.app" in sys.modules:
-        # Everything we hold is released by now. Python's own end would add pages of complaints of
-        # native libraries below our last line, and wait for threads of vLLM, or for its import.
+        # All our resources are released by now. Python's own shutdown would print pages of messages
+        # from native libraries below our last line, and wait for vLLM's threads or its import.
         os._exit(code)
     sys.exit(code)
 
@@ -82,14 +82,14 @@ def _run(arguments: list[str]) -> int:
 def parse_serve(
     arguments: Sequence[str], environment: Mapping[str, str], *, needs_model: bool = True
 ) -> Settings:
-    """The settings of `holdfast serve`, from flags, `--config` file and environment.
+    """Return the settings of `holdfast serve`, from flags, `--config` file and environment.
 
-    vLLM's own flags are kept as they are, but for those that the listener needs. Without
-    `needs_model` a model may be left out, or be one that is not here.
+    vLLM's own flags are kept unchanged, except those that the listener needs. Without `needs_model`
+    the model may be omitted or missing on this machine.
 
     Raises:
-        UsageError: a value of ours is out of range, the file cannot be read, or what is asked for
-            cannot be done.
+        UsageError: a value of ours is out of range, the file cannot be read, or the request is not
+            supported.
         PluginMissingError: VLLM_PLUGINS leaves Holdfast out.
     """
     given = with_two_token_config(arguments)
@@ -127,7 +127,7 @@ def _command(arguments: list[str]) -> tuple[str, list[str]]:
 def _serve_parser() -> argparse.ArgumentParser:
     usage = "MODEL [flags of vllm serve] [flags below]"
     parser = command_parser("serve", usage, _DESCRIPTION, _SERVE_EPILOG)
-    # MODEL is left to vLLM's parser: only it knows which flags before it take a value.
+    # vLLM's parser reads MODEL: only it knows which of the flags before it take a value.
     parser.add_argument("--config", metavar="FILE.yaml", help="read flags from a file, as in vLLM")
     add_flags(parser)
     listener = parser.add_argument_group(
@@ -153,7 +153,7 @@ def _serve_parser() -> argparse.ArgumentParser:
 
 
 def _add_unsupported(parser: argparse.ArgumentParser) -> None:
-    """What is only read to refuse it at once, and not shown."""
+    """Add hidden flags that are read only to refuse them early."""
     for flag in unsupported.UNSUPPORTED:
         takes_value = flag.endswith("-rank")
         parser.add_argument(
@@ -177,7 +177,7 @@ def _address(text: str) -> str:
 
 
 def _check_model(given: list[str], namespace: argparse.Namespace, others: list[str]) -> None:
-    """Refuse what is certainly wrong; what stands between vLLM's flags only its parser can tell."""
+    """Refuse a model that is certainly wrong; between vLLM's flags only its parser can find it."""
     model = given[0] if given and not given[0].startswith("-") else namespace.model
     if model is not None:
         unsupported.refuse_model(model, is_demo=namespace.demo)
@@ -222,7 +222,7 @@ def _listen_settings(
 
 
 def _take_h11_limits(namespace: argparse.Namespace) -> None:
-    """Take vLLM's limits of headers, which it applies to h11 alone, as other names of ours."""
+    """Treat vLLM's limits of headers, which it applies to h11 only, as aliases of ours."""
     if namespace.max_headers is None:
         namespace.max_headers = namespace.h11_max_header_count
     if namespace.max_header_size is None:
@@ -241,12 +241,12 @@ def _keep_alive_seconds(environment: Mapping[str, str]) -> float:
 
 
 def _api_keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
-    """The keys of the flag, or that of vLLM's variable. UsageError repeats none of them."""
+    """Return the keys of the flag, or the key of vLLM's variable. A UsageError repeats no key."""
     source, keys = ("VLLM_API_KEY", [variable]) if given is None else ("--api-key", given)
-    if given is None and not variable:  # a Compose file hands on what is not set as empty
+    if given is None and not variable:  # a Compose file passes an unset variable as empty
         return ()
     try:
-        # An empty variable of a shell would open the server to all.
+        # An empty shell variable would open the server to everyone.
         return tuple(map(values.key, keys or [""]))
     except ValueError as error:
         raise UsageError(f"{source}: {error}.", remedy="correct it, or leave it out.") from None
@@ -262,12 +262,12 @@ def _print_vllm_help(arguments: list[str]) -> int:
 
 def _print_plan(arguments: list[str]) -> int:
     flags, others = plan_flags.take_plan_flags(arguments)
-    # vLLM logs to standard output, which is the plan's.
+    # vLLM logs to standard output, where the plan is printed.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     settings = parse_serve(others, os.environ)
     unsupported.refuse_missing_vllm()
-    from holdfast.planning.command import print_plan  # noqa: PLC0415 - imports vLLM
+    from holdfast.planning.command import print_plan  # noqa: PLC0415 - it imports vLLM
 
     return print_plan(settings, flags)
 

@@ -1,6 +1,6 @@
-"""What ends the process before it serves? A signal, also of the first process of a container.
+"""Signals end the process before it serves, even if it is the first process of a container.
 
-Imported before anything that takes long, so it imports nothing that does.
+This module is imported before everything that takes long, so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import NoReturn
 from holdfast.errors import ExitCode
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What asks the process to end; SIGHUP comes when its terminal is closed."""
+"""The signals that ask the process to end; SIGHUP comes when its terminal is closed."""
 
 
 def heeded() -> tuple[signal.Signals, ...]:
-    """Those of `ENDING` that are not ignored, as `nohup` and a shell's background have it."""
+    """Return the signals of `ENDING` that are not ignored; `nohup` and shells ignore some."""
     return tuple(number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def end_until_serving() -> None:
-    """From now on each of them ends the process at once and cleanly: it holds nothing yet.
+    """End the process at once and cleanly when one of them arrives: it holds nothing yet.
 
     Without a handler the kernel drops a signal to the first process of a container, see
-    https://man7.org/linux/man-pages/man7/pid_namespaces.7.html. An exception would not do: one that
-    is raised while Python removes the lock of an import is printed and forgotten.
+    https://man7.org/linux/man-pages/man7/pid_namespaces.7.html. Raising an exception would not do:
+    while Python removes the lock of an import, exceptions are only printed.
     """
     for number in heeded():
         signal.signal(number, _end)

@@ -6,22 +6,22 @@
     + PluginMissingError       exit 3   a rank runs without the workspace plugin
   x ProbeFailedError           exit 4   the worst case was not served
     + ProbeTooSlowError        none     the time was over while the engine went on: a limited proof
-  x EngineLostError            exit 5   the engine died and is not started again
+  x EngineLostError            exit 5   the engine died and is not restarted
   x AddressInUseError          exit 6   another process listens there
   x ConflictError              HTTP 409 the state, or the way the server was started, forbids it
-  x NotFoundError              HTTP 404 there is nothing of that name
-  x EngineRefusedError         HTTP 500 the engine failed at what an operator asked of it
+  x NotFoundError              HTTP 404 nothing has that name
+  x EngineRefusedError         HTTP 500 the engine failed to do what an operator asked for
   x EngineSilentError          HTTP 504 the engine did not answer an operator in time
   x NotReadyError              HTTP 503 the gate is closed
-  x OverloadedError            HTTP 429 as many requests wait as may
+  x OverloadedError            HTTP 429 the queue or a key's limit is full
     + KeySuspendedError        HTTP 429 requests of the key have ended several engines
   x RefusedError               HTTP 4xx, 503, 504: the request or its connection is over a limit
   x RequestLostError           HTTP 500 the engine died with the answer half given
     + SuspectedError           HTTP 500 the request may have ended the engine
     + QuarantinedError         HTTP 422 requests like it have ended engines
 
-Each class carries the exit code of the process that ends with it, and the HTTP status and OpenAI
-error type of the request that meets it. `remedy` tells the operator what to change.
+Each class has the exit code of a process that ends with it, and the HTTP status and OpenAI error
+type of a request that fails with it. `remedy` tells the operator what to change.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from typing import ClassVar
 from holdfast.records import RefusalReason
 
 RETRY_AFTER_SECONDS = 5
-"""What a client is told to wait where nobody knows how long it will take."""
+"""The time after which a client may retry if nothing better is known."""
 RETRY_AFTER_MOST_SECONDS = 120
-"""OpenAI's clients do not retry at all when they are told to wait longer than that."""
+"""OpenAI's clients do not retry at all if they are told to wait longer than this."""
 
 
 def openai_error_body(message: str, *, kind: str, status: int) -> bytes:
-    """An error as OpenAI's clients read it, in ASCII: a message may quote what has no encoding."""
+    """Return an error in OpenAI's form, in ASCII: a message may quote what has no encoding."""
     error = {"message": message, "type": kind, "param": None, "code": int(status)}
     return json.dumps({"error": error}, separators=(",", ":")).encode()
 
 
 def openai_type_of(status: int) -> str:
-    """The type of an error of which only the HTTP status is known."""
+    """Return the type of an error if only its HTTP status is known."""
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
@@ -62,13 +62,13 @@ class ExitCode(IntEnum):
 
 
 class HoldfastError(Exception):
-    """A failure with a cause, a remedy and an exit code. `str()` of it is the cause alone."""
+    """A failure with a cause, a remedy and an exit code. `str()` returns the cause only."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.UNEXPECTED
     http_status: int = 500
     openai_type: str = "server_error"
     outline: ClassVar[str] = "something unexpected happened"
-    """What anyone may be told of an end by it: the cause may quote the engine, and name paths."""
+    """The public description of the failure: the cause may quote the engine and contain paths."""
 
     def __init__(self, cause: str, *, remedy: str = "") -> None:
         super().__init__(cause)
@@ -77,7 +77,7 @@ class HoldfastError(Exception):
 
     @property
     def line(self) -> str:
-        """Cause and remedy on one line, as the last line on standard error."""
+        """Cause and remedy on one line, for the last line on standard error."""
         cause = " ".join(self.cause.split())
         if not self.remedy:
             return cause
@@ -86,7 +86,7 @@ class HoldfastError(Exception):
 
 
 class UsageError(HoldfastError):
-    """A flag, a variable or a file from outside is wrong; starting again as it is will not help."""
+    """A flag, a variable or a file is wrong; a restart without a change will not help."""
 
     exit_code = ExitCode.USAGE
     outline = "a flag, a variable or a file is wrong"
@@ -102,22 +102,22 @@ class EngineStartError(HoldfastError):
 
 
 class PluginMissingError(EngineStartError):
-    """A rank of the world wrote no workspace statistics, so nothing is known of its memory."""
+    """A rank of the world wrote no workspace statistics, so its memory use is unknown."""
 
 
 class ProbeFailedError(HoldfastError):
-    """A worst-case request was not answered as it must be: the server is not ready."""
+    """A worst-case request was not answered correctly: the server is not ready."""
 
     exit_code = ExitCode.PROBE_FAILED
     outline = "the probe failed"
 
 
 class ProbeTooSlowError(ProbeFailedError):
-    """The time of the probe was over while the engine went on: the proof is limited, not failed."""
+    """The probe ran out of time while the engine worked: the proof is limited, not failed."""
 
 
 class EngineLostError(HoldfastError):
-    """The engine died after it was ready, and it is not started again."""
+    """The engine died after it was ready, and it is not restarted."""
 
     exit_code = ExitCode.ENGINE_LOST
     outline = "the engine died and is not restarted"
@@ -132,21 +132,21 @@ class AddressInUseError(HoldfastError):
 
 
 class ConflictError(HoldfastError):
-    """What an operator asks does not go with the state or with the flags; nothing has changed."""
+    """The state or the flags do not allow what an operator asks for; nothing has changed."""
 
     http_status = 409
     openai_type = "conflict_error"
 
 
 class NotFoundError(HoldfastError):
-    """There is nothing of the name that was given."""
+    """Nothing has the given name."""
 
     http_status = 404
     openai_type = "not_found_error"
 
 
 class EngineRefusedError(HoldfastError):
-    """The engine lives, and failed at what an operator asked of it."""
+    """The engine is alive, but failed to do what an operator asked for."""
 
 
 class EngineSilentError(HoldfastError):
@@ -157,7 +157,7 @@ class EngineSilentError(HoldfastError):
 
 
 class NotReadyError(HoldfastError):
-    """The request came while the gate was closed; `retry_after_seconds` is between 1 and 120."""
+    """The request arrived while the gate was closed; `retry_after_seconds` is from 1 to 120."""
 
     http_status = 503
     openai_type = "service_unavailable"
@@ -170,7 +170,7 @@ class NotReadyError(HoldfastError):
 
 
 class OverloadedError(HoldfastError):
-    """As many requests wait as may, or their key has too many; `retry_after_seconds` as above."""
+    """The queue is full, or the key has too many requests; `retry_after_seconds` is 1 to 120."""
 
     http_status = 429
     openai_type = "rate_limit_error"
@@ -181,7 +181,7 @@ class OverloadedError(HoldfastError):
 
 
 class KeySuspendedError(OverloadedError):
-    """Requests of the key have ended several engines; `retry_after_seconds` is all of the wait."""
+    """Requests of the key have ended several engines; `retry_after_seconds` has no upper limit."""
 
     def __init__(self, cause: str, *, retry_after_seconds: int) -> None:
         super().__init__(cause, retry_after_seconds=retry_after_seconds)
@@ -189,7 +189,7 @@ class KeySuspendedError(OverloadedError):
 
 
 class RefusedError(HoldfastError):
-    """A request, or its connection, is over a limit. `reason` is the one that it is counted by."""
+    """A request, or its connection, exceeds a limit. It is counted under `reason`."""
 
     def __init__(
         self,
@@ -207,17 +207,17 @@ class RefusedError(HoldfastError):
 
 
 class RequestLostError(HoldfastError):
-    """The engine died, and this request cannot be given to the next generation."""
+    """The engine died, and this request cannot be replayed on the next generation."""
 
     http_status = 500
 
 
 class SuspectedError(RequestLostError):
-    """The request was in the engine when it died, and may have caused it; it is not made again."""
+    """The request was in the engine when it died and may be the cause; it is not replayed."""
 
 
 class QuarantinedError(RequestLostError):
-    """Engines died of this request, or of one that asks the same; it does not reach another."""
+    """This request, or one with the same content, ended engines; it does not reach another."""
 
     http_status = 422
     openai_type = "invalid_request_error"

@@ -1,6 +1,6 @@
-"""Is the server of this container ready? Asked where it listens, and past every proxy.
+"""Is the server of this container ready? The check connects to it directly, past every proxy.
 
-A container is checked every few seconds, so nothing is imported here that is slow to import.
+A container is checked every few seconds, so this module imports nothing slow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 from holdfast.settings import ListenSettings, Settings
 
 DEADLINE_SECONDS = 4
-"""Below the 5 s after which Docker kills a check, so that it can say what it waited for."""
+"""Less than the 5 s after which Docker kills a check, so that it can print what it waited for."""
 _REQUEST = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 _READY = b"HTTP/1.1 200 "
 _FIRST_PROCESS = Path("/proc/1/cmdline")
@@ -24,10 +24,10 @@ _FIRST_PROCESS = Path("/proc/1/cmdline")
 def print_health(
     arguments: Sequence[str], read_settings: Callable[[Sequence[str]], Settings]
 ) -> int:
-    """Print what `/readyz` answers, and return 0 if the server is ready, else 1.
+    """Print the answer of `/readyz`, and return 0 if the server is ready, else 1.
 
-    `arguments` are flags of `holdfast serve`; without any they are those that the first process of
-    this container was started with.
+    `arguments` are flags of `holdfast serve`; by default, those of the first process of this
+    container.
     """
     signal.signal(signal.SIGALRM, _expire)
     signal.alarm(DEADLINE_SECONDS)
@@ -44,9 +44,9 @@ def print_health(
 
 
 def serve_arguments(command_line: bytes) -> list[str]:
-    """What comes after `serve` on a command line as the kernel shows it, if that is there.
+    """Return the arguments after `serve` of a command line in the kernel's form, if there are any.
 
-    Keys that were given there are masked by the server, and are no part of its address.
+    The server masks keys in it, but they are not part of its address.
     """
     words = command_line.decode("utf-8", errors="surrogateescape").removesuffix("\0").split("\0")
     return words[words.index("serve") + 1 :] if "serve" in words else []

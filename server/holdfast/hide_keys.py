@@ -1,4 +1,4 @@
-"""Who gets in without a key, what can others read of this process, and what do children inherit?"""
+"""Can clients enter without a key, and can other users or child processes read the keys?"""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not boun
 MASK = "***"
 _SELF = Path("/proc/self")
 _ARG_START = 45
-"""Of arg_start, arg_end, env_start and env_end among the fields of `stat` that follow the name, see
-https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html."""
+"""The index of arg_start among the fields of `stat` after the name; arg_end, env_start and env_end
+follow it, see https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html."""
 
 Word = tuple[int, bytes]
-"""Address and content of a word that the process was started with."""
+"""The address and content of an argument or variable that the process was started with."""
 
 
 def open_access(settings: Settings) -> tuple[str, str] | None:
-    """Why anyone on the network may use the server, and the remedy; None if nobody may."""
+    """Return why anyone on the network may use the server, and the remedy; None if nobody may."""
     listen = settings.listen
     if not settings.is_open or listen.uds or _is_of_this_machine(listen.host):
         return None
@@ -45,11 +45,11 @@ def _is_of_this_machine(host: str) -> bool:
 
 
 def hide_keys(settings: Settings) -> None:
-    """Take every key out of the environment, of `sys.argv`, and of what the kernel shows.
+    """Remove every key from the environment, from `sys.argv`, and from what the kernel shows.
 
-    So no child inherits one, and neither `/proc/PID/cmdline`, which `ps` prints, nor
-    `/proc/PID/environ` has one; where that cannot be done a warning says so. Call it before there
-    are children.
+    So no child inherits a key, and neither `/proc/PID/cmdline`, which `ps` prints, nor
+    `/proc/PID/environ` contains one; if that cannot be done, a warning is logged. Call it before
+    there are child processes.
     """
     variables = ["VLLM_API_KEY", *(flag.variable for flag in flags() if flag.is_secret)]
     of_variables = {os.environ.pop(name) for name in variables if name in os.environ}
@@ -68,7 +68,7 @@ def hide_keys(settings: Settings) -> None:
 
 
 def masked(arguments: Sequence[str], keys: Collection[str]) -> list[str]:
-    """The command line with each key replaced, as a word of its own or after an equals sign."""
+    """Return the command line with each key masked, as a whole argument or after an equals sign."""
     return [_masked(argument, keys) for argument in arguments]
 
 
@@ -80,13 +80,13 @@ def _masked(argument: str, keys: Collection[str]) -> str:
 
 
 def _is_overwritten(keys: Collection[bytes], names: Collection[bytes]) -> bool:
-    """Write over the keys where the kernel reads what the process was started with.
+    """Overwrite the keys in the memory that `/proc` shows as arguments and environment.
 
-    False if it does not say where that is, as in some sandboxes. Nothing but `/proc` reads these
-    bytes any more: Python has copied the arguments, and the variables are gone.
+    It returns False if the kernel does not say where that is, as in some sandboxes. Only `/proc`
+    still reads these bytes: Python has copied the arguments, and the variables are gone.
 
-    `setproctitle` hides arguments alone: it leaves an environment of which a variable was changed
-    or removed before as the kernel shows it, and wipes every other one whole.
+    `setproctitle` hides arguments only: it leaves an environment unchanged if a variable was
+    changed or removed before, and otherwise erases all of it.
     """
     try:
         # The name before the bracket may have spaces.
@@ -102,7 +102,7 @@ def _is_overwritten(keys: Collection[bytes], names: Collection[bytes]) -> bool:
             _overwrite(address, word, value)
     for address, word in _words(*bounds[2:]):
         name, _, value = word.partition(b"=")
-        # Another variable may have the same value, and is still in use.
+        # Another variable with the same value may still be in use.
         if name in names:
             _overwrite(address, word, value)
     return True

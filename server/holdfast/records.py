@@ -1,4 +1,4 @@
-"""The frozen records that cross a process or a layer, and the words used as their labels.
+"""The frozen records that cross a process or a layer, and the values of their labels.
 
 Nothing here does anything: workers fill these through `holdfast.workspace.stats`, the probe and the
 supervisor produce the rest, and `telemetry` and `api` turn them into Prometheus text and JSON.
@@ -172,20 +172,20 @@ class RankMemory:
     rejections: Mapping[RejectionKind, int]
     last_rejection: Rejection | None
     callers: Mapping[str, int]
-    """Largest need of each caller in bytes, at most 16."""
+    """The largest request of each caller in bytes, for at most 16 callers."""
     memory: Mapping[MemoryKind, int]
     """Only the kinds that were measured."""
     fatal_error: str
-    """Why this rank is lost, written before the exception left the worker; empty if it is not."""
+    """Why this rank is lost, written before the exception left the worker; empty if it is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStats(RankMemory):
-    """What one rank wrote to its stats file: readable while it runs and after it is dead."""
+    """What one rank wrote to its stats file, which is readable even after its death."""
 
     pid: int
     phases: Mapping[StartPhase, float]
-    """When each phase of the start began, for those that did."""
+    """When each phase of the start began, without those that did not."""
     steps: int
     scheduled_tokens: int
     running_step_started_seconds: float | None
@@ -198,16 +198,16 @@ class RankStats(RankMemory):
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A request that was in one of the steps that may have ended an engine."""
+    """A request in one of the steps that may have ended an engine."""
 
     request_id: str
-    """vLLM's internal name of it, which contains the one the request was sent with."""
+    """vLLM's internal id, which contains the id that the request was sent with."""
     reached_tokens: int
-    """Its context at the end of the last of them: a replay that got further is innocent."""
+    """Its context at the end of the last of these steps: a replay that gets further is innocent."""
     is_prefill: bool
-    """Whether that step computed a part of its prompt."""
+    """Whether that step processed a part of its prompt."""
     is_in_running_step: bool = True
-    """False of a request whose steps had all ended, the last of them just before."""
+    """False if all its steps had ended, the last one just before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +216,12 @@ class Death:
 
     cause: DeathCause
     reason: str
-    """For people: which process or rank, and its exception."""
+    """The process or rank, and its exception, for people."""
     is_accusing: bool = False
-    """Whether a request may have caused it: an exception, a rejection, a stall, or a signal that
-    a process gives to itself, such as SIGSEGV; not a signal from outside."""
+    """Whether a request may be the cause: of an exception, a rejection, a stall, or a signal that
+    a process raises itself, such as SIGSEGV, but not of a signal from outside."""
     suspects: tuple[Suspect, ...] | None = None
-    """The requests of the steps that ran, and of the last before them; None where not known."""
+    """The requests of the running steps, and of the last ones before them; None if unknown."""
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.reason}"
@@ -239,7 +239,7 @@ class EngineFacts:
     max_num_batched_tokens: int
     max_num_seqs: int
     kv_capacity_tokens: int
-    """Tokens that fit in the KV cache of one engine; 0 for a model that keeps none."""
+    """Tokens that fit in the KV cache of one engine; 0 for a model without one."""
     kv_block_tokens: int
     vocab_size: int
     special_token_ids: frozenset[int]
@@ -255,27 +255,27 @@ class EngineFacts:
     is_unified_memory: bool
     """Whether the device shares its memory with the host, as on GB10."""
     fingerprint: str
-    """Names everything that a learned reservation depends on."""
+    """Identifies everything that a learned reservation depends on."""
     max_queued_requests: int | None = None
-    """vLLM's own bound on requests that wait or run; None for no bound."""
+    """vLLM's own limit of waiting and running requests; None if there is none."""
     has_sleep_mode: bool = False
     has_profiler: bool = False
     has_lora: bool = False
     largest_image: tuple[int, int] | None = None
-    """Width and height of the image that makes most tokens; None if the model takes none."""
+    """Width and height of the image with the most tokens; None if the model accepts no images."""
     max_num_scheduled_tokens: int | None = None
-    """The most tokens of one step, where that is less than `max_num_batched_tokens`."""
+    """The maximum tokens of one step, if that is less than `max_num_batched_tokens`."""
     draft_tokens: int = 0
-    """Tokens of speculation that a request takes into every step in which it decodes."""
+    """Speculative tokens that a request adds to every step in which it decodes."""
     draft_slots: int = 0
-    """What each request of a step takes of `max_num_batched_tokens` beside its tokens."""
+    """What each request of a step takes of `max_num_batched_tokens` in addition to its tokens."""
     draft_lookahead_tokens: int = 0
-    """Tokens past its own for which each request holds KV cache."""
+    """Tokens beyond its own for which each request holds KV cache."""
     long_prefill_tokens: int | None = None
-    """The most tokens of one prompt in a step with several requests; None for no such bound."""
+    """The maximum tokens of one prompt in a step with several requests; None if unlimited."""
     pipeline_stages: int = 1
     kv_watermark: float = 0.0
-    """The share of the KV cache that stays free when a request joins another."""
+    """The share of the KV cache that must stay free when a request joins others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +288,9 @@ class ProbeStep:
     tokens: int = 0
     """The largest proven size: scheduled tokens of one engine step, or tokens of one context."""
     limited: bool = False
-    """Whether a size was left out: by the journal, the time left or the memory of the host."""
+    """Whether a size was left out because of the journal, the time or the host's memory."""
     reason: str = ""
-    """Why it failed, was skipped or limited: step, size and caller."""
+    """Why it failed, or was skipped or limited: step, size and caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ class ProbeReport:
     passed: bool
     limited: bool
     proven_tokens: int
-    """The longest context that was served whole."""
+    """The longest context that was served completely."""
     duration_seconds: float
     steps: tuple[ProbeStep, ...]
     grew: bool = False
@@ -331,7 +331,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything that is known, at one moment. The source of health bodies and metrics."""
+    """Everything that is known at one moment. The source of health bodies and metrics."""
 
     state: str
     reason: str
@@ -342,6 +342,6 @@ class Status:
     probe: ProbeReport | None
     ranks: tuple[RankStats, ...]
     start_phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds each phase of the last start took."""
+    """The duration of each phase of the last start."""
     detail: str = ""
-    """What the engine said of it, beside the reason: for operators, since it may name paths."""
+    """The engine's own message, in addition to the reason; for operators, as it may name paths."""

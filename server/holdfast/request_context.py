@@ -1,7 +1,7 @@
-"""What becomes of one HTTP request: known to the front door and to the calls it makes.
+"""The context of one HTTP request, shared by the API layers and the engine requests it makes.
 
-vLLM's OpenAI layer stands between the two and passes nothing on, so the record travels with the
-context of the task.
+vLLM's OpenAI layer is between the two and passes nothing on, so the record travels in a context
+variable of the task.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 
 class HeldCapacity(Protocol):
-    """What a request holds while the engine works for it."""
+    """The capacity that a request holds while the engine works for it."""
 
     def release(self) -> None:
-        """Let the next have it. Once is enough."""
+        """Give the capacity to the next request. A second call has no effect."""
 
     async def acquire(self) -> None:
-        """Return when there is one again; at once if it has one.
+        """Return when the request has capacity again, at once if it still has it.
 
         Raises:
             NotReadyError: the gate was closed for too long. OverloadedError: too many wait.
@@ -29,76 +29,76 @@ class HeldCapacity(Protocol):
 
 
 class Session(Protocol):
-    """What stays open between its calls, and holds a place for each of them alone."""
+    """A connection that stays open between its calls, and holds capacity only during a call."""
 
     def call(self) -> AbstractAsyncContextManager[None]:
-        """While entered, it holds a place, for which it waits first.
+        """Wait for capacity, and hold it while entered.
 
         Raises:
-            NotReadyError, OverloadedError: there is none, see `Place.take`.
+            NotReadyError, OverloadedError: there is none, see `HeldCapacity.acquire`.
         """
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request. The front door makes it; whoever learns something of it writes it down."""
+    """One request. The request log creates it; each layer records what it learns."""
 
     request_id: str = ""
-    """As the client named it, or as we did; the answer carries it."""
+    """The client's id of the request, or ours; the response carries it."""
     key: str = ""
-    """The name of the key that the request came with, never the key; empty where none is needed."""
+    """The name of the request's key, never the key itself; empty if no key is needed."""
     is_probe: bool = False
-    """The probe's own: it goes to an engine that is not ready, and is never sent again."""
+    """Whether it is the probe's own: it may use an unready engine, and is never replayed."""
     may_be_retried: bool | None = None
-    """Whether the client may send it again; None where the status code says enough."""
+    """Whether the client may retry it; None where the status code says enough."""
     is_broken: bool = False
-    """Whether its answer ends in the middle."""
+    """Whether its response breaks off."""
     error: str = ""
-    """Why it was refused or lost, in one word; empty while nobody knows of a reason."""
+    """Why it was refused or lost, in one word; empty while no reason is known."""
     route: str = ""
-    """The path of our route that answers it, with its parameters left open; empty if none does."""
+    """The path template of our route that answers it; empty if none of ours does."""
     engine_scope: Mapping[str, Any] | None = None
-    """What vLLM's application was given, whose router leaves its route there."""
+    """The scope that vLLM's application got; vLLM's router stores its route there."""
     received_seconds: float | None = None
-    """When it was there whole, by `time.monotonic()`; None while it was not."""
+    """When it was complete, by `time.monotonic()`; None before that."""
     entered_seconds: float | None = None
-    """When vLLM's application got it, by `time.monotonic()`; None while it did not."""
+    """When vLLM's application got it, by `time.monotonic()`; None before that."""
     engine_request_id: str = ""
-    """The name that vLLM gave its first call, which vLLM's own log lines carry."""
+    """vLLM's id of its first engine request, which vLLM's own log lines contain."""
     generation: int = 0
-    """The last generation of the engine that had it; 0 if none."""
+    """The latest generation of the engine that got it; 0 if none."""
     replays: int = 0
-    """How often a call of it was given to another generation."""
+    """How often one of its engine requests was replayed on another generation."""
     prompt_tokens: int = 0
-    """Tokens of the prompts that the engine has taken in for it."""
+    """Tokens of its prompts that the engine has processed."""
     output_tokens: int = 0
-    """Tokens that the engine has made for it."""
+    """Tokens that the engine has generated for it."""
     waited_seconds: float = 0.0
-    """How long it waited for an engine; calls that wait side by side count once."""
+    """How long it waited for an engine; concurrent waits count once."""
     waiting_calls: int = 0
-    """How many calls of it wait for an engine now."""
+    """How many of its engine requests wait for an engine now."""
     waiting_since_seconds: float = 0.0
-    """Since when any of them waits."""
+    """When the first of those began to wait."""
     sequences: int = 0
-    """How many sequences of it the engine has, or is to have when it is their turn."""
+    """How many of its sequences the engine has, or will get when it is their turn."""
     engine_is_done: Callable[[], None] = lambda: None
-    """Called when the engine has no sequence of it any more, however slowly its client reads."""
+    """Called when the engine has none of its sequences any more, even if the client still reads."""
 
     capacity: HeldCapacity | None = None
-    """None where none is counted."""
+    """None for a request whose capacity is not counted."""
     session: Session | None = None
-    """None where it is a single request."""
+    """None for a single request."""
     absences: int = 0
-    """How many steps of it wait for something else than the engine."""
+    """How many of its steps wait for something other than the engine."""
 
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
-        """While entered, it waits for something else than the engine, and others have its place.
+        """Lend its capacity to others while entered: it waits for something other than the engine.
 
-        With its last such step it waits for a place again, unless the step failed.
+        After the last such step it waits for capacity again, unless the step failed.
 
         Raises:
-            NotReadyError, OverloadedError: there is none, see `Place.take`.
+            NotReadyError, OverloadedError: there is none, see `HeldCapacity.acquire`.
         """
         self.absences += 1
         if self.capacity is not None:
@@ -113,7 +113,7 @@ class RequestContext:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While entered, a call of it waits."""
+        """Count the time while entered as waiting."""
         if not self.waiting_calls:
             self.waiting_since_seconds = time.monotonic()
         self.waiting_calls += 1
@@ -126,11 +126,11 @@ class RequestContext:
 
 
 REQUEST: ContextVar[RequestContext | None] = ContextVar("holdfast_request", default=None)
-"""The request that the running task serves; None outside of any. The request log sets it."""
+"""The request that the running task serves, or None. The request log sets it."""
 
 
 def current_request() -> RequestContext:
-    """The record of the request that the running task serves; outside of any, one nobody reads."""
+    """Return the context of the request that the running task serves, or an unused one."""
     return REQUEST.get() or RequestContext()
 
 

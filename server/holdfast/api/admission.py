@@ -148,7 +148,7 @@ class Admission:
         await self.until_settled(ticket)
 
     def release(self, ticket: Ticket) -> None:
-        """Free the capacity of a request when the engine is done, even if the client still reads."""
+        """Free the capacity of a request when the engine is done, even if its client reads on."""
         self._queue_of(ticket).release(ticket)
 
     def leave(self, ticket: Ticket) -> None:
