@@ -19,10 +19,14 @@ from typing import Any
 from vllm import envs
 from vllm.entrypoints.generate.generative_scoring.serving import ServingGenerativeScoring
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers import chat_utils
 from vllm.sampling_params import SamplingParams
 
 from holdfast.patches.replaced import is_replaced, original, replace
+
+try:
+    from vllm.renderers.chat_utils import chat_message
+except ImportError:  # one module in 0.32
+    from vllm.renderers import chat_utils as chat_message
 
 TOKENS_A_CONTEXT = 4
 """Of a text that need not fit into one, in contexts: somebody asks how much too long it is."""
@@ -76,9 +80,9 @@ def bound_tool_calls(renderer: Any) -> None:
 
     vLLM 0.32 reads them, a JSON text within the JSON of a chat, on the event loop.
     """
-    if renderer.tokenizer is None or is_replaced(chat_utils, "_postprocess_messages"):
+    if renderer.tokenizer is None or is_replaced(chat_message, "_postprocess_messages"):
         return
-    as_vllm = original(chat_utils, "_postprocess_messages")
+    as_vllm = original(chat_message, "_postprocess_messages")
 
     def postprocess_messages(messages: list[Any]) -> None:
         most = renderer.tokenizer.holdfast_bounds.most_characters
@@ -91,7 +95,7 @@ def bound_tool_calls(renderer: Any) -> None:
                 "The arguments of a tool call are nested too deeply.", parameter="tool_calls"
             ) from error
 
-    replace(chat_utils, "_postprocess_messages", postprocess_messages)
+    replace(chat_message, "_postprocess_messages", postprocess_messages)
 
 
 def score_in_a_thread() -> None:
