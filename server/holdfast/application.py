@@ -22,7 +22,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from holdfast import __version__
+from holdfast import __version__, patches
 from holdfast.api import openapi
 from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.admission import PROBE_HEADER, Admission
@@ -214,6 +214,10 @@ class Application:
         except ValueError:
             unsupported.check(os.environ)  # vLLM reads some variables during its import
             raise
+        except (ImportError, AttributeError):
+            patches.check("front end")  # which says so if it is something that we change
+            raise
+        patches.check("front end")
         return configure(
             self._settings,
             self._directory,

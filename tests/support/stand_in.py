@@ -2,7 +2,8 @@
 
 Everything but `holdfast.engine.configure` is real: the command line, the listener, the supervisor,
 the signals. The engine is a child process that ignores SIGTERM, as a worker in a collective does.
-`STAND_IN` names what it does otherwise: `never-starts`, `starts-once` or `never-answers`.
+`STAND_IN` names what it does otherwise: `never-starts`, `starts-once` or `never-answers`; with
+`another-vllm`, one of vLLM's modules lacks what Holdfast changes in it.
 """
 
 from __future__ import annotations
@@ -144,6 +145,8 @@ if __name__ == "__main__":
     module: Any = ModuleType("holdfast.engine.configure")
     module.configure = configure
     sys.modules[module.__name__] = module
+    if os.environ.get("STAND_IN") == "another-vllm":
+        sys.modules["vllm.v1.utils"] = ModuleType("vllm.v1.utils")
     from holdfast.cli import main
     from holdfast.processes import forkserver as engine_forkserver
 

@@ -17,9 +17,8 @@ from holdfast.engine.media.realtime import bound_realtime_audio
 from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.turns import most_sequences, running_at_once
 from holdfast.engine.vllm_errors import usage_errors
-from holdfast.patches import chunks, front_end
+from holdfast.patches import fits, front_end
 from holdfast.patches.answer_parsing import bound_answer_parsers
-from holdfast.patches.rendering import await_one_without_a_task, render_short_prompts_at_once
 from holdfast.patches.request_bodies import bound_prompts, refuse_wrong_bodies, stop_at_first_error
 from holdfast.patches.tokenizer import (
     bound_bad_words,
@@ -39,7 +38,6 @@ async def openai_app(
     `server` is the uvicorn server: vLLM's exception handler looks for it in the application's
     state (it would end it, if the proxy ever said that the engine errored).
     """
-    chunks.write_text_directly()
     tasks = await proxy.get_supported_tasks()
     front_end.accept_nulls()
     guard_media(arguments.allowed_media_domains)
@@ -50,23 +48,34 @@ async def openai_app(
     bound_bad_words()
     bound_answer_parsers()
     score_in_a_thread()
-    await_one_without_a_task()
     if proxy.grammars is not None:
         keep_native_code_out(proxy.grammars)
-    render_short_prompts_at_once(
-        proxy.renderer, trusts_templates=arguments.trust_request_chat_template
-    )
+    _make_faster(proxy.renderer, trusts_templates=arguments.trust_request_chat_template)
     # What it finds wrong with a flag or an adapter is what it finds before.
     with usage_errors():
         with leaving_counts_to_the_front_end():
             app = build_app(arguments, tasks, proxy.model_config)
         refuse_wrong_bodies(app)
         stop_at_first_error(app.routes)
-        with_frequent_first(app.router.routes)
+        if fits("engine.openai_app.with_frequent_first"):
+            with_frequent_first(app.router.routes)
         app.state.server = server
         await init_app_state(proxy, app.state, arguments, tasks)
     async with app.router.lifespan_context(app):
         yield app
+
+
+def _make_faster(renderer: Any, *, trusts_templates: bool) -> None:
+    """Put in place what vLLM also does without; its modules import what they replace."""
+    if fits("patches.chunks.write_text_directly"):
+        from holdfast.patches import chunks  # noqa: PLC0415 - as above
+
+        chunks.write_text_directly()
+    if fits("patches.rendering.render_short_prompts_at_once"):
+        from holdfast.patches import rendering  # noqa: PLC0415 - as above
+
+        rendering.await_one_without_a_task()
+        rendering.render_short_prompts_at_once(renderer, trusts_templates=trusts_templates)
 
 
 @contextmanager

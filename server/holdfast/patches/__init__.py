@@ -1,1 +1,350 @@
-"""Every change to vLLM's own code. Runs in the front end and in vLLM's processes."""
+"""Every change to vLLM's own code. Runs in the front end and in vLLM's processes.
+
+`PATCHES` is the list of them: what stands in the place of code of vLLM, of the standard library, or
+of a library between us and vLLM, wherever in this package it is put there. One that a guarantee
+needs ends the start with exit 3 where its site is missing; any other is left out with a warning.
+This module imports nothing heavy: the fork server and every worker import it.
+"""
+
+from __future__ import annotations
+
+from holdfast.patches.fitting import Patch, Process, is_fit, require
+
+_BASE = "vllm.renderers.base:BaseRenderer"
+_HF = "vllm.renderers.hf:HfRenderer"
+_CHAT = "vllm.entrypoints.openai.chat_completion.serving"
+_REALTIME = "vllm.entrypoints.speech_to_text.realtime.connection:RealtimeConnection"
+_MESSAGES = "vllm.renderers.chat_utils"
+_LOGGERS = "vllm.v1.metrics.loggers"
+_STATS = f"{_LOGGERS}:PrometheusStatLogger"
+_SPEECH = "vllm.entrypoints.speech_to_text.base.serving"
+_SCORING = "vllm.entrypoints.generate.generative_scoring.serving"
+_WORKER = "vllm.v1.worker.gpu_worker:Worker"
+_VLLM = "vllm-project/vllm#"
+
+PATCHES: tuple[Patch, ...] = (
+    # What makes requests faster
+    Patch(
+        "patches.chunks.write_text_directly",
+        "front end",
+        (
+            f"{_CHAT}:DeltaMessage",
+            f"{_CHAT}:ChatCompletionResponseStreamChoice",
+            f"{_CHAT}:ChatCompletionStreamResponse",
+        ),
+        "three models for each token cost 9 of the 60 to 80 us that a token takes",
+        is_guarantee=False,
+    ),
+    Patch(
+        "patches.rendering.render_short_prompts_at_once",
+        "front end",
+        (
+            f"{_BASE}._tokenize_prompt_async",
+            f"{_BASE}.tokenize_prompts_async",
+            f"{_HF}._apply_chat_template_async",
+            f"{_HF}._render_with_timeout",
+            f"{_HF}._replace_executor",
+            "vllm.renderers.base:asyncio",
+        ),
+        "two hand-overs to a thread cost a tenth of the time to the first token at 16 clients",
+        is_guarantee=False,
+    ),
+    Patch(
+        "engine.openai_app.with_frequent_first",
+        "front end",
+        ("starlette.routing:Router.routes",),
+        "a request is compared with one route after the other",
+        is_guarantee=False,
+    ),
+    # What keeps the front end alive and fair
+    Patch(
+        "patches.answer_parsing.bound_answer_parsers",
+        "front end",
+        (
+            "vllm.parser:ParserManager.get_parser",
+            "vllm.parser.engine.incremental_lexer:IncrementalLexer.feed",
+            "vllm.parser.engine.parser_engine:ParserEngine._events_to_delta",
+        ),
+        "parsers take the square of an answer's length on the event loop: minutes",
+        upstream=f"{_VLLM}57677",
+    ),
+    Patch(
+        "patches.tokenizer.bound_tokenizer",
+        "front end",
+        (f"{_BASE}.tokenizer",),
+        "a text of 30 MB takes the tokenizer 90 s and 8 GB",
+    ),
+    Patch(
+        "patches.tokenizer.bound_bad_words",
+        "front end",
+        ("vllm.sampling_params:SamplingParams.update_from_tokenizer",),
+        "`bad_words` are tokenized on the event loop before they are counted",
+    ),
+    Patch(
+        "patches.tokenizer.bound_tool_calls",
+        "front end",
+        (f"{_MESSAGES}:_postprocess_messages or {_MESSAGES}.chat_message:_postprocess_messages",),
+        "arguments of tool calls are read on the event loop, at any size and depth",
+    ),
+    Patch(
+        "patches.tokenizer.score_in_a_thread",
+        "front end",
+        (f"{_SCORING}:ServingGenerativeScoring._build_prompts",),
+        "the texts of `/generative_scoring` are tokenized on the event loop",
+    ),
+    Patch(
+        "patches.request_bodies.refuse_wrong_bodies",
+        "front end",
+        ("starlette.applications:Starlette.middleware_stack",),
+        "a value of a wrong type in a body is a 500",
+    ),
+    Patch(
+        "patches.request_bodies.stop_at_first_error",
+        "front end",
+        ("pydantic_core.core_schema:list_schema", "fastapi._compat:ModelField._type_adapter"),
+        "200 KB of wrong messages keep the event loop for 10 s and take a gigabyte",
+        upstream=f"{_VLLM}49239",
+    ),
+    Patch(
+        "patches.request_bodies.bound_prompts",
+        "front end",
+        (f"{_BASE}.render_cmpl_async",),
+        "a body of 32 MiB has room for eight million inputs of embeddings or scores",
+    ),
+    Patch(
+        "engine.media.limits.guard_media",
+        "front end",
+        (
+            "vllm.multimodal.media:MEDIA_CONNECTOR_REGISTRY",
+            "vllm.multimodal.media:MediaConnector.load_from_url",
+            "vllm.multimodal.media:MediaConnector.load_from_url_async",
+            "vllm.multimodal.media:MediaConnector.fetch_audio_async",
+            "vllm.multimodal.media:MediaConnector.fetch_image_async",
+            "vllm.multimodal.media:MediaConnector.fetch_video_async",
+            "vllm.multimodal.image:ALLOWED_IMAGE_FORMATS",
+            "mistral_common.tokens.tokenizers.image:download_image",
+        ),
+        "a client's URL may name an address of the operator's network, or decode to any size",
+        upstream=f"{_VLLM}57157",
+    ),
+    Patch(
+        "engine.media.formats.check_audio",
+        "front end",
+        ("vllm.multimodal.media.audio:load_audio", f"{_SPEECH}:load_audio"),
+        "FFmpeg takes files that have it open others, or listen on the network",
+    ),
+    Patch(
+        "engine.media.realtime.bound_realtime_audio",
+        "front end",
+        (f"{_REALTIME}.__init__", f"{_REALTIME}.cleanup"),
+        "a WebSocket that appends sound and never commits takes all memory",
+        upstream=f"{_VLLM}48130",
+    ),
+    Patch(
+        "engine.grammars.requests.keep_native_code_out",
+        "front end",
+        (
+            "vllm.v1.structured_output.backend_xgrammar:validate_xgrammar_grammar",
+            "vllm.renderers.online_renderer:OnlineRenderer.preprocess_chat",
+            "vllm.sampling_params:StructuredOutputsParams._backend",
+            "vllm.sampling_params:StructuredOutputsParams._backend_was_auto",
+            "vllm.v1.engine.input_processor:InputProcessor.structured_outputs_config",
+        ),
+        "a client's grammar of 80 KB crashes the process that compiles it",
+    ),
+    Patch(
+        "engine.checked_llm.CheckedLLM",
+        "front end",
+        (
+            "vllm.v1.engine.async_llm:AsyncLLM.generate",
+            "vllm.v1.engine.async_llm:AsyncLLM.add_request",
+            "vllm.v1.engine.core_client:EngineCoreClient.add_request_async",
+            "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
+            "vllm.v1.engine.output_processor:OutputProcessor.request_states",
+        ),
+        "a request with a number of more than 64 bits is never removed; sequences take turns",
+    ),
+    Patch(
+        "patches.front_end.accept_nulls",
+        "front end",
+        ("vllm.entrypoints.openai.responses.protocol:ResponsesResponse.from_request",),
+        "`background: null` breaks a stream off at its first event",
+        upstream=f"{_VLLM}48319",
+    ),
+    Patch(
+        "patches.front_end.spare_front_end",
+        "front end",
+        ("vllm.config.profiler:ProfilerConfig.ignore_frontend",),
+        "`/stop_profile` ends the server with SIGSEGV",
+        upstream=f"{_VLLM}54322",
+    ),
+    # What lets the server outlive its engine
+    Patch(
+        "patches.front_end.kill_trees_by",
+        "front end",
+        ("vllm.v1.utils:kill_process_tree",),
+        "it raises if a process ends meanwhile, and leaves the rest of the shutdown undone",
+    ),
+    Patch(
+        "patches.front_end.kept_renderer",
+        "front end",
+        ("vllm.v1.engine.async_llm:renderer_from_config", f"{_BASE}.shutdown"),
+        "every serving object keeps the first renderer, which ends with its engine",
+    ),
+    Patch(
+        "engine.compat.declare_dead",
+        "front end",
+        ("vllm.v1.engine.core_client:BackgroundResources.engine_dead",),
+        "calls to a stopped engine never return",
+    ),
+    Patch(
+        "patches.stat_logger.LastingStatLogger",
+        "front end",
+        (f"{_STATS}.record", f"{_STATS}._gauge_cls", f"{_LOGGERS}:unregister_vllm_metrics"),
+        "a new engine takes all counters off the page, and the probe would count as traffic",
+    ),
+    Patch(
+        "engine.openai_app.leaving_counts_to_the_front_end",
+        "front end",
+        ("prometheus_fastapi_instrumentator:Instrumentator.instrument",),
+        "requests that the front end answers itself count under the same names",
+    ),
+    # How processes are started, named and ended
+    Patch(
+        "patches.front_end.forked_cores",
+        "front end",
+        ("vllm.v1.engine.utils:get_mp_context",),
+        "an EngineCore that is spawned imports for seconds, at every restart",
+        is_guarantee=False,
+        upstream=f"{_VLLM}45483",
+    ),
+    Patch(
+        "patches.engine_core.fork_workers",
+        "fork server",
+        ("vllm.v1.executor.multiproc_executor:get_mp_context",),
+        "a worker that is spawned imports for seconds, at every restart",
+        is_guarantee=False,
+        upstream=f"{_VLLM}45483",
+    ),
+    Patch(
+        "processes.forkserver.ensure_running",
+        "front end",
+        (
+            "multiprocessing.forkserver:ForkServer._forkserver_pid",
+            "multiprocessing.forkserver:ForkServer._forkserver_alive_fd",
+            "multiprocessing.forkserver:ForkServer.ensure_running",
+            "multiprocessing.process:BaseProcess._config",
+        ),
+        "Python raises if the exit code of its fork server was read elsewhere",
+        seen_in="CPython 3.11 to 3.13",
+    ),
+    Patch(
+        "processes.exit_codes.note_in",
+        "fork server",
+        ("os:waitpid",),
+        "the fork server alone learns which signal ended a process, and tells nobody",
+        seen_in="CPython 3.11 to 3.13",
+    ),
+    Patch(
+        "worker.lifetime.tie_spawned",
+        "engine",
+        ("multiprocessing.spawn:get_command_line",),
+        "a process whose parent ends while it imports lives on, with its memory",
+        upstream=f"{_VLLM}55510",
+        seen_in="CPython 3.11 to 3.13",
+    ),
+    Patch(
+        "worker.ipc_names.use_names_of",
+        "engine",
+        ("multiprocessing.shared_memory:_SHM_NAME_PREFIX",),
+        "what a killed process leaves in /dev/shm is nobody's where names are random",
+        is_guarantee=False,
+        seen_in="CPython 3.11 to 3.13",
+    ),
+    Patch(
+        "worker.crash_records.record_causes",
+        "engine",
+        ("traceback:print_exc",),
+        "each process would print the traceback that vLLM has logged already",
+        is_guarantee=False,
+        seen_in="CPython 3.11 to 3.13",
+    ),
+    # The workspace and the worker
+    Patch(
+        "worker.plugin.register",
+        "engine",
+        (
+            "vllm.v1.worker.workspace:WorkspaceManager",
+            "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device",
+            "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model",
+        ),
+        "the first prefill that needs more than is locked ends the engine",
+        upstream=f"{_VLLM}43357",
+    ),
+    Patch(
+        "worker.hooks.WorkerFollower",
+        "worker",
+        (
+            f"{_WORKER}.load_model",
+            f"{_WORKER}.determine_available_memory",
+            f"{_WORKER}.initialize_from_config",
+            f"{_WORKER}.compile_or_warm_up_model",
+            f"{_WORKER}.sample_tokens",
+            f"{_WORKER}.execute_dummy_batch",
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner.capture_model",
+        ),
+        "scratch is reserved before the KV cache is sized, and no buffer of a graph is freed",
+        upstream=f"{_VLLM}48179",
+    ),
+    Patch(
+        "workspace.moe_permute.follow",
+        "worker",
+        ("vllm.model_executor.layers.fused_moe.moe_permute_unpermute:MoEPermuteScratch.reserve",),
+        "it frees tensors whose addresses graphs hold, and is refused growth after the lock",
+    ),
+    Patch(
+        "patches.worker.take_plain_functions",
+        "engine",
+        ("torch.compiler:load_compiled_function",),
+        "on the CPU every start compiles the model again",
+        is_guarantee=False,
+        upstream=f"{_VLLM}24274",
+    ),
+    Patch(
+        "patches.worker.keep_seeds",
+        "worker",
+        ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",),
+        "on the CPU a seed in a request whose prompt takes two steps ends the engine",
+        upstream=f"{_VLLM}10097",
+    ),
+    Patch(
+        "worker.builds.keep_builds",
+        "engine",
+        ("vllm.distributed.device_communicators.pynccl_allocator:tempfile",),
+        "every recovery with NCCL's symmetric memory would wait for a compiler",
+        is_guarantee=False,
+    ),
+    Patch(
+        "planning.command.plan",
+        "plan",
+        ("vllm.platforms:_current_platform", "vllm.engine.arg_utils:current_platform"),
+        "vLLM takes the sizes of a plan from the device that it runs on, and needs one",
+    ),
+)
+
+
+def check(process: Process) -> None:
+    """Look for everything that a guarantee needs in such a process.
+
+    Raises:
+        EngineStartError: something is missing.
+    """
+    for patch in PATCHES:
+        if patch.is_guarantee and patch.process == process:
+            require(patch)
+
+
+def fits(by: str) -> bool:
+    """Whether the patch that is made `by` that function can be made; `is_fit` says more."""
+    [patch] = [patch for patch in PATCHES if patch.by == by]
+    return is_fit(patch)

@@ -8,12 +8,16 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.executor import multiproc_executor
 
+from holdfast.patches import fits
+
 
 def fork_workers(forking: Any) -> None:
     """Have this EngineCore start its workers in the context `forking`.
 
     `get_mp_context` is bound in `vllm.v1.executor.multiproc_executor` (0.32, 0.33).
     """
+    if not fits("patches.engine_core.fork_workers"):
+        return
     original = multiproc_executor.get_mp_context
 
     def forking_context() -> Any:

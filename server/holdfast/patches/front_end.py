@@ -13,6 +13,8 @@ from vllm.v1 import utils as v1_utils
 from vllm.v1.engine import async_llm
 from vllm.v1.engine import utils as engine_utils
 
+from holdfast.patches import fits
+
 
 def spare_front_end(config: Any) -> None:
     """Have the profiler leave this process alone, and take the engine's.
@@ -89,7 +91,8 @@ def forked_cores(config: Any, forking: Any) -> Iterator[None]:
     `spawn`; the drivers of other platforms, and WSL's, do not bear a fork.
     """
     can_fork = current_platform.is_cpu() or current_platform.is_cuda()
-    if config.parallel_config.numa_bind or not can_fork or system_utils.in_wsl():
+    is_sound = can_fork and not config.parallel_config.numa_bind and not system_utils.in_wsl()
+    if not (is_sound and fits("patches.front_end.forked_cores")):
         yield
         return
     original = engine_utils.get_mp_context

@@ -22,6 +22,7 @@ from vllm.platforms.cpu import CpuPlatform
 from holdfast.engine import arguments as vllm_arguments
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import ExitCode, UsageError
+from holdfast.patches import check
 from holdfast.planning.config import DEVICES, PlannedConfig, planned_config
 from holdfast.planning.flags import PlanFlags
 from holdfast.planning.kv_cost import KvCost, kv_cost
@@ -64,7 +65,9 @@ def plan(settings: Settings, device_name: str | None) -> PlanReport:
 
     Raises:
         UsageError: a flag is wrong, or the model cannot be read.
+        EngineStartError: vLLM lacks what has to be changed for a plan.
     """
+    check("plan")
     device = DEVICES[device_name] if device_name is not None else device_of_platform()
     with _parsing_anywhere():
         namespace = vllm_arguments.parse(settings)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from holdfast.atomic_files import files_with_suffix
+from holdfast.patches import fits
 
 _SUFFIX = ".cause"
 MOST_BYTES = 1 << 20
@@ -151,8 +152,9 @@ def record_causes(directory: Path) -> None:
         return
     if not logger.isEnabledFor(logging.DEBUG):
         without_tracebacks(lambda: True)
-        # How `multiprocessing` prints what ends a process, which vLLM has logged before.
-        traceback.print_exc = _print_nothing
+        if fits("worker.crash_records.record_causes"):
+            # How `multiprocessing` prints what ends a process, which vLLM has logged before.
+            traceback.print_exc = _print_nothing
     # The first, because the filter takes the traceback from the record that all handlers share.
     logger.handlers.insert(0, _CauseHandler(directory / f"{os.getpid()}{_SUFFIX}"))
 

@@ -10,6 +10,8 @@ import hashlib
 from multiprocessing import process, shared_memory
 from pathlib import Path
 
+from holdfast.patches import fits
+
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's, not chosen
 _TOKEN_CHARACTERS = 7
 """`multiprocessing` allows 14 with the slash, and wants 4 for itself."""
@@ -30,6 +32,6 @@ def use_names_of(directory: Path) -> None:
     """Name what this process and those that it starts make from now on after `directory`."""
     prefix = "/" + name_prefix(directory)
     # Neither is public. Read at each use in CPython 3.11 to 3.14; elsewhere names stay random.
-    if hasattr(shared_memory, "_SHM_NAME_PREFIX"):
-        shared_memory._SHM_NAME_PREFIX = prefix  # noqa: SLF001 - as above
+    if fits("worker.ipc_names.use_names_of"):
+        shared_memory._SHM_NAME_PREFIX = prefix  # type: ignore[attr-defined]  # noqa: SLF001 - as above
     process.current_process()._config["semprefix"] = prefix  # type: ignore[attr-defined]  # noqa: SLF001 - as above

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from holdfast.patches import check, fits
 from holdfast.patches.worker import keep_seeds, take_plain_functions
 from holdfast.worker import lifetime, rpc
 from holdfast.worker.builds import keep_builds
@@ -37,6 +38,7 @@ def register() -> None:
     Raises:
         OSError, ValueError: the spec cannot be read; the process that loads the plugin ends, since
             an engine without its reservation must not start.
+        EngineStartError: vLLM lacks what has to be changed; the process ends for the same reason.
     """
     path = os.environ.get(SPEC_VARIABLE)
     if not path:
@@ -67,12 +69,14 @@ def _install(spec: WorkspaceSpec) -> None:
 
     from holdfast.workspace.manager import WorkspaceManager  # noqa: PLC0415 - imports vLLM
 
+    check("engine")
     # `init_workspace_manager` looks the class up at call time, so this reaches every caller.
     workspace.WorkspaceManager = WorkspaceManager
     if not hasattr(WorkerWrapperBase, _ATTRIBUTE):
         setattr(WorkerWrapperBase, _ATTRIBUTE, None)
-        take_plain_functions()
-        if current_platform.is_cuda():
+        if fits("patches.worker.take_plain_functions"):
+            take_plain_functions()
+        if current_platform.is_cuda() and fits("worker.builds.keep_builds"):
             keep_builds(Path(spec.stats_directory))
         WorkerWrapperBase.init_device = _following(WorkerWrapperBase.init_device, spec)
         WorkerWrapperBase.execute_model = _measured(WorkerWrapperBase.execute_model)
@@ -86,6 +90,7 @@ def _following(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Calla
     def followed(wrapper: Any) -> None:
         from holdfast.worker.hooks import WorkerFollower  # noqa: PLC0415 - imports vLLM
 
+        check("worker")
         directory = Path(spec.stats_directory)
         shared = shared_path(directory) if is_shared_memory_kept() else None
         follower = WorkerFollower(wrapper.worker, wrapper.vllm_config, spec, shared=shared)

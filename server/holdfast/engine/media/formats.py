@@ -57,5 +57,5 @@ def check_audio() -> None:
             check_container(path.getvalue()[:_MARK_BYTES])
         return as_vllm(path, **options)
 
-    for module in (audio, speech_to_text):
-        replace(module, "load_audio", load_audio)
+    replace(audio, "load_audio", load_audio)
+    replace(speech_to_text, "load_audio", load_audio)
