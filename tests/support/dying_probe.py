@@ -1,4 +1,4 @@
-"""A probe that is killed in the middle of an attempt, as when the machine goes down."""
+"""Kills a probe in the middle of an attempt, as when the machine goes down."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with journal.attempt(last):
 
 
 def die_in_the_last_of(directory: Path, fingerprint: str, *sizes_tokens: int) -> None:
-    """Attempt each size in a process of its own, which is killed during the last."""
+    """Attempt the sizes in a separate process, which is killed during the last."""
     run = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(directory), fingerprint, *map(str, sizes_tokens)],
         timeout=60,

@@ -42,7 +42,7 @@ Body = dict[str, Any]
 
 ADAPTER = "adapter"
 IMAGE_PROMPT = [6] * 40
-"""What the fake makes of a chat with an image."""
+"""The prompt that the fake makes of a chat with an image."""
 
 FACTS = EngineFacts(
     model="fake",
@@ -71,7 +71,7 @@ FACTS = EngineFacts(
 
 
 class FakeUpkeep:
-    """Does as it is told, and notes it."""
+    """Notes each operation that it is asked for."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -92,7 +92,7 @@ class FakeUpkeep:
 
 
 class Calm:
-    """The part of an `Engine` that nothing is wrong with."""
+    """The part of an `Engine` where nothing is wrong."""
 
     is_paused = False
     context_limit_tokens: int | None = None
@@ -151,7 +151,7 @@ class FakeClock:
 
 @dataclass(eq=False, slots=True)
 class FakeRequest:
-    """One sequence. `ended` is why it is over: `length`, or the cause of a failure."""
+    """One sequence. `ended` says why it is over: `length`, or the cause of a failure."""
 
     prompt: list[int]
     max_tokens: int
@@ -166,7 +166,7 @@ class FakeRequest:
         return self.computed_tokens < len(self.prompt)
 
     async def until_made(self, tokens: int) -> None:
-        """Return when so many tokens are made, or the request is over."""
+        """Return when this many tokens are made, or the request is over."""
         while self.made_tokens < tokens and not self.ended:
             self.changed.clear()
             await self.changed.wait()
@@ -174,7 +174,7 @@ class FakeRequest:
 
 @dataclass(frozen=True, slots=True)
 class FakeStep:
-    """What one step is about to compute: the tokens it takes from each request."""
+    """What one step is about to compute: the tokens that it takes from each request."""
 
     taken: dict[FakeRequest, int]
 
@@ -189,14 +189,14 @@ class FakeStep:
 
 @dataclass(slots=True)
 class Faults:
-    """What is broken; nothing unless a test says so."""
+    """The faults of the engine; none unless a test sets them."""
 
     kills: Callable[[FakeStep], bool] = lambda _: False
     """Whether the step ends the engine with a refused workspace."""
     hangs: Callable[[FakeStep], bool] = lambda _: False
     """Whether the engine never returns from the step."""
     longest_cut_tokens: int | None = None
-    """A scheduler that never takes more of one prompt into a step."""
+    """The most tokens of one prompt that the scheduler takes into a step."""
     forgets_prefixes: bool = False
     refuses: Callable[[str, Body], int] = lambda _path, _body: 200
     """The HTTP status of a request."""
@@ -206,7 +206,7 @@ class Faults:
     streams_error: bool = False
     streams_done: bool = True
     blind_ranks: frozenset[tuple[int, int]] = frozenset()
-    """Ranks that note no step."""
+    """The ranks that note no step."""
     grows_at_step: int | None = None
     forgetting_fails: bool = False
     is_deaf: bool = False
@@ -231,7 +231,7 @@ class _Lane:
 
 
 class FakeEngine(Calm):
-    """An `Engine` of which everything is known. Use it as a context manager: it has a task."""
+    """An `Engine` that a test sees and controls. It is a context manager, since it has a task."""
 
     generation = 1
 
@@ -248,7 +248,7 @@ class FakeEngine(Calm):
         self.tokens_per_second = tokens_per_second
         self.steps: list[FakeStep] = []
         self.received: list[tuple[str, Body, int]] = []
-        """Path, body and engine of every HTTP request."""
+        """The path, body and engine of every HTTP request."""
         self.forgotten = 0
         self.growth_policy: GrowthPolicy = "alongside"
         self.is_held = False
@@ -299,13 +299,13 @@ class FakeEngine(Calm):
         return await asyncio.shield(self._death)
 
     async def until_stepped(self, tokens: int) -> None:
-        """Return once a step of exactly so many tokens has begun."""
+        """Return once a step of exactly `tokens` tokens has begun."""
         while not any(step.tokens == tokens for step in self.steps):
             self._stepped.clear()
             await self._stepped.wait()
 
     def kill(self, cause: str) -> None:
-        """End the engine as if a process of it had gone."""
+        """End the engine as if one of its processes had died."""
         self._death.set_result(Death("unknown", cause))
         for lane in self._lanes.values():
             for request in (*lane.waiting, *lane.running):
@@ -315,7 +315,7 @@ class FakeEngine(Calm):
             lane.running.clear()
 
     def submit(self, prompt: list[int], max_tokens: int, engine: int | None = None) -> FakeRequest:
-        """Queue a request, at the engine whose turn it is unless one is given."""
+        """Queue a request at the given engine, or at the next one in turn."""
         lane = self._lanes[next(self._turns) if engine is None else engine]
         request = FakeRequest(prompt, max_tokens)
         lane.waiting.append(request)
@@ -323,7 +323,7 @@ class FakeEngine(Calm):
         return request
 
     def abort(self, request: FakeRequest) -> None:
-        """Drop a request whose client is gone."""
+        """Drop a request after its client has gone."""
         for lane in self._lanes.values():
             if request in lane.waiting:
                 lane.waiting.remove(request)
@@ -450,7 +450,7 @@ def _end_seconds(step: EngineStep) -> float:
 
 
 def openai_app(engine: FakeEngine) -> Starlette:
-    """The routes of vLLM that the probe calls, answered by `engine`."""
+    """Make an app with vLLM's routes that the probe calls, answered by `engine`."""
 
     def route(path: str, answer: Callable[[Body, list[FakeRequest]], Response]) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -509,7 +509,7 @@ def openai_app(engine: FakeEngine) -> Starlette:
 
 
 def _json(content: Body) -> Response:
-    """As JSON with NaN, which some servers write and Starlette refuses to."""
+    """Answer in JSON with NaN, which some servers write and Starlette refuses to."""
     return Response(json.dumps(content), media_type="application/json")
 
 
@@ -546,7 +546,7 @@ def _until_over(request: FakeRequest) -> Awaitable[None]:
 
 
 async def _events(engine: FakeEngine, requests: list[FakeRequest]) -> AsyncIterator[str]:
-    """Server-sent events in rounds: one token of each request, as long as it has any."""
+    """Yield server-sent events in rounds, each with one token of every request."""
     try:
         for tokens in range(1, requests[0].max_tokens + 1):
             for index, request in enumerate(requests):

@@ -1,4 +1,4 @@
-"""Runs one half of the probe's steps on a real engine, then the other, and the halves swapped.
+"""Runs one half of the probe's steps on a real engine, then the other, and then swaps them.
 
 A script, so that vLLM is not imported into pytest. It prints one JSON list: for each of four runs,
 two in each of two engine generations, the steps and which faults of the model were met first.
@@ -30,7 +30,7 @@ from holdfast.settings import Suite
 UNIT_BYTES = 64 * 1024
 MAX_MODEL_LEN = 4096
 STEP_TOKENS = 704
-"""No power of two, so that the chunks of a prefill end elsewhere than the sizes of the sweep."""
+"""This is not a power of two, so the chunks of a prefill do not end at sizes of the sweep."""
 DECODES = 16
 FLAGS = (
     "--enforce-eager",
@@ -51,7 +51,7 @@ _SHAPES: dict[StepName, dict[str, Any]] = {
     "widest_decode": {"when": "decodes", "threshold": DECODES},
     "mixed": {"when": "mixed_tokens", "threshold": 300},
 }
-"""What an engine step looks like that only one step of the probe causes."""
+"""For each step of the probe, the shape of an engine step that only it causes."""
 _HALVES: tuple[tuple[StepName, ...], ...] = (
     # The continuation finds its prefix cached by the sweep, as it does in the whole suite.
     ("context_sweep", "prefix_continuation", "full_batch", "mixed"),
@@ -60,7 +60,7 @@ _HALVES: tuple[tuple[StepName, ...], ...] = (
 
 
 def main(directory: Path) -> None:
-    """Run both generations and print what was met."""
+    """Run both generations, and print the faults that were met."""
     faults = tuple(
         DemoFault(effect="persistent", scratch_bytes=UNIT_BYTES << bit, **shape)
         for bit, shape in enumerate(_SHAPES.values())
@@ -86,19 +86,19 @@ def main(directory: Path) -> None:
 
 
 class _Lab(Application):
-    """Holdfast, whose probe is an experiment."""
+    """Holdfast with an experiment in place of its probe."""
 
     def __init__(self, *arguments: Any, **collaborators: Any) -> None:
         super().__init__(*arguments, **collaborators)
         self.met: list[tuple[tuple[StepName, ...], list[StepName]]] = []
 
     def prober(self, engine: Engine) -> Any:
-        """The experiment of this generation."""
+        """Return the experiment of this generation."""
         return _Experiment(self, engine, super().prober(engine))
 
 
 class _Experiment:
-    """One generation: both halves, in another order in the second."""
+    """Runs both halves in one generation, and swaps them in the second."""
 
     def __init__(self, lab: _Lab, engine: Engine, prober: Any) -> None:
         self._lab = lab
@@ -106,7 +106,7 @@ class _Experiment:
         self._prober = prober
 
     async def run(self, *, suite: Suite | None = None) -> ProbeReport:
-        """Run the halves, and ask for another generation, or for the end."""
+        """Run the halves, and then request a second generation, or the end."""
         del suite
         is_first = self._engine.generation == 1
         for half in _HALVES if is_first else reversed(_HALVES):
@@ -122,7 +122,7 @@ class _Experiment:
             supervisor.request_restart("the halves in another order")
         else:
             supervisor.request_stop()
-        # A report that fails has the supervisor wait for the death that it asked for.
+        # After a report that fails, the supervisor waits for the death that was requested.
         return ProbeReport("worst-case", not is_first, False, 0, 0.0, ())
 
     def _held_units(self) -> int:

@@ -1,4 +1,4 @@
-"""The life of a server with a scripted engine and prober."""
+"""Runs the life of a server with a scripted engine and prober."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ FAILED = ProbeReport(
         ProbeStep("full_context", "failed", 1, reason="attention.py:10 needs 7 MB and holds 5"),
     ),
 )
-PLUG_PULLED = Death("core_exit", "somebody pulled the plug")
+PLUG_PULLED = Death("core_exit", "a test pulled the plug")
 RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", is_accusing=True)
 SHORT = a_rank(slots=(SlotStats(0, 0, 30 * MIB, 22 * MIB, 30 * MIB, "attention.py:10:prefill"),))
 REFUSING = a_rank(
@@ -72,19 +72,19 @@ REFUSING = a_rank(
 
 
 class ScriptedEngine(Calm):
-    """An engine that dies when it is told to."""
+    """An engine that dies when a test says so."""
 
     def __init__(self, generation: int, ranks: tuple[RankStats, ...]) -> None:
         self.generation = generation
         self.facts = replace(FACTS, has_sleep_mode=True)
         self.llm = ScriptedLLM()
-        """What clients' calls get to."""
+        """The LLM that clients' calls reach."""
         self.slept: list[SleepLevel] = []
         self.sleep_error: HoldfastError | None = None
         self._asleep: frozenset[SleepTag] = frozenset()
         self.policies: list[GrowthPolicy] = []
         self.policy_death: Death | None = None
-        """What a change of the policy ends it with."""
+        """The death that a change of the growth policy causes, if any."""
         self._ranks = ranks
         self._death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
@@ -93,7 +93,7 @@ class ScriptedEngine(Calm):
         return self._ranks
 
     def die(self, death: Death) -> None:
-        """End, as if a process of it had gone."""
+        """End as if one of its processes had died."""
         self._death.set_result(death)
 
     def give_up(self) -> None:
@@ -131,11 +131,11 @@ class ScriptedEngine(Calm):
 
 
 async def at_once() -> None:
-    """What takes no time."""
+    """Return at once."""
 
 
 class Halt:
-    """What takes until it is released, if ever."""
+    """A stage that takes until a test releases it."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -147,18 +147,18 @@ class Halt:
 
 
 async def fail_to_load() -> None:
-    """vLLM does not like the command line."""
+    """Fail as if vLLM refused the command line."""
     raise UsageError("the model is unknown.", remedy="name another.")
 
 
 async def fail_to_start() -> None:
-    """vLLM does not come up."""
+    """Fail as if vLLM did not start."""
     raise EngineStartError("the engine could not start: no memory", remedy="buy some.")
 
 
 @dataclass
 class World:
-    """Launcher, prober and composition root in one: what happens is scripted, and written down."""
+    """Launcher, prober and host in one, which follow a script and note what happens."""
 
     directory: Path
     reports: Sequence[ProbeReport] = (PASSED,)
@@ -232,7 +232,7 @@ class World:
 
 
 class Moves(LogProgress):
-    """Every state that was entered."""
+    """Notes every state that is entered."""
 
     def __init__(self) -> None:
         super().__init__(logging.getLogger("test"))
@@ -246,7 +246,7 @@ class Moves(LogProgress):
 
 
 class Life:
-    """A supervisor in its world, and every state it went through."""
+    """A supervisor in its world, and every state that it entered."""
 
     def __init__(
         self,
@@ -269,17 +269,17 @@ class Life:
             progress=self._moves,
         )
         self.error: HoldfastError | None = None
-        """Why `run` ended, if it did not end cleanly."""
+        """The error that `run` ended with, if any."""
 
     async def run(self) -> None:
-        """To the end."""
+        """Run until the supervisor ends, and keep its error."""
         try:
             await self.supervisor.run()
         except HoldfastError as error:
             self.error = error
 
     async def until(self, state: State) -> None:
-        """Wait for a state."""
+        """Wait until the server is in a state."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while self.supervisor.state is not state:
                 self._moves.entered.clear()
@@ -294,7 +294,7 @@ def lived(
     workspace: WorkspaceSettings | None = None,
     supervision: SupervisionSettings | None = None,
 ) -> Life:
-    """A life to its end, in the course of which `act` does something."""
+    """Run a life to its end, while `act` does something."""
 
     async def live() -> Life:
         life = Life(world, probe, workspace, supervision)
@@ -308,7 +308,7 @@ def lived(
 
 
 def stopped_in(state: State) -> Callable[[Life], Awaitable[None]]:
-    """Ask for the end once that state is reached."""
+    """Return an act that stops the server in a state."""
 
     async def stop(life: Life) -> None:
         await life.until(state)
@@ -318,14 +318,14 @@ def stopped_in(state: State) -> Callable[[Life], Awaitable[None]]:
 
 
 async def _die(life: Life, death: Death) -> None:
-    """READY, then the end of the engine that runs."""
+    """Kill the running engine in READY."""
     await life.until(State.READY)
     life.world.engines[-1].die(death)
     await life.until(State.RECOVERING)
 
 
 def _revived(world: World, *deaths: Death, **options: Any) -> Life:
-    """A life with some deaths in it, each out of READY, that ends READY and is stopped."""
+    """Run a life with some deaths, each in READY, that is stopped when it is READY again."""
 
     async def act(life: Life) -> None:
         for death in deaths:
@@ -337,7 +337,7 @@ def _revived(world: World, *deaths: Death, **options: Any) -> Life:
 
 
 def unplugged_in(probing: Halt) -> Callable[[Life], Awaitable[None]]:
-    """Pull the plug while the first proof halts, and stop once the server is READY all the same."""
+    """Return an act that kills the engine during the first proof, and stops the server in READY."""
 
     async def act(life: Life) -> None:
         await probing.entered.wait()

@@ -1,4 +1,4 @@
-"""How long until READY: learned from earlier times, and honest when it takes longer."""
+"""The time until READY is learned from earlier starts, and grows when a start takes longer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODEL = ["model", "--flag"]
 
 
 def _started(directory: Path | None, *seconds: float) -> None:
-    """Starts that took so long, each in a process of its own."""
+    """Run starts that took these times, each in its own process."""
     for took in seconds:
         clock = FakeClock()
         forecast = Forecast(directory, MODEL, clock)
@@ -23,14 +23,14 @@ def _started(directory: Path | None, *seconds: float) -> None:
 
 
 def test_nothing_is_promised_at_the_very_first_start(tmp_path: Path) -> None:
-    """It is not known."""
+    """The time until READY is unknown before the first start has ended."""
     forecast = Forecast(tmp_path, MODEL, FakeClock())
     forecast.began("start")
     assert forecast.seconds_left is None
 
 
 def test_the_next_process_knows_what_the_last_one_took(tmp_path: Path) -> None:
-    """From its first second, and less as time passes."""
+    """The forecast is there from the first second, and falls as time passes."""
     _started(tmp_path, 40.0)
     clock = FakeClock()
     forecast = Forecast(tmp_path, MODEL, clock)
@@ -41,7 +41,7 @@ def test_the_next_process_knows_what_the_last_one_took(tmp_path: Path) -> None:
 
 
 def test_what_is_overdue_is_promised_for_later(tmp_path: Path) -> None:
-    """Never zero, and the more the longer it takes."""
+    """The forecast is never zero, and grows with the time that the start takes."""
     _started(tmp_path, 10.0)
     clock = FakeClock()
     forecast = Forecast(tmp_path, MODEL, clock)
@@ -50,8 +50,8 @@ def test_what_is_overdue_is_promised_for_later(tmp_path: Path) -> None:
     assert forecast.seconds_left == 25.0
 
 
-def test_one_slow_start_is_no_rule(tmp_path: Path) -> None:
-    """The median of the newest counts."""
+def test_one_slow_start_does_not_set_the_forecast(tmp_path: Path) -> None:
+    """The forecast is the median of the newest times."""
     _started(tmp_path, *[40.0] * (REMEMBERED - 1), 400.0)
     forecast = Forecast(tmp_path, MODEL, FakeClock())
     forecast.began("start")
@@ -59,7 +59,7 @@ def test_one_slow_start_is_no_rule(tmp_path: Path) -> None:
 
 
 def test_another_command_line_is_another_forecast(tmp_path: Path) -> None:
-    """A larger model takes longer."""
+    """A larger model takes longer, so other command lines do not count."""
     _started(tmp_path, 40.0)
     forecast = Forecast(tmp_path, ["another"], FakeClock())
     forecast.began("start")
@@ -67,7 +67,7 @@ def test_another_command_line_is_another_forecast(tmp_path: Path) -> None:
 
 
 def test_a_first_recovery_goes_by_the_guess(tmp_path: Path) -> None:
-    """Afterwards by what it took."""
+    """The guess counts until a recovery has ended, and its time afterwards."""
     clock = FakeClock()
     forecast = Forecast(tmp_path, MODEL, clock)
     forecast.began("recovery", guess_seconds=20.0)
@@ -78,8 +78,8 @@ def test_a_first_recovery_goes_by_the_guess(tmp_path: Path) -> None:
     assert forecast.seconds_left == 8.0
 
 
-def test_a_recovery_that_begins_anew_is_the_same_one(tmp_path: Path) -> None:
-    """Clients wait since the first death."""
+def test_a_recovery_that_begins_again_is_the_same_one(tmp_path: Path) -> None:
+    """Clients have waited since the first death."""
     clock = FakeClock()
     forecast = Forecast(tmp_path, MODEL, clock)
     forecast.began("recovery", guess_seconds=20.0)
@@ -89,7 +89,7 @@ def test_a_recovery_that_begins_anew_is_the_same_one(tmp_path: Path) -> None:
 
 
 def test_nothing_is_promised_once_it_is_ready(tmp_path: Path) -> None:
-    """There is nothing to wait for."""
+    """Without a start there is nothing to wait for."""
     forecast = Forecast(tmp_path, MODEL, FakeClock())
     forecast.began("start")
     forecast.ready()
@@ -97,7 +97,7 @@ def test_nothing_is_promised_once_it_is_ready(tmp_path: Path) -> None:
 
 
 def test_a_broken_file_is_as_none(tmp_path: Path) -> None:
-    """It is written anew."""
+    """A broken file is ignored, and written again."""
     _started(tmp_path, 40.0)
     (path,) = tmp_path.iterdir()
     path.write_text('{"start": ["soon"]')

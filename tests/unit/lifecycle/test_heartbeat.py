@@ -1,4 +1,4 @@
-"""Is it stalled? Each rule on its own, and what is no stall."""
+"""Is it stalled? Each rule on its own, and what is not a stall."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUSY = Pulse(
 
 
 def _first_stall(pulse: Pulse, *, until: int = 1000, slowest: float = 0.0) -> int | None:
-    """The second at which an engine that stays as it is, is found stalled."""
+    """Return the second at which an unchanging engine is found stalled."""
     rules = Rules(TIMEOUT_SECONDS)
     for second in range(until):
         if rules.verdict(replace(pulse, now_seconds=float(second)), slowest):
@@ -48,18 +48,18 @@ def test_no_step_for_the_time_out_is_a_stall() -> None:
 
 
 def test_an_idle_engine_makes_no_steps() -> None:
-    """And that is as it should be."""
+    """An idle engine ends no steps, and that is not a stall."""
     assert _first_stall(replace(BUSY, busy_since_seconds=None)) is None
 
 
 def test_time_counts_from_when_there_was_something_to_do() -> None:
-    """Not from the last step of yesterday."""
+    """The time counts from the first request, and not from an earlier step."""
     pulse = replace(BUSY, busy_since_seconds=50.0, last_step_seconds={0: 1.0})
     assert _first_stall(pulse) == 50 + TIMEOUT_SECONDS
 
 
 def test_a_prefill_in_chunks_is_progress() -> None:
-    """Each step counts, though no token comes of it."""
+    """Each step counts, even if it makes no token."""
     rules = Rules(TIMEOUT_SECONDS)
     for second in range(1000):
         now = float(second)
@@ -68,12 +68,12 @@ def test_a_prefill_in_chunks_is_progress() -> None:
 
 
 def test_a_model_with_slow_steps_gets_more_time() -> None:
-    """Three times the slowest step of the probe."""
+    """The limit is at least three times the slowest step of the probe."""
     assert _first_stall(BUSY, slowest=100.0) == 300
 
 
 def test_one_engine_of_several_can_stall_alone() -> None:
-    """Though the other goes on."""
+    """One engine is stalled although the other makes progress."""
     rules = Rules(TIMEOUT_SECONDS)
     found = [
         second
@@ -92,7 +92,7 @@ def test_one_engine_of_several_can_stall_alone() -> None:
 
 
 def test_an_engine_of_several_without_requests_does_not_stall() -> None:
-    """It has nothing to do."""
+    """An engine without requests has nothing to do."""
     pulse = replace(BUSY, running={0: 3, 1: 0})
     rules = Rules(TIMEOUT_SECONDS)
     for second in range(400):
@@ -122,12 +122,12 @@ def test_a_scheduler_that_runs_nothing_is_blocked() -> None:
 
 
 def test_an_engine_that_defers_all_it_has_does_not_stall() -> None:
-    """A grammar that compiles for longer than the time-out holds nobody else up."""
+    """A grammar that compiles for longer than the time-out delays no other request."""
     assert _first_stall(replace(BUSY, deferring=frozenset({0}))) is None
 
 
 def test_time_counts_from_when_not_all_is_deferred_any_more() -> None:
-    """A request that hangs is found beside a deferred one, and so is a scheduler gone silent."""
+    """A hang is found beside a deferred request, and so is a scheduler that fell silent."""
     rules = Rules(TIMEOUT_SECONDS)
     found = [
         second
@@ -143,7 +143,7 @@ def test_time_counts_from_when_not_all_is_deferred_any_more() -> None:
 
 
 def test_an_engine_of_several_stalls_though_another_defers() -> None:
-    """What one defers says nothing of the other."""
+    """What one engine defers says nothing about the other."""
     pulse = replace(
         BUSY,
         last_step_seconds={0: 0.0, 1: 0.0},
@@ -154,19 +154,19 @@ def test_an_engine_of_several_stalls_though_another_defers() -> None:
 
 
 def test_a_paused_engine_does_not_stall() -> None:
-    """It was told to."""
+    """A paused engine runs no steps because it was told to."""
     assert _first_stall(replace(BUSY, is_paused=True)) is None
 
 
 def test_a_compiler_gets_the_time_it_needs() -> None:
-    """But not for ever."""
+    """Compiling is excused only up to a limit."""
     compiling = replace(BUSY, is_compiling=True)
     assert _first_stall(compiling) is None
     assert _first_stall(compiling, until=3000) == LONGEST_COMPILE_SECONDS + TIMEOUT_SECONDS - 1
 
 
 def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
-    """A laptop that slept, or a container that was frozen."""
+    """A laptop may have slept, or a container may have been frozen."""
     rules = Rules(TIMEOUT_SECONDS)
     assert not rules.verdict(replace(BUSY, now_seconds=1.0), 0.0)
     assert not rules.verdict(replace(BUSY, now_seconds=5000.0), 0.0)
@@ -206,7 +206,7 @@ def _beat(engine: Patient, clock: FakeClock, *, may_try: bool = True) -> Heartbe
 
 
 def _looks(heartbeat: Heartbeat, clock: FakeClock, seconds: int) -> str:
-    """What so many looks, a second apart, come to."""
+    """Return the result of this many looks, one second apart."""
     for _ in range(seconds):
         clock.now_seconds += 1
         if reason := heartbeat._look():
@@ -248,7 +248,7 @@ def test_a_canary_that_does_not_come_back_is_a_stall() -> None:
 
 @pytest.mark.parametrize("minutes", [3])
 def test_no_canary_is_sent_before_the_engine_is_proven(minutes: int) -> None:
-    """Nor while it is drained or asleep."""
+    """No canary runs while the engine is drained or asleep."""
 
     async def scene() -> None:
         clock = FakeClock()
@@ -261,7 +261,7 @@ def test_no_canary_is_sent_before_the_engine_is_proven(minutes: int) -> None:
 
 
 class Compiling(Patient):
-    """Hangs, and is in a compiler for so many looks at its stacks; time passes with each look."""
+    """Hangs, and is in a compiler for a number of looks at its stacks; each look takes time."""
 
     def __init__(self, clock: FakeClock, looks: float) -> None:
         super().__init__(hangs=True)
@@ -281,7 +281,7 @@ class Compiling(Patient):
 def test_a_compiler_that_is_part_of_a_process_gets_time_too(
     monkeypatch: pytest.MonkeyPatch, looks: float
 ) -> None:
-    """The time-out again and again, but not for ever."""
+    """Each look at a compiler allows one more time-out, up to a limit."""
     monkeypatch.setattr("holdfast.engine.heartbeat.LOOK_SECONDS", 0.0)
     clock = FakeClock()
 
@@ -299,7 +299,7 @@ def test_a_compiler_that_is_part_of_a_process_gets_time_too(
 
 
 class Unseen(Patient):
-    """Cannot be looked at."""
+    """An engine that fails when the heartbeat looks at it."""
 
     looks = 0
 
@@ -312,14 +312,14 @@ class Unseen(Patient):
 def test_an_engine_that_cannot_be_looked_at_is_not_stalled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is looked at again, and one line says so."""
+    """The heartbeat looks again, and logs one line."""
     monkeypatch.setattr("holdfast.engine.heartbeat.LOOK_SECONDS", 0.001)
     engine = Unseen(hangs=False)
 
     async def scene() -> None:
         waiting = asyncio.create_task(_beat(engine, FakeClock()).until_stalled())
         async with asyncio.timeout(10):
-            while engine.looks < 5:  # noqa: ASYNC110 - it tells nobody
+            while engine.looks < 5:  # noqa: ASYNC110 - it sends no event
                 await asyncio.sleep(0.01)
         assert not waiting.done()
         waiting.cancel()

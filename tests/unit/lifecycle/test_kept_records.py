@@ -1,4 +1,4 @@
-"""Nothing in the state directory stops a start or makes its forecast a number that is none."""
+"""No file in the state directory stops a start, or gives it a forecast that is not a number."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _deep(path: Path) -> None:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    """Where the times, the native variables and an attempt of the probe are kept."""
+    """Return the files of the times, the native variables and an attempt of the probe."""
     journal = ProbeJournal(tmp_path, "f").path
     assert journal is not None
     forecast, native = Forecast(tmp_path, ARGUMENTS), NativeVariables(tmp_path, ARGUMENTS)
@@ -68,7 +68,7 @@ def paths(tmp_path: Path) -> list[Path]:
 def test_a_start_goes_on_whatever_is_in_the_place_of_a_record(
     put: Callable[[Path], None], tmp_path: Path, paths: list[Path]
 ) -> None:
-    """It neither hangs nor fails, and knows nothing."""
+    """The start neither hangs nor fails, and knows nothing."""
     for path in paths:
         path.unlink(missing_ok=True)
         put(path)
@@ -97,7 +97,7 @@ def test_a_start_goes_on_whatever_is_in_the_place_of_a_record(
     ],
 )
 def test_a_time_that_is_none_is_not_promised(tmp_path: Path, seconds: str) -> None:
-    """What is left until READY is not known, so that the health routes can say it."""
+    """The time until READY is unknown, and the health routes can say so."""
     forecast = Forecast(tmp_path, ARGUMENTS)
     forecast.began("start")
     forecast.ready()
@@ -110,7 +110,7 @@ def test_a_time_that_is_none_is_not_promised(tmp_path: Path, seconds: str) -> No
 
 @pytest.mark.parametrize("tokens", ["0", "-5", "9" * 400, "1e999"])
 def test_an_attempt_of_no_size_forbids_nothing(tmp_path: Path, tokens: str) -> None:
-    """Else a damaged record would forbid every context."""
+    """Otherwise a damaged record would forbid every context."""
     path = ProbeJournal(tmp_path, "f").path
     assert path is not None
     path.write_text(f'{{"layout": 2, "fingerprint": "f", "context_tokens": {tokens}}}')
@@ -118,7 +118,7 @@ def test_an_attempt_of_no_size_forbids_nothing(tmp_path: Path, tokens: str) -> N
 
 
 def test_a_record_of_the_largest_size_is_read(tmp_path: Path) -> None:
-    """One byte more is not."""
+    """A record one byte longer is not read."""
     path = tmp_path / "record.json"
     path.write_text(json.dumps("x" * (LARGEST_RECORD_BYTES - 2)))
     assert len(read_record(path)) == LARGEST_RECORD_BYTES - 2

@@ -1,4 +1,4 @@
-"""When is the engine started once more, and what is it told? The rule of `--learned-restart`."""
+"""When is the engine started again, and with what? The rule of `--learned-restart`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ SLOW_SECONDS = QUICK_START_SECONDS + 1
 
 
 def rank_with(need_bytes: int, *, rejections: int = 0, rank: int = 0, ubatch: int = 0) -> RankStats:
-    """A rank whose one slot needed so much, and got it if nothing was refused."""
+    """Return a rank whose one slot needed this much, and got it if nothing was refused."""
     size_bytes = 0 if rejections else need_bytes
     slot = SlotStats(ubatch, 0, size_bytes, 0, need_bytes, "somebody")
     return a_rank(rank=rank, slots=(slot,), rejections={"scratch": rejections})
 
 
 def opened(directory: Path | None, **settings: Any) -> Learning:
-    """What a start begins with."""
+    """Return what a start begins with."""
     learning = Learning(WorkspaceSettings(**settings), directory)
     learning.open(FINGERPRINT)
     return learning
 
 
 def spec_of(learning: Learning) -> WorkspaceSpec:
-    """What the workers of the next generation are told."""
+    """Return the reservations for the next generation."""
     return learning.spec(1, Path("anywhere"))
 
 
 class GrowthRecorder:
-    """The one thing that learning asks of an engine."""
+    """The part of an engine that learning uses."""
 
     def __init__(self) -> None:
         self.policies: list[GrowthPolicy] = []
@@ -53,7 +53,7 @@ class GrowthRecorder:
 
 
 def settled(learning: Learning) -> list[GrowthPolicy]:
-    """The policies that the engine was told when the proof stood."""
+    """Return the policies that the engine got after the proof."""
     engine = GrowthRecorder()
     asyncio.run(learning.settle(cast("Engine", engine)))
     return engine.policies
@@ -71,42 +71,42 @@ def settled(learning: Learning) -> list[GrowthPolicy]:
         ("never", 1, 1.0, False),
     ],
 )
-def test_when_the_engine_is_started_once_more(
+def test_when_the_engine_is_started_again(
     tmp_path: Path,
     when: LearnedRestart,
     rejections: int,
     start_seconds: float,
     restarts: bool,
 ) -> None:
-    """`auto` only after a rejection or a quick start, `always` always, `never` never."""
+    """`auto` restarts only after a rejection or a quick start, `always` always, `never` never."""
     ranks = (rank_with(MIB, rejections=rejections),)
     learning = opened(tmp_path, learned_restart=when)
     assert learning.takes_restart(ranks, start_seconds) is restarts
 
 
-def test_it_is_started_once_more_only_once(tmp_path: Path) -> None:
-    """A need that grows from start to start is no endless loop."""
+def test_it_is_started_again_only_once(tmp_path: Path) -> None:
+    """A need that grows from start to start does not cause an endless loop."""
     learning = opened(tmp_path, learned_restart="always")
     ranks = (rank_with(MIB),)
     assert learning.takes_restart(ranks, 1.0)
     assert not learning.takes_restart(ranks, 1.0)
 
 
-def test_what_cannot_be_reserved_is_no_reason_to_start_once_more(tmp_path: Path) -> None:
-    """A resource that is made late grows no slot, and is there for the next pass."""
+def test_what_cannot_be_reserved_is_not_a_reason_to_start_again(tmp_path: Path) -> None:
+    """A resource that is made late grows no slot, and exists in the next pass."""
     slot = SlotStats(0, 0, 2 * MIB, 2 * MIB, MIB, "somebody")
     learning = opened(tmp_path, learned_restart="always")
     assert not learning.takes_restart((a_rank(slots=(slot,), growths={"locked": 1}),), 1.0)
 
 
 def test_without_a_directory_nothing_restarts() -> None:
-    """`--learned-dir none`: there is nothing that a restart could use."""
+    """With `--learned-dir none` a restart has nothing to use."""
     learning = opened(None, learned_restart="always")
     assert not learning.takes_restart((rank_with(MIB, rejections=1),), 1.0)
 
 
 def test_the_largest_need_of_all_ranks_is_learned(tmp_path: Path) -> None:
-    """Every rank reserves the same, so the neediest counts, slot by slot; less never lowers it."""
+    """Every rank reserves the same, so the largest need of each slot counts, and never falls."""
     learning = opened(tmp_path)
     learning.learn((rank_with(3 * MIB), rank_with(5 * MIB, rank=1), rank_with(MIB, ubatch=1)))
     learning.learn((rank_with(2 * MIB),))
@@ -114,7 +114,7 @@ def test_the_largest_need_of_all_ranks_is_learned(tmp_path: Path) -> None:
 
 
 def test_what_was_learned_is_used_by_the_next_process(tmp_path: Path) -> None:
-    """It is kept under the fingerprint, and by no other found."""
+    """The file belongs to the fingerprint, and no other fingerprint finds it."""
     opened(tmp_path).learn((rank_with(5 * MIB),))
     assert spec_of(opened(tmp_path)).learned == ((0, 0, 5 * MIB),)
     other = Learning(WorkspaceSettings(), tmp_path)
@@ -123,20 +123,20 @@ def test_what_was_learned_is_used_by_the_next_process(tmp_path: Path) -> None:
 
 
 def test_without_a_directory_it_is_learned_for_this_process_alone() -> None:
-    """The next generation is told, the disk is not."""
+    """The next generation uses it, and the disk does not keep it."""
     learning = opened(None)
     learning.learn((rank_with(5 * MIB),))
     assert spec_of(learning).learned == ((0, 0, 5 * MIB),)
 
 
 def test_no_need_is_not_worth_a_file(tmp_path: Path) -> None:
-    """A model without workspaces leaves nothing behind."""
+    """A model without workspaces leaves no file."""
     opened(tmp_path).learn((rank_with(0),))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
-    """It is set aside, and the start goes on."""
+    """The file is set aside, and the start continues."""
     learned_store.learned_path(tmp_path, FINGERPRINT).write_bytes(b"\0{]")
     assert spec_of(opened(tmp_path)).learned == ()
     assert [path.suffix for path in tmp_path.iterdir()] == [".broken"]
@@ -145,7 +145,7 @@ def test_a_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file stands where the directory should: the start goes on, and says so."""
+    """If a file is in place of the directory, the start continues and logs a warning."""
     place = tmp_path / "file"
     place.touch()
     learning = opened(place)
@@ -155,7 +155,7 @@ def test_a_directory_that_cannot_be_written_is_a_warning(
 
 
 def test_the_settings_reach_the_workers(tmp_path: Path) -> None:
-    """Floor, headroom, policy and limit are told as given."""
+    """Floor, headroom, policy and limit arrive as they were set."""
     spec = opened(
         tmp_path, reserve_bytes=MIB, headroom=0.5, growth="alongside", growth_limit_bytes=7
     ).spec(3, tmp_path / "stats")
@@ -163,7 +163,7 @@ def test_the_settings_reach_the_workers(tmp_path: Path) -> None:
 
 
 def test_deny_measures_first(tmp_path: Path) -> None:
-    """With `deny` and nothing known, growth is let through until the proof stands."""
+    """With `deny` and nothing known, growth is allowed until the proof."""
     learning = opened(tmp_path, growth="deny")
     assert spec_of(learning).growth == "alongside"
     assert settled(learning) == ["deny"]
@@ -171,7 +171,7 @@ def test_deny_measures_first(tmp_path: Path) -> None:
 
 
 def test_deny_measures_first_and_restarts_however_slow_the_start(tmp_path: Path) -> None:
-    """What grew while measuring is reserved by a restart, where `deny` holds from the beginning."""
+    """A restart reserves what grew while measuring, and `deny` holds from its beginning."""
     learning = opened(tmp_path, growth="deny")
     assert learning.takes_restart((rank_with(MIB),), SLOW_SECONDS)
     assert spec_of(learning).growth == "deny"
@@ -179,7 +179,7 @@ def test_deny_measures_first_and_restarts_however_slow_the_start(tmp_path: Path)
 
 
 def test_deny_holds_at_once_where_the_need_is_known(tmp_path: Path) -> None:
-    """An earlier run measured."""
+    """An earlier run has measured the need."""
     opened(tmp_path).learn((rank_with(MIB),))
     assert spec_of(opened(tmp_path, growth="deny")).growth == "deny"
 
@@ -197,12 +197,12 @@ def test_deny_holds_at_once_where_nothing_may_restart(
 
 
 def test_alongside_has_nothing_to_settle(tmp_path: Path) -> None:
-    """The policy was in force all along."""
+    """The policy was in force from the beginning."""
     assert settled(opened(tmp_path, growth="alongside")) == []
 
 
 def test_what_no_engine_starts_with_is_forgotten(tmp_path: Path) -> None:
-    """Here and on disk, and it is not learned a second time; less still is."""
+    """It is forgotten here and on disk, and not learned again; a smaller need is."""
     learning = opened(tmp_path)
     learning.learn((rank_with(5 * MIB),))
     spec_of(learning)
@@ -228,7 +228,7 @@ def test_a_refused_need_is_kept_once_an_engine_was_proven_with_it(tmp_path: Path
 
 
 def test_a_start_that_fails_with_what_was_proven_teaches_nothing(tmp_path: Path) -> None:
-    """There is another cause."""
+    """The start failed for another reason."""
     learning = opened(tmp_path)
     learning.learn((rank_with(5 * MIB),))
     spec_of(learning)

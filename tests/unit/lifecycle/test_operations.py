@@ -1,4 +1,4 @@
-"""What operators ask of a server: probe, sleep, wake and restart, and what becomes of requests."""
+"""Operators' commands: probe, sleep, wake and restart, and what happens to requests meanwhile."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Act = Callable[[Life], Awaitable[None]]
 
 @dataclass
 class Client:
-    """One call, and what it got."""
+    """One call, and its outputs."""
 
     life: Life
     prompt: str
@@ -71,7 +71,7 @@ class Client:
 
 
 def in_service(act: Act) -> Act:
-    """Do something in READY, and stop when it is done."""
+    """Return an act that does something in READY, and then stops the server."""
 
     async def ready(life: Life) -> None:
         await life.until(State.READY)
@@ -82,7 +82,7 @@ def in_service(act: Act) -> Act:
 
 
 def refusals(life: Life, *commands: Command) -> list[type[HoldfastError]]:
-    """How each is refused."""
+    """Return the error that refuses each command."""
     refused = []
     for command in commands:
         with pytest.raises(HoldfastError) as caught:
@@ -92,7 +92,7 @@ def refusals(life: Life, *commands: Command) -> list[type[HoldfastError]]:
 
 
 def test_a_probe_on_request_closes_the_gate_and_opens_it(tmp_path: Path) -> None:
-    """READY, PROBING, READY, with the suite that was asked for."""
+    """The states are READY, PROBING, READY, and the requested suite runs."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -105,8 +105,8 @@ def test_a_probe_on_request_closes_the_gate_and_opens_it(tmp_path: Path) -> None
     assert world.suites == [None, "quick"]
 
 
-def test_a_second_probe_is_the_first_one_and_other_orders_wait(tmp_path: Path) -> None:
-    """Single flight: both get one answer; something else is a conflict."""
+def test_a_second_probe_is_the_first_one_and_other_commands_conflict(tmp_path: Path) -> None:
+    """Equal commands share one result; other commands conflict."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -124,7 +124,7 @@ def test_a_second_probe_is_the_first_one_and_other_orders_wait(tmp_path: Path) -
 
 
 def test_a_young_proof_is_an_answer(tmp_path: Path) -> None:
-    """With its age, and of a wider suite too; nothing is run for it."""
+    """The report comes with its age, also from a wider suite, and no suite runs."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -138,7 +138,7 @@ def test_a_young_proof_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_a_probe_that_fails_costs_the_engine(tmp_path: Path) -> None:
-    """Its green light would be false: the next one is proven by the whole suite."""
+    """Its green light would be false, so the whole suite proves the next engine."""
     world = World(tmp_path, reports=(PASSED, FAILED, PASSED))
 
     async def act(life: Life) -> None:
@@ -155,7 +155,7 @@ def test_a_probe_that_fails_costs_the_engine(tmp_path: Path) -> None:
 
 
 def test_a_workspace_that_grows_on_request_is_proven_again(tmp_path: Path) -> None:
-    """In the same engine, until a pass goes through with no growth."""
+    """The suite runs again in the same engine, until a pass has no growth."""
     world = World(tmp_path, reports=(PASSED, GREW, PASSED))
 
     async def act(life: Life) -> None:
@@ -167,7 +167,7 @@ def test_a_workspace_that_grows_on_request_is_proven_again(tmp_path: Path) -> No
 
 
 def test_a_probe_waits_for_what_runs_and_what_comes_waits_for_it(tmp_path: Path) -> None:
-    """Nobody is refused, and nobody is in the engine beside the probe."""
+    """No request is refused, and none is in the engine beside the probe."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -193,7 +193,7 @@ def test_a_probe_waits_for_what_runs_and_what_comes_waits_for_it(tmp_path: Path)
 
 
 def test_a_probe_gives_up_where_requests_do_not_end(tmp_path: Path) -> None:
-    """After the drain time-out: a conflict, and they run on in READY."""
+    """After the drain time-out the command conflicts, and the requests continue in READY."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -214,7 +214,7 @@ def test_a_probe_gives_up_where_requests_do_not_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_engine_sleeps_and_wakes_to_a_fresh_proof(tmp_path: Path, level: SleepLevel) -> None:
-    """READY, SLEEPING, PROBING with the quick suite, READY; a call is refused meanwhile."""
+    """The quick suite runs before READY, and a call during the sleep is refused."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -235,7 +235,7 @@ def test_an_engine_sleeps_and_wakes_to_a_fresh_proof(tmp_path: Path, level: Slee
 
 
 def test_an_engine_that_wakes_by_tags_sleeps_until_all_of_it_is_awake(tmp_path: Path) -> None:
-    """SLEEPING with another reason, then PROBING and READY."""
+    """The first wake gives SLEEPING another reason; the second one leads to READY."""
 
     async def act(life: Life) -> None:
         await life.supervisor.submit(SLEEP)
@@ -250,8 +250,8 @@ def test_an_engine_that_wakes_by_tags_sleeps_until_all_of_it_is_awake(tmp_path: 
     lived(World(tmp_path), in_service(act))
 
 
-def test_an_abrupt_sleep_waits_for_nobody(tmp_path: Path) -> None:
-    """The engine is told while requests run; it is the one that gives them up."""
+def test_an_abrupt_sleep_waits_for_no_request(tmp_path: Path) -> None:
+    """The engine gets the command while requests run, and aborts them itself."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -268,7 +268,7 @@ def test_an_abrupt_sleep_waits_for_nobody(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_dies_asleep_comes_back_awake(tmp_path: Path) -> None:
-    """SLEEPING, RECOVERING, PROBING, READY."""
+    """The states are SLEEPING, RECOVERING, PROBING, READY."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -283,7 +283,7 @@ def test_an_engine_that_dies_asleep_comes_back_awake(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_cannot_fall_asleep_is_replaced(tmp_path: Path) -> None:
-    """Nobody knows what it is now; who asked is told why."""
+    """Its condition is unknown, so it is replaced; the caller gets the reason."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -298,7 +298,7 @@ def test_an_engine_that_cannot_fall_asleep_is_replaced(tmp_path: Path) -> None:
 
 
 def test_sleep_needs_the_flag(tmp_path: Path) -> None:
-    """Without it vLLM frees nothing, and says nothing."""
+    """Without sleep mode vLLM frees nothing, and reports no error."""
 
     async def act(life: Life) -> None:
         life.world.engines[0].facts = FACTS
@@ -311,7 +311,7 @@ def test_sleep_needs_the_flag(tmp_path: Path) -> None:
 
 
 def test_a_restart_lets_streams_end_and_replays_the_rest(tmp_path: Path) -> None:
-    """Who has a part of an answer gets the rest from the old engine, all others theirs anew."""
+    """The old engine finishes answers that have begun, and the next one runs all other requests."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -358,8 +358,8 @@ def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:
     assert world.calls.lost["stream_broken"] == 1
 
 
-def test_orders_need_an_engine(tmp_path: Path) -> None:
-    """STARTING is told when to ask again; DRAINING and STOPPED are final."""
+def test_commands_need_an_engine(tmp_path: Path) -> None:
+    """In STARTING the error says when to try again; in DRAINING and STOPPED it is final."""
     halt = Halt()
     world = World(tmp_path, starting=halt)
 
@@ -376,8 +376,8 @@ def test_orders_need_an_engine(tmp_path: Path) -> None:
     lived(world, act)
 
 
-def test_a_stop_breaks_off_a_probe_for_those_who_wait(tmp_path: Path) -> None:
-    """They are served before the end, which is clean; who asked for the probe is told."""
+def test_a_stop_cancels_a_probe_for_waiting_requests(tmp_path: Path) -> None:
+    """They are served before the clean end, and the command fails with a reason."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -398,8 +398,8 @@ def test_a_stop_breaks_off_a_probe_for_those_who_wait(tmp_path: Path) -> None:
     assert life.states[-2:] == ["DRAINING", "STOPPED"]
 
 
-def test_a_death_ends_an_order(tmp_path: Path) -> None:
-    """Who asked is told of it, and the next engine takes orders again."""
+def test_a_death_ends_a_command(tmp_path: Path) -> None:
+    """The command fails with the death, and the next engine accepts commands."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -408,7 +408,7 @@ def test_a_death_ends_an_order(tmp_path: Path) -> None:
         await halt.entered.wait()
         world.probing = _nothing
         world.engines[0].die(PLUG_PULLED)
-        with pytest.raises(NotReadyError, match="somebody pulled the plug"):
+        with pytest.raises(NotReadyError, match="a test pulled the plug"):
             await answer
         await life.until(State.READY)
         await life.supervisor.submit(QUICK)
@@ -418,11 +418,11 @@ def test_a_death_ends_an_order(tmp_path: Path) -> None:
 
 
 async def _nothing() -> None:
-    """No halt."""
+    """Return at once."""
 
 
 def test_a_sleeping_engine_can_be_restarted(tmp_path: Path) -> None:
-    """And is awake then."""
+    """The restart also wakes it."""
 
     async def act(life: Life) -> None:
         await life.supervisor.submit(SLEEP)
@@ -434,7 +434,7 @@ def test_a_sleeping_engine_can_be_restarted(tmp_path: Path) -> None:
 
 
 def test_a_stop_while_asleep_is_clean(tmp_path: Path) -> None:
-    """Nobody is there to be waited for."""
+    """There are no requests to wait for."""
 
     async def act(life: Life) -> None:
         await life.supervisor.submit(SLEEP)
@@ -445,7 +445,7 @@ def test_a_stop_while_asleep_is_clean(tmp_path: Path) -> None:
 
 
 def test_a_stop_takes_the_place_of_a_restart(tmp_path: Path) -> None:
-    """What waits for the next engine is served by this one, and the end is clean."""
+    """This engine serves the requests that waited for the next one, and the end is clean."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -473,7 +473,7 @@ def test_a_stop_takes_the_place_of_a_restart(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_proven_for_a_drain_is_not_restarted(tmp_path: Path) -> None:
-    """The end is near, and somebody waits for an answer."""
+    """The server shuts down, and a caller waits for a result."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:

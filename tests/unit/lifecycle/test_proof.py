@@ -19,7 +19,7 @@ from holdfast.telemetry.progress import LogProgress
 
 
 def report(proven: int, *, grew: bool = False, outcome: Outcome = "passed") -> ProbeReport:
-    """A pass of the suite that served contexts of up to `proven` tokens."""
+    """Return the report of a pass that served contexts of up to `proven` tokens."""
     full = FACTS.max_model_len - 1
     steps = (
         ProbeStep("first_token", "passed", 1.0, tokens=8),
@@ -34,7 +34,7 @@ def report(proven: int, *, grew: bool = False, outcome: Outcome = "passed") -> P
 def test_the_limit_is_what_was_proven_with_room_for_an_answer(
     proven: int, limit: int | None
 ) -> None:
-    """As the longest prompt of all is one token short of max_model_len; a full proof limits none.
+    """The longest prompt is one token short of max_model_len, so a full proof sets no limit.
 
     A probe that tried no context has proven its first short request.
     """
@@ -50,13 +50,13 @@ def test_a_pooling_model_makes_no_answer(proven: int, limit: int | None) -> None
 
 
 def test_what_does_not_apply_limits_nothing() -> None:
-    """An encoder-decoder model takes no prompt of the probe: nothing is known to be too long."""
+    """An encoder-decoder model accepts no prompt of the probe, so there is no limit."""
     facts = replace(FACTS, is_encoder_decoder=True)
     assert proven_context_tokens(report(0, outcome="skipped"), facts) is None
 
 
 class Probe:
-    """Gives reports in turn, and notes the limit under which each was made."""
+    """Gives reports in turn, and notes the limit that each was made under."""
 
     def __init__(self, engine: FakeEngine, reports: Sequence[ProbeReport]) -> None:
         self.engine = engine
@@ -64,20 +64,20 @@ class Probe:
         self._reports = iter(reports)
 
     async def run(self, *, suite: Suite | None = None) -> ProbeReport:
-        """The suite."""
+        """Return the next report, and note the limit."""
         del suite
         self.limits.append(self.engine.context_limit_tokens)
         return next(self._reports)
 
     async def run_again(self) -> ProbeReport:
-        """One request."""
+        """Return the next report."""
         return next(self._reports)
 
 
 def limits_of(
-    reports: Sequence[ProbeReport], settings: ProbeSettings, *, doubts: bool = False
+    reports: Sequence[ProbeReport], settings: ProbeSettings, *, is_invalidated: bool = False
 ) -> tuple[list[int | None], list[int | None]]:
-    """The limits in READY of one life after the other, and those under which the suite ran."""
+    """Return the limits in READY of successive proofs, and the limits that the suite ran under."""
 
     async def live() -> tuple[list[int | None], list[int | None]]:
         learning = Learning(WorkspaceSettings(learned_directory=None), None)
@@ -95,7 +95,7 @@ def limits_of(
                 )
                 assert given == "proven"
                 found.append(engine.context_limit_tokens)
-                if doubts:
+                if is_invalidated:
                     proof.invalidate()
         return found, probe.limits
 
@@ -108,13 +108,13 @@ async def _never() -> Death:
 
 
 def test_a_limited_proof_limits_what_is_taken() -> None:
-    """And a recovery whose proof stands changes nothing."""
+    """A recovery with a valid proof changes nothing."""
     assert limits_of([report(500), report(8)], ProbeSettings())[0] == [501, 501]
 
 
 def test_the_suite_is_not_limited_by_what_it_proved_before() -> None:
-    """After a workspace fell short it tries everything again, and the new proof counts."""
-    found, under = limits_of([report(500), report(1000)], ProbeSettings(), doubts=True)
+    """After a workspace fell short, the suite tries everything again, and the new proof counts."""
+    found, under = limits_of([report(500), report(1000)], ProbeSettings(), is_invalidated=True)
     assert (found, under) == ([501, None], [None, None])
 
 
@@ -123,12 +123,12 @@ def test_the_suite_is_not_limited_by_what_it_proved_before() -> None:
     [ProbeSettings(admit_unproven=True), ProbeSettings(suite="quick"), ProbeSettings(suite="off")],
 )
 def test_an_operator_may_want_unproven_requests(settings: ProbeSettings) -> None:
-    """By the flag, or by a suite that claims less."""
+    """A flag says so, or a suite that claims less."""
     assert limits_of([report(500)], settings)[0] == [None]
 
 
 def test_a_proof_on_request_is_not_limited_by_what_was_proven_before() -> None:
-    """It tries everything, and what it proves is the limit from then on."""
+    """The suite tries everything, and its report sets the limit from then on."""
 
     async def live() -> tuple[list[int | None], int | None]:
         learning = Learning(WorkspaceSettings(learned_directory=None), None)

@@ -1,4 +1,4 @@
-"""The budget of restarts: what is explained is given back, and what accuses browns out."""
+"""The budget of restarts: explained deaths are refunded, and accusing ones cause brown-outs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TRIED = Verdict(2, is_charged=True, has_suspects=True)
 
 
 def wait(budget: RestartBudget, verdict: Verdict = NOBODY) -> float:
-    """The wait after one more death."""
+    """Return the wait after one more death."""
     death = RAISED if verdict.has_suspects else KILLED
     budget.died(death, verdict)
     return budget.wait_seconds(death)
 
 
 def test_the_first_restart_waits_for_nothing() -> None:
-    """Clients are waiting; each further one waits twice as long, and the budget ends."""
+    """The first restart is immediate, each further wait doubles, and the budget ends."""
     budget = RestartBudget(4, 100, FakeClock())
     assert [wait(budget) for _ in range(4)] == [0, 1, 2, 4]
     with pytest.raises(EngineLostError):
@@ -40,13 +40,13 @@ def test_the_first_restart_waits_for_nothing() -> None:
 
 
 def test_no_back_off_is_without_end() -> None:
-    """It stops growing."""
+    """The wait stops growing."""
     budget = RestartBudget(20, 100, FakeClock())
     assert [wait(budget) for _ in range(20)][-1] == LONGEST_BACKOFF_SECONDS
 
 
 def test_restarts_are_forgotten_after_the_window() -> None:
-    """Only those within it count."""
+    """Only deaths within the window count."""
     clock = FakeClock()
     budget = RestartBudget(2, 100, clock)
     wait(budget)
@@ -66,14 +66,14 @@ def test_a_budget_of_none_allows_none() -> None:
 
 
 def test_a_death_that_a_key_answers_for_is_given_back() -> None:
-    """However many there are: nobody else waits for what is charged to a key."""
+    """Any number of them may come: other keys do not wait for what one key is charged."""
     budget = RestartBudget(2, 100, FakeClock())
     assert [wait(budget, CHARGED) for _ in range(10)] == [0] * 10
     assert budget.left == 2
 
 
 def test_a_trial_gives_back_two_deaths() -> None:
-    """The one before it, and its own."""
+    """It explains the death before it, and its own."""
     budget = RestartBudget(2, 100, FakeClock())
     wait(budget, UNSOLVED)
     assert budget.left == 1
@@ -82,7 +82,7 @@ def test_a_trial_gives_back_two_deaths() -> None:
 
 
 def test_requests_alone_do_not_end_the_server() -> None:
-    """Beyond the budget each start waits for minutes, explained or not, where no key pays."""
+    """Beyond the budget each start waits for minutes, explained or not, if no key is charged."""
     budget = RestartBudget(2, 10_000, FakeClock())
     waits = [wait(budget, verdict) for verdict in (ALONE, UNSOLVED, ALONE, ALONE, UNSOLVED, ALONE)]
     assert waits[:3] == [0, 1, BROWNOUT_SECONDS]
@@ -90,7 +90,7 @@ def test_requests_alone_do_not_end_the_server() -> None:
 
 
 def test_requests_do_not_spend_the_budget_of_the_hardware() -> None:
-    """A server that browns out still has all restarts for deaths that accuse nobody."""
+    """A server in a brown-out still has all restarts for deaths that accuse no request."""
     budget = RestartBudget(2, 10_000, FakeClock())
     for _ in range(3):
         wait(budget, UNSOLVED)
@@ -101,7 +101,7 @@ def test_requests_do_not_spend_the_budget_of_the_hardware() -> None:
 
 
 def test_a_restart_on_request_is_free() -> None:
-    """It is not a death that says anything."""
+    """A requested death says nothing about the engine."""
     budget = RestartBudget(1, 100, FakeClock())
     for _ in range(3):
         budget.died(Death("requested", "an operator"), NOBODY)

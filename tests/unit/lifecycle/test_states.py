@@ -1,4 +1,4 @@
-"""The table of states: every state can be reached, and STOPPED is the end."""
+"""The table of states: every state can be reached, and STOPPED is final."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDING = {State.DRAINING, State.FAILED, State.STOPPED}
 
 
 def reachable(source: State) -> set[State]:
-    """Every state that some moves lead to, `source` included."""
+    """Return every state that can be reached from `source`, including itself."""
     found, open_ends = {source}, [source]
     while open_ends:
         new = TRANSITIONS[open_ends.pop()] - found
@@ -30,7 +30,7 @@ def reachable(source: State) -> set[State]:
 
 
 def test_every_state_stands_in_the_table() -> None:
-    """No state is without a row."""
+    """Every state has a row."""
     assert set(TRANSITIONS) == set(State)
 
 
@@ -65,18 +65,18 @@ def test_a_stop_is_possible_while_it_lives(state: State) -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_nothing_is_ready_unproven(state: State) -> None:
-    """READY follows PROBING alone."""
+    """READY follows only PROBING."""
     assert is_allowed(state, State.READY) is (state is State.PROBING)
 
 
 def test_what_is_derived_from_the_state() -> None:
-    """What serves is healthy, and what is hopeless is neither."""
+    """A serving state is healthy, and a hopeless state is neither."""
     assert SERVING <= HEALTHY
     assert not HOPELESS & HEALTHY
 
 
 def test_a_generation_keeps_what_it_makes_up_for() -> None:
-    """A learned restart of the first is a start again; that of a later one is still a recovery."""
+    """A learned restart of the first is a start; that of a later one is still a recovery."""
     died, learned = LifeOutcome(Death("core_exit", "gone")), LifeOutcome()
     generations = [Generation()]
     for outcome in (learned, died, learned):
@@ -93,5 +93,5 @@ def test_a_generation_keeps_what_it_makes_up_for() -> None:
 
 @pytest.mark.parametrize("generation", [Generation(), Generation(2, Death("core_exit", "gone"))])
 def test_a_generation_goes_back_to_where_it_starts(generation: Generation) -> None:
-    """The table allows it from the proof, whose outcome is not known before."""
+    """The table allows it from PROBING, since the outcome is unknown before."""
     assert is_allowed(State.PROBING, generation.starts_in)

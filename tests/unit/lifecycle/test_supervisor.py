@@ -1,4 +1,4 @@
-"""The life of a server, told by a scripted engine and prober: states, restarts, ends."""
+"""The life of a server with a scripted engine and prober: states, restarts, ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from scripted_life import (
 
 
 def test_a_proven_engine_is_ready_until_the_stop(tmp_path: Path) -> None:
-    """STARTING, PROBING, READY, DRAINING, STOPPED; each thing is done once, in order."""
+    """It goes from STARTING to STOPPED, and each event happens once, in order."""
     world = World(tmp_path)
     life = lived(world, stopped_in(State.READY))
     assert life.error is None
@@ -63,7 +63,7 @@ def test_a_proven_engine_is_ready_until_the_stop(tmp_path: Path) -> None:
 
 
 def test_the_status_of_each_state(tmp_path: Path) -> None:
-    """What is known grows: the engine with PROBING, the proof with READY, and it stays known."""
+    """The status has the engine from PROBING on and the proof from READY on, and keeps both."""
     probing = Halt()
     world = World(tmp_path, probing=probing)
     seen = {}
@@ -92,7 +92,7 @@ def test_the_status_of_each_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stuck", ["loading", "starting", "probing"])
 def test_a_stop_before_ready_does_not_drain(tmp_path: Path, stuck: str) -> None:
-    """Whatever the start is doing, it is broken off; nobody was let in who could be waited for."""
+    """The start is cancelled in any stage, since no request was admitted."""
     halt = Halt()
     world = World(tmp_path)
     setattr(world, stuck, halt)
@@ -110,7 +110,7 @@ def test_a_stop_before_ready_does_not_drain(tmp_path: Path, stuck: str) -> None:
 
 
 def test_asking_twice_is_asking_once(tmp_path: Path) -> None:
-    """A second request to stop changes nothing here."""
+    """A second request to stop changes nothing."""
 
     async def ask_twice(life: Life) -> None:
         await life.until(State.READY)
@@ -120,8 +120,8 @@ def test_asking_twice_is_asking_once(tmp_path: Path) -> None:
     assert lived(World(tmp_path), ask_twice).states[-2:] == ["DRAINING", "STOPPED"]
 
 
-def test_an_engine_that_dies_while_draining_is_no_failure(tmp_path: Path) -> None:
-    """The stop was asked for, so it is clean, and READY's error is not told."""
+def test_an_engine_that_dies_while_draining_is_not_a_failure(tmp_path: Path) -> None:
+    """The stop was requested, so the end is clean, and the death is not an error."""
     draining = Halt()
     world = World(tmp_path, draining=draining)
 
@@ -139,7 +139,7 @@ def test_an_engine_that_dies_while_draining_is_no_failure(tmp_path: Path) -> Non
 
 
 def test_a_spent_budget_is_an_engine_lost(tmp_path: Path) -> None:
-    """With no restart left: READY, then FAILED with the cause, exit 5."""
+    """With no restart left, the server is FAILED with the cause (exit 5)."""
     world = World(tmp_path)
 
     async def kill(life: Life) -> None:
@@ -165,7 +165,7 @@ def test_a_failed_start_is_told_as_it_is(
     failing: Callable[[], Awaitable[None]],
     error: type[HoldfastError],
 ) -> None:
-    """The error of the collaborator, FAILED, and no second attempt."""
+    """The server is FAILED with the host's error, and does not try again."""
     world = World(tmp_path)
     setattr(world, stage, failing)
     life = lived(world)
@@ -180,7 +180,7 @@ def test_a_failed_start_is_told_as_it_is(
 def test_what_an_engine_said_is_not_the_reason_that_anyone_reads(
     tmp_path: Path, restarts: int
 ) -> None:
-    """The reason is the cause in our words; the exception, with paths and pids, is beside it."""
+    """The reason is the cause in our words; the detail has the exception, with paths and pids."""
     said = "Worker_TP0 pid 4242:\n  File '/opt/models/secret.py'"
     seen: list[tuple[str, str]] = []
     world = World(tmp_path)
@@ -199,7 +199,7 @@ def test_what_an_engine_said_is_not_the_reason_that_anyone_reads(
 
 
 def test_a_failed_probe_names_step_and_cause(tmp_path: Path) -> None:
-    """FAILED; the engine is gone and its counters are kept."""
+    """The server is FAILED, the engine is gone, and its counters are kept."""
     world = World(tmp_path, reports=(FAILED,))
     life = lived(world)
     assert isinstance(life.error, ProbeFailedError)
@@ -212,7 +212,7 @@ def test_a_failed_probe_names_step_and_cause(tmp_path: Path) -> None:
 
 
 def test_a_refusal_in_the_probe_is_learned_from(tmp_path: Path) -> None:
-    """The engine is started once more with what the first one needed; the second is proven."""
+    """The engine is started again with what the first one needed, and is proven."""
     world = World(tmp_path, reports=(FAILED, PASSED), ranks=(REFUSING,))
     life = lived(world, stopped_in(State.READY))
     assert life.error is None
@@ -233,7 +233,7 @@ def test_a_second_refusal_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_growth_without_a_restart_is_probed_again(tmp_path: Path) -> None:
-    """`never`: the same engine passes the suite once more, and is ready with zero growth."""
+    """With `never` the same engine passes the suite again, and is READY without growth."""
     world = World(tmp_path, reports=(GREW, PASSED))
     workspace = WorkspaceSettings(learned_restart="never")
     life = lived(world, stopped_in(State.READY), workspace=workspace)
@@ -243,7 +243,7 @@ def test_growth_without_a_restart_is_probed_again(tmp_path: Path) -> None:
 
 
 def test_growth_without_end_is_a_failure(tmp_path: Path) -> None:
-    """After so many passes nothing is proven."""
+    """After this many passes with growth nothing is proven."""
     world = World(tmp_path, reports=(GREW,))
     life = lived(world, workspace=WorkspaceSettings(learned_restart="never"))
     assert isinstance(life.error, ProbeFailedError)
@@ -252,7 +252,7 @@ def test_growth_without_end_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_deny_is_in_force_before_ready(tmp_path: Path) -> None:
-    """With nothing learned growth was let through for the probe; the proof ends that."""
+    """With nothing learned, growth is allowed for the probe until the proof."""
     world = World(tmp_path)
     lived(world, stopped_in(State.READY), workspace=WorkspaceSettings(growth="deny"))
     assert world.specs[0].growth == "alongside"
@@ -260,7 +260,7 @@ def test_deny_is_in_force_before_ready(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_dies_of_its_policy_is_replaced(tmp_path: Path) -> None:
-    """Its proof stands, and what it died of is told as any death is."""
+    """Its proof is valid, and its death is reported like any other."""
     halt = Halt()
     world = World(tmp_path, probing=halt)
 
@@ -277,7 +277,7 @@ def test_an_engine_that_dies_of_its_policy_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_limited_proof_is_ready_and_says_so(tmp_path: Path) -> None:
-    """With a smaller size, in words for people."""
+    """The reason names the smaller size."""
     reasons = []
 
     async def look(life: Life) -> None:
@@ -291,7 +291,7 @@ def test_a_limited_proof_is_ready_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_limited_proof_is_a_failure_where_a_whole_one_is_required(tmp_path: Path) -> None:
-    """`--probe-require-full`: exit 4, with the step and the reason."""
+    """With `--probe-require-full` it ends the server (exit 4), with the step and the reason."""
     world = World(tmp_path, reports=(LIMITED,))
     life = lived(world, probe=ProbeSettings(require_full=True))
     assert isinstance(life.error, ProbeFailedError)
@@ -301,7 +301,7 @@ def test_a_limited_proof_is_a_failure_where_a_whole_one_is_required(tmp_path: Pa
 
 @pytest.mark.parametrize("source", State)
 def test_no_move_is_made_that_is_not_in_the_table(source: State) -> None:
-    """It would be a mistake of ours, and is loud."""
+    """Such a move would be our bug, so it raises."""
     for target in set(State) - TRANSITIONS[source]:
         state_machine = StateMachine(Moves())
         state_machine.state = source
@@ -311,7 +311,7 @@ def test_no_move_is_made_that_is_not_in_the_table(source: State) -> None:
 
 
 def test_a_dead_engine_is_replaced(tmp_path: Path) -> None:
-    """RECOVERING, PROBING, READY in the same process; the death is counted and told."""
+    """The same process recovers; the death is counted and reported."""
     world = World(tmp_path)
     life = _revived(world, PLUG_PULLED)
     assert life.error is None
@@ -319,11 +319,11 @@ def test_a_dead_engine_is_replaced(tmp_path: Path) -> None:
     assert counted(life.engine_deaths)["core_exit"] == 1
     report = life.supervisor.status().engine
     assert (report.generation, report.restarts, report.starts) == (2, 1, 2)
-    assert "somebody pulled the plug" in report.last_exit
+    assert "a test pulled the plug" in report.last_exit
 
 
 def test_a_call_that_comes_after_the_death_goes_to_the_next_engine(tmp_path: Path) -> None:
-    """While the dead one still stops, which has one owner; it is nobody's suspect."""
+    """It waits while the dead engine stops, and is not a suspect."""
     stopping = Halt()
     world = World(tmp_path, stopping=stopping)
     answers: list[list[Output]] = []
@@ -344,8 +344,8 @@ def test_a_call_that_comes_after_the_death_goes_to_the_next_engine(tmp_path: Pat
     assert [engine.llm.received for engine in world.engines] == [["late"], ["late"]]
 
 
-def test_who_waits_for_a_dead_engine_is_told_at_once(tmp_path: Path) -> None:
-    """Before it is stopped, and also where no process has ended, as with a stall."""
+def test_calls_to_a_dead_engine_end_at_once(tmp_path: Path) -> None:
+    """It ends before the engine is stopped, even if no process has ended, as in a stall."""
     stopping = Halt()
     world = World(tmp_path, stopping=stopping)
     seen: list[bool] = []
@@ -364,7 +364,7 @@ def test_who_waits_for_a_dead_engine_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_proof_that_stands_is_not_given_again(tmp_path: Path) -> None:
-    """One request is enough, and what was proven stays known."""
+    """One request is enough, and the report of the suite is kept."""
     world = World(tmp_path)
     life = _revived(world, PLUG_PULLED)
     assert world.events.count("one request") == 1
@@ -373,7 +373,7 @@ def test_a_proof_that_stands_is_not_given_again(tmp_path: Path) -> None:
 
 
 def test_a_refused_workspace_takes_the_whole_proof_again(tmp_path: Path) -> None:
-    """With the size that was learned from the refusal."""
+    """The whole suite runs with the size that was learned from the refusal."""
     world = World(tmp_path)
     _revived(world, Death("workspace_rejection", "rank 0", is_accusing=True))
     assert "one request" not in world.events
@@ -381,7 +381,7 @@ def test_a_refused_workspace_takes_the_whole_proof_again(tmp_path: Path) -> None
 
 
 def test_a_first_proof_that_a_signal_ended_is_tried_again(tmp_path: Path) -> None:
-    """The proof was not to blame: RECOVERING, and the whole suite."""
+    """The proof did not cause it, so the server recovers and runs the whole suite."""
     probing = Halt()
     world = World(tmp_path, reports=(FAILED, PASSED), probing=probing)
 
@@ -392,7 +392,7 @@ def test_a_first_proof_that_a_signal_ended_is_tried_again(tmp_path: Path) -> Non
 
 
 def test_a_first_proof_that_ends_the_engine_is_a_failure(tmp_path: Path) -> None:
-    """To start again would end the same way: exit 4, with step and cause; the death counts."""
+    """Another start would end the same way: exit 4, with step and cause; the death counts."""
     probing = Halt()
     world = World(tmp_path, reports=(FAILED,), probing=probing)
 
@@ -408,7 +408,7 @@ def test_a_first_proof_that_ends_the_engine_is_a_failure(tmp_path: Path) -> None
 
 
 def test_a_start_that_fails_while_recovering_is_tried_again(tmp_path: Path) -> None:
-    """It is counted, and takes one more from the budget."""
+    """The failed start is counted, and takes one more from the budget."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -430,7 +430,7 @@ def test_a_start_that_fails_while_recovering_is_tried_again(tmp_path: Path) -> N
 
 
 def test_a_budget_is_spent_in_the_end(tmp_path: Path) -> None:
-    """One more death than restarts: exit 5."""
+    """One more death than restarts ends the server (exit 5)."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -443,7 +443,7 @@ def test_a_budget_is_spent_in_the_end(tmp_path: Path) -> None:
 
 
 def test_requests_alone_do_not_end_the_server(tmp_path: Path) -> None:
-    """Beyond the budget it recovers after minutes, says so, and still ends when it is asked to."""
+    """Beyond the budget it recovers after minutes, says so, and still stops on request."""
     world = World(tmp_path)
     seen: list[float] = []
 
@@ -469,7 +469,7 @@ def test_requests_alone_do_not_end_the_server(tmp_path: Path) -> None:
 
 
 def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
-    """It is counted as requested."""
+    """The death is counted as requested."""
 
     async def act(life: Life) -> None:
         await life.until(State.READY)
@@ -506,8 +506,8 @@ def test_an_engine_that_dies_while_draining_comes_back_for_what_is_in_flight(
     assert life.states == ["STARTING", "PROBING", "READY", "DRAINING", "STOPPED"]
 
 
-def test_requests_lost_while_draining_are_no_clean_end(tmp_path: Path) -> None:
-    """The budget is spent with requests in flight: exit 5."""
+def test_requests_lost_while_draining_are_not_a_clean_end(tmp_path: Path) -> None:
+    """The budget is spent with requests in flight (exit 5)."""
     draining = Halt()
     world = World(tmp_path, draining=draining)
 
@@ -522,7 +522,7 @@ def test_requests_lost_while_draining_are_no_clean_end(tmp_path: Path) -> None:
 
 
 def test_a_recovery_promises_what_the_last_start_took(tmp_path: Path) -> None:
-    """While recovering, and nothing once it is READY."""
+    """The time is known while recovering, and is None in READY."""
     starting = Halt()
     world = World(tmp_path)
     seen = []
@@ -543,7 +543,7 @@ def test_a_recovery_promises_what_the_last_start_took(tmp_path: Path) -> None:
 
 
 def test_a_learned_restart_while_recovering_is_part_of_it(tmp_path: Path) -> None:
-    """A signal ended the first proof, the second one grew: RECOVERING until it is READY."""
+    """A signal ended the first proof and the second grew: the state is RECOVERING until READY."""
     probing = Halt()
     world = World(tmp_path, reports=(FAILED, GREW, PASSED), ranks=(SHORT,), probing=probing)
 
@@ -554,7 +554,7 @@ def test_a_learned_restart_while_recovering_is_part_of_it(tmp_path: Path) -> Non
 
 
 def test_a_reservation_with_which_nothing_starts_is_given_up(tmp_path: Path) -> None:
-    """The learned restart fails: once more without it, and READY after passes in one engine."""
+    """If the learned restart fails, the next start is without it, and READY follows."""
     world = World(tmp_path, reports=(GREW, GREW, PASSED), ranks=(SHORT,))
 
     async def start() -> None:

@@ -1,4 +1,4 @@
-"""What the probe reads over a connection is what was sent."""
+"""The probe reads over a connection exactly what was sent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from holdfast.errors import ProbeFailedError
 from holdfast.probe import client
 
 BREAKS = "\x85\u2028\u2029"
-"""What str.splitlines takes for the end of a line, and JSON leaves as it is."""
+"""The characters that str.splitlines takes for the end of a line, and JSON leaves unescaped."""
 
 
 def events(text: str) -> bytes:
-    """A whole streamed answer of one choice, as vLLM writes it."""
+    """Return a whole streamed answer of one choice, as vLLM writes it."""
     choice = {"index": 0, "text": text, "finish_reason": "length"}
     sent: list[Any] = [{"choices": [choice]}, {"choices": [], "usage": {"completion_tokens": 1}}]
     lines = [json.dumps(event, ensure_ascii=False) for event in sent]
@@ -47,7 +47,7 @@ async def read_in_parts(parts: list[bytes]) -> None:
 
 @pytest.mark.parametrize("text", BREAKS)
 def test_text_that_looks_like_the_end_of_a_line_is_read(text: str) -> None:
-    """A model may answer with any character; it fails no proof."""
+    """A model may answer with any character, and the proof passes."""
     asyncio.run(read_in_parts([events(f"a{text}b")]))
 
 
@@ -56,7 +56,7 @@ def test_events_may_come_in_any_parts() -> None:
     asyncio.run(read_in_parts([bytes([byte]) for byte in events("\u2028")]))
 
 
-def test_stream_that_is_cut_off_is_no_answer() -> None:
-    """What ends without its last line was not served whole."""
+def test_stream_that_is_cut_off_is_not_an_answer() -> None:
+    """An answer without its last line was not served whole."""
     with pytest.raises(ProbeFailedError, match="closed its stream"):
         asyncio.run(read_in_parts([events("a").removesuffix(b"data: [DONE]\n\n")]))

@@ -13,7 +13,7 @@ from holdfast.probe import ProbeJournal
 
 
 def test_attempt_cut_off_by_a_kill_is_forbidden(tmp_path: Path) -> None:
-    """Of a process killed in its second attempt, the second size is forbidden and not the first."""
+    """If a process is killed in its second attempt, only the second size is forbidden."""
     die_in_the_last_of(tmp_path / "new", "f", 128, 256)
     assert ProbeJournal(tmp_path / "new", "f").forbidden_tokens == 256
 
@@ -29,7 +29,7 @@ def test_ended_attempts_are_allowed(tmp_path: Path) -> None:
 
 
 def test_forbidden_size_survives_later_attempts(tmp_path: Path) -> None:
-    """What took the machine down stays forbidden while smaller sizes are tried."""
+    """A size that took the machine down stays forbidden while smaller sizes are tried."""
     die_in_the_last_of(tmp_path, "f", 512)
     journal = ProbeJournal(tmp_path, "f")
     with journal.attempt(128):
@@ -38,7 +38,7 @@ def test_forbidden_size_survives_later_attempts(tmp_path: Path) -> None:
 
 
 def test_an_attempt_under_way_forbids_nothing(tmp_path: Path) -> None:
-    """A server beside another with the same directory does not take its attempt for lost."""
+    """A server that shares the directory does not take the attempt of another for lost."""
     with ProbeJournal(tmp_path, "f").attempt(512):
         beside = ProbeJournal(tmp_path, "f")
         assert beside.forbidden_tokens is None
@@ -72,7 +72,7 @@ def test_fingerprints_do_not_meet(tmp_path: Path) -> None:
 def test_broken_journal_is_set_aside(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is kept beside, told, and everything is allowed."""
+    """The file is set aside with a warning, and everything is allowed."""
     path = ProbeJournal(tmp_path, "f").path
     assert path is not None
     path.write_text(content)
@@ -84,7 +84,7 @@ def test_broken_journal_is_set_aside(
 
 
 def test_directory_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The attempt is made without a journal, and the operator is told."""
+    """The attempt is made without a journal, and a warning says so."""
     blocked = tmp_path / "file"
     blocked.write_text("")
     with ProbeJournal(blocked / "below", "f").attempt(128):

@@ -1,4 +1,4 @@
-"""What is read from the ranks, and how it is judged."""
+"""How the numbers of the ranks are read and judged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 1024**3
 
 
 def test_one_run_tells_no_rate() -> None:
-    """The first run pays for compilation, so nothing follows from it alone."""
+    """The first run pays for compilation, so it tells nothing alone."""
     assert expected_seconds([], 10) is None
     assert expected_seconds([Run(128, 60.0)], 10) is None
 
@@ -39,6 +39,6 @@ def test_margin_of_the_host(available: int, cost: int, growth: float, expected: 
 
 
 def test_engines_are_quiet_when_none_of_them_steps() -> None:
-    """One that is done with its prompt is idle while another is at its own."""
+    """An engine that is done with its prompt is idle while another computes its own."""
     ranks = [a_rank(last_step_ended_seconds=end) for end in (None, 700.0, 990.0)]
     assert quiet_seconds(ranks, 1000.0) == pytest.approx(10.0)

@@ -53,7 +53,7 @@ CAPS = st.none() | st.integers(2, 6000)
 
 
 def held_tokens(facts: EngineFacts, lengths: tuple[int, ...]) -> int:
-    """What requests of these lengths take from the KV cache, in whole blocks."""
+    """Return the tokens of whole KV cache blocks that requests of these lengths hold."""
     block = facts.kv_block_tokens
     ahead = facts.draft_tokens + facts.draft_lookahead_tokens
     held = (min(length + ahead, facts.max_model_len) for length in lengths)
@@ -61,13 +61,13 @@ def held_tokens(facts: EngineFacts, lengths: tuple[int, ...]) -> int:
 
 
 def budget(facts: EngineFacts, requests: int) -> int:
-    """The tokens that a step of so many requests may schedule."""
+    """Return the tokens that a step of `requests` requests may schedule."""
     return facts.max_num_batched_tokens - requests * facts.draft_slots
 
 
 @given(engines(), CAPS)
 def test_longest_prompt_is_the_smallest_bound(facts: EngineFacts, cap: int | None) -> None:
-    """It is within the model, the operator's cap and the KV cache."""
+    """The longest prompt is within the model, the operator's cap and the KV cache."""
     longest = Limits.of(facts, cap).prompt_tokens
     room = 1 if "generate" in facts.tasks else 0
     assert longest <= facts.max_model_len - room
@@ -88,7 +88,7 @@ def test_contexts_increase_to_the_longest_prompt(facts: EngineFacts, cap: int | 
 
 @given(st.integers(0, 70_000))
 def test_batches_increase_to_the_largest_step(largest: int) -> None:
-    """Sizes grow strictly, hold powers of two and one off them, and end at the largest."""
+    """Sizes grow strictly, include powers of two and their neighbours, and end at the largest."""
     sizes = batch_sizes(largest)
     assert list(sizes) == sorted(set(sizes))
     assert sizes[-1:] == ((largest,) if largest else ())

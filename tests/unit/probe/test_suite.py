@@ -199,12 +199,12 @@ def test_sweep_extends_one_prompt() -> None:
 
 
 def is_whole_prompt(step: FakeStep) -> bool:
-    """A prompt of the longest length, alone, of which nothing was cached."""
+    """Whether the step has only a prompt of the longest length, with nothing of it cached."""
     return any(len(r.prompt) == 1000 and not r.cached_tokens for r in alone(step))
 
 
 def is_swept_context(step: FakeStep) -> bool:
-    """A context that ends where only the sweep's does."""
+    """Whether the step ends a context where only the sweep does."""
     return any(len(r.prompt) == 256 and r.cached_tokens for r in alone(step))
 
 
@@ -426,7 +426,7 @@ def test_unified_memory_stops_the_sweep() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, -9999.0])
 def test_log_prob_that_is_not_finite_fails(value: float | None) -> None:
-    """NaN, infinity, nothing, and what vLLM writes for minus infinity are no log-probs."""
+    """NaN, infinity, nothing, and what vLLM writes for minus infinity are not log-probs."""
     report, _ = probe(Faults(logprob=value), steps=["widest_decode"])
     assert failed_step(report).name == "widest_decode"
     assert "log-prob" in failed_step(report).reason
@@ -441,7 +441,7 @@ def test_decodes_ask_for_all_of_sampling() -> None:
 
 
 def test_log_probs_off() -> None:
-    """A server without log-probs is not asked for any, and the report says so."""
+    """The probe asks for no log-probs if the server has none, and the report says so."""
     report, the_bed = probe(steps=["widest_decode"], facts=replace(FACTS, max_logprobs=0))
     assert report.passed
     assert "without log-probs" in report.steps[0].reason
@@ -449,7 +449,7 @@ def test_log_probs_off() -> None:
 
 
 def test_refused_structured_output_is_left_out() -> None:
-    """A server that takes none is proven without, and the report says so."""
+    """A server that refuses structured outputs is proven without, and the report says so."""
     faults = Faults(refuses=lambda _, body: 400 if "structured_outputs" in body else 200)
     report, _ = probe(faults, steps=["widest_decode"])
     assert report.passed, report
@@ -476,7 +476,7 @@ def test_first_token_that_is_not_whole_fails(faults: Faults) -> None:
 
 @pytest.mark.parametrize("name", PROBE_STEPS)
 def test_every_rank_must_show_the_step(name: StepName) -> None:
-    """A proof that one rank of two does not show is none."""
+    """A step that one of two ranks does not show is not proven."""
     facts = replace(FACTS, world=((0, 0), (0, 1)))
     report, _ = probe(Faults(blind_ranks=frozenset({(0, 1)})), steps=[name], facts=facts)
     assert failed_step(report).name == name
@@ -532,13 +532,13 @@ def test_encoder_model_without_kv_cache() -> None:
 
 
 def test_embedding_that_is_not_finite_fails() -> None:
-    """A vector with NaN is no answer."""
+    """A vector with NaN is not an answer."""
     report, _ = probe(Faults(embedding=float("nan")), facts=EMBEDDING, suite="quick")
     assert failed_step(report).name == "first_token"
 
 
 def test_pooling_requests_reach_any_engine() -> None:
-    """They cannot choose their engine, so composed steps are skipped with the reason."""
+    """Pooling requests cannot choose their engine, so composed steps are skipped."""
     facts = replace(EMBEDDING, world=((0, 0), (1, 0)), data_parallel_size=2)
     report, _ = probe(facts=facts)
     assert report.passed, report
@@ -558,7 +558,7 @@ def test_pooling_requests_reach_any_engine() -> None:
     ],
 )
 def test_step_that_does_not_apply_is_skipped(changes: dict[str, Any], step: StepName) -> None:
-    """It is neither passed nor failed, and says why."""
+    """Such a step neither passes nor fails, and says why."""
     report, _ = probe(facts=replace(FACTS, **changes))
     assert step_of(report, step).outcome == "skipped"
     assert step_of(report, step).reason
@@ -591,7 +591,7 @@ def test_largest_image_is_shown_to_every_engine() -> None:
 
 
 def test_image_that_does_not_fit_is_halved() -> None:
-    """The largest that the server takes is proven, and said."""
+    """The largest image that the server accepts is proven and named."""
     left = iter([400, 400])
     faults = Faults(refuses=lambda path, _: next(left, 200) if "chat" in path else 200)
     report, the_bed = probe(faults, steps=["first_image"])
@@ -619,7 +619,7 @@ def test_adapter_gets_a_short_prompt_and_a_full_step() -> None:
 
 
 def test_without_a_listed_adapter_none_is_proven() -> None:
-    """LoRA alone is nothing to ask; the step says so."""
+    """Without adapters there is nothing to ask, and the step says so."""
     report, _ = probe(Faults(adapters=()), steps=["first_adapter"])
     assert report.passed, report
     assert step_of(report, "first_adapter").outcome == "skipped"
