@@ -4,8 +4,8 @@ The packages, what each answers, and the process that it runs in:
 
     cli, app      from argv to a running server; `application` makes every object        front end
     settings/     everything that can be set                                             front end
-    listener/     what may a client ask before its request is whole?                     front end
-    api/          who may ask, and how is it answered?                                   front end
+    listener/     what may a client send before its request is complete?                 front end
+    api/          which requests are admitted, and how are they answered?                front end
     lifecycle/    is it up? states, supervisor, restarts                                 front end
     probe/        is the worst case served?                                              front end
     engine/       one vLLM engine, as the front end sees it                              front end

@@ -18,7 +18,7 @@ from holdfast import __version__
 from holdfast.early_signals import end_until_serving
 from holdfast.engine import unsupported
 from holdfast.errors import ExitCode, HoldfastError, UsageError
-from holdfast.planning import flags as plan_flags
+from holdfast.planning.flags import take_plan_flags
 from holdfast.settings import ListenSettings, Settings, add_flags, read_groups, values
 from holdfast.settings.config_file import with_file, with_two_token_config
 from holdfast.settings.flag import Parser, command_parser
@@ -261,7 +261,7 @@ def _print_vllm_help(arguments: list[str]) -> int:
 
 
 def _print_plan(arguments: list[str]) -> int:
-    flags, others = plan_flags.take_plan_flags(arguments)
+    flags, others = take_plan_flags(arguments)
     # vLLM logs to standard output, where the plan is printed.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

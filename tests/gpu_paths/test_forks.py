@@ -14,7 +14,7 @@ from gpu_paths.fake_machine import environment
 PROGRAM = """
 import json, logging, sys
 from pathlib import Path
-from holdfast.processes import forkserver, tree as processes
+from holdfast.processes import forkserver, tree
 
 def say(connection):
     torch = sys.modules.get("torch")
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     forkserver.PRELOADED = ("gpu_paths.pretended", *sys.argv[2:], *forkserver.PRELOADED)
     forkserver.FORK_DEADLINE_SECONDS = 240
-    with processes.owned(Path(sys.argv[1]), {}):
+    with tree.owned(Path(sys.argv[1]), {}):
         first = ask()
         forkserver.ensure_running()
         answers = [first, ask()]

@@ -1,4 +1,5 @@
-"""Who may ask, and how is it answered? The layers between the listener and vLLM's routes.
+"""Which requests are admitted, and how are they answered? The layers before vLLM's routes.
 
-Runs in the front end. `app` stacks them: request log, key check, our own routes, limits, gate.
+Runs in the front end. `application` stacks them: request log, key check, our own routes, limits,
+gate.
 """

@@ -1,9 +1,9 @@
 """HTTP requests by route, method and class of status, in the families that `vllm serve` has.
 
-vLLM counts within its own application, which misses what a layer of the front end answers. So the
-front end counts, under the names, labels and buckets of `prometheus-fastapi-instrumentator` 8.1,
-which vLLM 0.32 uses as they come. Of each label there are few values, whatever clients ask. Sizes
-are of the bytes that passed, where the instrumentator believes the header of a request.
+vLLM counts in its own application, and so misses what a layer of the front end answers. Therefore
+the front end counts, with the names, labels and buckets of `prometheus-fastapi-instrumentator` 8.1,
+which vLLM 0.32 uses unchanged. Each label has few values, whatever clients request. Sizes are those
+of the transferred bytes, where the instrumentator trusts the header of a request.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ COARSE_BOUNDS_SECONDS = (0.1, 0.5, 1.0)
 
 
 class HttpRequests(Collector):
-    """Counts what was asked and answered. Any thread may count and read.
+    """Counts requests and responses. Any thread may count and read.
 
-    There are as many series as combinations of labels, which the caller has to bound.
+    There is a series for each combination of labels, whose number the caller must bound.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class HttpRequests(Collector):
             registry=None,
         )
 
-    def count(  # noqa: PLR0913 - what there is to say of a request
+    def count(  # noqa: PLR0913 - the facts of one request
         self,
         method: str,
         handler: str,

@@ -173,7 +173,7 @@ class _LoggedExchange:
             self.received_bytes += len(message.get("body", b""))
         elif message["type"] == "http.disconnect":
             self.has_client_left = not self.is_complete
-            if self.has_client_left:  # nobody gets what the application still sends
+            if self.has_client_left:  # what the application still sends is lost
                 self.status = self.status or CLIENT_LEFT
         elif message["type"] == "websocket.disconnect":
             self.close_code = self.close_code or message.get("code")

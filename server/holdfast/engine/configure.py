@@ -17,8 +17,7 @@ from starlette.types import ASGIApp
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine import compat, named_files, unsupported
-from holdfast.engine import openai_app as openai
+from holdfast.engine import compat, named_files, openai_app, unsupported
 from holdfast.engine.facts import fingerprint
 from holdfast.engine.launcher import EngineLauncher
 from holdfast.engine.turns import running_at_once
@@ -44,7 +43,7 @@ class ConfiguredEngine:
     @asynccontextmanager
     async def openai_app(self, server: Any) -> AsyncIterator[ASGIApp]:
         """vLLM's OpenAI layer on top of whichever engine runs, for the life of `server`."""
-        async with openai.openai_app(self.launcher.proxy, self.arguments, server) as app:
+        async with openai_app.openai_app(self.launcher.proxy, self.arguments, server) as app:
             self.launcher.loras.attach(app.state.openai_serving_models)
             yield app
 

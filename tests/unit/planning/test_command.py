@@ -16,8 +16,7 @@ from vllm.usage.usage_lib import UsageContext
 
 from holdfast import cli
 from holdfast.errors import UsageError
-from holdfast.planning import command as planning
-from holdfast.planning import config
+from holdfast.planning import command, config
 from holdfast.planning.flags import DEVICE_NAMES, take_plan_flags
 from holdfast.planning.report import FIRST_START, PlanReport, SlotPlan
 from holdfast.workspace.plan import MIB
@@ -50,7 +49,7 @@ DEEPSEEK_V3: dict[str, Any] = {
 
 
 def planned(*arguments: str, device: str | None = "h100") -> PlanReport:
-    return planning.plan(cli.parse_serve(arguments, {}), device)
+    return command.plan(cli.parse_serve(arguments, {}), device)
 
 
 def only_slot(report: PlanReport) -> SlotPlan:
@@ -101,7 +100,7 @@ def test_experts_are_measured_at_first_start(tmp_path: Path) -> None:
 
 def test_an_unknown_device_leaves_all_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a device vLLM's size of a step is unknown, and so is every need."""
-    monkeypatch.setattr(planning, "device_of_platform", lambda: None)
+    monkeypatch.setattr(command, "device_of_platform", lambda: None)
     model = written(tmp_path, LLAMA)
     report = planned(model, device=None)
     assert (report.device, report.max_num_batched_tokens) == (None, None)

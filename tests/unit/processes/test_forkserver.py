@@ -14,7 +14,7 @@ from holdfast.processes.forkserver import START_METHOD_VARIABLE as METHOD
 PROGRAM = """
 import logging, os, signal, sys, tempfile
 from pathlib import Path
-from holdfast.processes import environment, forkserver, tree as processes
+from holdfast.processes import environment, forkserver, tree
 
 def say(connection):
     connection.send((os.environ.get("SAID"), os.environ.get("UNSAID"), tempfile.gettempdir()))
@@ -25,14 +25,14 @@ def ask():
     child.start()
     print(*receiver.recv(), flush=True)
     child.join()
-    print(child.exitcode, processes.is_alive(psutil.Process(forkserver.server_pid())), flush=True)
+    print(child.exitcode, tree.is_alive(psutil.Process(forkserver.server_pid())), flush=True)
 
 if __name__ == "__main__":
     import psutil
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     forkserver.PRELOADED = tuple(sys.argv[3:])
     os.environ["UNSAID"] = "once"
-    with processes.owned(Path(sys.argv[1]), {}):
+    with tree.owned(Path(sys.argv[1]), {}):
         del os.environ["UNSAID"]
         if sys.argv[2] == "killed":
             os.kill(forkserver.server_pid(), signal.SIGKILL)
@@ -44,8 +44,8 @@ if __name__ == "__main__":
             forkserver.FORK_DEADLINE_SECONDS = 0.5
         with environment.changed({"SAID": "now", "TMPDIR": sys.argv[1]}):
             ask()
-        assert len(processes.children()) <= 1
-    assert not processes.children()
+        assert len(tree.children()) <= 1
+    assert not tree.children()
 """
 
 
@@ -104,7 +104,7 @@ def test_a_server_that_does_not_answer_is_ended(
 STOPPED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from holdfast.processes import forkserver, tree as processes
+from holdfast.processes import forkserver, tree
 from holdfast.engine.canary import until_stuck
 
 async def main():
@@ -118,7 +118,7 @@ async def main():
 
 if __name__ == "__main__":
     forkserver.PRELOADED = ()
-    with processes.owned(Path(sys.argv[1]), {}):
+    with tree.owned(Path(sys.argv[1]), {}):
         asyncio.run(main())
 """
 
@@ -158,7 +158,7 @@ def test_a_directory_with_a_long_path_has_no_server(tmp_path: Path) -> None:
 ASKED_FOR_SPAWN = """
 import os, sys
 from pathlib import Path
-from holdfast.processes import forkserver, tree as processes
+from holdfast.processes import forkserver, tree
 
 def say(connection):
     connection.send(forkserver._is_forked())
@@ -173,7 +173,7 @@ def ask():
 
 if __name__ == "__main__":
     forkserver.PRELOADED = ()
-    with processes.owned(Path(sys.argv[1]), {}):
+    with tree.owned(Path(sys.argv[1]), {}):
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as vLLM itself does
         forkserver.ensure_running()
         print(forkserver.is_in_use(), forkserver.server_pid() is not None, ask(), flush=True)

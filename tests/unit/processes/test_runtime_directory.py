@@ -16,7 +16,6 @@ from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
 
 SERVES = """
 import sys, time
-from holdfast.processes import cleanup as remains
 from holdfast.processes.runtime_directory import runtime_directory
 from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
 
@@ -195,23 +194,23 @@ TRACKED = """
 import asyncio, os, signal, sys
 from multiprocessing import resource_tracker
 from pathlib import Path
-from holdfast.processes import tree as processes
+from holdfast.processes import tree
 
 def pid():
     return resource_tracker._resource_tracker._pid
 
 async def main():
-    processes.TRACKER_LOOK_SECONDS = 0.01
+    tree.TRACKER_LOOK_SECONDS = 0.01
     first = pid()
     os.kill(first, signal.SIGKILL)
-    async with asyncio.timeout(20), processes.resource_tracker_kept():
+    async with asyncio.timeout(20), tree.resource_tracker_kept():
         while pid() == first:
             await asyncio.sleep(0.01)
     resource_tracker.register("/hf-none-of-that-name", "shared_memory")
     print(Path(f"/proc/{first}").exists())
 
 if __name__ == "__main__":
-    with processes.owned(Path(sys.argv[1]), {}):
+    with tree.owned(Path(sys.argv[1]), {}):
         asyncio.run(main())
 """
 
@@ -234,15 +233,15 @@ CHILDREN = """
 import multiprocessing, sys, time
 from pathlib import Path
 import psutil
-from holdfast.processes import tree as processes
+from holdfast.processes import tree
 
 if __name__ == "__main__":
-    with processes.owned(Path(sys.argv[1]), {}):
+    with tree.owned(Path(sys.argv[1]), {}):
         child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
         child.start()
         known = psutil.Process(child.pid)
-        print(known in processes.children())
-    print(processes.is_alive(known))
+        print(known in tree.children())
+    print(tree.is_alive(known))
 """
 
 

@@ -20,7 +20,7 @@ DEADLINE_SECONDS = 30.0
 
 SPAWNS = """
 import multiprocessing, sys, time
-from holdfast.worker import lifetime as leash
+from holdfast.worker import lifetime
 
 def stay(path):
     open(path, "w").close()
@@ -28,8 +28,8 @@ def stay(path):
         pass
 
 if __name__ == "__main__":
-    leash.tie_spawned()
-    leash.tie_spawned()
+    lifetime.tie_spawned()
+    lifetime.tie_spawned()
     child = multiprocessing.get_context("spawn").Process(target=stay, args=(sys.argv[1],))
     child.start()
     child.join()
@@ -37,13 +37,13 @@ if __name__ == "__main__":
 
 SPAWNS_IN_A_THREAD = """
 import multiprocessing, threading
-from holdfast.worker import lifetime as leash
+from holdfast.worker import lifetime
 
 def wait_for_a_word(connection):
     connection.recv()
 
 if __name__ == "__main__":
-    leash.tie_spawned()
+    lifetime.tie_spawned()
     receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
     context = multiprocessing.get_context("spawn")
     child = context.Process(target=wait_for_a_word, args=(receiver,))
@@ -59,25 +59,25 @@ if __name__ == "__main__":
 
 ADOPTS = """
 import subprocess, sys, time
-from holdfast.processes import tree as processes
-from holdfast.worker import lifetime as leash
+from holdfast.processes import tree
+from holdfast.worker import lifetime
 
-leash.adopt_orphans()
+lifetime.adopt_orphans()
 middle = '''import subprocess
 print(subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL).pid)'''
 orphan = int(subprocess.run([sys.executable, "-c", middle], stdout=subprocess.PIPE).stdout)
-assert [child.pid for child in processes.children()] == [orphan]
-assert processes.kill(processes.children()) == ()
-assert not processes.children()
+assert [child.pid for child in tree.children()] == [orphan]
+assert tree.kill(tree.children()) == ()
+assert not tree.children()
 """
 
 STARTS_A_SERVER = """
 import sys, time
 from pathlib import Path
-from holdfast.processes import tree as processes
+from holdfast.processes import tree
 
 if __name__ == "__main__":
-    with processes.owned(Path(sys.argv[1]), {}):
+    with tree.owned(Path(sys.argv[1]), {}):
         time.sleep(600)
 """
 
@@ -162,7 +162,7 @@ def test_orphans_stay_in_sight(tmp_path: Path) -> None:
 def test_who_was_not_started_by_multiprocessing_is_left_alone() -> None:
     """The parent of Ray's worker is none of ours: its end means nothing."""
     assert multiprocessing.parent_process() is None
-    check = "from holdfast.worker import lifetime as leash; leash.end_if_orphan()"
+    check = "from holdfast.worker import lifetime; lifetime.end_if_orphan()"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=DEADLINE_SECONDS)
 
 

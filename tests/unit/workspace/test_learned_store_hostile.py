@@ -25,34 +25,34 @@ GOOD = {(0, 0): 21 * MIB}
 RACER = """
 import sys
 from pathlib import Path
-from holdfast.workspace import learned_store as learned
+from holdfast.workspace import learned_store
 
 directory, lane, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()
 for need in range(1, rounds + 1):
-    known = learned.read(directory, "a1b2c3")
+    known = learned_store.read(directory, "a1b2c3")
     assert known.get((0, lane), 0) == need - 1, (lane, need, known)
-    learned.write(directory, "a1b2c3", {(0, lane): need, (1, 0): need})
+    learned_store.write(directory, "a1b2c3", {(0, lane): need, (1, 0): need})
 """
 
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from holdfast.workspace import learned_store as learned
+from holdfast.workspace import learned_store
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-learned.write(Path(sys.argv[1]), "a1b2c3", {(0, 0): 99 * 1024 * 1024})
-print(sorted(learned.read(Path(sys.argv[1]), "a1b2c3").items()))
+learned_store.write(Path(sys.argv[1]), "a1b2c3", {(0, 0): 99 * 1024 * 1024})
+print(sorted(learned_store.read(Path(sys.argv[1]), "a1b2c3").items()))
 """
 
 READER = """
 import sys
 from pathlib import Path
-from holdfast.workspace import learned_store as learned
+from holdfast.workspace import learned_store
 
-print(len(learned.read(Path(sys.argv[1]), "a1b2c3")))
+print(len(learned_store.read(Path(sys.argv[1]), "a1b2c3")))
 """
 
 
