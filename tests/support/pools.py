@@ -14,11 +14,14 @@ DISCARDED = 127
 
 
 class Pool(TorchDispatchMode):  # type: ignore[misc]  # torch is Any to us
-    """vLLM's pool for scratch: in sleep it discards contents and keeps addresses."""
+    """vLLM's pool for scratch: in sleep it discards contents and keeps addresses.
+
+    As in vLLM, memory stays in the pool as long as any view of it lives.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: list[weakref.ref[torch.Tensor]] = []
+        self._made: list[weakref.ref[torch.UntypedStorage]] = []
 
     def __torch_dispatch__(
         self,
@@ -28,12 +31,17 @@ class Pool(TorchDispatchMode):  # type: ignore[misc]  # torch is Any to us
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        self._made.append(weakref.ref(made))
+        self._made.append(weakref.ref(made.untyped_storage()))
         return made
 
     def tensors(self) -> list[torch.Tensor]:
-        """What lives of all that was allocated in it."""
-        return [tensor for reference in self._made if (tensor := reference()) is not None]
+        """The bytes of each allocation that lives."""
+        storages = [reference() for reference in self._made]
+        return [
+            torch.empty(0, dtype=torch.uint8).set_(storage)
+            for storage in storages
+            if storage is not None
+        ]
 
     def sleep(self) -> None:
         """Discard what stands in it."""
