@@ -1,4 +1,4 @@
-"""One running generation of vLLM's AsyncLLM, as `interface.Engine`, and what operators do to it."""
+"""Implements `interface.Engine` with one running generation of vLLM's AsyncLLM."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.stats import read_all
 
 SLEEP_DEADLINE_SECONDS = 300.0
-"""For weights to be copied to the host, or read again from disk."""
+"""Enough to copy the weights to the host, or to read them from disk again."""
 SAVE_DEADLINE_SECONDS = 1800.0
 
 
 class Upkeep:
-    """Of one generation; see `interface.Upkeep`."""
+    """What operators may do to one generation; see `interface.Upkeep`."""
 
     def __init__(self, llm: Any, facts: EngineFacts) -> None:
         self._llm = llm
@@ -53,17 +53,17 @@ class Upkeep:
 
     @property
     def is_resting(self) -> bool:
-        """Whether it was told something for which its steps stop."""
+        """Whether the engine was asked for something that stops its steps."""
         return bool(self._asleep or self._saving)
 
     async def sleep(self, level: SleepLevel) -> None:
-        # Set before the call: its steps stop when the scheduler hears of it, not when it returns.
+        # Set before the call: steps stop when the scheduler hears of it, not when the call returns.
         self._asleep, self._level = SLEEP_TAGS, level
         async with asked_to("fall asleep", SLEEP_DEADLINE_SECONDS):
             await self._llm.sleep(level, mode="abort")
 
     async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
-        """As promised there. Of level 2 the weights are read again, which vLLM leaves to others."""
+        """See `Engine.wake`. After level 2 the weights are read again, which vLLM leaves to us."""
         # vLLM wakes nothing if one of the tags is awake already.
         woken = tags & self._asleep
         if not woken:
@@ -77,7 +77,7 @@ class Upkeep:
 
     @property
     def has_forgotten_weights(self) -> bool:
-        """Whether the last sleep was one after which nothing on the device is what it was."""
+        """Whether the last sleep discarded everything on the device."""
         return self._level == 2
 
     async def start_profile(self, prefix: str | None) -> None:
@@ -125,7 +125,7 @@ class Upkeep:
 
     @contextmanager
     def _resting(self) -> Iterator[None]:
-        """While entered, that no step ends is no stall."""
+        """Mark the absence of steps as intended, not as a stall, while entered."""
         self._saving += 1
         try:
             yield
@@ -167,7 +167,7 @@ class AsyncEngine:
         self._loras = loras
         self._is_held = False
         self.is_trying_canary = False
-        """Whether a canary is in the engine."""
+        """Whether the engine runs a canary request."""
         self._llm = llm
         self._facts = facts
         self._spec = spec
@@ -178,7 +178,7 @@ class AsyncEngine:
             compat.core_processes(llm),
             has_errored=lambda: bool(llm.errored),
         )
-        # Before the first request: a pidfd is opened while its process is certain to be ours.
+        # Started before the first request: a pidfd is opened while its process is certainly ours.
         self._death = asyncio.create_task(self._watch.death(), name=f"death {spec.generation}")
 
     @property
@@ -198,7 +198,7 @@ class AsyncEngine:
         return read_all(Path(self._spec.stats_directory), with_steps=with_steps)
 
     def requests_in_step(self) -> frozenset[str]:
-        """What the engine calls the requests of the steps that run now."""
+        """The engine's own names of the requests in the running steps."""
         return frozenset(suspect.request_id for suspect in self.suspects() or ())
 
     @asynccontextmanager
@@ -226,7 +226,7 @@ class AsyncEngine:
         """Change the growth policy of every rank.
 
         Raises:
-            EngineStartError: a rank did not take it. EngineLostError: the engine has died.
+            EngineStartError: a rank rejected it. EngineLostError: the engine has died.
         """
         try:
             async with asked_to("change its growth policy", RPC_DEADLINE_SECONDS):
@@ -292,10 +292,10 @@ class AsyncEngine:
         compat.declare_dead(self._llm)
 
     async def stop(self) -> None:
-        """End the engine and every process of it; returns when none is left.
+        """End the engine and all its processes; return when none is left.
 
-        Nothing runs in it any more, so that nobody is asked to leave in order: that takes vLLM's
-        processes seconds, which a client that waits for the next generation would wait too.
+        Nothing runs in it any more, so its processes are not asked for an orderly shutdown: that
+        takes seconds, and clients that wait for the next generation would wait for it too.
         """
         self._death.cancel()
         try:

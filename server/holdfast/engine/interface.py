@@ -34,12 +34,12 @@ class Upkeep(Protocol):
         """Write the profile; ConflictError if no profiler is configured."""
 
     async def reset_caches(self, kinds: frozenset[CacheKind]) -> None:
-        """Empty caches; ConflictError if one is in use."""
+        """Empty these caches; ConflictError if one is in use."""
 
     async def save_sharded_state(
         self, path: str, *, pattern: str | None, max_size_bytes: int | None
     ) -> None:
-        """Write the weights of each rank to a directory of its host; no step runs meanwhile."""
+        """Write the weights of each rank to a directory on its host; no step runs meanwhile."""
 
 
 class Engine(Protocol):
@@ -47,94 +47,94 @@ class Engine(Protocol):
 
     @property
     def upkeep(self) -> Upkeep:
-        """What else it can be asked to do."""
+        """What an operator can ask of the engine."""
 
     async def sleep(self, level: SleepLevel) -> None:
-        """Give up what runs and the memory of the device: of level 2 the weights are lost.
+        """Abort what runs and free the device's memory; level 2 discards the weights.
 
         Raises:
-            EngineSilentError, EngineRefusedError, EngineLostError: nobody knows what it is now.
+            EngineSilentError, EngineRefusedError, EngineLostError: its state is unknown now.
         """
 
     async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
-        """Take memory back; what is still asleep. Raises as `sleep` does."""
+        """Take memory back, and return what is still asleep. Raises as `sleep` does."""
 
     @property
     def generation(self) -> int:
-        """Counts from 1."""
+        """The number of this generation, counted from 1."""
 
     @property
     def facts(self) -> EngineFacts:
         """Sizes and capabilities, constant for this generation."""
 
     def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
-        """What every rank last wrote. Never waits for the engine; works after its death.
+        """Return what every rank last wrote. Never waits for the engine; works after its death.
 
-        Without the recent steps it is cheap enough for every health request.
+        Without the recent steps, this is cheap enough for every health request.
         """
 
     def scheduling_held(self) -> AbstractAsyncContextManager[None]:
-        """While entered, requests queue up unscheduled; leaving schedules them together."""
+        """Queue requests unscheduled while entered; leaving schedules them together."""
 
     async def queued_requests(self) -> int:
-        """Requests that the engine has accepted and not finished."""
+        """Return how many requests the engine has accepted and not finished."""
 
     async def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
 
     async def until_dead(self) -> Death:
-        """Return, within a second of the death of any of its processes, the cause of it."""
+        """Return the cause of its death within a second of the death of any of its processes."""
 
     @property
     def is_paused(self) -> bool:
-        """Whether it was told not to schedule, or to sleep."""
+        """Whether the engine was told to stop scheduling or to sleep."""
 
     def running_requests(self) -> Mapping[int, int]:
-        """Requests that each engine of several has; empty where there is one."""
+        """Count the requests in each of several engines; empty where there is only one."""
 
     def blocked_since_seconds(self) -> Mapping[int, float]:
-        """Since when a scheduler has said that requests wait, nothing holds them, and none runs."""
+        """Since when each scheduler has had requests waiting unheld and none running."""
 
     def deferring(self) -> frozenset[int]:
-        """The engines whose scheduler says now that it has requests, and defers all of them."""
+        """The engines whose scheduler currently has requests and defers all of them."""
 
     async def canary(self) -> None:
-        """Return when an engine that was idle has made one token; EngineLostError if it cannot."""
+        """Have an idle engine generate one token; EngineLostError if it cannot."""
 
     def is_compiling(self) -> bool:
-        """Whether a compiler runs below it, for which a step may have to wait."""
+        """Whether one of its processes runs a compiler, which a step may have to wait for."""
 
     async def dump_stacks(self) -> str:
-        """What its processes are doing, for the log, within 10 s. Never raises."""
+        """Describe for the log, within 10 s, what its processes are doing. Never raises."""
 
     def suspects(self) -> tuple[Suspect, ...] | None:
-        """The requests of the step that runs; None if none does, or nobody knows which."""
+        """The requests of the running step; None if no step runs or its requests are unknown."""
 
     def give_up(self) -> None:
-        """Have every call that waits for it fail now as lost, and every later one: it has died."""
+        """Fail every waiting and every later call as lost: the engine has died."""
 
     def last_words(self) -> str:
-        """The tracebacks that its processes left, for the log; empty if there is none."""
+        """Return the tracebacks that its processes left, for the log; empty if there are none."""
 
     def limit_context(self, tokens: int | None) -> None:
-        """Have vLLM's own validation refuse requests of more tokens, prompt and answer together.
+        """Have vLLM's own validation refuse requests over this limit, prompt and answer together.
 
-        None is for all that the engine takes. The engine itself does not change.
+        None stands for the engine's own limit. The engine itself does not change.
         """
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
-        """Change the growth policy of every rank; EngineStartError if one does not take it.
+        """Change the growth policy of every rank; EngineStartError if a rank rejects it.
 
         EngineLostError: the engine has died.
         """
 
 
 class EngineLauncher(Protocol):
-    """Starts one generation after the other from one configuration."""
+    """Starts one generation after another from one configuration."""
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that a learned reservation depends on."""
+        """A digest of everything that a learned reservation depends on."""
 
     @property
     def calls(self) -> Calls:
@@ -144,8 +144,8 @@ class EngineLauncher(Protocol):
         """The directory that the ranks of a generation write to."""
 
     def running(self, spec: WorkspaceSpec) -> AbstractAsyncContextManager[Engine]:
-        """While entered, an engine runs, all of whose ranks report; no process is left behind.
+        """Run an engine while entered: all its ranks report, and no process is left behind.
 
         Raises:
-            EngineStartError: the engine did not come up; PluginMissingError: a rank is silent.
+            EngineStartError: the engine did not start. PluginMissingError: a rank did not report.
         """

@@ -1,8 +1,8 @@
-"""Starts vLLM's AsyncLLM, one generation after the other, in this process.
+"""Starts vLLM's AsyncLLM, one generation after another, in this process.
 
-The rules of a restart were each paid for in a run (vLLM 0.32): a VllmConfig is never reused, since
-a start adds to it; the constructor blocks, so it runs in a thread; its output handler must be
-started on the loop at once, or an early death is missed; the renderer outlives the engine.
+Each rule of a restart comes from a failed run (vLLM 0.32): a VllmConfig is never reused, since a
+start adds to it; the constructor blocks, so it runs in a thread; its output handler must be started
+on the loop at once, or an early death is missed; the renderer outlives the engine.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from holdfast.workspace.stats import read_all
 ABANDON_DEADLINE_SECONDS = 30.0
 ABANDON_POLL_SECONDS = 0.2
 ENGINE_SLOWNESS = 2.0
-"""So much longer may an engine take for a grammar: it may have to compile another one first."""
+"""How many times longer an engine may take for a grammar: it may have to compile another first."""
 LONGEST_SOCKET_PATH = 64
 """Linux takes 107 bytes, and vLLM adds a slash and a UUID."""
 
 Family = Callable[[], frozenset[psutil.Process]]
-"""Every process of one engine that lives now."""
+"""Returns every living process of one engine."""
 
 
 class EngineLauncher:
@@ -90,12 +90,12 @@ class EngineLauncher:
         suspicions = Suspicions(_suspicions_path(learned_directory, fingerprint))
         self.proxy = EngineProxy(self._grammars, suspicions)
         self.count_keys: Callable[[], int] = lambda: 0
-        """How many API keys there are, which share the engine."""
+        """Counts the API keys that share the engine."""
         self.loras = Loras(self.proxy, is_enabled=config.lora_config is not None)
 
     @property
     def fingerprint(self) -> str:
-        """Names what a learned reservation depends on."""
+        """A digest of everything that a learned reservation depends on."""
         return self._fingerprint
 
     @property
@@ -108,11 +108,11 @@ class EngineLauncher:
 
     @asynccontextmanager
     async def running(self, spec: WorkspaceSpec) -> AsyncIterator[AsyncEngine]:
-        """A running engine behind the proxy; see `interface.EngineLauncher`."""
+        """Run an engine behind the proxy; see `interface.EngineLauncher`."""
         await self._memory.until_returned()
-        # The zmq context of the last engine is part of a cycle, and has a dozen descriptors and
-        # four threads. Closing it is not safe: its sockets belong to tasks that have just ended.
-        # vLLM has frozen what a start leaves, so that this takes a millisecond.
+        # The zmq context of the last engine is part of a reference cycle, and holds a dozen
+        # descriptors and four threads. Closing it is not safe: its sockets belong to tasks that
+        # have just ended. vLLM has frozen what a start leaves, so collecting takes a millisecond.
         gc.collect()
         forkserver.ensure_running(native_variables=self._native_variables.known)
         directory = Path(spec.stats_directory)
@@ -127,11 +127,11 @@ class EngineLauncher:
             cleanup.remove(directory)
 
     def _family(self, before: frozenset[psutil.Process]) -> frozenset[psutil.Process]:
-        """The processes that have come since, but those that try grammars: no engine's."""
+        """The processes started since, except those that try grammars: no engine owns them."""
         return tree.children() - before - self._grammars.family()
 
     def _is_quiet(self) -> bool:
-        """Whether nobody but Holdfast itself has asked for what the engine does now."""
+        """Whether only Holdfast itself has asked for what the engine is doing now."""
         engine = self._engine_in_use
         is_canary_alone = (
             engine is not None and engine.is_trying_canary and not self.calls.in_engine
@@ -140,7 +140,7 @@ class EngineLauncher:
 
     @contextmanager
     def _used(self, engine: AsyncEngine) -> Iterator[None]:
-        """While entered, the proxy and its calls have this engine."""
+        """Give this engine to the proxy and its calls while entered."""
         self._engine_in_use = engine
         turns = Turns(Capacity.of(engine.facts), self.count_keys)
         engine.llm.take_turns(turns)
@@ -162,7 +162,7 @@ class EngineLauncher:
 
     @asynccontextmanager
     async def _started(self, spec: WorkspaceSpec, family: Family) -> AsyncIterator[AsyncEngine]:
-        """An engine that runs; no process of it does when left, however that is."""
+        """Run an engine while entered; none of its processes survives an exit of any kind."""
         directory = Path(spec.stats_directory)
         with start_errors(lambda: ""):
             _prepare(directory, spec)
@@ -217,14 +217,14 @@ class EngineLauncher:
             )
 
     def _started_cores(self) -> AbstractContextManager[None]:
-        """How vLLM starts its EngineCores while this is entered."""
+        """Choose how vLLM starts its EngineCores while this is entered."""
         forkserver.heed_spoilt_forks()
         if not forkserver.is_in_use():
             return nullcontext()
         return front_end.forked_cores(self._config, forkserver.CoreContext())
 
     async def _met(self, llm: Any, spec: WorkspaceSpec, family: Family) -> AsyncEngine:
-        """`_engine` of a vLLM that may die at any moment, and is shut down if it does."""
+        """Call `_engine` for a vLLM that may die at any moment, and shut it down if it does."""
         try:
             with start_errors(lambda: root_cause(Path(spec.stats_directory))):
                 return await self._engine(llm, spec, family)
@@ -238,7 +238,7 @@ class EngineLauncher:
                 ENGINE_SLOWNESS * self._grammars.timeout_seconds, self.queues.deferring_seconds
             )
         )
-        # On the loop at once, or vLLM misses a death before the first request.
+        # Started on the loop at once, or vLLM misses a death before the first request.
         llm._run_output_handler()  # noqa: SLF001 - started by the constructor only on a loop
         async with asyncio.timeout(RPC_DEADLINE_SECONDS):
             tasks = frozenset(map(str, await llm.get_supported_tasks()))
@@ -246,7 +246,7 @@ class EngineLauncher:
         self._renderer = front_end.lasting(llm.renderer)
         ranks = read_all(Path(spec.stats_directory))
         _require_every_rank(world(self._config), ranks, spec)
-        if not forkserver.has_forked(ranks[0].pid):  # or it was started with what is known
+        if not forkserver.has_forked(ranks[0].pid):  # otherwise the variables are known already
             self._native_variables.remember(ranks[0].pid)
         facts = engine_facts(
             llm,
@@ -271,14 +271,14 @@ def _prepare(directory: Path, spec: WorkspaceSpec) -> None:
     spec.write(directory / "spec.json")
     builds.prepare(directory)
     # Inductor precompiles its headers below the temporary directory, wherever its cache is (torch
-    # 2.13, `codecache._HEADER_DIR`): without this link every generation does so anew, for seconds.
+    # 2.13, `codecache._HEADER_DIR`): without this link every generation spends seconds on it again.
     cache = Path(default_cache_dir())
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     (directory / cache.name).symlink_to(cache)
 
 
 def _cause(directory: Path, ended_before: frozenset[Path]) -> str:
-    """Why a start failed, as its processes left it behind; a killed one can say nothing itself."""
+    """Read why a start failed from what its processes left; a killed process leaves no record."""
     cause = root_of(read_causes(directory))
     if cause is not None and not cause.is_consequence:
         return cause.error
@@ -305,11 +305,11 @@ def _require_every_rank(
 
 
 async def _abandon(construct: asyncio.Task[Any], family: Family) -> None:
-    """End what the constructor's thread waits for until it returns: it cannot be cancelled."""
+    """Kill what the constructor's thread waits for until it returns: it cannot be cancelled."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + ABANDON_DEADLINE_SECONDS
     while not construct.done() and loop.time() < deadline:
-        # It may wait for the fork server, which no engine's family has.
+        # It may wait for the fork server, which is not part of any engine's family.
         await asyncio.to_thread(forkserver.end_if_stopped)
         await asyncio.to_thread(lambda: tree.kill(family()))
         await asyncio.wait({construct}, timeout=ABANDON_POLL_SECONDS)
@@ -318,11 +318,11 @@ async def _abandon(construct: asyncio.Task[Any], family: Family) -> None:
 
 
 def _variables(directory: Path) -> dict[str, str]:
-    """What the processes of one generation find in their environment.
+    """The variables that the processes of one generation find in their environment.
 
-    What they make in temporary directories and the sockets of vLLM stay behind when they are
-    killed, so both are in their own directory, unless its path is too long for a Unix socket.
-    Caches do not belong there.
+    Killed processes leave their temporary files and vLLM's sockets behind, so both go into the
+    generation's own directory, unless its path is too long for a Unix socket. Caches do not
+    belong there.
     """
     variables = {SPEC_VARIABLE: str(directory / "spec.json")}
     if len(str(directory)) >= LONGEST_SOCKET_PATH:
@@ -333,11 +333,11 @@ def _variables(directory: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": default_cache_dir(),
         "VLLM_RPC_BASE_PATH": str(directory),
     }
-    # What the user has chosen stands, but for the temporary files.
+    # The user's own choices stand, except for the temporary files.
     kept = {name for name in ours if name in os.environ} - {"TMPDIR"}
     return variables | {name: value for name, value in ours.items() if name not in kept}
 
 
 def _suspicions_path(directory: Path | None, fingerprint: str) -> Path | None:
-    """Where it is kept what ended engines like this one; another model or version starts anew."""
+    """The record of what ended engines like this one; another model or version has its own."""
     return directory / f"suspicions-{fingerprint}.json" if directory is not None else None

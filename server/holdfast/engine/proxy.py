@@ -1,8 +1,8 @@
 """The EngineClient that vLLM's OpenAI layer holds for life, whichever engine is behind it.
 
-The delegation is generated from vLLM's own abstract class, so that a method added in another
-version is forwarded too. `generate` and `encode` go through `calls.Calls`, where they outlive the
-engine; what the OpenAI layer reads of the configuration stays readable while there is no engine.
+The delegation is generated from vLLM's own abstract class, so a method that another version adds
+is forwarded too. `generate` and `encode` go through `replay.Calls`, where they outlive the engine.
+The OpenAI layer can read the configuration even while no engine runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.request_context import Session, current_request
 
 _OWN = {"is_running", "is_stopped", "errored", "dead_error", "shutdown", "generate", "encode"}
 _KEPT = ("vllm_config", "model_config", "renderer", "input_processor")
-"""Attributes of EngineClient; the serving objects hold on to the first ones anyway."""
+"""Attributes of EngineClient; the serving objects keep those of the first engine anyway."""
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
@@ -53,7 +53,7 @@ _Forwarding: Any = type(
 class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class above
     """Forwards everything to the engine of the current generation.
 
-    It never says that it errored: vLLM would end the HTTP server, which is the supervisor's to end.
+    It never reports that it errored: vLLM would end the HTTP server, which only the supervisor may.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         """The AsyncLLM in use.
 
         Raises:
-            EngineDeadError: there is none; vLLM's routes answer 500.
+            EngineDeadError: no engine is in use; vLLM's routes answer 500.
         """
         if self._current is None:
             raise EngineDeadError
         return self._current
 
     def transfers_kv(self) -> bool:
-        """Whether the engine gets KV caches from others."""
+        """Whether the engine exchanges KV caches with others."""
         return getattr(self._kept.get("vllm_config"), "kv_transfer_config", None) is not None
 
     def use(self, engine: Any | None) -> None:
@@ -88,9 +88,9 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
             self._first_model = self._first_model or engine.model_config
 
     def limit_context(self, tokens: int) -> None:
-        """Have vLLM's front end refuse requests of more tokens, prompt and answer together.
+        """Have vLLM's front end refuse requests over this limit, prompt and answer together.
 
-        The engine's processes have a configuration of their own, which stays as it is.
+        The engine's processes have their own configuration, which does not change.
         """
         compat.limit_context(self.current, self._first_model, tokens)
 
@@ -100,11 +100,11 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         return self._kept[name] if name in self._kept else getattr(self.current, name)
 
     def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """As vLLM's; a call that has yielded nothing outlives the engine, see `Calls.run`."""
+        """Run a call as vLLM does; until it yields, it outlives the engine, see `Calls.run`."""
         return self._run("generate", args, kwargs)
 
     def encode(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """As vLLM's; a call that has yielded nothing outlives the engine, see `Calls.run`."""
+        """Run a call as vLLM does; until it yields, it outlives the engine, see `Calls.run`."""
         return self._run("encode", args, kwargs)
 
     def _run(
@@ -135,7 +135,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     async def _run_checked(
         self, grammars: Grammars, constraint: Any, method: Method, arguments: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        # Before the engine owes the call anything: the time is not the engine's.
+        # Checked before the engine has the call, so the time does not count as the engine's.
         await grammars.check(constraint)
         run = cast("AsyncGenerator[Any, None]", self.calls.run(method, arguments))
         async with aclosing(run) as outputs:
@@ -143,17 +143,17 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
                 yield output
 
     async def abort(self, request_id: str | Iterable[str], *args: Any, **kwargs: Any) -> None:
-        """As vLLM's; there is nothing to abort while there is no engine."""
+        """Abort as vLLM does; without an engine, there is nothing to abort."""
         names = [request_id] if isinstance(request_id, str) else list(request_id)
         self.calls.expect_abort(frozenset(names))
         if self._current is not None:
             await self._current.abort(names, *args, **kwargs)
 
     async def add_lora(self, lora_request: Any, *, is_stale: bool = False) -> bool:
-        """As vLLM's, but that one worker which cannot take the adapter leaves the others in step.
+        """Add an adapter to every worker or to none, so that the workers stay in step.
 
         Raises:
-            EngineRefusedError: a worker did not take it; none has it then.
+            EngineRefusedError: a worker rejected it, so none has it.
         """
         fields = {name: getattr(lora_request, name) for name in lora_request.__struct_fields__}
         if is_stale:
@@ -168,21 +168,21 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         return True
 
     async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
-        """As vLLM's, which gives up what runs unless it is told to wait or to keep it."""
+        """Pause as vLLM does, which aborts what runs unless told to wait or to keep it."""
         await self._paused(self.current.pause_generation(*args, **kwargs))
 
     async def resume_generation(self, *args: Any, **kwargs: Any) -> None:
-        """As vLLM's."""
+        """Resume as vLLM does."""
         await self.current.resume_generation(*args, **kwargs)
         self.calls.forgive_aborts()
         self.calls.is_paused = False
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
-        """As vLLM's, which gives up what runs unless it is told to wait."""
+        """Sleep as vLLM does, which aborts what runs unless told to wait."""
         await self._paused(self.current.sleep(*args, **kwargs))
 
     async def wake_up(self, *args: Any, **kwargs: Any) -> bool:
-        """As vLLM's, which says whether all of it is awake; woken in part, it is paused still."""
+        """Wake as vLLM does, and return whether all of it is awake; until then it stays paused."""
         is_awake: bool = await self.current.wake_up(*args, **kwargs)
         self.calls.is_paused = bool(await self.current.is_sleeping())
         if not self.calls.is_paused:
@@ -190,7 +190,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         return is_awake
 
     async def _paused(self, pausing: Awaitable[None]) -> None:
-        """Have the engine pause, which may give up what runs; if it fails, nothing has changed."""
+        """Pause the engine, which may abort what runs; a failure changes nothing."""
         self.calls.expect_aborts()
         self.calls.is_paused = True
         try:
@@ -201,12 +201,12 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
             raise
 
     async def do_log_stats(self) -> None:
-        """As vLLM's; a loop of its OpenAI layer calls it, and would end with an exception."""
+        """Log as vLLM does; a loop in its OpenAI layer calls this, which an exception ends."""
         if self._current is not None:
             await self._current.do_log_stats()
 
     def check_admission(self, *args: Any, **kwargs: Any) -> None:
-        """As vLLM's; while there is no engine, calls are held and not turned away."""
+        """Check as vLLM does; without an engine, calls are held instead of turned away."""
         if self._current is not None:
             self._current.check_admission(*args, **kwargs)
 
@@ -228,11 +228,11 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         return error
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Nothing: engines are stopped by who started them."""
+        """Do nothing: the launcher that started an engine also stops it."""
 
 
 def _positional(method: Method) -> tuple[str, ...]:
-    """The names of vLLM's parameters, in their order, without `self`."""
+    """The names of vLLM's parameters in order, without `self`."""
     parameters = inspect.signature(getattr(EngineClient, method)).parameters
     keyword_only = inspect.Parameter.KEYWORD_ONLY
     return tuple(name for name, one in parameters.items() if one.kind is not keyword_only)[1:]
