@@ -1,20 +1,20 @@
-"""Which request ended an engine? What is concluded from a death, and from trials after it.
+"""Concludes from a death, and from trials after it, which request ended the engine.
 
-* A request that was the only one in the step which failed is a lone suspect: it is not made again.
-  Its like with a second such death is quarantined.
-* Of several suspects each is tried alone, in an engine that nobody else uses, until it is past the
-  point where the engine died. One that ends the engine then is quarantined. Trials may cost two
-  engines and the time of one start; a suspect that is left untried is answered as a lone one.
-* Where the suspects are of several keys, those of one key are tried together first: a key that has
-  sent many killers then takes no request of another with it.
-* Only what accuses makes suspects: an exception, a refusal, a stall, or a signal that a process
-  gives to itself. Of any other death, and of the first refusal of a workspace, which the next start
-  reserves, only those are suspects that were in the engine for the death before it too.
+* A request that was alone in the failed step is a lone suspect: it is not made again. A second such
+  death quarantines requests like it.
+* If there are several suspects, each is tried alone, in an engine that runs nothing else, until it
+  is past the point where the engine died. One that ends the engine then is quarantined. Trials may
+  cost two engines and the time of one start; an untried suspect is answered like a lone one.
+* If the suspects belong to several keys, those of one key are tried together first, so that a key
+  which has sent many killers takes no other key's request with it.
+* Only an accusing death makes suspects: an exception, a refusal, a stall, or a signal that a
+  process sends to itself. After any other death, and after the first refusal of a workspace, which
+  the next start reserves, only requests that the previous death found in the engine are suspects.
 * A client that leaves changes nothing: the request is tried without it.
 
-A death that was explained so is charged to the key that sent the request. So that nobody has the
-request of another key quarantined, or another key charged, only two things convict: to have been
-alone in the step twice, and to have ended an engine alone.
+A death explained in this way is charged to the key that sent the request. Only two things convict,
+so that no key can have another key charged or its request quarantined: to have been alone in the
+step twice, and to have ended an engine alone.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from holdfast.records import Death, Suspect
 logger = logging.getLogger("holdfast.engine")
 
 TRIAL_ENGINES = 2
-"""Engines that the trials after one death may end."""
+"""How many engines the trials after one death may end."""
 TRIABLE_SECONDS = 10.0
-"""So long a request that its client has left can still be tried; its prompt is kept."""
+"""How long the prompt of a request is kept for a trial after its client has left."""
 TRIABLE_BYTES = 256 << 20
-"""The prompts of all of those have at most so much; the first are forgotten for the last."""
+"""The most that all these prompts may take; the oldest are forgotten first."""
 LEAST_TRIAL_SECONDS = 15.0
-"""So long trials may take where an engine starts faster."""
+"""How long trials may take at least, however fast an engine starts."""
 KEPT_SECONDS = 900.0
-"""So long its digest is: longer than it takes to find an engine stalled."""
+"""How long a digest is kept: longer than it takes to find an engine stalled."""
 KEPT = 256
-"""So many of them are."""
+"""How many digests are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a death has shown."""
+    """What a death has revealed."""
 
     explained: int = 0
-    """Deaths that are explained now: this one, and the one that led to a trial."""
+    """How many deaths this explains: itself, and the one that led to a trial."""
     is_charged: bool = False
-    """Whether a key answers for them."""
+    """Whether they are charged to a key."""
     has_suspects: bool = False
-    """Whether requests of clients may have caused this one."""
+    """Whether clients' requests may have caused this death."""
 
 
 @dataclass(slots=True)
@@ -64,16 +64,16 @@ class _Inquiry:
     """The trials after one death."""
 
     untried: list[list[Call]]
-    """Those that are tried together; first those that are least likely to have caused it."""
+    """Groups to be tried together, the least likely to have caused the death first."""
     seconds_left: float | None = None
-    """None until the first trial."""
+    """The time left for trials; None until the first trial."""
     engines_left: int = TRIAL_ENGINES
     unexplained: int = 1
-    """Deaths for which no request answers yet."""
+    """How many deaths no request has explained yet."""
 
 
 class Blame:
-    """Belongs to one event loop, and to the `Calls` whose calls it judges."""
+    """Judges the calls of one `Calls`, on its event loop."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class Blame:
         refused: Callable[[Call], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`refused` is told of each call that was given a refusal.
+        """Take callbacks: `refused` is called with each call that gets a refusal.
 
-        `in_step` says what the engine calls the requests of the steps that run now.
+        `in_step` returns the engine's own names of the requests in the running steps.
         """
         self._dialect = dialect
         self.suspicions = suspicions
@@ -95,14 +95,14 @@ class Blame:
         self._clock = clock
         self._left: deque[tuple[float, Call]] = deque()
         self._triable: deque[tuple[float, Call]] = deque()
-        """Those of them whose prompts are kept."""
+        """Calls that have left and whose prompts are kept."""
         self._has_lost_some = False
-        """Whether so many have left since the last death that the first are not kept any more."""
+        """Whether too many have left since the last death for all of them to be kept."""
         self._inquiry: _Inquiry | None = None
         self._on_trial: list[Call] | None = None
 
     def is_quarantined(self, call: Call) -> bool:
-        """Whether its like is not to reach an engine; next to nothing while there is none."""
+        """Whether requests like it may not reach an engine; cheap while none is quarantined."""
         self._forget_old()
         return self.suspicions.has_quarantined and self.suspicions.is_quarantined(
             self._digest(call)
@@ -120,7 +120,7 @@ class Blame:
             self._forget_prompts()
 
     def accuse(self, death: Death, present: Iterable[Call]) -> Verdict:
-        """Judge a death; `present` are the calls of clients that the engine had."""
+        """Judge a death; `present` are the clients' calls that the engine had."""
         self._forget_old()
         tried, self._on_trial = self._on_trial, None
         if tried is not None and self._inquiry is not None:
@@ -137,7 +137,7 @@ class Blame:
         for call in alive:
             call.deaths += 1
         if not suspects:
-            # One that nobody knows any more is a client's all the same.
+            # A forgotten call was still a client's.
             has_lost_some |= death.suspects is None and bool(left)
             return Verdict(has_suspects=death.is_accusing and has_lost_some)
         return self._judge(death, suspects, alive, is_complete=is_complete)
@@ -145,9 +145,9 @@ class Blame:
     async def try_suspects(
         self, survive: Callable[[Sequence[Call]], Awaitable[bool]], seconds: float
     ) -> bool:
-        """Let the suspects run without anybody else; False if the engine dies of them.
+        """Run the suspects without other calls; False if the engine dies of them.
 
-        `survive` runs some, and says whether the engine has outlived them. The trials after one
+        `survive` runs a group, and returns whether the engine outlived it. The trials after one
         death may take `seconds`.
         """
         inquiry = self._inquiry
@@ -175,18 +175,18 @@ class Blame:
         self._inquiry = None
         return True
 
-    # Who may have done it
+    # Which calls may have caused it
 
     def _suspects(
         self, death: Death, alive: Sequence[Call], left: Sequence[tuple[float, Call]]
     ) -> tuple[list[Call], bool]:
-        """Those that may have caused a death, and whether nobody else may have."""
+        """The calls that may have caused a death, and whether these are all that may have."""
         everybody = [*alive, *(call for _, call in left)]
         is_cured = death.cause == "workspace_rejection"
         if not death.is_accusing or (is_cured and not any(call.deaths for call in everybody)):
             return [call for call in everybody if call.deaths], True
         if death.suspects is None:
-            # What left long before was in no step any more, unless that one has never ended.
+            # A call that left long before was not in a step any more, unless that step never ended.
             since = self._clock() - TRIABLE_SECONDS
             recent = [call for at, call in left if at >= since]
             is_complete = death.cause != "stall" or len(recent) == len(left)
@@ -240,7 +240,7 @@ class Blame:
 
     def _judge_trial(self, death: Death, tried: list[Call], inquiry: _Inquiry) -> Verdict:
         inquiry.engines_left -= 1
-        if not death.is_accusing:  # they are tried once more, if there is an engine left for it
+        if not death.is_accusing:  # tried again, if the trials may use another engine
             return Verdict()
         inquiry.untried.remove(tried)
         inquiry.unexplained += 1
@@ -274,7 +274,7 @@ class Blame:
         self._refused(call)
 
     def _trials(self, suspects: Iterable[Call]) -> list[list[Call]]:
-        """What is tried one after the other: the calls of a key together, or of one key each."""
+        """The groups to try in turn: each key's calls together, or each call alone for one key."""
         ordered = self._ordered(suspects)
         by_key: dict[str, list[Call]] = {}
         for call in ordered:
@@ -282,7 +282,7 @@ class Blame:
         return list(by_key.values()) if len(by_key) > 1 else [[call] for call in ordered]
 
     def _ordered(self, suspects: Iterable[Call]) -> list[Call]:
-        """First those whose key has ended few engines and has few requests among the suspects."""
+        """Sort calls whose keys have ended few engines and have few suspects to the front."""
         suspects = list(suspects)
         crowds = Counter(call.context.key for call in suspects)
         return sorted(
@@ -305,7 +305,7 @@ class Blame:
         return call.digest
 
     def _forget_one(self) -> None:
-        """The first that no running step has: a crowd must not hide what the engine hangs in."""
+        """Forget the oldest outside running steps: a crowd must not hide what hangs the engine."""
         running = {name for one in self._in_step() for name in self._dialect.request_ids(one)}
         found = (at for at, (_, call) in enumerate(self._left) if call.request_id not in running)
         del self._left[next(found, 0)]

@@ -1,9 +1,9 @@
-"""Every call of `generate()` and `encode()`: which generation has it, and which ones wait.
+"""Knows which generation has each call of `generate()` and `encode()`, and which calls wait.
 
 A call that has yielded nothing outlives its engine: it waits here, and goes to the next generation
-in the order in which all of them came, unless it is to blame for the death, see `blame`.
+in order of arrival, unless it is to blame for the death, see `blame`.
 
-Belongs to one event loop. What is peculiar to vLLM is behind `Dialect`.
+Belongs to one event loop. `Dialect` hides what is peculiar to vLLM.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from holdfast.request_context import current_request
 Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
 
 LONGEST_NAME = 128
-"""A longer name of a request, or one of other characters than ASCII's visible ones, is replaced."""
+"""A request's name is replaced if it is longer, or not made of visible ASCII characters only."""
 
 
 class Calls:
-    """The calls of all callers, and the one place that decides when each may run."""
+    """Holds the calls of all callers, and alone decides when each may run."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class Calls:
         self._digesting = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digests")
         self._losses = Losses(dialect)
         self.replayed = 0
-        """Calls that were given to another generation than the first."""
+        """How many times a call was given to a later generation."""
         self.is_paused = False
-        """Whether somebody told the engine not to schedule, or to sleep."""
+        """Whether the engine was told to stop scheduling or to sleep."""
         self.gave_up: Callable[[], None] = lambda: None
-        """Called when the engine gives requests up that nobody asked it to."""
+        """Called when the engine aborts requests that nobody asked it to abort."""
         self.in_step: Callable[[], Iterable[str]] = tuple
-        """What the engine calls the requests of the steps that run now."""
+        """The engine's own names of the requests in the running steps."""
         self.unsent: Unsent = lambda _: frozenset()
-        """The calls that wait for their turn, of which the engine has had nothing."""
+        """The calls that wait for their turn and have not reached the engine at all."""
 
     @property
     def lost(self) -> Mapping[LossReason, int]:
@@ -78,22 +78,22 @@ class Calls:
 
     @property
     def held(self) -> int:
-        """Calls that wait for an engine."""
+        """How many calls wait for an engine."""
         return self._load.held
 
     @property
     def in_engine(self) -> int:
-        """Calls that the engine has."""
+        """How many calls the engine has."""
         return self._load.in_engine
 
     @property
     def busy_since_seconds(self) -> float | None:
-        """Since when the engine has owed somebody an output; None while it owes nobody one."""
+        """Since when the engine has owed an output to some caller; None while it owes none."""
         return self._load.busy_since_seconds
 
     @property
     def begun(self) -> int:
-        """Calls that the engine has and that its end would break: nobody can make them again."""
+        """How many of the engine's calls its end would break: they cannot be made again."""
         return sum(
             call.is_in_engine and (call.has_yielded or not call.is_replayable)
             for call in self._calls
@@ -102,63 +102,63 @@ class Calls:
     # The life of an engine
 
     def started(self, llm: Any, generation: int) -> None:
-        """An engine is up: the probe may use it."""
+        """Record that an engine is up: the probe may use it."""
         self._llm, self._generation = llm, generation
         self._end = None
         self.is_paused = False
         self._wake()
 
     def opened(self) -> None:
-        """The engine is proven: everybody may use it, first those that have waited longest."""
+        """Let every call use the proven engine, those that have waited longest first."""
         self._is_open, self._end = True, None
         self._wake()
 
     def hold(self) -> None:
-        """From now on calls wait; those that the engine has go on."""
+        """Make new calls wait; those in the engine go on."""
         self._is_open = False
 
     def ended(self) -> None:
-        """The engine is gone: from now on calls wait."""
+        """Record that the engine is gone: from now on calls wait."""
         self._llm, self._is_open = None, False
 
     def fail(self, error: HoldfastError, reason: LossReason) -> None:
-        """No engine will come: whoever waits, or comes before one does, gets `error`."""
+        """Raise `error` in waiting calls, and in each new one until an engine starts after all."""
         self._end = (error, reason)
         self._wake()
 
     def has(self, is_meant: Callable[[Mapping[str, Any]], bool]) -> bool:
-        """Whether there is a call with such arguments."""
+        """Whether any call has arguments that `is_meant` accepts."""
         return any(is_meant(call.arguments) for call in self._calls)
 
     def refuse(self, is_meant: Callable[[Mapping[str, Any]], bool], error: HoldfastError) -> None:
-        """Calls with such arguments that wait get `error`, and go to no engine."""
+        """Raise `error` in each waiting call that `is_meant` accepts; it goes to no engine."""
         for call in self._calls:
             if is_meant(call.arguments) and not call.is_in_engine:
                 call.refusal = error
         self._wake()
 
     def expect_aborts(self) -> None:
-        """Somebody asks the engine to give up what it has."""
+        """Record that the engine is being asked to abort all its requests."""
         for call in self._calls:
             call.is_abort_expected = call.is_abort_expected or call.is_in_engine
 
     def forgive_aborts(self) -> None:
-        """Whoever asked for it is done: from now on an abort is a death again."""
+        """Record that no abort is asked for any more: from now on an abort is a death again."""
         for call in self._calls:
             call.is_abort_expected = False
 
     def expect_abort(self, request_ids: frozenset[str]) -> None:
-        """Somebody asks the engine to give up these requests."""
+        """Record that the engine is being asked to abort these requests."""
         for call in self._calls:
             call.is_abort_expected = call.is_abort_expected or call.request_id in request_ids
 
     # A call
 
     def run(self, method: Method, arguments: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """What the engine yields for a call; from as many generations as it takes to get a first.
+        """Yield what the engine yields for a call, trying new generations until one yields.
 
-        Raises what the engine raises, but for its death, and, lifted to vLLM's own:
-            QuarantinedError: engines have died of the call, or of one like it; raised at once,
+        Raises what the engine raises, except its death, and these as vLLM's own exceptions:
+            QuarantinedError: engines have died of this call or one like it; raised at once,
                 while an answer can still have its own status.
             SuspectedError: the engine died, and the call may have caused it.
             RequestLostError: the engine died, and the call cannot be made again.
@@ -188,7 +188,7 @@ class Calls:
                                     break
                                 self._count_tokens(call, output)
                                 call.has_yielded = True
-                                # A client that reads slowly is no work of the engine.
+                                # A slow client's reading does not count as the engine's work.
                                 self._load.rests(call)
                                 yield output
                                 self._load.works(call)
@@ -203,7 +203,7 @@ class Calls:
                     if self._dialect.is_unsent(error):
                         call.generation = 0
                 self._outlive(call)
-                # While it waits it must not keep the dead engine, whose sockets are collected soon.
+                # A waiting call must not keep the dead engine, whose sockets are collected soon.
                 del llm, outputs
 
     @contextmanager
@@ -217,7 +217,7 @@ class Calls:
             del self._calls[call]
 
     async def _turn(self, call: Call) -> Any:
-        """The engine, as soon as the call may use it."""
+        """Return the engine as soon as the call may use it."""
         while not self._may_run(call):
             if call.refusal is not None:
                 raise self._losses.lifted(call, call.refusal, loss_of(call.refusal))
@@ -241,14 +241,14 @@ class Calls:
         call.context.output_tokens += self._dialect.new_tokens(output)
 
     def _is_given_up(self, call: Call, output: Any) -> bool:
-        """Whether the engine answers as one does that was asked to end, unknown to us."""
+        """Whether the engine answers as if asked to end, though we did not ask it."""
         if not self._dialect.is_abort(output) or call.is_abort_expected or self.is_paused:
             return False
         self.gave_up()
         return True
 
     def _outlive(self, call: Call) -> None:
-        """The engine died under the call: it stays for the next, or ends here."""
+        """Keep a call whose engine died for the next engine, or end it here."""
         if call.context.is_probe:
             raise self._dialect.lifted(RequestLostError("the engine died under the probe"))
         if call.has_yielded or not call.is_replayable:
@@ -258,19 +258,19 @@ class Calls:
 
     def _leave(self, call: Call) -> None:
         if not call.context.is_probe:
-            # A prompt may have hundreds of megabytes of images.
+            # A prompt may contain hundreds of megabytes of images.
             call.digesting = self._digesting.submit(self._dialect.identity, call.arguments)
         self._blame.left(call)
 
     def _wake(self) -> None:
-        """Let everybody who waits look again, in the order in which they came."""
+        """Let every waiting call look again, in order of arrival."""
         for call in self._calls:
             wake(call)
 
-    # Who is to blame
+    # Which call is to blame
 
     def accuse(self, death: Death) -> Verdict:
-        """Take in who may have caused a death, and say what it has shown."""
+        """Work out which calls may have caused a death, and return the verdict."""
         unsent = self.unsent(self._dialect.request_ids)
         present = [
             call
@@ -282,14 +282,14 @@ class Calls:
         return self._blame.accuse(death, present)
 
     async def try_suspects(self, seconds: float) -> bool:
-        """Let the suspects of the last death run without others; False if the engine dies of them.
+        """Run the suspects of the last death without other calls; False if the engine dies of them.
 
-        Those that have not been tried after `seconds` are refused.
+        Suspects not tried within `seconds` are refused.
         """
         return await self._blame.try_suspects(self._survive, seconds)
 
     async def _survive(self, calls: Sequence[Call]) -> bool:
-        """Run them until all are past the point of the last death; False if the engine dies."""
+        """Run calls until all are past the point of the last death; False if the engine dies."""
         llm = self._llm
         running = [asyncio.create_task(self._run_past_the_point(llm, call)) for call in calls]
         try:
@@ -298,7 +298,7 @@ class Calls:
         finally:
             for one in running:
                 one.cancel()
-        # An error of its own is not a death: its caller gets it when it runs for good.
+        # A call's own error is not a death: its caller gets it when the call runs for good.
         return not any(
             isinstance(error, Exception) and self._dialect.is_death(error, llm) for error in errors
         )
@@ -313,16 +313,16 @@ class Calls:
                         return
 
     def suspended_seconds(self, key: str) -> float:
-        """How long a key has to wait that has ended several engines; 0 if it need not."""
+        """How long a key that has ended several engines must wait; 0 if it need not."""
         return self._suspicions.suspended_seconds(key)
 
     def save(self) -> None:
-        """Write down what is known of suspects. May wait for the disk: not for the event loop."""
+        """Save what is known of suspects. May wait for the disk, so not for the event loop."""
         self._suspicions.save()
 
 
 def _tame(name: str) -> str:
-    """A name that fits where a worker writes down what it runs, and still tells two apart."""
+    """Shorten a name to fit a worker's record of what it runs, but keep it distinct."""
     if len(name) <= LONGEST_NAME and name.isascii() and name.isprintable():
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]

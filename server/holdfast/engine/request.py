@@ -1,4 +1,4 @@
-"""One call of `generate()` or `encode()`, and what has to be known of vLLM to make it."""
+"""One call of `generate()` or `encode()`, and the parts of vLLM needed to make it."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ Method = Literal["generate", "encode"]
 
 
 class Dialect(Protocol):
-    """What vLLM says, and how it is answered."""
+    """Interprets what vLLM says, and answers in its terms."""
 
     def is_death(self, error: Exception, llm: Any) -> bool:
-        """Whether it says that the engine is gone, not that the request is wrong."""
+        """Whether an error says that the engine is gone, not that the request is wrong."""
 
     def is_unsent(self, error: Exception) -> bool:
-        """Whether a death found the call where the engine did not have it yet."""
+        """Whether the engine died before it had the call."""
 
     def is_abort(self, output: Any) -> bool:
-        """Whether an output says that the engine gave the request up."""
+        """Whether an output says that the engine aborted the request."""
 
     def lifted(self, error: HoldfastError) -> Exception:
-        """The exception that makes vLLM's routes answer with `error`."""
+        """Return the exception that makes vLLM's routes answer with `error`."""
 
     def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the same call can be made once more."""
+        """Whether the same call can be made again."""
 
     def is_streamed(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the prompt comes as a stream, for which the engine may have to wait."""
+        """Whether the prompt comes as a stream, which the engine may have to wait for."""
 
     def identity(self, arguments: Mapping[str, Any]) -> str:
-        """The same digest, 64 hexadecimal digits, for the same prompt and parameters.
+        """Return a digest of the prompt and parameters, 64 hexadecimal digits.
 
         May be called from another thread.
         """
 
     def size_bytes(self, arguments: Mapping[str, Any]) -> int:
-        """About how much memory the prompt takes."""
+        """Estimate how much memory the prompt takes."""
 
     def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that make the engine yield after each token."""
+        """Return arguments that make the engine yield after each token."""
 
     def context_tokens(self, output: Any) -> int:
-        """Tokens of prompt and answer so far, in an output of a trial."""
+        """Count the tokens of prompt and answer so far, in an output of a trial."""
 
     def prompt_tokens(self, output: Any) -> int:
-        """Tokens of the prompt of an output."""
+        """Count the tokens of an output's prompt."""
 
     def new_tokens(self, output: Any) -> int:
-        """Tokens of the answer that came with an output and with none before it."""
+        """Count the answer's tokens that came with this output and with none before it."""
 
     def request_ids(self, internal_id: str) -> tuple[str, ...]:
-        """The `request_id` of a call that the engine may have named so: one, or one of two."""
+        """List the values of `request_id` that the engine may have named so, one or two."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call, from its first step until its caller has left it."""
+    """One call, from its first step until its caller leaves it."""
 
     method: Method
     arguments: Mapping[str, Any]
@@ -70,34 +70,34 @@ class Call:
     is_replayable: bool
     is_streamed: bool
     generation: int = 0
-    """The one that has or had it; 0 if none."""
+    """The generation that has or had the call; 0 if none."""
     is_in_engine: bool = False
     is_owed: bool = False
-    """Whether its caller waits for the engine, and not the engine for its caller."""
+    """Whether its caller waits for the engine, rather than the engine for its caller."""
     has_yielded: bool = False
     is_abort_expected: bool = False
     deaths: int = 0
-    """Deaths in a row that it was in the engine for, and that are not explained."""
+    """How many unexplained deaths in a row found the call in the engine."""
     reached_tokens: int = 0
-    """Its context when the engine last died with it: a trial that gets further acquits it."""
+    """Its context at the engine's last death with it: a trial that gets further acquits it."""
     is_prefilling: bool = False
-    """Whether the step that failed last computed a part of its prompt."""
+    """Whether the last failed step computed part of its prompt."""
     waiter: asyncio.Future[None] | None = None
     refusal: HoldfastError | None = None
-    """Why no generation can make it any more."""
+    """Why no generation may run it any more."""
     digest: str | None = None
-    """What it asks, see `Dialect.identity`; None until somebody wants to know."""
+    """What it asks for, see `Dialect.identity`; None until that is needed."""
     digesting: Future[str] | None = None
-    """What will be its digest, once its client has left it."""
+    """The pending computation of its digest, started once its client leaves it."""
     size_bytes: int = 0
-    """Of its prompt, see `Dialect.size_bytes`; 0 until its client has left it."""
+    """The size of its prompt, see `Dialect.size_bytes`; 0 until its client leaves it."""
 
     @property
     def request_id(self) -> str:
-        """As the caller gave it."""
+        """The name that the caller gave."""
         return str(self.arguments.get("request_id", ""))
 
     def forget_prompt(self) -> None:
-        """Keep no more than its name: it cannot be made again."""
+        """Keep only its name: it cannot be made again."""
         self.arguments = {"request_id": self.request_id}
         self.is_replayable = False

@@ -1,12 +1,12 @@
-"""Which sequence goes to the engine next, and how many may be there at once?
+"""Decides which sequence goes to the engine next, and how many may be there at once.
 
-Of several keys, the one with the fewest sequences in the engine is next. A key whose prompts the
-engine has not read yet gives way, however few it has there.
+The key with the fewest sequences in the engine is next. A key whose prompts the engine has not read
+yet gives way, however few it has there.
 
-One request may ask for many sequences, by `n` and by many prompts. Each of them has its own turn,
-so a request has no more of the engine than its key may have, and vLLM's queue, which is first come,
-first served, stays short. Capacity is counted in requests before vLLM's application, and in
-sequences before its engine. Belongs to one event loop.
+One request may ask for many sequences, by `n` and by many prompts. Each of them takes its own turn,
+so a request gets no more of the engine than its key may have, and vLLM's queue, which is first
+come, first served, stays short. Capacity counts requests in front of vLLM's application, and
+sequences in front of its engine. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from holdfast.records import EngineFacts
 from holdfast.request_context import RequestContext
 
 SPARE_SHARE = 8
-"""One place in so many is beyond what the engine runs at once: when a request ends, the next is
-there already, and no step goes by with a gap."""
+"""One place in this many is beyond what the engine runs at once: when a request ends, the next is
+there already, so no step runs with a gap."""
 LEAST_SPARE = 2
 KEPT_SHARE = 8
-"""Of what runs at once, one in so many at most is kept for keys that have nothing there."""
+"""At most one running place in this many is kept for keys that have nothing there."""
 STEPS_ALONE = 4
-"""Steps that the engine has to read of a key while nobody else asks: it never runs out of them."""
+"""How many steps of a key's prompts a lone key may queue, so the engine never runs out."""
 
 
 def running_at_once(config: Any) -> int:
-    """How many sequences an engine of vLLM's configuration runs at once."""
+    """Return how many sequences an engine of this configuration runs at once."""
     return _running(config.scheduler_config.max_num_seqs, config.parallel_config.data_parallel_size)
 
 
 def _running(max_num_seqs: int, data_parallel_size: int) -> int:
-    """All replicas together."""
+    """Return what all replicas together run at once."""
     return max_num_seqs * data_parallel_size
 
 
@@ -49,9 +49,9 @@ class Capacity:
     running: float = math.inf
     """What the engine runs at once."""
     count: float = math.inf
-    """Those, and a few more, so that the next is there when one ends."""
+    """The running ones and a few more, so that the next is there when one ends."""
     step_tokens: float = math.inf
-    """Tokens of prompts that the engine works through in one step."""
+    """How many prompt tokens the engine processes in one step."""
 
     @classmethod
     def of(cls, facts: EngineFacts | None) -> Capacity:
@@ -70,9 +70,9 @@ class Capacity:
     def has_room(self, *, taken: int, by_key: int, keys_inside: int, keys: int) -> bool:
         """Return whether a key with `by_key` of the `taken` requests may have another.
 
-        While some of the `keys` have nothing there, a few of what runs at once are kept for them:
-        one that comes waits for nobody's long answer. With a single key, or when all are there,
-        nothing is kept.
+        While some of the `keys` have nothing there, a few running places are kept for them, so
+        that a newcomer need not wait for another key's long answer. With a single key, or when
+        all are there, nothing is kept.
         """
         absent = keys - keys_inside
         if not by_key or absent < 1 or math.isinf(self.running):
@@ -81,19 +81,18 @@ class Capacity:
         return taken < min(self.running - kept, self.count - 1)
 
     def has_room_for_prompt(self, tokens: int, *, unread_tokens: int, is_shared: bool) -> bool:
-        """Whether the engine may have a prompt of a key of which it has `unread_tokens` to read.
+        """Whether the engine may take a prompt of a key that already has `unread_tokens` there.
 
-        vLLM reads prompts in the order in which they come, so that the prompts of one key would
-        keep another's waiting however short that is. Beside others a key has one step of the
-        engine ahead of them, alone `STEPS_ALONE`; a longer prompt goes alone.
+        vLLM reads prompts in order of arrival, so one key's prompts would keep another's waiting,
+        however short that is. A key may queue one step of the engine beside others, and
+        `STEPS_ALONE` steps alone; a longer prompt goes alone.
         """
         steps = 1 if is_shared else STEPS_ALONE
         return not unread_tokens or unread_tokens + tokens <= steps * self.step_tokens
 
 
 LEAST_SEQUENCES = 2048
-"""A request may have so many at a time, or some for each that runs: as many as OpenAI's API
-embeds at once."""
+"""A request may have at least this many at a time, as many as OpenAI's API embeds at once."""
 SEQUENCES_FOR_EACH_RUNNING = 8
 
 
@@ -109,39 +108,39 @@ class _Sequence:
 
 @dataclass(slots=True, eq=False)
 class Turns:
-    """The sequences of one generation of the engine. Among those of one key, the order stays."""
+    """Orders the sequences of one generation of the engine; one key's stay in order."""
 
     capacity: Capacity = field(default_factory=Capacity)
     count_keys: Callable[[], int] = lambda: 0
-    """How many keys there are; nobody has to wait for a turn where it is fewer than two."""
+    """Counts the keys; with fewer than two, no key has to wait for another."""
     _sequences: dict[str, _Sequence] = field(default_factory=dict)
     _queues: OrderedDict[str, OrderedDict[str, _Sequence]] = field(default_factory=OrderedDict)
-    """By key, in the order of their turns; none is empty."""
+    """Waiting sequences by key, in the order of their turns; none is empty."""
     _inside: Counter[str] = field(default_factory=Counter)
-    """By key; none is 0."""
+    """How many sequences each key has in the engine; none is 0."""
     _taken: int = 0
     _reading: dict[str, _Sequence] = field(default_factory=dict)
-    """Those in the engine whose prompts it has not read to the end."""
+    """Sequences in the engine whose prompts it has not read to the end."""
     _unread: Counter[str] = field(default_factory=Counter)
-    """Tokens of their prompts by key; none is 0."""
+    """The tokens of those prompts by key; none is 0."""
     _error: Callable[[], Exception] | None = None
-    """What there is to say once the engine is gone."""
+    """Makes the error to raise once the engine is gone."""
 
     @property
     def most_sequences(self) -> float:
-        """What a request may have at a time, waiting and in the engine."""
+        """How many sequences a request may have at a time, waiting and in the engine."""
         return most_sequences(self.capacity.running)
 
     def register(self, name: str, context: RequestContext, prompt_tokens: int = 0) -> None:
-        """vLLM has a sequence, which will `leave` in any case."""
+        """Add a sequence that vLLM has just accepted, and that will `leave` in any case."""
         self._sequences[name] = _Sequence(context, prompt_tokens)
         context.sequences += 1
 
     async def enter(self, name: str) -> bool:
-        """Return when it is its turn; False if it was given up meanwhile.
+        """Return when the sequence has its turn; False if it was aborted meanwhile.
 
-        What is not registered, and what is in the engine already, does not wait. Once the engine is
-        gone, nothing has a turn any more.
+        A sequence that is not registered, or is in the engine already, does not wait. Once the
+        engine is gone, no sequence gets a turn any more.
         """
         if self._error is not None:
             raise self._error()
@@ -151,7 +150,7 @@ class Turns:
         key = sequence.context.key
         if sequence.context.is_probe or (key not in self._queues and self._has_capacity(sequence)):
             self._let_in(name, sequence)
-            self._advance()  # nothing is kept any more for a key that is there
+            self._advance()  # no place is kept any more for a key that is there
             return True
         sequence.waiter = asyncio.get_running_loop().create_future()
         self._queues.setdefault(key, OrderedDict())[name] = sequence
@@ -160,7 +159,7 @@ class Turns:
             return await sequence.waiter
 
     def leave(self, name: str) -> None:
-        """The engine is done with a sequence, or it is given up, wherever it is."""
+        """Remove a sequence, wherever it is: it is finished or aborted."""
         sequence = self._sequences.pop(name, None)
         if sequence is None:
             return
@@ -181,16 +180,16 @@ class Turns:
             context.engine_is_done()
 
     def step_ended(self, is_read: Callable[[str], bool]) -> None:
-        """The engine has made a step; `is_read` says of a sequence whether its prompt is read."""
+        """Note the end of a step; `is_read` tells whether the prompt of a sequence is read."""
         if read := [name for name in self._reading if is_read(name)]:
             for name in read:
                 self._has_read(name)
             self._advance()
 
     def unsent(self, request_ids: Callable[[str], Iterable[str]]) -> frozenset[str]:
-        """The calls that have a sequence here, and none of them in the engine.
+        """The calls that have sequences here, and none of them in the engine.
 
-        `request_ids` says which call a sequence may be of.
+        `request_ids` returns the calls that a sequence may belong to.
         """
         found: dict[bool, set[str]] = {False: set(), True: set()}
         for name, sequence in self._sequences.items():
@@ -198,7 +197,7 @@ class Turns:
         return frozenset(found[False] - found[True])
 
     def end(self, error: Callable[[], Exception]) -> None:
-        """The engine is gone: what waits, or comes later, gets an error."""
+        """Raise an error in every waiting and every later sequence: the engine is gone."""
         self._error = error
         self._queues.clear()
         for sequence in self._sequences.values():
@@ -259,8 +258,8 @@ class Turns:
                 sequence.waiter.set_result(True)
 
     def _next(self) -> tuple[str, _Sequence] | None:
-        """The first of the key that has the fewest there, of those whose next one may go in."""
-        # Of keys with as many the first: one that had a turn goes to the end.
+        """The first of the key with the fewest there, among keys whose next one may go in."""
+        # The first of equal keys wins: a key that had a turn goes to the end.
         for key in sorted(self._queues, key=self._inside.__getitem__):
             name, sequence = next(iter(self._queues[key].items()))
             if self._has_capacity(sequence):
@@ -275,5 +274,5 @@ class Turns:
 
 
 def most_sequences(running: float) -> float:
-    """What a request may have at a time of an engine that runs so many."""
+    """Return how many a request may have at a time if the engine runs this many."""
     return max(LEAST_SEQUENCES, SEQUENCES_FOR_EACH_RUNNING * running)
