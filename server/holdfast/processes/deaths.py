@@ -1,10 +1,10 @@
-"""Why did a generation of the engine end? Seen at once, and told in the words of `records.Death`.
+"""Notices at once that a generation of the engine ended, and describes why as a `records.Death`.
 
-Three things tell of a death: a process that ended, a rank that wrote why it is lost (vLLM waits
-300 s for a rank that raised and does not answer), and vLLM itself. What they say together is
-looked at a moment after the first of them, because one death is soon followed by others: a worker
-loses its peer in the middle of a collective, or its parent. The kernel's own count of kills for
-lack of memory is compared before and after.
+Three things reveal a death: a process that ended, a rank that wrote why it is lost (vLLM waits
+300 s for a rank that raised and does not answer), and vLLM itself. All of them are read together a
+moment after the first, because one death soon causes others: a worker loses its peer in the middle
+of a collective, or its parent. The kernel's own count of kills for lack of memory is compared
+before and after.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from holdfast.workspace.stats import read_all
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """The kills in the memory cgroup of this process; where it has none, those of the machine.
+    """Count the kills in this process's memory cgroup; without one, those of the machine.
 
-    A container's own count leaves its neighbours' kills out (cgroup v2 and v1).
+    A container's own count excludes its neighbours' kills (cgroup v2 and v1).
     """
     for path in (*_cgroup_files(root), root / "proc/vmstat"):
         count = _count(path)
@@ -50,7 +50,7 @@ def _cgroup_files(root: Path) -> Iterator[Path]:
     mounts = root / "sys/fs/cgroup"
     for line in lines:
         number, controllers, group = line.split(":", 2)
-        # Within a container the mount shows the own group at its root.
+        # Within a container, the mount shows the container's own group at its root.
         for below in (group.lstrip("/"), ""):
             if number == "0":
                 yield mounts / below / "memory.events"
@@ -59,7 +59,7 @@ def _cgroup_files(root: Path) -> Iterator[Path]:
 
 
 def _count(path: Path) -> int | None:
-    """The line `oom_kill N`, which all these files have."""
+    """Read the line `oom_kill N`, which all these files have."""
     try:
         words = [line.split() for line in path.read_text().splitlines()]
     except OSError:
@@ -72,14 +72,14 @@ logger = logging.getLogger(__name__)
 DOUBT_SECONDS = 0.5
 POLL_SECONDS = 0.4
 RECENT_SECONDS = 5.0
-"""An exception that was logged earlier than this before a death is another matter."""
+"""An exception logged earlier than this before a death is unrelated to it."""
 SETTLE_SECONDS = 0.05
 
 _CRASHES = frozenset(
     -number
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 )
-"""What a process ends with that did it to itself: in a kernel, in a library, by an assertion."""
+"""The signals of a process that ended itself: in a kernel, in a library, by an assertion."""
 _MEMORY_ERROR = re.compile(
     r"MemoryError:|DefaultCPUAllocator: can't allocate memory"
     # As in "CUDA error: out of memory" and NCCL's "Cuda failure 2 'out of memory'".
@@ -89,11 +89,11 @@ _MEMORY_ERROR = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """A process that vLLM's front end started."""
+    """An EngineCore or another process that vLLM's front end started."""
 
     name: str
     exit_code: Callable[[], int | None]
-    """None while nobody could say."""
+    """Returns the exit code; None while it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +101,17 @@ class Evidence:
     """What is known of a death."""
 
     core_names: Mapping[int, str]
-    """By pid: the processes that vLLM's front end starts."""
+    """The names, by pid, of the processes that vLLM's front end starts."""
     endings: tuple[Ending, ...] = ()
     ranks: tuple[RankStats, ...] = ()
     causes: tuple[Cause, ...] = ()
-    """What was logged shortly before."""
+    """The exceptions logged shortly before."""
     was_terminated: bool = False
     """Whether an EngineCore was asked to end."""
     had_oom_kill: bool = False
-    """Whether the kernel killed for memory while the engine ran."""
+    """Whether the kernel killed a process for lack of memory while the engine ran."""
     suspects: Mapping[int, tuple[Suspect, ...]] = field(default_factory=dict)
-    """What each engine was running; one that ran nothing, or nobody knows what, is left out."""
+    """What each engine was running; engines that ran nothing, or nothing known, are left out."""
 
 
 class DeathWatch:
@@ -134,7 +134,7 @@ class DeathWatch:
         self._oom_kills = oom_kills()
 
     async def death(self) -> Death:
-        """Return within a second of it."""
+        """Return the death of the generation within a second of it."""
         with self._endings as endings:
             while not self._is_seen():
                 await endings.wait(POLL_SECONDS)
@@ -142,15 +142,15 @@ class DeathWatch:
             await asyncio.sleep(SETTLE_SECONDS)
             death = classified(self._evidence(endings, seen_seconds))
             while death.cause == "unknown" and time.monotonic() < seen_seconds + DOUBT_SECONDS:
-                # vLLM hears of an end by a pipe, which is closed before the process has ended.
+                # vLLM learns of an end from a pipe, which closes before the process has ended.
                 await endings.wait(SETTLE_SECONDS)
                 death = classified(self._evidence(endings, seen_seconds))
             return death
 
     def accuse_termination(self) -> None:
-        """Somebody got the answer `abort` that he did not ask for, as from a core that is ending.
+        """Record that a request was aborted unasked, as by a core that is ending.
 
-        A core that got SIGTERM gives it for seconds, to everything.
+        A core that got SIGTERM aborts everything in this way for seconds.
         """
         self._is_accused = True
         self._endings.wake()
@@ -164,7 +164,7 @@ class DeathWatch:
                 or any(rank.fatal_error for rank in read_all(self._directory, with_steps=False))
                 or self._has_errored()
             )
-        except OSError as error:  # too many open files, say: it is not a death, and it passes
+        except OSError as error:  # too many open files, perhaps: not a death, and it passes
             if not self._is_blind:
                 self._is_blind = True
                 logger.warning("cannot look at the processes of the engine: %s", error)
@@ -194,18 +194,18 @@ class DeathWatch:
 def must_live(
     family: Iterable[psutil.Process], cores: Mapping[int, Core], ranks: Iterable[RankStats]
 ) -> tuple[psutil.Process, ...]:
-    """Those of the family whose end is the engine's; a compiler comes and goes."""
+    """The processes of the family that the engine needs; a compiler comes and goes."""
     pids = {*cores, *(rank.pid for rank in ranks)}
     return tuple(process for process in family if process.pid in pids)
 
 
 def classified(evidence: Evidence) -> Death:
-    """The death that the evidence speaks of."""
+    """Return the death that the evidence points to."""
     return next(_verdicts(evidence), Death("unknown", "vLLM reports a dead engine"))
 
 
 def _verdicts(evidence: Evidence) -> Iterator[Death]:
-    """What may be concluded, the best founded first."""
+    """Yield every possible conclusion, the best founded first."""
     lost = [rank for rank in evidence.ranks if rank.fatal_error]
     yield from (_raised(rank, evidence) for rank in lost if _is_refused(rank))
     ending = _first_ending(evidence)
@@ -221,9 +221,9 @@ def _verdicts(evidence: Evidence) -> Iterator[Death]:
 
 
 def _first_ending(evidence: Evidence) -> Ending | None:
-    """The one that the others followed: a worker ends with its core at once, not so the reverse.
+    """Find the ending that caused the others: a worker ends at once with its core, not vice versa.
 
-    A core that its worker was lost to ends in order. A worker that loses its core may abort.
+    A core that loses its worker ends in an orderly way. A worker that loses its core may abort.
     """
     cores = [ending for ending in evidence.endings if ending.pid in evidence.core_names]
     crashes = [ending for ending in evidence.endings if ending.exit_code in _CRASHES]
@@ -233,7 +233,7 @@ def _first_ending(evidence: Evidence) -> Ending | None:
 
 
 def _has_raised(ending: Ending, evidence: Evidence) -> bool:
-    """Whether the process left an exception of its own that may have ended it."""
+    """Whether the process left its own exception, which may have ended it."""
     if any(rank.fatal_error for rank in evidence.ranks if rank.pid == ending.pid):
         return True
     was_killed = ending.exit_code is not None and ending.exit_code < 0
@@ -270,7 +270,7 @@ def _raised(rank: RankStats, evidence: Evidence) -> Death:
 
 
 def _suspects(evidence: Evidence, pid: int) -> tuple[Suspect, ...] | None:
-    """What ran in the engine of a process; in any engine, if it is not known to be in one."""
+    """What ran in the process's engine; in any engine, if its engine is unknown."""
     engine = next((rank.engine for rank in evidence.ranks if rank.pid == pid), None)
     if engine is not None:
         return evidence.suspects.get(engine)
@@ -284,7 +284,7 @@ def _exception(where: str, error: str, evidence: Evidence, pid: int) -> Death:
 
 
 def _is_refused(rank: RankStats) -> bool:
-    """Whether the workspace manager refused what the rank asked for last, see `growth`."""
+    """Whether the workspace manager refused the rank's last request, see `growth`."""
     is_refusal = rank.fatal_error.startswith("AssertionError: Workspace is ")
     return is_refusal and rank.last_rejection is not None
 

@@ -1,12 +1,13 @@
 """Starts the engine's processes from one that has imported vLLM: `multiprocessing`'s fork server.
 
-An EngineCore or a worker that is spawned imports for seconds, at every restart. The server is
-started before the front end's own imports, so that the first start gains too, and never initialises
-a device. What it forks takes over the environment of whoever asked for it, as if spawned, but for
-what native libraries have read already, see `native`: a worker that needs another is spawned.
+A spawned EngineCore or worker spends seconds on imports at every restart. The server is started
+before the front end's own imports, so that the first start gains too, and never initialises a
+device. Its children adopt the environment of the process that asked for them, as if spawned, except
+what native libraries have read already, see `native_env`: a worker that needs other values there is
+spawned.
 
-There is none where the user has asked vLLM to spawn its processes, and it ends itself where its
-imports have initialised CUDA's driver, which no forked process could use then.
+No server runs if the user has asked vLLM to spawn its processes. The server ends itself if its
+imports have initialised CUDA's driver, which no forked process could then use.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ PRELOADED: tuple[str, ...] = ("holdfast.processes.preloaded",)
 """What the server imports before it forks."""
 
 START_METHOD_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
-"""vLLM's own. Set to `spawn` by the user it means that nothing may be forked: profilers, sanitizers
-and some drivers do not bear it. vLLM sets it too, so it is looked at before vLLM is imported."""
+"""vLLM's own variable. The user's `spawn` means that nothing may be forked: profilers, sanitizers
+and some drivers break on it. vLLM sets it too, so it is read before vLLM is imported."""
 _SPOILT = "spoilt-"
 
 FORK_DEADLINE_SECONDS = 60.0
-"""For the server to fork. It imports while the process does that asks it then."""
+"""Enough for the server to fork. It imports while the process that will ask it does."""
 CHILD_DEADLINE_SECONDS = 20.0
-"""For the first process that is forked to say whether it can use CUDA. It has nothing to import."""
+"""Enough for the first forked process, which imports nothing, to say whether CUDA works."""
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -54,13 +55,13 @@ logger = logging.getLogger("holdfast.engine")
 def ensure_running(
     directory: Path | None = None, native_variables: Mapping[str, str] | None = None
 ) -> None:
-    """Have a fork server run, with its socket in `directory`; a new one if the last has ended.
+    """Ensure that a fork server runs, with its socket in `directory`; replace one that has ended.
 
-    It is started with `native_variables`, and so is each that takes its place.
+    It is started with `native_variables`, and so is each replacement.
 
-    Call it in the main thread: the server ends with the thread that starts it, see `leash`. Where
-    there can be none, as in a directory whose path is too long for a socket, that is a warning, and
-    engines are spawned. Nothing is started where `is_in_use` says no.
+    Call it in the main thread: the server ends with the thread that starts it, see `leash`. If it
+    cannot run, for example because the directory's path is too long for a socket, a warning is
+    logged, and engines are spawned. Nothing is started if `is_in_use` is false.
     """
     heed_spoilt_forks()
     if not is_in_use():
@@ -76,22 +77,22 @@ def ensure_running(
 
 
 def use(*, is_allowed: bool) -> None:
-    """Say whether processes may be forked from now on; they are spawned if not."""
+    """Choose whether processes may be forked from now on; otherwise they are spawned."""
     _server().is_ruled_out = not is_allowed
 
 
 def is_allowed(environment: Mapping[str, str]) -> bool:
-    """Whether the user's own environment leaves it to Holdfast how processes are started."""
+    """Whether the user's own environment lets Holdfast choose how processes are started."""
     return environment.get(START_METHOD_VARIABLE) != "spawn"
 
 
 def is_in_use() -> bool:
-    """Whether processes are forked where that is sound."""
+    """Whether processes are forked where that is safe."""
     return not getattr(_server(), "is_ruled_out", False)
 
 
 def heed_spoilt_forks() -> None:
-    """Fork nothing any more, and warn, if the server has ended because of CUDA's driver."""
+    """Stop forking, and warn, if the server has ended because of CUDA's driver."""
     pid = server_pid()
     if is_in_use() and pid is not None and (exit_codes_directory() / f"{_SPOILT}{pid}").exists():
         use(is_allowed=False)
@@ -106,7 +107,7 @@ def heed_spoilt_forks() -> None:
 
 
 def note_spoilt(directory: Path) -> None:
-    """In the server: say that it ends because what it forks could not use CUDA."""
+    """Record, in the server, that it ends because its children could not use CUDA."""
     directory.mkdir(exist_ok=True)
     (directory / f"{_SPOILT}{os.getpid()}").touch()
 
@@ -136,19 +137,19 @@ def _ensure_running(directory: Path | None) -> None:
 
 
 def exit_codes_directory() -> Path:
-    """Where the server leaves the exit codes of what it has forked."""
+    """The directory where the server leaves the exit codes of its children."""
     current: Any = multiprocessing.current_process()
     return Path(current._config.get("tempdir") or tempfile.gettempdir()) / "exit-codes"  # noqa: SLF001 - as in `_ensure_running`
 
 
 def server_pid() -> int | None:
-    """The process of the server that was started last."""
+    """The pid of the server that was started last."""
     pid: int | None = _server()._forkserver_pid  # noqa: SLF001 - as below
     return pid
 
 
 def server() -> frozenset[psutil.Process]:
-    """The server that runs, if one does."""
+    """The running server, or nothing if none runs."""
     pid = server_pid()
     with suppress(psutil.Error):
         return frozenset() if pid is None else frozenset({psutil.Process(pid)})
@@ -156,7 +157,7 @@ def server() -> frozenset[psutil.Process]:
 
 
 def end_if_stopped() -> None:
-    """End a server that a signal has stopped: what waits for it is told, and it is replaced."""
+    """End a server that a signal has stopped: what waits for it then fails, and it is replaced."""
     for process in server():
         with suppress(psutil.Error):
             if process.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
@@ -164,7 +165,7 @@ def end_if_stopped() -> None:
 
 
 def has_forked(pid: int) -> bool:
-    """Whether a process comes from the server; one that is gone does not."""
+    """Whether the server forked a process; False if the process is gone."""
     try:
         return psutil.Process(pid).ppid() == server_pid()
     except psutil.Error:
@@ -176,7 +177,7 @@ def _server() -> Any:
 
 
 class Process(context.ForkServerProcess):
-    """A process that the server forks; spawned instead if there is no server that answers."""
+    """A process that the server forks; it is spawned instead if no server answers."""
 
     def start(self) -> None:
         self._environment = dict(os.environ)
@@ -185,7 +186,7 @@ class Process(context.ForkServerProcess):
 
     def run(self) -> None:
         if _is_forked():
-            # Not where it was spawned: an environment that has moved hides the place of the title.
+            # Not if spawned: an environment that has moved hides where the title is stored.
             _adopt(self._environment, self._allowed_cpus)
         super().run()
 
@@ -208,23 +209,23 @@ class Process(context.ForkServerProcess):
 
 
 class Core(Process):
-    """An EngineCore; its workers are forked too, where that is sound."""
+    """An EngineCore; its workers are forked too, where that is safe."""
 
     def run(self) -> None:
         if _preloaded() is not None:
             from holdfast.patches import engine_core  # noqa: PLC0415 - imports vLLM
 
-            # It would start a server of its own (CPython 3.11, `ForkServer.ensure_running`).
+            # Otherwise it would start its own server (CPython 3.11, `ForkServer.ensure_running`).
             _server().ensure_running = resource_tracker.ensure_running
             engine_core.fork_workers(WorkerContext())
         super().run()
 
 
 class Worker(Process):
-    """A worker; spawned if native libraries have to read something else than in the server."""
+    """A worker; spawned if native libraries must read other values than in the server."""
 
     def run(self) -> None:
-        # OpenMP has bound the server as it would bind this process.
+        # OpenMP has bound the server to the CPUs that it would bind this process to.
         self._allowed_cpus = os.sched_getaffinity(0)
         if _is_forked():
             _ask_for_tiles()
@@ -239,27 +240,27 @@ class Worker(Process):
 
 
 class Context(context.ForkServerContext):
-    """Where processes are forked by the server."""
+    """A `multiprocessing` context whose processes the server forks."""
 
     Process = Process
 
 
 class CoreContext(Context):
-    """For vLLM, where it asks for a context to start its EngineCores in."""
+    """The context that vLLM gets for starting its EngineCores."""
 
     Process = Core
 
 
 class WorkerContext(Context):
-    """For vLLM, where an EngineCore asks for a context to start its workers in."""
+    """The context that an EngineCore gets for starting its workers."""
 
     Process = Worker
 
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """While entered, a server that does not answer by the deadline is ended: it may be stopped, or
-    hang in an import. What waits for it is then told that it has ended.
+    """End a server that does not answer by the deadline while entered: it may be stopped, or
+    hang in an import. What waits for it then learns that it has ended.
     """
     timer = threading.Timer(FORK_DEADLINE_SECONDS, _end_silent)
     timer.daemon = True
@@ -271,7 +272,7 @@ def _answering() -> Iterator[None]:
 
 
 def _end_silent() -> None:
-    # What it has forked ends with it, see `leash`: whose parent it is until then.
+    # Its children end with it, see `leash`, so until then it is the parent of a forked process.
     pid = os.getppid() if _is_forked() else server_pid()
     logger.warning(
         "no process was forked within %.0f s, so the fork server is killed", FORK_DEADLINE_SECONDS
@@ -282,17 +283,17 @@ def _end_silent() -> None:
 
 
 def _is_forked() -> bool:
-    """Whether this process comes from the server, and was not spawned in its place."""
+    """Whether this process was forked by the server, not spawned instead."""
     return forkserver.get_inherited_fds() is not None
 
 
 def _preloaded() -> Any:
-    """The module of that name in what the server has forked; None elsewhere."""
+    """The module `preloaded` in the server's children; None elsewhere."""
     return sys.modules.get("holdfast.processes.preloaded")
 
 
 def _adopt(environment: Mapping[str, str], allowed_cpus: set[int]) -> None:
-    """Take over what whoever asked for this process has changed since the server was started."""
+    """Adopt what the process that asked for this one has changed since the server started."""
     threads_before = os.environ.get("OMP_NUM_THREADS")
     os.environ.clear()
     os.environ.update(environment)
@@ -302,15 +303,15 @@ def _adopt(environment: Mapping[str, str], allowed_cpus: set[int]) -> None:
     if threads and threads != threads_before:
         import torch  # noqa: PLC0415 - the front end starts a server before it has imported it
 
-        # Who is spawned reads the variable when it imports torch.
+        # A spawned process reads the variable when it imports torch.
         torch.set_num_threads(int(threads))
 
 
 def _ask_for_tiles() -> None:
-    """Ask Linux for the tiles of Intel's AMX: in a worker that is forked nothing else has.
+    """Ask Linux for the tiles of Intel's AMX: in a forked worker nothing else does.
 
-    vLLM's attention on the CPU uses them without asking (`cpu_attn.py`, 0.32), which is SIGILL:
-    https://docs.kernel.org/arch/x86/xstate.html. False, and nothing else, on other processors.
+    vLLM's CPU attention uses them without asking (`cpu_attn.py`, 0.32), which raises SIGILL:
+    https://docs.kernel.org/arch/x86/xstate.html. On other processors this has no effect.
     """
     import torch  # noqa: PLC0415 - as above
 

@@ -44,21 +44,21 @@ from holdfast.workspace.reservers.lamport import lamport_bytes
 from holdfast.workspace.stats import StatsWriter
 
 _LEAVING = (SystemExit, KeyboardInterrupt)
-"""How vLLM's worker obeys a signal in the middle of whatever it does: no failure of its own."""
+"""How vLLM's worker obeys a signal in the middle of its work: these are not failures."""
 
 logger = logging.getLogger("vllm.holdfast")
 
 
 class WorkerFollower:
-    """One worker of vLLM, its manager and its stats file."""
+    """Follows one worker of vLLM, with its workspace manager and its stats file."""
 
     def __init__(
         self, worker: Any, vllm_config: Any, spec: WorkspaceSpec, *, shared: Path | None = None
     ) -> None:
-        """Begin to write its files; `shared` says where in memory, see `mapped`.
+        """Start writing its files; `shared` says where in memory, see `mapped`.
 
         Raises:
-            OSError: there is no room for them.
+            OSError: there is not enough room for them.
         """
         self._worker = worker
         self._vllm_config = vllm_config
@@ -86,15 +86,15 @@ class WorkerFollower:
 
     @contextmanager
     def device_initialised(self) -> Iterator[None]:
-        """Entered around `init_device`; when left, the rest of the start is followed too."""
+        """Wrap `init_device`; on leaving, follow the rest of the start too."""
         with self._fatal():
-            # vLLM looks the class up at each call: a manager that replaces this one is ours too.
+            # vLLM looks the class up at each call, so a manager that replaces this one is ours too.
             workspace.WorkspaceManager = bound_class(self._bind)
             if current_platform.is_cpu() and not workspace.is_workspace_manager_initialized():
-                # vLLM creates none on the CPU, so that the mechanism would go untested there.
+                # vLLM creates no manager on the CPU, so the mechanism would go untested there.
                 workspace.init_workspace_manager(torch.device("cpu"), 1, 1)
             yield
-        self._bind(self._manager)  # one that was there before
+        self._bind(self._manager)  # one that existed before
         self._stats.unified_memory(is_unified=is_unified_memory(self._worker.device))
         self._follow("load_model", self._loading)
         self._follow("determine_available_memory", self._sizing)
@@ -105,9 +105,9 @@ class WorkerFollower:
         self._follow_capture()
 
     def step(self, scheduler_output: Any, execute_model: Callable[[], Any]) -> Any:
-        """What `execute_model` answers; a failure is written down before it is raised.
+        """Return what `execute_model` returns; record a failure before raising it.
 
-        vLLM also calls it with nothing scheduled, to say that requests are finished: no step.
+        vLLM also calls it with nothing scheduled, to report finished requests: that is not a step.
         """
         if not scheduler_output.total_num_scheduled_tokens:
             return execute_model()
@@ -118,7 +118,7 @@ class WorkerFollower:
             raise
 
     def set_growth(self, policy: GrowthPolicy) -> None:
-        """Change what happens to a request for more after the lock."""
+        """Change how requests for more workspace are treated after the lock."""
         self._growth = policy
         self._manager.set_policy(policy)
 
@@ -129,7 +129,7 @@ class WorkerFollower:
 
     @property
     def _manager(self) -> WorkspaceManager:
-        # Asked for anew each time: vLLM replaces the manager when an elastic engine is rebuilt.
+        # Looked up each time: vLLM replaces the manager when it rebuilds an elastic engine.
         manager = workspace.current_workspace_manager()
         if not isinstance(manager, WorkspaceManager):
             raise TypeError(
@@ -152,7 +152,7 @@ class WorkerFollower:
         setattr(self._worker, name, followed)
 
     def _guard(self, name: str, around: Callable[[Callable[[], Any]], Any]) -> None:
-        """Follow what is called again and again: a failure is written down before it is raised."""
+        """Follow a method that is called repeatedly: record a failure before raising it."""
         method = getattr(self._worker, name, None)
         if method is None:
             return
@@ -168,7 +168,7 @@ class WorkerFollower:
         setattr(self._worker, name, followed)
 
     def _follow_capture(self) -> None:
-        """Seal the manager when the first graph that stays is about to be captured."""
+        """Seal the manager just before the first lasting graph is captured."""
         runner = self._worker.model_runner
         capture = getattr(runner, "capture_model", None)
         if capture is None:
@@ -176,7 +176,7 @@ class WorkerFollower:
 
         @functools.wraps(capture)
         def sealed(*args: Any, **kwargs: Any) -> Any:
-            # The graphs of `profile_only` are thrown away before the KV cache is allocated.
+            # vLLM discards the graphs of `profile_only` before it allocates the KV cache.
             if kwargs.get("profile_only", args[:1] == (True,)):
                 return capture(*args, **kwargs)
             self._manager.seal()
@@ -214,7 +214,7 @@ class WorkerFollower:
     def _sizing(self, call: Callable[[], int]) -> int:
         self._phase("kv_sizing")
         is_fitted = is_length_fitted(self._vllm_config)
-        # The longest context that a model knows may not fit, and what it needs may not either.
+        # A model's longest context may not fit, and neither may the reservation for it.
         self._reserve(with_length(self._vllm_config, 1) if is_fitted else self._vllm_config)
         self._ledger.sizing()
         available_bytes = call()
@@ -224,9 +224,9 @@ class WorkerFollower:
         return self._fit(available_bytes) if is_fitted else available_bytes
 
     def _deduct(self, given_bytes: int) -> int:
-        """A given KV cache size bypasses vLLM's sizing, which would have seen the reservation.
+        """Deduct the reservation from a given KV cache size, which bypasses vLLM's own sizing.
 
-        Without us workspaces would have grown to what was asked of them, beside the given size.
+        Without Holdfast, workspaces would have grown as needed beside the given size.
         """
         reserved_bytes = self._manager.unasked_bytes()
         if reserved_bytes >= given_bytes:
@@ -237,10 +237,10 @@ class WorkerFollower:
         return given_bytes - reserved_bytes
 
     def _fit(self, available_bytes: int) -> int:
-        """Reserve for the longest context that fits beside its reservation; what that leaves.
+        """Reserve for the longest context that fits beside its reservation; return what is left.
 
-        It has to fit in the memory of every rank: vLLM takes the shortest, and ranks that reserve
-        for one of their own would all reserve what the longest takes.
+        The context must fit in every rank's memory: vLLM takes the shortest, while ranks that each
+        reserved for their own would all reserve what the longest takes.
         """
         config, books = self._vllm_config, self._manager.books
         before_bytes = books.held_bytes
@@ -252,7 +252,7 @@ class WorkerFollower:
         return available_bytes - (books.held_bytes - before_bytes)
 
     def _missing_bytes(self, tokens: int) -> int:
-        """What a reservation for contexts of that length would add."""
+        """Return how much a reservation for contexts of this length would add."""
         config = with_length(self._vllm_config, tokens)
         sizes = self._manager.slot_sizes()
         planned = self._planned(config, is_told=False)
@@ -264,7 +264,7 @@ class WorkerFollower:
 
     def _warming_up(self, call: Callable[[], Any]) -> Any:
         self._phase("warmup")
-        # Again: a model without KV cache and a worker that joins an elastic engine skip the sizing.
+        # Repeated: a model without KV cache or a worker that joins an elastic engine skips sizing.
         self._reserve(self._vllm_config)
         answer = call()
         self._lock()
@@ -288,7 +288,7 @@ class WorkerFollower:
     def _planned(self, config: Any, *, is_told: bool = True) -> tuple[Reservation, ...]:
         slots = self._manager.slots
         scheduler, model = config.scheduler_config, config.model_config
-        # Not each of vLLM's runners has it.
+        # Not every runner of vLLM has it.
         ask_for_draft = getattr(self._worker.model_runner, "get_draft_model", None)
         context = ReserverContext(
             vllm_config=config,
@@ -303,9 +303,9 @@ class WorkerFollower:
         return plan_reservations(self._spec, slots, declared_terms(context, is_told=is_told))
 
     def _lock(self) -> None:
-        """Close the manager with a growth limit that every rank can hold.
+        """Lock the manager with a growth limit that every rank can hold.
 
-        One that runs out of memory alone hangs the others.
+        A rank that runs out of memory alone hangs the others.
         """
         manager = self._manager
         sizes = manager.slot_sizes()
@@ -316,7 +316,7 @@ class WorkerFollower:
         manager.lock(limit_bytes=limit_bytes)
 
     def _agreed(self, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
-        """The largest size of each slot over all ranks, so that all size the KV cache alike."""
+        """Take the largest size of each slot over all ranks, so all size the KV cache alike."""
         sizes = [reservation.size_bytes for reservation in reservations]
         agreed = largest(sizes, Subject.RESERVATION, self._vllm_config.parallel_config)
         return tuple(

@@ -1,11 +1,11 @@
 """The `vllm.general_plugins` entry point: vLLM loads it in every process before a worker exists.
 
-Without `HOLDFAST_WORKSPACE_SPEC` it changes nothing, so that a plain `vllm serve` in the same
-environment stays plain. With it, the workspace manager of this process is ours, and each worker is
-followed from its device to its lock, and through every step after that.
+Without `HOLDFAST_WORKSPACE_SPEC` it changes nothing, so a plain `vllm serve` in the same
+environment stays plain. With it, this process uses Holdfast's workspace manager, and each worker is
+followed from its device to its lock, and through every later step.
 
-The worker that is followed is kept on vLLM's own wrapper object, so that the one piece of state
-this module has lives and dies with what it describes.
+The follower is kept on vLLM's own wrapper object, so that this module's only state lives and dies
+with the worker it describes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def register() -> None:
     Raises:
         OSError, ValueError: the spec cannot be read; the process that loads the plugin ends, since
             an engine without its reservation must not start.
-        EngineStartError: vLLM lacks what has to be changed; the process ends for the same reason.
+        EngineStartError: vLLM lacks something to be changed; the process ends for the same reason.
     """
     path = os.environ.get(SPEC_VARIABLE)
     if not path:
         return
     lifetime.end_if_orphan()
     lifetime.tie_spawned()
-    if multiprocessing.parent_process() is not None:  # else it is the front end, which drains
+    if multiprocessing.parent_process() is not None:  # otherwise it is the front end, which drains
         lifetime.outlive_terminal()
     spec = WorkspaceSpec.read(Path(path))
     use_names_of(Path(spec.stats_directory))
@@ -53,7 +53,7 @@ def register() -> None:
     offer_stacks(Path(spec.stats_directory), os.getpid())
     if multiprocessing.current_process().name.startswith("EngineCore"):
         note_termination(Path(spec.stats_directory))
-    # Two lines for each engine step that the probe composes.
+    # Otherwise vLLM logs two lines for each engine step that the probe composes.
     logging.getLogger("vllm.v1.core.sched.scheduler").addFilter(_is_no_pause)
     _install(spec)
 
@@ -64,7 +64,7 @@ def _is_no_pause(record: logging.LogRecord) -> bool:
 
 def _install(spec: WorkspaceSpec) -> None:
     from vllm.platforms import current_platform  # noqa: PLC0415 - as below
-    from vllm.v1.worker import workspace  # noqa: PLC0415 - vLLM is only there when it loads us
+    from vllm.v1.worker import workspace  # noqa: PLC0415 - vLLM loads this module
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415 - as above
 
     from holdfast.workspace.manager import WorkspaceManager  # noqa: PLC0415 - imports vLLM
@@ -85,7 +85,7 @@ def _install(spec: WorkspaceSpec) -> None:
 
 
 def _following(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Callable[[Any], None]:
-    """Wrap `WorkerWrapperBase.init_device`: the first moment with a worker and its rank."""
+    """Wrap `WorkerWrapperBase.init_device`, the first moment with a worker and its rank."""
 
     def followed(wrapper: Any) -> None:
         from holdfast.worker.hooks import WorkerFollower  # noqa: PLC0415 - imports vLLM
@@ -103,7 +103,7 @@ def _following(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Calla
 
 
 def _measured(execute_model: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wrap `WorkerWrapperBase.execute_model`: one engine step of this rank."""
+    """Wrap `WorkerWrapperBase.execute_model`, which runs one engine step of this rank."""
 
     def measured(wrapper: Any, scheduler_output: Any) -> Any:
         follower = getattr(wrapper, _ATTRIBUTE)
@@ -115,7 +115,7 @@ def _measured(execute_model: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
 
 
 def _set_growth(wrapper: Any, policy: GrowthPolicy) -> dict[str, str]:
-    """Called by the front end through `collective_rpc`; must not raise, see `worker_calls`."""
+    """Serve the front end's `collective_rpc` for growth; must not raise, see `worker.rpc`."""
     follower = getattr(wrapper, _ATTRIBUTE)
     if follower is None:
         return {"error": "the workspace plugin does not observe this rank"}
