@@ -1,4 +1,4 @@
-"""Does an idle engine still answer, and will a start ever end?
+"""Tests whether an idle engine still answers, and whether a start can still end.
 
 vLLM waits ten minutes for a process that is stopped or gone (0.32).
 """
@@ -20,19 +20,19 @@ from holdfast.processes import tree
 from holdfast.records import EngineFacts
 
 CORE = "EngineCore"
-"""In the title of every process that the front end waits for."""
+"""Part of the title of every process that the front end waits for."""
 GONE_SECONDS = 15.0
-"""Longer than vLLM takes to see for itself that a core has ended, where it looks."""
+"""Longer than vLLM itself takes to see that a core has ended, where it looks."""
 LOOK_SECONDS = 1.0
 
 
 async def until_stuck(
     family: Callable[[], frozenset[psutil.Process]], stopped_seconds: float
 ) -> str:
-    """Return, with the reason, when a start cannot go on.
+    """Return the reason once a start cannot go on.
 
-    That is when a process of it has been stopped for `stopped_seconds`, or when a core that was
-    there has been gone for `GONE_SECONDS` and nobody took notice.
+    It cannot once one of its processes has been stopped for `stopped_seconds`, or once a core has
+    been gone for `GONE_SECONDS` without vLLM noticing.
     """
     stopped_since: dict[int, float] = {}
     cores: set[psutil.Process] = set()
@@ -60,18 +60,18 @@ def _is_core(process: psutil.Process) -> bool:
 
 
 REQUEST_PREFIX = "holdfast-canary-"
-"""What vLLM's name of the request begins with, for who tells it from a user's."""
+"""The prefix of vLLM's name of the request, which tells it from a user's."""
 _POOLING_TASKS = ("embed", "classify", "token_embed", "token_classify")
 
 
 async def sing(llm: Any, facts: EngineFacts) -> None:
-    """Return when the engine has answered. Cancelling it aborts the request.
+    """Return when the engine has answered. Cancelling the call aborts the request.
 
-    A model that takes more than tokens, such as audio, is not asked for one: its workers are asked
+    A model that needs more than tokens, such as audio, gets no request: its workers are asked
     whether they are there.
 
     Raises:
-        EngineLostError: the engine is dead, ends, or does not take the request.
+        EngineLostError: the engine is dead, ends, or rejects the request.
     """
     request_id = f"{REQUEST_PREFIX}{uuid4().hex[:8]}"
     prompt = {"prompt_token_ids": [_ordinary_token(facts)]}
@@ -91,7 +91,7 @@ async def sing(llm: Any, facts: EngineFacts) -> None:
 async def _answer(outputs: Any) -> None:
     async with aclosing(outputs) as stream:
         async for output in stream:
-            # What a pooling model answers has no end to tell of.
+            # A pooling model's answer has no finish reason.
             completions = output.outputs if isinstance(output.outputs, list) else ()
             if any(completion.finish_reason == "abort" for completion in completions):
                 raise EngineLostError("the engine aborted the canary, which nobody had cancelled")

@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM, which refuses what cannot be sent to its engine, and sends the rest in turn."""
+"""An AsyncLLM that refuses what cannot be sent to its engine, and sends the rest in turn."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 
 
 class UnsentError(EngineDeadError):  # type: ignore[misc]  # vLLM is Any to us
-    """The engine died before a request of its queue was sent to it, which is none of its doing."""
+    """The engine died before this queued request was sent, so the request did not cause it."""
 
 
 class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
-    """An AsyncLLM that is left as it was by a number of more than 64 bits.
+    """An AsyncLLM whose state survives a number of more than 64 bits.
 
-    msgspec writes none (OverflowError). vLLM has the request among its own by then, for ever, and
+    msgspec cannot write one (OverflowError). By then vLLM has registered the request for ever, and
     answers with an empty 500 (`AsyncLLM._add_request` and `generate`, 0.32).
     """
 
@@ -31,10 +31,10 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
     compile_limit: CompileLimit | None = None
 
     def leave_grammars_to(self, limit: CompileLimit) -> None:
-        """From now on take grammars as they are: they were checked elsewhere, see `grammars`.
+        """Accept grammars unchecked from now on: they were checked elsewhere, see `grammars`.
 
-        vLLM checks none where it has no configuration for them (`SamplingParams.verify`, 0.32), and
-        so compiles none in this process, which that may end.
+        Without a configuration for them vLLM checks none (`SamplingParams.verify`, 0.32), so it
+        compiles none in this process, which compiling may kill.
         """
         self.input_processor.structured_outputs_config = None
         self.compile_limit = limit
@@ -42,7 +42,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
-        """As vLLM's, but that a grammar on which the engine compiles for too long is given up."""
+        """Generate as vLLM does, but give up a grammar that the engine compiles for too long."""
         outputs = super().generate(prompt, sampling_params, request_id, **options)
         limit = self.compile_limit
         if limit is None or sampling_params.structured_outputs is None:
@@ -50,7 +50,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         return within_limit(outputs, limit)
 
     def take_turns(self, turns: Turns) -> None:
-        """From now on each sequence waits for its turn before it is sent to the engine."""
+        """Make each sequence wait for its turn before it is sent to the engine."""
         self.turns = turns
         self.output_processor.request_states = _States(turns)
         self.engine_core.add_request_async = self._in_turn(self.engine_core.add_request_async)
@@ -58,21 +58,21 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         processor.process_outputs = _told(processor.process_outputs, processor, turns)
 
     def leave_turns(self) -> None:
-        """The engine is gone: from now on nothing waits for a turn.
+        """Stop waiting for turns: the engine is gone.
 
-        Its client is no part of a cycle then. vLLM freezes what a start leaves, of which the
-        garbage collector frees no cycle, and so not the sockets of this one.
+        Its client is then not part of a reference cycle. vLLM freezes what a start leaves, and the
+        garbage collector frees no frozen cycle, and so would not free this client's sockets.
         """
         del self.engine_core.add_request_async, self.output_processor.process_outputs
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any
     ) -> Any:
-        """Where its outputs come.
+        """Add a request, and return the queue of its outputs.
 
         Raises:
             VLLMValidationError: a number in it is too large, it asks for too many sequences, or
-                what it says of a transfer is not an object; nothing is left of it.
+                its transfer parameters are not an object; nothing remains of the request.
         """
         _check_transfers(getattr(params, "extra_args", None) or {})
         if self.turns is not None:
@@ -88,7 +88,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
             try:
                 is_wanted = self.turns is None or await self.turns.enter(request.request_id)
             except BaseException:
-                # vLLM has no way out here: it waits for nothing where it sends a request (0.32).
+                # vLLM does not clean up here: it expects no wait where it sends a request (0.32).
                 self.output_processor.abort_requests([request.request_id], internal=True)
                 raise
             if is_wanted:
@@ -98,7 +98,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
 
 
 class _States(dict[str, Any]):
-    """vLLM's books of its sequences: one is among them until the engine is done with it."""
+    """vLLM's record of its sequences, which has each until the engine is done with it."""
 
     def __init__(self, turns: Turns) -> None:
         super().__init__()
@@ -115,14 +115,14 @@ class _States(dict[str, Any]):
 
 
 def _check_transfers(given: Mapping[str, Any]) -> None:
-    """Refuse what vLLM takes for an object: front end and EngineCore fail on it (0.32)."""
+    """Refuse what vLLM mistakes for an object: front end and EngineCore fail on it (0.32)."""
     for name in _TRANSFERS:
         if not isinstance(given.get(name), Mapping | None):
             raise VLLMValidationError(f"{name} must be an object.", parameter="vllm_xargs")
 
 
 def _told(process: Callable[..., Any], processor: Any, turns: Turns) -> Callable[..., Any]:
-    """As vLLM's, but that turns are told of the prompts that the engine has read."""
+    """Wrap vLLM's method to tell the turns which prompts the engine has read."""
     states = processor.request_states
 
     def process_outputs(*args: Any, **options: Any) -> Any:

@@ -22,7 +22,7 @@ propagate: Callable[[Any, Any], None] = cli_args.propagate_flash_late_interactio
 
 
 def make_arg_parser(parser: Any) -> Any:
-    """All of vLLM's flags on `parser`; `--log-level` takes lower case too, as uvicorn's does."""
+    """Add vLLM's flags to `parser`; `--log-level` takes lower case too, as uvicorn's does."""
     parser = cli_args.make_arg_parser(parser)
     for action in parser._actions:  # noqa: SLF001 - argparse has no look-up by flag
         if "--log-level" in action.option_strings:
@@ -41,13 +41,13 @@ def cli_env_setup() -> None:
 
 
 def configure_logging(namespace: Any) -> None:
-    """Give vLLM's loggers the level that was asked for, here and in its processes."""
+    """Give vLLM's loggers the requested level, here and in its processes."""
     if hasattr(vllm_logger, "configure_logging_from_args"):
         vllm_logger.configure_logging_from_args(namespace)
 
 
 def validate(namespace: Any) -> None:
-    """vLLM's own checks of its parsed flags and of the parsers they name."""
+    """Run vLLM's own checks of its parsed flags and of the parsers they name."""
     cli_args.validate_parsed_serve_args(namespace)
     if hasattr(cli_args, "validate_api_server_args"):
         cli_args.validate_api_server_args(namespace)
@@ -58,7 +58,7 @@ def validate(namespace: Any) -> None:
 
 
 def requests_by_engine(llm: Any) -> dict[int, int]:
-    """How many requests each engine of a data-parallel group has; empty where there is one.
+    """Count the requests in each engine of a data-parallel group; empty where there is one.
 
     The client that balances between engines keeps the identity of each request's engine: its index
     as two little-endian bytes (`DPLBAsyncMPClient`, 0.32, 0.33).
@@ -68,9 +68,9 @@ def requests_by_engine(llm: Any) -> dict[int, int]:
 
 
 def declare_dead(llm: Any) -> None:
-    """Have every call that `llm` still has raise EngineDeadError now, and every later one.
+    """Make every call that `llm` still has raise EngineDeadError now, and every later one.
 
-    A stopped core says nothing, and `AsyncLLM.shutdown` cancels the task that would pass a death
+    A stopped core reports nothing, and `AsyncLLM.shutdown` cancels the task that would pass a death
     on: without this, calls wait for ever (0.32, 0.33).
     """
     llm.engine_core.resources.engine_dead = True
@@ -90,10 +90,10 @@ def limit_context(llm: Any, first_model: Any, tokens: int) -> None:
 
 
 def core_processes(llm: Any) -> dict[int, Core]:
-    """The processes that the front end started for an AsyncLLM, by pid; none of Ray's.
+    """Return the processes that the front end started for an AsyncLLM, by pid; none of Ray's.
 
-    Their exit codes are read where vLLM's own monitor leaves them: whoever asks a second time for
-    that of a child of a fork server gets 255 (CPython 3.11, `popen_forkserver.Popen.poll`).
+    Their exit codes are read where vLLM's own monitor leaves them: a second query for the exit code
+    of a fork server's child returns 255 (CPython 3.11, `popen_forkserver.Popen.poll`).
     """
     resources = llm.engine_core.resources
     found = list(getattr(resources.engine_manager, "processes", ()))

@@ -1,4 +1,4 @@
-"""From the command line to a launcher: the engine's configuration, resolved once and kept pristine.
+"""Resolves the command line once to an engine's configuration, kept pristine, and a launcher.
 
 Importing this module imports vLLM and takes seconds: do it in a thread.
 """
@@ -30,7 +30,7 @@ from holdfast.settings import Settings
 from holdfast.worker.crash_records import logged_causes, without_tracebacks
 
 MOST_ANSWERS = 128
-"""What OpenAI's API takes for `n`. vLLM takes 16,384, of which each is a sequence of its own."""
+"""The most that OpenAI's API takes for `n`. vLLM takes 16,384, each its own sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ConfiguredEngine:
 
     @asynccontextmanager
     async def openai_app(self, server: Any) -> AsyncIterator[ASGIApp]:
-        """vLLM's OpenAI layer on top of whichever engine runs, for the life of `server`."""
+        """Run vLLM's OpenAI layer over whichever engine runs, for the life of `server`."""
         async with openai_app.openai_app(self.launcher.proxy, self.arguments, server) as app:
             self.launcher.loras.attach(app.state.openai_serving_models)
             yield app
@@ -56,7 +56,7 @@ def configure(
     *,
     learned_directory: Path | None = None,
 ) -> ConfiguredEngine:
-    """The engine that the command line describes.
+    """Resolve the engine that the command line describes.
 
     Raises:
         UsageError: a flag, a file or the model is wrong.

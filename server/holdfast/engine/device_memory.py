@@ -1,7 +1,7 @@
-"""Is the memory of a dead engine back? The driver may give it back after the process has ended.
+"""Waits for a dead engine's memory: the driver may free it only after the process has ended.
 
 An engine that starts too early measures the old one's share as taken, and sizes its KV cache for
-the rest or fails. Asked through NVML, which takes no share itself, as a CUDA context would. On the
+the rest or fails. NVML answers, and unlike a CUDA context it takes no memory itself. On the
 CPU there is nothing to wait for: the kernel frees a process's memory before it shows its end.
 """
 
@@ -22,9 +22,9 @@ from vllm.third_party import pynvml
 from holdfast.workspace.plan import MIB
 
 MARGIN_BYTES = 512 * MIB
-"""What neighbours on the device may take meanwhile."""
+"""How much neighbours on the device may take meanwhile."""
 HOST_MARGIN_SHARE = 0.03
-"""Of the host's memory: what its other processes may take meanwhile, where the device has that."""
+"""The share of the host's memory that its other processes may take, if the device uses it."""
 POLL_SECONDS = 0.2
 RETURN_DEADLINE_SECONDS = 30.0
 
@@ -33,14 +33,14 @@ logger = logging.getLogger("holdfast.engine")
 
 @dataclass(frozen=True, slots=True)
 class TakenMemory:
-    """What is taken of the devices, and how much more may be without being the dead engine's."""
+    """How much of the devices is taken, and how much more neighbours may take."""
 
     used_bytes: int
     margin_bytes: int = MARGIN_BYTES
 
 
 class DeviceMemory:
-    """The memory that is taken, compared with what was before the first engine."""
+    """Compares the memory taken now with that before the first engine."""
 
     def __init__(self, read: Callable[[], TakenMemory | None]) -> None:
         self._read = read
@@ -49,7 +49,7 @@ class DeviceMemory:
     async def until_returned(self, deadline_seconds: float = RETURN_DEADLINE_SECONDS) -> None:
         """Return when no more is taken than at the first call, or with a warning at the deadline.
 
-        A neighbour that took it is no reason not to try: vLLM says what it lacks.
+        A neighbour that took it does not prevent a try: vLLM reports what it lacks.
         """
         taken = await asyncio.to_thread(self._read)
         if self._baseline_bytes is None or taken is None:
@@ -71,7 +71,7 @@ class DeviceMemory:
 
 
 def device_memory(parallel_config: Any) -> DeviceMemory:
-    """That of the devices that the engines of this host use."""
+    """Return the memory of the devices that this host's engines use."""
     if not current_platform.is_cuda():
         return DeviceMemory(lambda: None)
     names = _names(parallel_config)
@@ -79,9 +79,9 @@ def device_memory(parallel_config: Any) -> DeviceMemory:
 
 
 def _names(parallel_config: Any) -> tuple[str, ...]:
-    """The NVML index or the UUID of each device that a rank on this host gets.
+    """Return the NVML index or the UUID of each device that a rank on this host gets.
 
-    As vLLM's workers choose them: `--device-ids` if given, else what `CUDA_VISIBLE_DEVICES` lists,
+    vLLM's workers choose them so: `--device-ids` if given, else what `CUDA_VISIBLE_DEVICES` lists,
     else all; local rank r of local engine e gets entry e x (ranks of an engine) + r. Where fewer
     are listed than there are ranks, as under Ray, the others run where nobody here can ask.
     """
@@ -97,7 +97,7 @@ def _names(parallel_config: Any) -> tuple[str, ...]:
 
 
 def _taken(names: Iterable[str]) -> TakenMemory | None:
-    """By NVML; the host's where the device has none of its own, as on GB10. None if unknown."""
+    """Ask NVML; take the host's if the device has none, as on GB10. None if unknown."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -1,4 +1,4 @@
-"""What the resolved VllmConfig says, as the frozen record that probe and supervisor read."""
+"""Puts the resolved VllmConfig into the frozen record that probe and supervisor read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast import __version__
 from holdfast.records import EngineFacts
 
 _UNRELATED_VARIABLES = {
-    # Where things lie, who may ask and what is printed does not change what a workspace needs.
+    # Paths, access and logging do not change how much workspace is needed.
     "VLLM_API_KEY",
     "VLLM_CACHE_ROOT",
     "VLLM_CONFIG_ROOT",
@@ -35,7 +35,7 @@ _UNRELATED_VARIABLES = {
 def engine_facts(
     llm: Any, tasks: frozenset[str], *, fingerprint: str, has_template: bool, is_unified: bool
 ) -> EngineFacts:
-    """The facts of a running AsyncLLM; its configuration was completed by the engine's answer."""
+    """Return the facts of a running AsyncLLM, whose configuration the engine has completed."""
     config = llm.vllm_config
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
     tokenizer = llm.renderer.tokenizer
@@ -75,7 +75,7 @@ def engine_facts(
 
 
 def world(config: Any) -> tuple[tuple[int, int], ...]:
-    """Every (engine, rank) whose stats file this host must have."""
+    """List every (engine, rank) whose stats file this host must have."""
     parallel = config.parallel_config
     return tuple(
         (engine, rank)
@@ -85,7 +85,7 @@ def world(config: Any) -> tuple[tuple[int, int], ...]:
 
 
 def fingerprint(config: Any) -> str:
-    """Name everything that the need for workspace depends on.
+    """Return a digest of everything that the need for workspace depends on.
 
     The factors are those of vLLM's `startup_plan.compute_plan_fingerprint` without the rank, since
     a reservation is the same on all of them, and without the size of the device's memory, on which
@@ -140,19 +140,19 @@ def _kv_capacity_tokens(config: Any) -> int:
     engines = config.parallel_config.data_parallel_size_local or 1
     blocks = (cache.num_gpu_blocks or 0) // engines
     if blocks <= 1:
-        # A model that keeps none has one block (`get_kv_cache_config_from_groups`, 0.32).
+        # A model without KV cache has one block (`get_kv_cache_config_from_groups`, 0.32).
         return 0
     return int(cache.kv_cache_size_tokens or blocks * (cache.block_size or 1))
 
 
 def _draft_slots(config: Any) -> int:
-    """What the scheduler takes off its budget for each request (`Scheduler.schedule`, 0.32)."""
+    """What the scheduler deducts from its budget per request (`Scheduler.schedule`, 0.32)."""
     speculation = config.speculative_config
     return int(speculation.max_num_new_slots_for_drafting) if speculation is not None else 0
 
 
 def _largest_image(llm: Any) -> tuple[int, int] | None:
-    """The size of the image with which vLLM itself measures the memory of an encoder.
+    """Return the image size with which vLLM itself measures an encoder's memory.
 
     `BaseDummyInputsBuilder.get_dummy_mm_data` makes it, in the main process as in each worker, for
     a prompt of max_model_len.
@@ -163,7 +163,7 @@ def _largest_image(llm: Any) -> tuple[int, int] | None:
     processor = llm.renderer.get_mm_processor()
     if not processor.info.allowed_mm_limits.get("image"):
         return None
-    # Without the sizes of --limit-mm-per-prompt, which bound the measure and no client.
+    # The sizes of --limit-mm-per-prompt are left out: they bound the measurement, not a client.
     options = type(model.get_multimodal_config().limit_per_prompt)()
     made = processor.dummy_inputs.get_dummy_mm_data(model.max_model_len, {"image": 1}, options)
     images = made.get("image")

@@ -1,16 +1,17 @@
-"""Does the engine make progress? Read from what its ranks wrote, never asked of it.
+"""Tells whether the engine makes progress, from what its ranks wrote, without ever asking it.
 
-The rules, each of which somebody's outage paid for:
+Each rule comes from a real outage:
 
-* Requests are in the engine, and no rank ends a step for the stall time-out, and for three times
-  the slowest step that the probe saw: a prefill in chunks is progress, a long step is not a stall.
-* Requests wait and none runs for a minute, though the scheduler says that nothing holds them back.
-* While a compiler runs below the engine, time does not count; nor while the engine is paused, nor
-  what passes while this process itself did not run. A compiler that is part of a process is seen
-  in its stacks, which are looked at before anything is called a stall.
-* Nor does it while a scheduler goes on to say that all that its engine has is deferred, as a
-  request is whose grammar compiles. One that says nothing any more hangs, deferred or not.
-* An engine that has had nothing to do for a minute gets one token to make.
+* A stall: requests are in the engine, and no rank ends a step within the stall time-out and within
+  three times the slowest step that the probe saw. A chunked prefill is progress, and a long step is
+  not a stall.
+* A stall: requests wait and none runs for a minute, though the scheduler says nothing holds them.
+* Time does not count while a compiler runs as a child of the engine, while the engine is paused, or
+  while this process itself did not run. A compiler within a process shows in its stacks, which are
+  read before anything is called a stall.
+* Nor does it count while a scheduler keeps saying that all its requests are deferred, as a request
+  is while its grammar compiles. A scheduler that falls silent hangs, deferred or not.
+* An engine that has been idle for a minute gets one token to generate.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 ABSENCE_SECONDS = 5.0
-"""A look so late means that this process was stopped, or its loop blocked."""
+"""A look this late means that this process was stopped, or its loop blocked."""
 BLOCKED_SECONDS = 60.0
 IDLE_SECONDS = 60.0
 SLOWEST_STEP_FACTOR = 3.0
@@ -41,42 +42,42 @@ LONGEST_COMPILE_SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What one look at an engine saw. Times are of one monotonic clock."""
+    """What one look at an engine saw. All times come from one monotonic clock."""
 
     now_seconds: float
     busy_since_seconds: float | None
-    """Since when it has had requests without a break; None if it has none."""
+    """Since when the engine has had requests without a break; None if it has none."""
     last_step_seconds: Mapping[int, float]
-    """When a rank of each engine last ended a step, for those that ever did."""
+    """When a rank of each engine last ended a step, for engines that ever did."""
     running: Mapping[int, int]
-    """Requests that each engine of several has; empty where there is one."""
+    """How many requests each of several engines has; empty where there is only one."""
     blocked_since_seconds: Mapping[int, float]
     """Since when each engine's scheduler has said that requests wait and none runs."""
     is_paused: bool = False
     is_compiling: bool = False
     deferring: frozenset[int] = frozenset()
-    """Engines whose scheduler says now that it has requests, and that it defers all of them."""
+    """Engines whose scheduler currently has requests and defers all of them."""
 
 
 class Rules:
-    """Looks at one pulse after the other; says what is wrong, if anything."""
+    """Looks at one pulse after another, and says what is wrong, if anything."""
 
     def __init__(self, stall_timeout_seconds: float) -> None:
         self._stall_timeout_seconds = stall_timeout_seconds
         self._looked_seconds: float | None = None
         self._excused_seconds = 0.0
-        """Nothing before this moment counts."""
+        """Time before this moment does not count."""
         self._compiling_since: float | None = None
         self._given_seconds: dict[int, float] = {}
-        """Since when each engine of several has had requests."""
+        """Since when each of several engines has had requests."""
         self._deferred_seconds: dict[int, float] = {}
-        """When each engine was last seen to defer all that it has."""
+        """When each engine was last seen deferring all its requests."""
         self._newest_seconds = 0.0
-        """When the newest step ended that was seen."""
+        """When the newest step seen so far ended."""
         self._forgiven_since: float | None = None
 
     def verdict(self, pulse: Pulse, slowest_step_seconds: float) -> str:
-        """Why the engine is stalled; empty while it is not."""
+        """Return why the engine is stalled; empty while it is not."""
         self._excuse(pulse)
         self._given_seconds = {
             engine: self._given_seconds.get(engine, pulse.now_seconds)
@@ -104,15 +105,15 @@ class Rules:
         return ""
 
     def forgives(self, now_seconds: float) -> bool:
-        """Give a stalled engine that compiles the same time again; False when it has had enough."""
+        """Give a stalled engine that compiles the same time again; False once it has had enough."""
         since = self._forgiven_since
-        if since is None or self._newest_seconds > since:  # it got on since
+        if since is None or self._newest_seconds > since:  # it has made progress since
             since = self._forgiven_since = now_seconds
         self._excused_seconds = now_seconds
         return now_seconds - since < LONGEST_COMPILE_SECONDS
 
     def _all_deferred_seconds(self) -> float:
-        """When all engines that have requests were last seen to defer all of them."""
+        """When all engines with requests were last seen deferring all of them."""
         engines = self._given_seconds or self._deferred_seconds
         return min((self._deferred_seconds.get(engine, 0.0) for engine in engines), default=0.0)
 
@@ -135,10 +136,10 @@ class Rules:
 
 
 class Heartbeat:
-    """Looks at one generation every second, and gives an idle one a token to make.
+    """Looks at one generation every second, and has an idle one generate a token.
 
-    Until something was proven, which `slowest_step_seconds` says with None, nothing is a stall:
-    what a step may take is not known, and the probe has time-outs of its own.
+    Before the probe has proven anything, `slowest_step_seconds` is None and nothing is a stall: it
+    is unknown how long a step may take, and the probe has its own time-outs.
     """
 
     def __init__(  # noqa: PLR0913 - the supervisor names each thing that is looked at
@@ -163,7 +164,7 @@ class Heartbeat:
         self._is_blind = False
 
     async def until_stalled(self) -> Death:
-        """Return when a rule is broken, with what the processes were doing in the log."""
+        """Return when a rule is broken, after logging what the processes were doing."""
         try:
             reason, stacks = await self._stall()
             while compiles_inside(stacks) and self._rules.forgives(self._clock()):
@@ -176,7 +177,7 @@ class Heartbeat:
         return Death("stall", reason, is_accusing=True, suspects=suspects)
 
     async def _stall(self) -> tuple[str, str]:
-        """The rule that is broken, when one is, and what the processes were doing then."""
+        """Wait for a broken rule; return it, and what the processes were doing then."""
         while not (reason := self._seen()):  # noqa: ASYNC110 - nothing tells of what is not
             await asyncio.sleep(LOOK_SECONDS)
         return reason, await self._engine.dump_stacks()
@@ -184,7 +185,7 @@ class Heartbeat:
     def _seen(self) -> str:
         try:
             return self._look()
-        except OSError as error:  # too many open files, say: it is not a stall, and it passes
+        except OSError as error:  # too many open files, perhaps: not a stall, and it passes
             if not self._is_blind:
                 self._is_blind = True
                 logger.warning("cannot look at the progress of the engine: %s", error)
@@ -196,7 +197,7 @@ class Heartbeat:
         busy_since = self._calls.busy_since_seconds
         is_told = self._engine.is_paused or self._calls.is_paused
         self._tend_canary(now, ranks, is_busy=is_told or busy_since is not None)
-        # A compiler is looked for only while something is late: it costs a walk over /proc.
+        # Looked for only while something is late, because it costs a walk over /proc.
         is_late = bool(busy_since) and now - max(_last_steps(ranks).values(), default=0.0) > 1
         starts = [since for since in (busy_since, self._canary_since) if since is not None]
         slowest_step_seconds = self._slowest_step_seconds()
@@ -225,7 +226,7 @@ class Heartbeat:
             self._canary = asyncio.create_task(self._sing(), name="canary")
 
     async def _sing(self) -> None:
-        # Its death, if that is why it fails, is seen by who waits for that.
+        # If it fails because of a death, the death watch reports that.
         with suppress(HoldfastError):
             await self._engine.canary()
 
@@ -236,7 +237,7 @@ class Heartbeat:
 
 
 def _last_steps(ranks: Iterable[RankStats]) -> dict[int, float]:
-    """When a rank of each engine last ended a step."""
+    """Return when a rank of each engine last ended a step."""
     newest: dict[int, float] = {}
     for rank in ranks:
         if rank.last_step_ended_seconds is not None:

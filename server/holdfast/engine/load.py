@@ -1,4 +1,4 @@
-"""Which calls wait for an engine, which it has, and since when it has owed one an output."""
+"""Tracks which calls wait, which the engine has, and since when it has owed an output."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from holdfast.engine.request import Call
 
 
 class EngineLoad:
-    """The calls that wait and those that the engine has. Belongs to one event loop."""
+    """Tracks waiting calls and those that the engine has. Belongs to one event loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._owed = 0
         self.held = 0
-        """How many wait for an engine."""
+        """How many calls wait for an engine."""
         self.in_engine = 0
-        """How many the engine has, those that it owes nothing included."""
+        """How many calls the engine has, including those that it owes nothing."""
         self.busy_since_seconds: float | None = None
-        """Since when the engine has owed somebody an output; None while it owes nobody one."""
+        """Since when the engine has owed an output to some caller; None while it owes none."""
 
     async def woken(self, call: Call) -> None:
-        """Return when somebody wakes the call."""
+        """Return when `wake` is called for this call."""
         call.waiter = asyncio.get_running_loop().create_future()
         self.held += 1
         try:
@@ -35,7 +35,7 @@ class EngineLoad:
 
     @contextmanager
     def of(self, call: Call) -> Iterator[None]:
-        """While entered, the engine has the call."""
+        """Count the call as in the engine while entered."""
         call.is_in_engine = True
         self.in_engine += 1
         self.works(call)
@@ -47,7 +47,7 @@ class EngineLoad:
             self.in_engine -= 1
 
     def works(self, call: Call) -> None:
-        """The engine owes the call an output, unless it waits for more of the prompt itself."""
+        """Record that the engine owes an output, unless it waits for more of the prompt itself."""
         if not (call.is_streamed or call.is_owed):
             call.is_owed = True
             self._owed += 1
@@ -55,7 +55,7 @@ class EngineLoad:
                 self.busy_since_seconds = self._clock()
 
     def rests(self, call: Call) -> None:
-        """The engine owes the call nothing for now."""
+        """Record that the engine owes the call nothing for now."""
         if call.is_owed:
             call.is_owed = False
             self._owed -= 1

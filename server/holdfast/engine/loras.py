@@ -1,8 +1,8 @@
-"""The LoRA adapters that are served, which outlive the engine: each generation gets them again.
+"""Serves LoRA adapters that outlive the engine: each generation gets them again.
 
-The list is that of vLLM's serving models, which lives as long as the front end: adapters named on
-the command line, found by a resolver, or loaded by vLLM's own runtime route are in it too. What is
-kept here is which of them are pinned.
+The list belongs to vLLM's serving models, which live as long as the front end: it includes adapters
+named on the command line, found by a resolver, or loaded by vLLM's own runtime route. This module
+remembers only which of them are pinned.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ POLL_SECONDS = 0.05
 
 
 class Loras:
-    """The adapters of one server, through whichever engine runs."""
+    """Manages the adapters of one server through whichever engine runs."""
 
     def __init__(self, proxy: EngineProxy, *, is_enabled: bool) -> None:
         self._proxy = proxy
@@ -45,11 +45,11 @@ class Loras:
         self._pinned: set[str] = set()
 
     def attach(self, models: Any) -> None:
-        """Take vLLM's serving models, in which the list is."""
+        """Take vLLM's serving models, which hold the list."""
         self._models = models
 
     def listed(self) -> tuple[Lora, ...]:
-        """Every adapter, in the order in which they were loaded. Never waits for the engine."""
+        """Return every adapter in order of loading. Never waits for the engine."""
         requests = self._models.lora_requests if self._models else {}
         return tuple(
             Lora(name, request.lora_path, name in self._pinned)
@@ -60,8 +60,8 @@ class Loras:
         """Have the engine load an adapter, and list it.
 
         Raises:
-            ConflictError: LoRA is off. UsageError, NotFoundError: there is no such adapter, or it
-                is of no use. EngineLostError, EngineSilentError: the engine did not answer.
+            ConflictError: LoRA is off. UsageError, NotFoundError: the adapter does not exist or
+                is unusable. EngineLostError, EngineSilentError: the engine did not answer.
         """
         models = self._require()
         request = LoadLoRAAdapterRequest(lora_name=name, lora_path=path, load_inplace=is_replacing)
@@ -73,7 +73,7 @@ class Loras:
         return Lora(name, path, is_pinned=False)
 
     async def unload(self, name: str) -> None:
-        """Unlist an adapter, and take it from the engine when no request needs it any more.
+        """Unlist an adapter, and remove it from the engine once no request needs it.
 
         Raises:
             ConflictError: LoRA is off. NotFoundError: it is not listed.
@@ -86,7 +86,7 @@ class Loras:
         self._pinned.discard(name)
         try:
             async with asked_to("unload the adapter", UNUSED_DEADLINE_SECONDS):
-                # A step that needs an adapter which is not there loads it, or ends the engine.
+                # A step that needs a missing adapter loads it, or ends the engine.
                 while self._proxy.calls.has(lambda arguments: _uses(arguments, lora_id)):  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(POLL_SECONDS)
                 await call_workers(self._proxy, "remove_lora", lora_id=lora_id)
@@ -94,10 +94,10 @@ class Loras:
             logger.warning("LoRA %s is unlisted, but stays in the engine: %s", name, error)
 
     async def pin(self, name: str) -> Lora:
-        """Keep an adapter on the device whatever others are used, in the next generations too.
+        """Keep an adapter on the device whatever others are used, also in later generations.
 
         Raises:
-            ConflictError: LoRA is off, or there is no room for one more that is pinned.
+            ConflictError: LoRA is off, or there is not enough room to pin another.
             NotFoundError: it is not listed.
         """
         self._require()
@@ -107,7 +107,7 @@ class Loras:
         return next(lora for lora in self.listed() if lora.name == name)
 
     async def restore(self, *, is_stale: bool = False) -> None:
-        """Give the running engine every adapter; what it does not take is unlisted, and logged.
+        """Give the running engine every adapter; unlist and log those that it rejects.
 
         `is_stale` says that it has adapters whose weights are lost.
         """
@@ -147,7 +147,7 @@ class Loras:
         if self._models is not None:
             del self._models.lora_requests[lora.name]
         self._pinned.discard(lora.name)
-        # To try them would end one engine after the other: a step that cannot load its adapter
+        # Trying them would end one engine after another: a step that cannot load its adapter
         # raises.
         lost = RequestLostError(f"The LoRA adapter {lora.name} could not be loaded again.")
         self._proxy.calls.refuse(lambda arguments: _uses(arguments, lora_id), lost)

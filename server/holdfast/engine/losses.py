@@ -1,4 +1,4 @@
-"""The calls that the death of an engine ended: how many, why, and what their clients are told."""
+"""Counts the calls that an engine's death ended, by reason, and words their clients' errors."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ class Losses:
 
     @property
     def counts(self) -> Mapping[LossReason, int]:
-        """Calls that were lost, by reason."""
+        """How many calls were lost, by reason."""
         return MappingProxyType(self._counts)
 
     def lifted(self, call: Call, error: HoldfastError, reason: LossReason) -> Exception:
-        """The exception that makes vLLM's routes answer with `error`, counted for `reason`."""
+        """Count a loss, and return the exception that makes vLLM's routes answer with `error`."""
         self._counts[reason] += 1
         call.context.is_broken = True
         call.context.error = reason
         is_suspect = call.deaths > 0 or isinstance(error, SuspectedError | QuarantinedError)
-        # What is only not replayable can be sent again by its client, if not by us.
+        # A client can resend a call that is merely not replayable, though we cannot.
         if is_suspect or reason != "not_replayable":
             call.context.may_be_retried = isinstance(error, NotReadyError) and not is_suspect
         return self._dialect.lifted(error)
 
 
 def loss_of(refusal: HoldfastError) -> LossReason:
-    """The reason for which a call is lost that is refused so."""
+    """Return the reason for a loss by this refusal."""
     if isinstance(refusal, QuarantinedError):
         return "quarantined"
     return "suspected" if isinstance(refusal, SuspectedError) else "not_replayable"
 
 
 def lost_error() -> RequestLostError:
-    """The error of a call that its engine had when it died, and that no other can make."""
+    """Return the error of a call that its dead engine had and that cannot be made again."""
     return RequestLostError("The engine died while it worked on this request.")
 
 
 def quarantine_error() -> QuarantinedError:
-    """The error of a request that is not given to an engine again."""
+    """Return the error of a request that no engine gets again."""
     return QuarantinedError(
         "Requests like this one have ended the engine, so this one is not tried again."
     )
 
 
 def suspected_error() -> SuspectedError:
-    """The error of a request that the engine may have died of."""
+    """Return the error of a request that the engine may have died of."""
     return SuspectedError(
         "The engine died while it worked on this request, which may have caused it."
     )

@@ -1,4 +1,4 @@
-"""How vLLM says that an engine died, and how its routes are told what to answer.
+"""Recognises how vLLM reports an engine's death, and tells its routes what to answer.
 
 Seen in vLLM 0.32 and, by its source, in 0.33.
 """
@@ -28,33 +28,33 @@ _RANDOM_SEPARATOR = "-"
 
 
 class VllmDialect:
-    """`calls.Dialect` for an AsyncLLM."""
+    """Implements `request.Dialect` for an AsyncLLM."""
 
     def __init__(self, transfers_kv: Callable[[], bool] = lambda: True) -> None:
-        """`transfers_kv` says whether the engine gets KV caches from others."""
+        """Take `transfers_kv`, which says whether the engine exchanges KV caches with others."""
         self._transfers_kv = transfers_kv
 
     def is_death(self, error: Exception, llm: Any) -> bool:
-        """Whether `error` came of the engine's end.
+        """Whether `error` comes from the engine's end.
 
-        A call that is just being sent when the sockets close fails with an EngineGenerateError.
+        A call that is being sent just when the sockets close fails with an EngineGenerateError.
         """
         if isinstance(error, EngineDeadError):
             return True
         return isinstance(error, EngineGenerateError) and bool(llm.errored)
 
     def is_unsent(self, error: Exception) -> bool:
-        """Whether it waited for its turn in the engine."""
+        """Whether the call was still waiting for its turn in the engine."""
         return isinstance(error, UnsentError)
 
     def is_abort(self, output: Any) -> bool:
-        """Whether the engine gave the request up: what a core that got SIGTERM answers to all."""
+        """Whether the engine aborted the request, as a core that got SIGTERM does with all."""
         return output.finished and any(
             getattr(one, "finish_reason", None) == "abort" for one in _completions(output)
         )
 
     def lifted(self, error: HoldfastError) -> Exception:
-        """GenerationError, which vLLM answers cleanly before and within a stream, or its status.
+        """Return a GenerationError, which vLLM reports cleanly before and within a stream.
 
         Any other class is logged with its traceback for each request.
         """
@@ -66,10 +66,10 @@ class VllmDialect:
         return answer
 
     def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
-        """Not a prompt that comes as a stream, nor one of which another engine holds a part.
+        """Whether the prompt does not come as a stream and no other engine holds a part of it.
 
-        That is a KV cache to transfer, or an image that was sent before (0.32, 0.33). Where nothing
-        is transferred, a client that speaks of it changes nothing.
+        Such a part is a KV cache to transfer, or an image sent before (0.32, 0.33). If nothing is
+        transferred, a client that mentions it changes nothing.
         """
         if self.is_streamed(arguments) or _is_sent_in_part(arguments.get("prompt")):
             return False
@@ -77,13 +77,13 @@ class VllmDialect:
         return "kv_transfer_params" not in extra or not self._transfers_kv()
 
     def is_streamed(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the prompt comes as a stream: that of a realtime transcription does."""
+        """Whether the prompt comes as a stream, as in a realtime transcription."""
         return isinstance(arguments.get("prompt"), AsyncGenerator)
 
     def identity(self, arguments: Mapping[str, Any]) -> str:
-        """The digest of prompt and parameters, without what does not change what is computed first.
+        """Digest prompt and parameters, except those that do not change what is computed first.
 
-        A client varies that freely: the seed, the salt of the cache, how long the answer may be,
+        A client can vary these freely: the seed, the salt of the cache, how long the answer may be,
         and whether it is streamed.
         """
         parameters = arguments.get("sampling_params") or arguments.get("pooling_params")
@@ -94,11 +94,11 @@ class VllmDialect:
         return digest_of(prompt, _essential(parameters), getattr(lora, "lora_name", None))
 
     def size_bytes(self, arguments: Mapping[str, Any]) -> int:
-        """That of the prompt; parameters are small."""
+        """Estimate the size of the prompt; parameters are small."""
         return size_bytes_of(arguments.get("prompt"))
 
     def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """With an output after each token, as a stream has it."""
+        """Ask for an output after each token, as for a stream."""
         if method == "encode":
             return dict(arguments)
         parameters: SamplingParams = arguments["sampling_params"].clone()
@@ -106,27 +106,27 @@ class VllmDialect:
         return {**arguments, "sampling_params": parameters}
 
     def context_tokens(self, output: Any) -> int:
-        """The prompt and the longest of its answers."""
+        """Count the tokens of the prompt and of its longest answer."""
         made = [len(getattr(one, "token_ids", None) or ()) for one in _completions(output)]
         return len(output.prompt_token_ids or ()) + max(made, default=0)
 
     def prompt_tokens(self, output: Any) -> int:
-        """Those that the tokenizer made, or that were sent."""
+        """Count the prompt's tokens, whether the tokenizer made them or the client sent them."""
         return len(output.prompt_token_ids or ())
 
     def new_tokens(self, output: Any) -> int:
-        """All of its tokens: vLLM's routes ask for what is new, or for the whole at once."""
+        """Count all its tokens: vLLM's routes ask for new ones only, or for all at once."""
         return sum(len(getattr(one, "token_ids", None) or ()) for one in _completions(output))
 
     def request_ids(self, internal_id: str) -> tuple[str, ...]:
-        """vLLM appends `-` and 8 characters, and puts the index of a child and `_` before it."""
+        """Undo vLLM's naming: `-` and 8 characters appended, a child's index and `_` in front."""
         name = internal_id.rpartition(_RANDOM_SEPARATOR)[0]
         index, _, rest = name.partition(_CHILD_SEPARATOR)
         return (name, rest) if index.isdigit() else (name,)
 
 
 def _essential(parameters: Any) -> dict[str, Any]:
-    """The fields of SamplingParams or PoolingParams that an identity consists of."""
+    """Return the fields of SamplingParams or PoolingParams that make up an identity."""
     return {
         name: getattr(parameters, name)
         for name in getattr(parameters, "__struct_fields__", ())
@@ -135,13 +135,13 @@ def _essential(parameters: Any) -> dict[str, Any]:
 
 
 def _completions(output: Any) -> tuple[Any, ...]:
-    """The answers in an output; a pooling output has one, which is no list."""
+    """Return the answers in an output; a pooling output has one, which is not a list."""
     outputs = getattr(output, "outputs", ())
     return tuple(outputs) if isinstance(outputs, list | tuple) else (outputs,)
 
 
 def _is_sent_in_part(prompt: Any) -> bool:
-    """Whether an item stands only for what the engine was given with an earlier request."""
+    """Whether an item only refers to what the engine got with an earlier request."""
     items = prompt.get("mm_kwargs") if isinstance(prompt, Mapping) else None
     parts = items.values() if isinstance(items, Mapping) else ()
     return any(item is None for part in parts for item in part)

@@ -1,4 +1,4 @@
-"""Asks every worker of an engine for something beside its steps."""
+"""Asks every worker of an engine for something other than steps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CALL_DEADLINE_SECONDS = 60.0
 
 
 async def call_workers(llm: Any, method: str, **arguments: Any) -> None:
-    """Have every worker call a method of vLLM's; see `workspace.worker_calls`.
+    """Have every worker call one of vLLM's methods; see `worker.rpc`.
 
     Raises:
-        EngineRefusedError: a worker could not. Others may have.
+        EngineRefusedError: a worker failed. Others may have succeeded.
     """
     answers = await llm.collective_rpc("holdfast_call", args=(method, arguments))
     errors = [answer["error"] for answer in answers if answer["error"]]
@@ -29,7 +29,7 @@ async def call_workers(llm: Any, method: str, **arguments: Any) -> None:
 async def asked_to(
     what: str, deadline_seconds: float = CALL_DEADLINE_SECONDS
 ) -> AsyncIterator[None]:
-    """A call to the engine that must answer in time.
+    """Wrap a call to the engine, which must answer in time.
 
     Raises:
         EngineSilentError: it did not. EngineRefusedError: it failed. EngineLostError: it is dead.
@@ -47,6 +47,6 @@ async def asked_to(
         if type(error) is EngineRefusedError:
             raise EngineRefusedError(f"the engine could not {what}: {error.cause}") from error
         raise
-    except Exception as error:  # what a failed RPC of vLLM raises is an Exception, and no subclass
+    except Exception as error:  # a failed RPC of vLLM raises plain Exception, not a subclass
         cause = " ".join(str(error).split())[:600]
         raise EngineRefusedError(f"the engine could not {what}: {cause}") from error

@@ -1,7 +1,7 @@
-"""What ended engines before: digests of requests, and the keys that sent them, for a day.
+"""Remembers for a day what ended engines: digests of requests, and the keys that sent them.
 
-Lies in the state directory, so that a container that is started again knows it too. Holds digests
-and names of keys, never a prompt and never a key. What cannot be read is as if there were none.
+The file is in the state directory, so a restarted container knows it too. It holds digests and
+names of keys, never a prompt and never a key. An unreadable file counts as an absent one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from holdfast.atomic_files import directory_lock, read_record, write_atomically
 
 REMEMBERED = 128
-"""So many suspects, and so many that are quarantined; the newest stay."""
+"""How many suspects are kept, and how many quarantined requests; the newest stay."""
 REMEMBERED_SECONDS = 24 * 3600.0
 CHARGES = 3
-"""After so many deaths of an engine within `CHARGED_SECONDS` a key has to wait."""
+"""After this many deaths of an engine within `CHARGED_SECONDS`, a key has to wait."""
 CHARGED_SECONDS = 3600.0
 REMEMBERED_CHARGES = 256
 
@@ -33,28 +33,28 @@ logger = logging.getLogger("holdfast.engine")
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A request that was the only one which may have ended an engine."""
+    """A request that alone may have ended an engine."""
 
     digest: str
     key: str
-    """The name of the key that it came with; empty where none is needed."""
+    """The name of the key that the request came with; empty if no key is needed."""
     at_unix_seconds: float
     is_quarantined: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A death of an engine that was found to be the doing of a key."""
+    """A death of an engine that a key was found to have caused."""
 
     key: str
     at_unix_seconds: float
 
 
 class Suspicions:
-    """Bounded in number and time; safe to be kept by several servers in one directory."""
+    """A record bounded in number and time; several servers can safely share one directory."""
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
-        """Read what is at `path`; without one it is kept in memory alone."""
+        """Read the file at `path`; without a path, keep the record in memory only."""
         self._path = path
         self._clock = clock
         self.has_quarantined = False
@@ -65,33 +65,33 @@ class Suspicions:
             self._take(*_read(path))
 
     def is_quarantined(self, digest: str) -> bool:
-        """Whether a request like this one is not to reach an engine."""
+        """Whether a request like this one may not reach an engine."""
         one = self._known.get(digest)
         return one is not None and one.is_quarantined and self._is_fresh(one.at_unix_seconds)
 
     def is_suspected(self, digest: str, key: str) -> bool:
-        """Whether a request like it, of the same key, was alone in what ended an engine."""
+        """Whether a request like this one, of the same key, alone may have ended an engine."""
         one = self._known.get(digest)
         return one is not None and one.key == key and self._is_fresh(one.at_unix_seconds)
 
     def suspect(self, digest: str, key: str) -> None:
-        """Keep that a request was the only one that may have ended an engine."""
+        """Record that a request alone may have ended an engine."""
         self._add(Suspicion(digest, key, self._clock(), is_quarantined=False))
 
     def quarantine(self, digest: str, key: str) -> None:
-        """Keep that a request ended engines."""
+        """Record that a request ended engines."""
         self._add(Suspicion(digest, key, self._clock(), is_quarantined=True))
 
     def charge(self, key: str, deaths: int) -> None:
-        """Keep that a key has ended so many engines."""
+        """Record that a key has ended this many engines."""
         self._charges = self._recent([*self._charges, *[Charge(key, self._clock())] * deaths])
 
     def charged(self, key: str) -> int:
-        """Engines that the key has ended within the last hour."""
+        """Count the engines that the key has ended within the last hour."""
         return len(self._charged(key))
 
     def suspended_seconds(self, key: str) -> float:
-        """How long the key has to wait until it may send a request; 0 if it need not."""
+        """Return how long the key must wait before it may send a request; 0 if it need not."""
         if not key or len(self._charges) < CHARGES:
             return 0.0
         charged = self._charged(key)
@@ -100,7 +100,7 @@ class Suspicions:
         return max(0.0, charged[-CHARGES] + CHARGED_SECONDS - self._clock())
 
     def save(self) -> None:
-        """Write it down beside what others have written meanwhile. May wait for the disk."""
+        """Save the record merged with what others have saved meanwhile. May wait for the disk."""
         if self._path is None:
             return
         try:
@@ -115,7 +115,7 @@ class Suspicions:
         self._keep(self._merged([one]))
 
     def _take(self, suspicions: Iterable[Suspicion], charges: Iterable[Charge]) -> None:
-        """Take in what is on disk."""
+        """Merge in what is on disk."""
         self._keep(self._merged(suspicions))
         self._charges = self._recent(_merged_charges(self._charges, charges))
 
@@ -124,7 +124,7 @@ class Suspicions:
         self.has_quarantined = any(one.is_quarantined for one in known.values())
 
     def _merged(self, others: Iterable[Suspicion]) -> dict[str, Suspicion]:
-        """What is known and not too old; of two that are alike the worse, then the newer, stays."""
+        """Merge what is known and not too old; of two alike the worse, then the newer, stays."""
         known = dict(self._known)
         for one in others:
             if one.digest not in known or _weight(one) > _weight(known[one.digest]):
@@ -151,7 +151,7 @@ class Suspicions:
         ]
 
     def _is_fresh(self, at_unix_seconds: float) -> bool:
-        # Both ways: a clock that was put back must not keep anything for ever.
+        # Compared both ways: a clock that was set back must not keep anything for ever.
         return abs(self._clock() - at_unix_seconds) < REMEMBERED_SECONDS
 
     def _document(self) -> str:
@@ -168,7 +168,7 @@ def _weight(one: Suspicion) -> tuple[bool, float]:
 
 
 def _merged_charges(ours: Iterable[Charge], others: Iterable[Charge]) -> list[Charge]:
-    """Each charge as often as the side has it that has it more often, oldest first."""
+    """Merge charges, oldest first, each as often as on the side that has it more often."""
     ours, others = tuple(ours), tuple(others)
     counts = {one: max(ours.count(one), others.count(one)) for one in {*ours, *others}}
     merged = [one for one, count in counts.items() for _ in range(count)]
@@ -186,7 +186,7 @@ def _read(path: Path) -> tuple[list[Suspicion], list[Charge]]:
 
 
 def _parsed(record: Any) -> tuple[list[Suspicion], list[Charge]]:
-    """What a document says; a ValueError says what is wrong with it."""
+    """Parse a document; a ValueError says what is wrong with it."""
     try:
         if record["schema"] != _SCHEMA:
             raise ValueError(f"its schema version is not {_SCHEMA}")
