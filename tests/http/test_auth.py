@@ -187,7 +187,7 @@ def test_health_needs_no_key(method: str) -> None:
 
 
 def test_only_exact_health_paths_are_open() -> None:
-    """What the front door would not answer itself is closed."""
+    """A path that our own routes do not answer is closed."""
     guarded = Guarded(BOTH)
     ends = ("/x", "%0A", "%00", ";x", "%20", "/..", "%2F.", "%2e")
     longer = [f"{path}{end}" for path in ("/livez", "/health", "/metrics") for end in ends]

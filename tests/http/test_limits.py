@@ -122,7 +122,7 @@ class App(Starlette):
 
 
 class Limited:
-    """An application behind the front door, the limits and the gate."""
+    """An application behind our own routes, the limits and the gate."""
 
     def __init__(self, **settings: Any) -> None:
         self.refusals = Refusals()

@@ -68,8 +68,8 @@ def test_keys_take_turns() -> None:
     assert admitted(queue, tickets) == ["a", "b", "c", "a", "b", "a"]
 
 
-def test_nobody_overtakes_those_who_wait() -> None:
-    """A place that is free while the line stood still goes to who has waited longest."""
+def test_no_request_overtakes_a_waiting_one() -> None:
+    """Capacity that became free while the queue stood still goes to the longest-waiting request."""
     count = 0.0
     queue = FairQueue(lambda: Capacity(count, count), most_waiting=100)
     first = queue.join("a")
@@ -79,14 +79,14 @@ def test_nobody_overtakes_those_who_wait() -> None:
     assert (first.status, second.status) == ("admitted", "waiting")
 
 
-def test_a_full_line_refuses() -> None:
-    """Beyond the bound nobody waits."""
+def test_a_full_queue_refuses() -> None:
+    """Beyond the bound no request waits."""
     queue = a_queue(capacity=1, most_waiting=1)
     assert [queue.join("a").status for _ in range(3)] == ["admitted", "waiting", "refused"]
 
 
-def test_a_full_line_is_shared() -> None:
-    """Another key gets the last place of the one that fills the line, until both have as many."""
+def test_a_full_queue_is_shared() -> None:
+    """Another key displaces requests of the one that fills the queue, until both are equal."""
     queue = a_queue(capacity=1, most_waiting=4)
     crowd = [queue.join("a") for _ in range(5)]
     late = [queue.join("b") for _ in range(4)]
@@ -94,7 +94,7 @@ def test_a_full_line_is_shared() -> None:
     assert [ticket.status for ticket in late] == ["waiting"] * 2 + ["refused"] * 2
 
 
-def test_what_needs_no_place_passes() -> None:
+def test_a_request_that_needs_no_capacity_passes() -> None:
     """However full the engine is; it waits only while nobody is admitted."""
     count = 1.0
     queue = FairQueue(lambda: Capacity(count, count), most_waiting=2)
@@ -109,7 +109,7 @@ def test_what_needs_no_place_passes() -> None:
     assert (passer.status, waiting.status) == ("admitted", "waiting")
 
 
-def test_what_needs_no_place_shares_the_line_too() -> None:
+def test_a_request_without_capacity_shares_the_queue_too() -> None:
     """One key that fills it while nobody is admitted keeps no other out."""
     queue = a_queue(0, most_waiting=3)
     lookers = [queue.join("a", needs_capacity=False) for _ in range(3)]
@@ -117,7 +117,7 @@ def test_what_needs_no_place_shares_the_line_too() -> None:
     assert [ticket.status for ticket in lookers] == ["waiting", "waiting", "refused"]
 
 
-def test_who_comes_back_is_before_those_who_wait_for_the_first_time() -> None:
+def test_a_returning_request_is_before_those_that_wait_for_the_first_time() -> None:
     """Of its key, and behind those who came back earlier; other keys have their turn."""
     queue = a_queue(capacity=3)
     one, two, busy = (queue.join("a") for _ in range(3))
@@ -133,7 +133,7 @@ def test_who_comes_back_is_before_those_who_wait_for_the_first_time() -> None:
     assert [ticket.status for ticket in fresh[2:]] == ["waiting", "admitted"]
 
 
-def test_nobody_who_was_called_is_refused_for_a_full_line() -> None:
+def test_no_admitted_request_is_refused_by_a_full_queue() -> None:
     """It comes back however many wait."""
     queue = a_queue(capacity=1, most_waiting=1)
     ticket = queue.join("a")
@@ -619,7 +619,7 @@ def test_the_limit_of_a_key_is_for_what_renders_prompts_too() -> None:
 
 
 def test_a_key_is_told_when_one_of_its_own_requests_is_likely_to_end() -> None:
-    """By how long they took before, not by how fast the line moves."""
+    """By how long they took before, not by how fast the queue moves."""
     clock = Clock()
     durations = Durations(clock)
     assert durations.left_seconds("a") is None
@@ -649,7 +649,7 @@ def test_before_any_request_has_ended_the_youngest_tells_the_wait() -> None:
 
 
 def test_the_wait_that_a_key_is_told_is_its_own() -> None:
-    """Though the line has moved fast for all others."""
+    """Even though the queue has moved fast for all others."""
 
     async def scene() -> str:
         shop = Shop(capacity=1, per_key=1)
@@ -828,7 +828,7 @@ def test_a_drain_serves_the_line() -> None:
 
 
 def test_the_line_stands_still_while_the_engine_is_replaced() -> None:
-    """What ends meanwhile lets nobody in; then the line goes on where it stood."""
+    """A request that ends meanwhile admits no other; then the queue continues where it was."""
 
     async def scene() -> list[int]:
         shop = Shop()

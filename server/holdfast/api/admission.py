@@ -236,7 +236,7 @@ class Admission:
 
     def _follow_for(self, ticket: Ticket) -> None:
         if ticket.status == "waiting" and (self._follower is None or self._follower.done()):
-            self._follower = asyncio.create_task(self._follow(), name="line")
+            self._follower = asyncio.create_task(self._follow(), name="queue")
 
     async def _follow(self) -> None:
         """Keep the queues in step with the state while requests wait."""
