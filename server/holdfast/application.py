@@ -44,7 +44,7 @@ from holdfast.lifecycle.proof import MOST_PASSES
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.listener import server, tls
-from holdfast.probe import Patience, ProbeJournal, Prober
+from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
 from holdfast.processes import signals, tree
 from holdfast.processes.native_env import NativeVariables
 from holdfast.records import EngineFacts, ProbeReport, RankStats
@@ -176,7 +176,7 @@ class Application:
             self._client,
             ProbeJournal(self._learned_directory, engine.facts.fingerprint),
             self._progress,
-            patience=Patience(stall_seconds=self._settings.supervision.stall_timeout_seconds),
+            timeouts=ProbeTimeouts(stall_seconds=self._settings.supervision.stall_timeout_seconds),
         )
 
     async def until_idle(self) -> bool:

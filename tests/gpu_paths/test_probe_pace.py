@@ -21,7 +21,7 @@ import pytest
 from asgi_server import serving
 from fakes import FACTS, FakeClock, FakeEngine, FakeStep, Faults, openai_app
 from gpu_paths.reports import told
-from holdfast.probe import Patience, ProbeJournal, Prober
+from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
 from holdfast.probe.measure import Run, expected_seconds
 from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ProbeSettings, Suite
@@ -113,7 +113,7 @@ def probed(
                 journal or ProbeJournal(None, "paced"),
                 LogProgress(logging.getLogger("a.probe")),
                 clock=clock or engine.clock,
-                patience=Patience(0.2, 0.1, 5.0, stall_seconds),
+                timeouts=ProbeTimeouts(0.2, 0.1, 5.0, stall_seconds),
                 random=Random(7),
             )
             return await prober.run()

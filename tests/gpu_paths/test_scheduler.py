@@ -24,12 +24,12 @@ from fakes import openai_app
 from gpu_paths.reports import told
 from gpu_paths.scheduled_engine import ScheduledEngine
 from gpu_paths.scheduler_settings import METHODS, Groups, Setting, configured
-from holdfast.probe import Patience, ProbeJournal, Prober
+from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
 from holdfast.records import ProbeReport, ProbeStep, StepName
 from holdfast.settings import ProbeSettings
 from holdfast.telemetry.progress import LogProgress
 
-IMPATIENT = Patience(proof_seconds=0.5, death_seconds=0.1, cleanup_seconds=5.0)
+SHORT_TIMEOUTS = ProbeTimeouts(proof_seconds=0.5, death_seconds=0.1, cleanup_seconds=5.0)
 PATIENCE_SECONDS = 240.0
 """Of real time, for a suite that takes a second on an idle machine."""
 AMPLE_BLOCKS = 4000
@@ -130,7 +130,7 @@ def probed(base: Any, setting: Setting) -> ProbeReport:
                 ProbeJournal(None, "scheduled"),
                 LogProgress(logging.getLogger("a.probe")),
                 clock=engine.clock,
-                patience=IMPATIENT,
+                timeouts=SHORT_TIMEOUTS,
                 random=Random(7),
             )
             return await prober.run()

@@ -13,7 +13,7 @@ from holdfast.lifecycle.learning import Learning, has_rejection
 from holdfast.lifecycle.races import DeathTask, death_within, run_unless_dead
 from holdfast.lifecycle.start_phases import timed
 from holdfast.probe.sizes import full_prompt_tokens
-from holdfast.probe.suite import why_not
+from holdfast.probe.suite import reason_to_skip
 from holdfast.records import Death, EngineFacts, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import Progress
@@ -217,7 +217,7 @@ def proven_context_tokens(report: ProbeReport, facts: EngineFacts) -> int | None
     A prompt of the proven size was served with the least room that an answer needs, like the
     longest prompt of all. Where the steps about contexts do not apply, there is no limit.
     """
-    if why_not("full_context", facts):
+    if reason_to_skip("full_context", facts):
         return None
     short = (step.tokens for step in report.steps if step.name == "first_token")
     missing = full_prompt_tokens(facts) - max(report.proven_tokens, *short, 0)

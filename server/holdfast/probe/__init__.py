@@ -7,7 +7,7 @@ it may try them, and sends through `session` and `client`. Only the ranks' own s
 """
 
 from holdfast.probe.journal import ProbeJournal
-from holdfast.probe.session import Patience
+from holdfast.probe.session import ProbeTimeouts
 from holdfast.probe.suite import Prober
 
-__all__ = ["Patience", "ProbeJournal", "Prober"]
+__all__ = ["ProbeJournal", "ProbeTimeouts", "Prober"]

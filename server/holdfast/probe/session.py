@@ -71,8 +71,8 @@ PROMPTS_PER_MESSAGE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait for news of what has already happened."""
+class ProbeTimeouts:
+    """How long the probe waits for news of what has already happened."""
 
     proof_seconds: float = 2.0
     """Another rank may write its stats a moment after the answer arrives."""
@@ -93,7 +93,7 @@ class ProbeSession:
     progress: Progress
     limits: Limits
     prompts: Prompts
-    patience: Patience
+    timeouts: ProbeTimeouts
     start: measure.Mark
     step: StepName = "first_token"
     attempt: str = ""
@@ -207,7 +207,7 @@ class ProbeSession:
         if self._is_shown(lambda rank: bool(since.new_steps(rank))):
             now_seconds = self.budget.now_seconds()
             quiet_seconds = measure.quiet_seconds(self.engine.ranks(with_steps=False), now_seconds)
-            longest_seconds = max(longest_seconds, self.patience.stall_seconds)
+            longest_seconds = max(longest_seconds, self.timeouts.stall_seconds)
         if quiet_seconds < longest_seconds or await self._is_compiling():
             return ProbeTooSlowError(
                 "the engine was too slow to finish before the probe's time limit"
@@ -255,7 +255,7 @@ class ProbeSession:
 
     async def is_seen(self, condition: measure.Condition) -> bool:
         """Whether every rank of every engine meets the condition, now or in a moment."""
-        waits = int(self.patience.proof_seconds / POLL_SECONDS)
+        waits = int(self.timeouts.proof_seconds / POLL_SECONDS)
         for _ in range(waits):
             if self._is_shown(condition):
                 return True

@@ -22,7 +22,7 @@ from holdfast.probe.contexts import context_sweep, first_token, full_context, pr
 from holdfast.probe.decodes import mixed, widest_decode
 from holdfast.probe.first_uses import first_adapter, first_image
 from holdfast.probe.journal import ProbeJournal
-from holdfast.probe.session import Patience, ProbeSession, Prompts, StepResult
+from holdfast.probe.session import ProbeSession, ProbeTimeouts, Prompts, StepResult
 from holdfast.probe.sizes import Limits, full_prompt_tokens, is_pooling, is_transcribing
 from holdfast.records import (
     PROBE_STEPS,
@@ -58,7 +58,7 @@ _COMPOSED: frozenset[StepName] = frozenset({"batch_sweep", "full_batch"})
 _DECODING: frozenset[StepName] = frozenset({"prefix_continuation", "widest_decode", "mixed"})
 
 
-def why_not(step: StepName, facts: EngineFacts) -> str:
+def reason_to_skip(step: StepName, facts: EngineFacts) -> str:
     """Return why the step does not apply to the engine; empty if it does."""
     if step == "first_token" and is_transcribing(facts):
         return ""
@@ -105,7 +105,7 @@ class Prober:
         *,
         available_memory: Callable[[], int] = available_memory_bytes,
         clock: Callable[[], float] = time.monotonic,
-        patience: Patience | None = None,
+        timeouts: ProbeTimeouts | None = None,
         random: Random | None = None,
     ) -> None:
         self._settings = settings
@@ -115,7 +115,7 @@ class Prober:
         self._progress = progress
         self._available_memory = available_memory
         self._clock = clock
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or ProbeTimeouts()
         self._random = random or Random()  # noqa: S311 - prompts, not secrets
 
     async def run(
@@ -160,7 +160,7 @@ class Prober:
         if self._settings.suite == "off":
             return await self.run()
         facts = self._engine.facts
-        applying = [name for name in QUICK_STEPS if not why_not(name, facts)]
+        applying = [name for name in QUICK_STEPS if not reason_to_skip(name, facts)]
         return await self.run((applying or QUICK_STEPS)[:1])
 
     def _session(self, client: httpx.AsyncClient, start: measure.Mark) -> ProbeSession:
@@ -173,7 +173,7 @@ class Prober:
             progress=self._progress,
             limits=Limits.of(facts, self._settings.max_tokens),
             prompts=Prompts(facts, self._random),
-            patience=self._patience,
+            timeouts=self._timeouts,
             start=start,
         )
 
@@ -191,7 +191,7 @@ class Prober:
         return found
 
     async def _run_one(self, session: ProbeSession, name: StepName) -> ProbeStep:
-        if reason := why_not(name, session.facts):
+        if reason := reason_to_skip(name, session.facts):
             return ProbeStep(name, "skipped", 0.0, reason=reason)
         if session.budget.seconds_left() <= 0:
             return ProbeStep(name, "skipped", 0.0, limited=True, reason="no time was left")
@@ -223,7 +223,7 @@ class Prober:
         parts = [f"{session.step} failed at {session.attempt}: {cause}"]
         if "the engine died" not in cause:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._patience.death_seconds):
+                async with asyncio.timeout(self._timeouts.death_seconds):
                     parts.append(f"The engine died: {await self._engine.until_dead()}.")
         parts.append(measure.rank_errors(self._engine.ranks()))
         return " ".join(filter(None, parts))
@@ -233,7 +233,7 @@ class Prober:
 
         A request that ran out of time may still have a step to end.
         """
-        seconds = max(self._patience.cleanup_seconds, session.steps_seconds(CLEANUP_STEPS))
+        seconds = max(self._timeouts.cleanup_seconds, session.steps_seconds(CLEANUP_STEPS))
         try:
             async with asyncio.timeout(seconds):
                 await self._engine.forget_prefixes()

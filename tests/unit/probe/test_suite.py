@@ -32,7 +32,7 @@ from fakes import (
     Faults,
     openai_app,
 )
-from holdfast.probe import Patience, ProbeJournal, Prober
+from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
 from holdfast.records import (
     PROBE_STEPS,
     QUICK_STEPS,
@@ -44,7 +44,7 @@ from holdfast.records import (
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import LogProgress
 
-IMPATIENT = Patience(proof_seconds=0.1, death_seconds=0.1, cleanup_seconds=5.0)
+SHORT_TIMEOUTS = ProbeTimeouts(proof_seconds=0.1, death_seconds=0.1, cleanup_seconds=5.0)
 GIB = 1024**3
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class Bed:
             self.heard,
             available_memory=self.available_memory,
             clock=self.engine.clock,
-            patience=IMPATIENT,
+            timeouts=SHORT_TIMEOUTS,
             random=Random(7),
         )
 
