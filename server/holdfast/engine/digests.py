@@ -1,4 +1,4 @@
-"""A digest of what a request asks: the same for the same prompt and parameters, in any process."""
+"""Digests what a request asks: the same for the same prompt and parameters, in any process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POINTER_BYTES = 8
 
 
 def digest_of(*values: Any) -> str:
-    """The SHA-256 of values, as 64 hexadecimal digits. Of a tensor every element counts."""
+    """Return the SHA-256 of values, as 64 hexadecimal digits. Each tensor element counts."""
     digest = hashlib.sha256()
     for value in values:
         _feed(digest, value)
@@ -20,7 +20,7 @@ def digest_of(*values: Any) -> str:
 
 
 def size_bytes_of(value: Any) -> int:
-    """About how much memory a value takes, found without a look at each of its numbers."""
+    """Estimate how much memory a value takes, without visiting each of its numbers."""
     if isinstance(value, Mapping):
         return sum(map(size_bytes_of, value.values()))
     if isinstance(value, str | bytes | bytearray | memoryview):
@@ -34,7 +34,7 @@ def size_bytes_of(value: Any) -> int:
 
 
 def _feed(digest: Any, value: Any) -> None:
-    """Take in a value with its kind and its length, so that no two values look alike."""
+    """Digest a value with its kind and its length, so that no two values look alike."""
     if isinstance(value, Mapping):
         items = sorted(value.items(), key=lambda item: str(item[0]))
         _feed_all(digest, "map", [part for item in items for part in item])
@@ -77,9 +77,9 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _content(tensor: Any) -> bytes | memoryview:
-    """All elements, as bytes: NumPy knows neither bfloat16 nor the 8-bit floats.
+    """Return all elements as bytes: NumPy knows neither bfloat16 nor the 8-bit floats.
 
-    They are not copied where they lie on the CPU in a row, since that would keep all threads.
+    Contiguous elements on the CPU are not copied, since copying would block all threads.
     """
     import torch  # noqa: PLC0415 - a process without torch has no tensor
 
@@ -88,9 +88,9 @@ def _content(tensor: Any) -> bytes | memoryview:
 
 
 def _fields(value: Any) -> list[Any] | None:
-    """Names and values of a struct of msgspec or a dataclass; None of anything else.
+    """List the names and values of a msgspec struct or a dataclass; None for anything else.
 
-    Private ones are notes of vLLM's own, which it makes as it goes.
+    Private fields are left out: they are vLLM's own notes.
     """
     names = getattr(value, "__struct_fields__", None) or getattr(
         value, "__dataclass_fields__", None

@@ -1,7 +1,7 @@
-"""Are the weights on this machine whole? Their headers say how large they must be.
+"""Checks that the weights on this machine are complete: their headers say how large they must be.
 
-Only those are looked at that vLLM will read (`DefaultModelLoader._prepare_weights`, 0.32): beside
-them others of the same model may lie that were never fetched.
+Only files that vLLM will read are checked (`DefaultModelLoader._prepare_weights`, 0.32): others of
+the same model may lie beside them and never have been fetched.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from holdfast.errors import UsageError
 
 _FORMATS = {"auto", "hf", "mistral", "safetensors", "fastsafetensors", "instanttensor"}
 _CONSOLIDATED = "consolidated*.safetensors"
-"""Where there are some, they are what a model is loaded from by default."""
+"""If there are any, vLLM loads a model from them by default."""
 _POINTER = b"version https://git-lfs"
 _LENGTH_BYTES = 8
-"""At the beginning of a safetensors file: the length of the header."""
+"""A safetensors file begins with the length of its header, in this many bytes."""
 _LARGEST_HEADER_BYTES = 100_000_000
-"""The library takes no larger one."""
+"""The library rejects a larger header."""
 
 
 def check(directory: Path, load_format: str) -> None:
-    """Look at the weights in a directory; what is not there, or of another format, is passed over.
+    """Check the weights in a directory; skip what is missing or in another format.
 
     Raises:
         UsageError: one is a pointer of git-lfs, is cut off, or is missing.
@@ -42,7 +42,7 @@ def check(directory: Path, load_format: str) -> None:
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether git-lfs has left its own file in the place of what was to be fetched."""
+    """Whether git-lfs has left its own file in place of the one to be fetched."""
     try:
         with path.open("rb") as file:
             return file.read(len(_POINTER)) == _POINTER
@@ -51,7 +51,7 @@ def is_pointer(path: Path) -> bool:
 
 
 def _named(index: Path, found: list[Path]) -> list[Path]:
-    """Those that the index names, all of which must be there; all, if there is no index."""
+    """Return the files that the index names, which must all exist; without an index, all."""
     try:
         named = list(json.loads(index.read_bytes())["weight_map"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -104,7 +104,7 @@ def _check_whole(path: Path) -> None:
 
 
 def _wanted_bytes(path: Path) -> int | None:
-    """The size that the header of a safetensors file asks for; None if there is no header."""
+    """Return the size that a safetensors header implies; None without a header."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if not 0 < header_bytes <= _LARGEST_HEADER_BYTES:

@@ -1,6 +1,6 @@
-"""Shared memory and semaphores whose names say which engine they belong to.
+"""Names shared memory and semaphores after the engine that they belong to.
 
-`multiprocessing` gives them random names, so that what a killed process leaves is nobody's.
+`multiprocessing` gives them random names, so nothing tells whose leftovers they are.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from holdfast.patches import fits
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's, not chosen
 _TOKEN_CHARACTERS = 7
-"""`multiprocessing` allows 14 with the slash, and wants 4 for itself."""
+"""`multiprocessing` allows 14 with the slash, and needs 4 itself."""
 
 
 def name_prefix(directory: Path) -> str:
-    """What the names of one generation begin with in /dev/shm; 35 bits of its own directory."""
+    """Return the prefix of one generation's names in /dev/shm; 35 bits of its directory."""
     digest = hashlib.sha256(str(directory).encode()).digest()
     return "hf" + base64.b32encode(digest).decode().lower()[:_TOKEN_CHARACTERS]
 
 
 def shared_path(directory: Path) -> Path:
-    """What the paths of one generation's files begin with in shared memory."""
+    """Return the prefix of the paths of one generation's files in shared memory."""
     return SHARED_MEMORY / name_prefix(directory)
 
 
 def use_names_of(directory: Path) -> None:
-    """Name what this process and those that it starts make from now on after `directory`."""
+    """Name after `directory` what this process and its children create from now on."""
     prefix = "/" + name_prefix(directory)
     # Neither is public. Read at each use in CPython 3.11 to 3.14; elsewhere names stay random.
     if fits("worker.ipc_names.use_names_of"):

@@ -1,6 +1,6 @@
-"""Processes that end with their parent, and that write their stacks when a signal asks for them.
+"""Makes processes end with their parent, and write their stacks when a signal asks for them.
 
-vLLM has a pipe for the first, which a worker in a collective never looks at, and nothing at all for
+For the first, vLLM has a pipe that a worker in a collective never reads, and nothing at all for
 its EngineCore. The kernel has `PR_SET_PDEATHSIG`, prctl(2): sent when the thread that started a
 process ends, kept by an exec and not inherited. So every process asks for it itself, first of all.
 """
@@ -24,13 +24,13 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MARK = "prctl"
 PARENT_VARIABLE = "HOLDFAST_PARENT_PID"
-"""Tells a process whose command line is not ours who started it."""
+"""Tells a process whose command line is not ours the pid of the process that started it."""
 
 
 def tie(parent_pid: int | None = None) -> None:
     """Have the kernel kill this process when the thread that started it ends.
 
-    If `parent_pid` is given and its parent no more, it had ended before, and so does this one.
+    If `parent_pid` is given but is not its parent any more, that has ended, and so does this one.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -39,9 +39,9 @@ def tie(parent_pid: int | None = None) -> None:
 
 
 def end_if_orphan() -> None:
-    """End a process that `multiprocessing` started if whoever started it is gone already.
+    """End a process that `multiprocessing` started if its parent is gone already.
 
-    Others, Ray's for example, have a parent that is none of ours.
+    Others, such as Ray's, have a parent that is not ours.
     """
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
@@ -49,9 +49,9 @@ def end_if_orphan() -> None:
 
 
 def outlive_terminal() -> None:
-    """Leave it to the front end what a closed terminal means, which the kernel tells every process.
+    """Ignore a closed terminal, which the kernel reports to every process: the front end decides.
 
-    What this one starts inherits it.
+    Children inherit this.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -59,7 +59,7 @@ def outlive_terminal() -> None:
 
 @contextmanager
 def outliving_terminal() -> Iterator[None]:
-    """While entered, what this process starts is left alone by a closed terminal."""
+    """Shield the children started while entered from a closed terminal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -73,9 +73,9 @@ def outliving_terminal() -> Iterator[None]:
 def tie_spawned() -> None:
     """Have every process that this one spawns from now on tie itself before it imports anything.
 
-    What it imports takes seconds, in which nobody would end it. What a passing thread spawns is
-    left alone: it would be killed with that thread. vLLM 0.32 starts its workers in the main
-    thread, and we its EngineCores in one of asyncio's executor, which last.
+    Imports take seconds, during which nothing would end it. Processes that a short-lived thread
+    spawns are left alone: they would be killed with that thread. vLLM 0.32 starts its workers in
+    the main thread, and we start its EngineCores in asyncio's executor; these threads last.
     """
     original = spawn.get_command_line
     if sys.platform == "linux" and _MARK not in original.__name__:
@@ -83,7 +83,7 @@ def tie_spawned() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all descendants whose parent ends, so that none is lost from sight."""
+    """Become the parent of all descendants whose parent ends, so that none is lost."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -111,14 +111,14 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 
 def stacks_path(directory: Path, pid: int) -> Path:
-    """Where the process writes; there is no file if it would not understand the signal."""
+    """Return where the process writes its stacks; no file means it would not heed the signal."""
     return directory / f"{pid}.stacks"
 
 
 def offer_stacks(directory: Path, pid: int) -> None:
     """Have this process, whose pid is given, write all its stacks at each `STACKS_SIGNAL`.
 
-    It does so within C code that holds the interpreter's lock, too.
+    It does so even within C code that holds the interpreter's lock.
     """
     try:
         file = stacks_path(directory, pid).open("w")

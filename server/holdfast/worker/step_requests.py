@@ -1,7 +1,7 @@
-"""Which requests were in the steps that ended an engine: written by the worker, read by anyone.
+"""Records which requests were in the steps that ended an engine.
 
-A front end that replays requests in the next generation has to know which of them not to trust.
-A process that crashes in native code says nothing any more, so each rank keeps the requests of its
+A front end that replays requests in the next generation must know which of them not to trust.
+A process that crashes in native code cannot report anything, so each rank keeps the requests of its
 last steps, as many as vLLM has in flight at once, in a file that it has mapped. Those that have
 ended count too: with asynchronous scheduling a kernel of one may still have run. Knows neither
 vLLM nor torch.
@@ -23,13 +23,13 @@ from holdfast.records import Suspect
 from holdfast.workspace.stats.mapped_files import new_mapping
 
 REQUEST_BYTES = 256
-"""Room for the name of a request and its numbers; the front end sends no longer name."""
+"""Room for a request's name and its numbers; the front end never sends a longer name."""
 LEAST_STEPS = 2
-"""Also of an engine that has one step at a time the step before is kept."""
+"""The previous step is kept even if an engine runs one step at a time."""
 
 _SUFFIX = ".step"
 _HEADER = struct.Struct("=qqqq")
-"""How many steps have ended and how many have begun, how many are kept, and the bytes of each."""
+"""How many steps have ended, have begun and are kept, and the bytes of each."""
 _ENDED, _BEGUN = 0, 1
 _COPY = struct.Struct("=qq")
 """The number of the step, which is written last, and the bytes of its requests."""
@@ -57,7 +57,7 @@ class StepRequests:
         `shared` says where in memory, see `mapped`.
 
         Raises:
-            OSError: there is no room for it.
+            OSError: there is not enough room for it.
         """
         self.begun = 0
         """The number of the step that began last."""
@@ -72,16 +72,16 @@ class StepRequests:
             self._map[: _HEADER.size] = _HEADER.pack(0, 0, self._steps, copy_bytes)
 
     def began(self, scheduler_output: Any) -> None:
-        """A step begins, with what vLLM's `SchedulerOutput` says (0.32, 0.33).
+        """Record that a step begins, from vLLM's `SchedulerOutput` (0.32, 0.33).
 
         Raises:
-            AttributeError, LookupError, TypeError, ValueError: vLLM says it in another way; nothing
-                is known of this step.
+            AttributeError, LookupError, TypeError, ValueError: its form has changed; nothing is
+                known of this step.
         """
         self.begun = number = self.begun + 1
         numbers = self._numbers
         copy = _HEADER.size // _NUMBER_BYTES + number % self._steps * self._copy_numbers
-        # First: of a step whose requests cannot be written nothing is to be believed.
+        # Set first: if its requests cannot be written, nothing about the step may be believed.
         numbers[copy] = _UNKNOWN
         numbers[_BEGUN] = number
         content = _packed(scheduler_output)
@@ -90,19 +90,19 @@ class StepRequests:
             raise ValueError(f"the names of the requests of a step take {size_bytes} bytes")
         begin = copy * _NUMBER_BYTES + _COPY.size
         self._map[begin : begin + size_bytes] = content
-        # No checksum: it is read when the process is dead, or has been in this step for minutes.
+        # No checksum: readers come when the process is dead, or has been in this step for minutes.
         numbers[copy + 1] = size_bytes
         numbers[copy] = number
 
     def ended(self, number: int) -> None:
-        """That step and all before it have ended: what comes now is not the doing of theirs."""
+        """Record that this step and all before it have ended: they cause nothing from now on."""
         self._numbers[_ENDED] = number
 
 
 def read_suspects(directory: Path) -> Mapping[int, tuple[Suspect, ...]]:
-    """The requests of the running and the last steps of each engine in which a rank runs one.
+    """Read the requests of each engine's running and last steps.
 
-    An engine is left out where no step runs, or where a rank does not know what it runs.
+    An engine is left out if no step runs, or if a rank does not know what it runs.
     """
     ranks: dict[int, list[_RankSteps]] = {}
     for path in files_with_suffix(_SUFFIX, directory):
@@ -117,9 +117,9 @@ def read_suspects(directory: Path) -> Mapping[int, tuple[Suspect, ...]]:
 
 
 def _packed(scheduler_output: Any) -> bytes:
-    """Every request of a step: how many are new, for each what it had computed, had made and gets.
+    """Pack a step's requests: how many are new; tokens each had computed, had made and gets.
 
-    Called at every step of every rank: no object is made for a single request.
+    This runs at every step of every rank, so it makes no object for a single request.
     """
     new, cached = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs
     names = [one.req_id for one in new] + cached.req_ids
@@ -140,12 +140,12 @@ def _packed(scheduler_output: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _RankSteps:
-    """What is in the file of one rank."""
+    """The contents of one rank's file."""
 
     ended: int
     begun: int
     kept: Mapping[int, tuple[Suspect, ...] | None]
-    """The requests of its last steps, by number; None of a step that is not there, or not whole."""
+    """The requests of its last steps, by number; None for a missing or incomplete step."""
 
     @classmethod
     def of(cls, content: bytes) -> Self:
@@ -155,11 +155,11 @@ class _RankSteps:
 
 
 def _suspects(ranks: Sequence[_RankSteps]) -> tuple[Suspect, ...]:
-    """The requests of one engine, those of its last step first; none where no step runs.
+    """Return one engine's requests, those of its last step first; none if no step runs.
 
-    Nor where a rank does not know what runs. All ranks run the same steps, the first stages of a
-    pipeline ahead of the others: they know only of launches, so a step has ended when it has for
-    every rank.
+    There are also none if a rank does not know what runs. All ranks run the same steps, the first
+    stages of a pipeline ahead of the others: they know only of launches, so a step has ended when
+    it has for every rank.
     """
     ended = min(rank.ended for rank in ranks)
     if max(rank.begun for rank in ranks) == ended:
@@ -176,7 +176,7 @@ def _suspects(ranks: Sequence[_RankSteps]) -> tuple[Suspect, ...]:
 
 
 def _copy(content: bytes, number: int, offset_bytes: int) -> tuple[Suspect, ...] | None:
-    """One step; None if it is not there, or not whole."""
+    """Read one step; None if it is missing or incomplete."""
     start = _HEADER.size + offset_bytes
     found, size_bytes = _COPY.unpack_from(content, start)
     requests = content[start + _COPY.size : start + _COPY.size + size_bytes]

@@ -1,12 +1,12 @@
 """The steps of one rank, each from its launch to its output.
 
 With asynchronous scheduling, vLLM's default on GPUs, `execute_model` and `sample_tokens` return
-when the kernels are launched, and the device is done when `get_output` of what they returned is
-(0.32, 0.33). One step or two are launched before that. So a step ends with its output, and begins
-when it was launched or when the one before it ended, whichever came later.
+when the kernels are launched; the device is done when `get_output` of their result returns (0.32,
+0.33). One or two further steps are launched before that. So a step ends with its output, and begins
+when it was launched or when the step before it ended, whichever came later.
 
-A rank that returns no such output, or whose output the executor does not ask for, knows its
-launches only: its steps end with them.
+A rank that returns no such output, or whose output the executor does not ask for, knows only its
+launches: its steps end with them.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from holdfast.worker.step_requests import StepRequests
 from holdfast.workspace.stats import StatsWriter
 
 MOST_LAUNCHED = 64
-"""More than vLLM launches before it asks for the first output (`max_concurrent_batches`): of what
-it never asks for, the launch is the end."""
+"""More than vLLM launches before it asks for the first output (`max_concurrent_batches`): a step
+whose output it never asks for ends with its launch."""
 
 logger = logging.getLogger("vllm.holdfast")
 
 
 @dataclass(slots=True, eq=False)
 class LaunchedStep:
-    """One step whose output is not there yet."""
+    """One step whose output has not arrived yet."""
 
     scheduled_tokens: int
     requests: int
     launched_seconds: float = 0.0
     """When the last of its launches returned."""
     number: int = 0
-    """Of those of this rank, as `StepRequests` counts them."""
+    """The number of the step in this rank, as `StepRequests` counts."""
 
 
 class StepFollower:
-    """Counts and times the steps of one rank, and keeps which requests they have.
+    """Counts and times the steps of one rank, and records their requests.
 
     vLLM launches from one thread, and may ask for outputs from another.
     """
@@ -66,11 +66,11 @@ class StepFollower:
         self._are_requests_unknown = False
         self._launched: deque[LaunchedStep] = deque()
         self._unsampled: LaunchedStep | None = None
-        """The step that `sample_tokens` is the rest of."""
+        """The step that `sample_tokens` will complete."""
         self._changing = threading.Lock()
 
     def execute(self, scheduler_output: Any, execute_model: Callable[[], Any]) -> Any:
-        """What `execute_model` answers; with an output that is still to come, its follower."""
+        """Return the result of `execute_model`, wrapped in a follower if its output is pending."""
         step = LaunchedStep(
             scheduler_output.total_num_scheduled_tokens, len(scheduler_output.num_scheduled_tokens)
         )
@@ -83,7 +83,7 @@ class StepFollower:
         return self._followed(step, answer)
 
     def sample(self, sample_tokens: Callable[[], Any]) -> Any:
-        """What `sample_tokens` answers, and else as `execute`."""
+        """Return the result of `sample_tokens`, wrapped as in `execute`."""
         answer = sample_tokens()
         step, self._unsampled = self._unsampled, None
         if step is None:  # nothing was scheduled
@@ -92,13 +92,13 @@ class StepFollower:
         return self._followed(step, answer)
 
     def end(self, step: LaunchedStep) -> None:
-        """Note that the output of a step is there."""
+        """Note that the output of a step has arrived."""
         with self._changing:
             if step in self._launched:
                 self._end(step)
 
     def lose(self, error: BaseException) -> None:
-        """Note that an output cannot be had; the step goes on to be the one that runs."""
+        """Note that getting an output failed; its step still counts as running."""
         self._lost(error)
 
     def _begin(self, step: LaunchedStep, scheduler_output: Any) -> None:
@@ -126,7 +126,7 @@ class StepFollower:
             ended_seconds=ended_seconds,
             is_next_running=bool(self._launched),
         )
-        # Of steps that end out of turn the first that still runs holds the others.
+        # If steps end out of order, the first that still runs holds back the others.
         running = self._launched[0].number if self._launched else self._requests.begun + 1
         self._requests.ended(running - 1)
 
@@ -134,7 +134,7 @@ class StepFollower:
         try:
             self._requests.began(scheduler_output)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # vLLM may have changed what a scheduler says; the step itself is what matters.
+            # vLLM may have changed the scheduler's output; the step itself matters more.
             if not self._are_requests_unknown:
                 logger.warning("Cannot tell which requests are in a step: %s", error)
             self._are_requests_unknown = True
@@ -154,9 +154,9 @@ class StepFollower:
 
 @AsyncModelRunnerOutput.register
 class StepOutput:
-    """The output of a step, which ends the step when it is there; in all else vLLM's own.
+    """Wraps vLLM's output of a step, and ends the step when the output arrives.
 
-    Not derived from vLLM's class, which has another abstract method in 0.33.
+    It is not derived from vLLM's class, which has another abstract method in 0.33.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class StepOutput:
         return getattr(self._output, name)
 
     def get_output(self) -> Any:
-        """What vLLM's own has; a failure is written down before it is raised."""
+        """Return vLLM's own output; record a failure before raising it."""
         try:
             output = self._output.get_output()
         except BaseException as error:
