@@ -227,8 +227,7 @@ class Worker(Process):
     def run(self) -> None:
         # OpenMP has bound the server to the CPUs that it would bind this process to.
         self._allowed_cpus = os.sched_getaffinity(0)
-        if _is_forked():
-            _ask_for_tiles()
+        _ask_for_tiles()
         super().run()
 
     @staticmethod
@@ -308,10 +307,12 @@ def _adopt(environment: Mapping[str, str], allowed_cpus: set[int]) -> None:
 
 
 def _ask_for_tiles() -> None:
-    """Ask Linux for the tiles of Intel's AMX: in a forked worker nothing else does.
+    """Ask Linux for the tiles of Intel's AMX, whether this worker was forked or spawned.
 
     vLLM's CPU attention uses them without asking (`cpu_attn.py`, 0.32), which raises SIGILL:
-    https://docs.kernel.org/arch/x86/xstate.html. On other processors this has no effect.
+    https://docs.kernel.org/arch/x86/xstate.html. Torch asks only while it compiles, so a worker
+    whose model comes from a cache, or that runs eagerly, would die. On other processors this has no
+    effect.
     """
     import torch  # noqa: PLC0415 - as above
 
