@@ -48,7 +48,7 @@ def check_template(given: str | None) -> None:
     """Read a chat template, a file or the template itself.
 
     Raises:
-        UsageError: there is no such file, or it is not a template.
+        UsageError: the file does not exist, or it is not a template.
     """
     if given is None:
         return

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI layer, built by vLLM, on top of the proxy; only some failures are mended."""
+"""vLLM's OpenAI layer, built by vLLM, on top of the proxy, with only some failures fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes that are killed leave behind, and nobody else's.
+"""Removes what killed processes leave behind, and nothing that belongs to others.
 
 vLLM's rings take 400 MiB of /dev/shm an engine (apparent size), which count against a container's
 at the next start. With `--ipc=host` that directory has neighbours, some of which share memory with
@@ -30,7 +30,7 @@ What a connector to a cache of others maps has other names.
 def remove(directory: Path) -> None:
     """Remove the directory of a generation, and what is named after it in shared memory.
 
-    Call it when no process of it runs.
+    Call it when none of its processes runs.
     """
     unlink(_named(directory))
     shutil.rmtree(directory, ignore_errors=True)
@@ -43,7 +43,7 @@ def shared_memory(processes: Iterable[psutil.Process]) -> frozenset[Path]:
 
 
 def unlink(paths: Iterable[Path]) -> None:
-    """Remove files; those that are gone are no error."""
+    """Remove files; one that is gone is not an error."""
     for path in paths:
         path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Variables for those who are started while they are set."""
+"""Sets variables for the processes that are started meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def changed(variables: Mapping[str, str]) -> Iterator[None]:
-    """While entered, the environment of this process has `variables`."""
+    """Set `variables` in the environment of this process while entered."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -28,7 +28,7 @@ def note_in(directory: Path) -> None:
 
 
 def ended_by(code: int) -> str:
-    """How a process ended that a signal has ended, for people."""
+    """Describe for people how a signal ended a process."""
     memory = OUT_OF_MEMORY if code == -signal.SIGKILL else ""
     return f"was killed by {signal_name(-code)}{memory}"
 
@@ -42,7 +42,7 @@ def signal_name(number: int) -> str:
 
 
 def noted(directory: Path) -> frozenset[Path]:
-    """The exit codes that are known now."""
+    """Return the exit codes that are known now."""
     return frozenset(directory.glob("*"))
 
 

@@ -1,4 +1,4 @@
-"""Which of some processes have ended, told at once, in the order in which they did, and how."""
+"""Reports at once which processes have ended, in what order, and how."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Endings:
             self._forget(descriptor)
 
     def look(self) -> tuple[Ending, ...]:
-        """What has ended until now, oldest first."""
+        """Return the processes that have ended until now, oldest first."""
         for process in [p for p in self._unwatched if not is_alive(p)]:
             self._unwatched.remove(process)
             self._add(process)

@@ -1,4 +1,4 @@
-"""Which GPUs are here, and what is the installed torch built for? Asked without vLLM.
+"""Finds out, without vLLM, which GPUs are here and which ones the installed torch supports.
 
 Importing torch takes a second or two, so it is imported only where the kernel shows a GPU.
 """

@@ -1,4 +1,4 @@
-"""Where one server keeps sockets and the files of its engines; and what dead servers left there.
+"""Keeps one server's sockets and engine files, and removes what dead servers left.
 
 Whether a server lives is told by a lock that the kernel takes off when its process ends, however
 that is: process numbers would mean something else in another container that shares the directory.
@@ -37,9 +37,9 @@ class _Record:
     """What a server says of itself in the file that it keeps locked."""
 
     directory: str
-    """As its engines know it, who name their shared memory after it."""
+    """The path that its engines use, and name their shared memory after."""
     alias: str
-    """A link to the directory, by which its path is short; empty if it is short enough."""
+    """A link that gives the directory a short path; empty if it is short enough."""
 
 
 @contextmanager

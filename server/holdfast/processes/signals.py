@@ -1,4 +1,4 @@
-"""How does the process end? The first signal asks for a drain, the second ends it at once."""
+"""Ends the process: the first signal asks for a drain, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Handler = Callable[[int, object], NoReturn]
 
 @contextmanager
 def remembered() -> Iterator[Callable[[], bool]]:
-    """While entered, a signal to end is no more than noted; yields whether one came."""
+    """Only note a signal to end while entered; yield a function that tells whether one came."""
     came: list[int] = []
     for number in early_signals.heeded():
         signal.signal(number, lambda number, _frame: came.append(number))
@@ -66,7 +66,7 @@ def end_now(directory: Path, uds: str | None, signal_number: int, _frame: object
     """End at once, with what no context manager gets the time for.
 
     The exit code is 128 + the number of the signal, which is what a shell and a container report
-    for a process that a signal ended: this was no clean stop, and nothing was wrong either.
+    for a process that a signal ended: this was not a clean stop, but nothing was wrong either.
     """
     family = tree.children()
     left_behind = cleanup.shared_memory(family)

@@ -1,6 +1,6 @@
-"""What is the engine doing? The stacks of its processes, for the log and to recognise a compiler.
+"""Reads the stacks of the engine's processes, for the log and to recognise a compiler.
 
-A step that waits for a compiler takes minutes, and is not a stall.
+A step that waits for a compiler takes minutes, but is not a stall.
 """
 
 from __future__ import annotations

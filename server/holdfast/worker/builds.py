@@ -1,4 +1,4 @@
-"""What torch builds for a rank while it starts outlives the engine, as compiled kernels do.
+"""Keeps what torch builds for a starting rank beyond the engine's end, like compiled kernels.
 
 vLLM has torch build its allocator for NCCL's symmetric memory (`VLLM_USE_NCCL_SYMM_MEM=1`) in the
 temporary directory (`pynccl_allocator.compile_nccl_allocator`, 0.32, 0.33). That of an engine is
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 LOCK = "lock"
-"""Torch waits without end for whoever has made that file (`torch.utils.file_baton`)."""
+"""Torch waits for ever for the process that made this file (`torch.utils.file_baton`)."""
 
 
 def directory_beside(generation_directory: Path) -> Path:

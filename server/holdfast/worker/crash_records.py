@@ -1,4 +1,4 @@
-"""Why did an engine process fail? vLLM answers "see root cause above"; this keeps the root cause.
+"""Keeps the root cause of an engine process's failure; vLLM says only "see root cause above".
 
 vLLM logs every fatal exception in the process where it happened, and tells the front end nothing
 of it (`EngineDeadError` carries a fixed text; `Engine core initialization failed` names no cause).
@@ -23,7 +23,7 @@ from holdfast.patches import fits
 
 _SUFFIX = ".cause"
 MOST_BYTES = 1 << 20
-"""After which a process keeps no more exceptions, but for those that end it."""
+"""Past this size, a process keeps only exceptions that end it."""
 _MOST_CHARACTERS = 64 * 1024
 
 
@@ -208,7 +208,7 @@ def read_causes(directory: Path) -> tuple[Cause, ...]:
 
 
 def tracebacks(directory: Path) -> str:
-    """The tracebacks of a generation's processes that are no echo of another's, oldest first."""
+    """Return the tracebacks in a generation that do not echo another process's, oldest first."""
     return "\n".join(c.traceback for c in read_causes(directory) if not c.is_consequence)
 
 

@@ -1,9 +1,9 @@
 """What becomes of a grammar in the front end: known already, tried by a worker, or refused.
 
-A grammar is tried for a second; one that needs longer waits for a turn of its own, of which a key
-has one at a time, and the place stays taken for as long as EngineCore will need for it in turn. So
-the grammars that everybody sends never wait for long behind the slow ones of one client. A request
-whose grammar is tried holds no place in the engine meanwhile.
+A grammar is tried for a second. One that needs longer waits for a slow turn; a key has one at a
+time, and its place stays taken for as long as EngineCore will need for the grammar in turn. So
+ordinary grammars never wait for long behind one client's slow ones. A request holds no place in the
+engine while its grammar is tried.
 
 Results are remembered by digest: a schema that is sent with each request costs some microseconds.
 """
@@ -41,7 +41,7 @@ QUICK_SECONDS = 1.0
 QUICK_PLACES = 2
 SLOW_PLACES = 2
 REFUSALS_SECONDS = 60.0
-"""So long a refusal is remembered: on another day the machine may be less busy."""
+"""How long a refusal is remembered: the machine may be less busy later."""
 MOST_RESULTS = 1024
 LONGEST_REMEMBERED_BYTES = 16 << 10
 """Of the fields that a result changes: they are kept with it."""
@@ -200,7 +200,7 @@ class Grammars:
     def _ended(self, digest: bytes, task: asyncio.Task[TrialResult]) -> None:
         self._trials.pop(digest, None)
         if not task.cancelled():
-            task.exception()  # seen, though all who waited for it may have left
+            task.exception()  # retrieved, even if every waiting request has left
 
     def _remembered(self, digest: bytes) -> TrialResult | None:
         result = self._results.get(digest)
@@ -255,7 +255,7 @@ _TOO_LARGE = f"The grammar of the request is larger than {LONGEST_BYTES >> 10} K
 
 
 def _is_longer(value: Any, most_bytes: int) -> bool:
-    """Whether its JSON has more than so many characters, found without making all of it."""
+    """Whether its JSON is longer than this, found without producing all of it."""
     left, todo = most_bytes, [value]
     while todo and left >= 0:
         one = todo.pop()

@@ -9,7 +9,7 @@ _Waiting = OrderedDict[str, deque[asyncio.Future[None]]]
 
 
 class Lane:
-    """So many places, which keys are given in turn. Belongs to one event loop."""
+    """Gives a number of places to keys in turn. Belongs to one event loop."""
 
     def __init__(self, places: int, *, places_per_key: int) -> None:
         self._places = places
@@ -18,7 +18,7 @@ class Lane:
         self._waiting: _Waiting = OrderedDict()
 
     async def take(self, key: str) -> None:
-        """Return when a place is there for the key; it is taken until `give`."""
+        """Return when the key gets a place; it keeps it until `give`."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(turn)
         self._hand_out()

@@ -36,12 +36,12 @@ logger = logging.getLogger("holdfast.engine")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a grammar in a worker."""
+    """The outcome of a grammar in a worker."""
 
     said: Mapping[str, Any] | None
     """None if the worker died of it."""
     signal: int
-    """Of which it died; 0 if it did not, or ended by itself."""
+    """The signal that ended it; 0 if none did."""
     seconds: float
 
 
@@ -50,11 +50,11 @@ class _Started:
     process: Any
     control: socket.socket
     exit_codes: dict[int, int] = field(default_factory=dict)
-    """Of workers that have died, by pid."""
+    """The exit codes of workers that have died, by pid."""
 
 
 class Pool:
-    """So many workers, started with the first grammar. Belongs to one event loop."""
+    """Runs a number of workers, started with the first grammar. Belongs to one event loop."""
 
     def __init__(
         self, make: Callable[[], processes.Compile], *, workers: int, memory_bytes: int
@@ -69,7 +69,7 @@ class Pool:
         """Have a worker compile a grammar, which ends it after `limit_seconds`.
 
         Raises:
-            NotReadyError: there is no process that could say anything of it.
+            NotReadyError: no process is available to judge the grammar.
         """
         started = await self._running()
         began = time.monotonic()
@@ -101,7 +101,7 @@ class Pool:
                     theirs.close()
                     return await _exchange(ours, grammar)
             except (TimeoutError, OSError) as error:
-                # No worker took it, or the one that did is stopped: all of them are begun anew.
+                # No worker took it, or the one that did is stopped: all of them are restarted.
                 self._give_up(started)
                 raise _nobody(
                     f"the process that checks grammars does not answer: {error!r}"
@@ -176,7 +176,7 @@ class Pool:
 
 
 async def _exchange(ours: socket.socket, grammar: bytes) -> tuple[int, bytes]:
-    """Hand a grammar over; the pid of who took it, 0 if nobody did, and the answer, if any."""
+    """Hand a grammar over; return the pid of its worker, 0 if none took it, and any answer."""
     loop = asyncio.get_running_loop()
     said = bytearray()
     with suppress(ConnectionError):

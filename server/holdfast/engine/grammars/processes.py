@@ -1,7 +1,7 @@
 """The processes that may die of a grammar: one that has the tokenizer, and workers forked from it.
 
-A worker that dies takes one grammar with it, and has a successor in milliseconds: nothing is read
-or imported anew. All of them end with the front end, see `leash`. They have no socket but the one
+A worker that dies takes one grammar with it, and is replaced in milliseconds: nothing is read or
+imported again. All of them end with the front end, see `leash`. They have no socket but the one
 that grammars come by, and of the environment what vLLM reads.
 
 A grammar comes with a socket of its own, over which the worker says its pid, and then its answer.
@@ -48,7 +48,7 @@ _PAUSE_SECONDS = 0.02
 def serve(
     make: Callable[[], Compile], control: socket.socket, workers: int, memory_bytes: int
 ) -> None:
-    """Have so many workers wait for grammars at `control`, until that is closed.
+    """Keep this many workers waiting for grammars at `control`, until that is closed.
 
     Each may grow by `memory_bytes`. What `make` returns is made once, and forked.
     """
@@ -132,7 +132,7 @@ def _read(asked: socket.socket) -> bytes:
 
 
 def _bound_memory(memory_bytes: int) -> None:
-    """Let this process have so much more memory of its own than it has now."""
+    """Let this process grow by this much private memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     limit = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

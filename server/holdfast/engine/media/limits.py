@@ -4,8 +4,8 @@ vLLM 0.32 bounds one image, one clip, one download. A body of 32 MB has room for
 are half a gigabyte each once they are decoded, so all of a request, and of all requests, have a
 bound too, that is kept before anything is decoded.
 
-Whatever goes wrong with a URL is answered with the same words: who asks shall not learn which hosts
-and ports there are.
+Every failure of a URL gets the same answer, so that a client cannot learn which hosts and ports
+exist.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ REDIRECTS_VARIABLE = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
 NAMES_AT_ONCE = 16
 """Looked up by the resolver of the system, which takes up to 30 s for one."""
 FRAMES_OF_PIXELS = 2
-"""Of the largest image there may be so many in one request: 1 GiB, or 32 frames of 4K."""
+"""One request may hold this many of the largest image: 1 GiB, or 32 frames of 4K."""
 REQUESTS_OF_PIXELS = 3
-"""What all requests have decoded is at most what so many of the largest have."""
+"""All requests together may hold as many decoded pixels as this many of the largest."""
 
 _UNFETCHED = (
     "The media at the URL could not be fetched or decoded. Only public addresses are allowed, "
@@ -108,7 +108,7 @@ def guard_media(allowed_domains: Sequence[str] | None) -> None:
 
 
 class Pixels:
-    """Of images that are decoded now."""
+    """Counts the pixels of images that are decoded now."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -116,7 +116,7 @@ class Pixels:
         self._lock = threading.Lock()
 
     def has_taken(self, pixels: int) -> bool:
-        """Whether there was room for so many more; then they count until they are given back."""
+        """Take this many more if there is room, and tell whether; they count until given back."""
         with self._lock:
             has_room = self._most <= 0 or self._held + pixels <= self._most
             self._held += pixels if has_room else 0

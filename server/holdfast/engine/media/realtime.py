@@ -1,4 +1,4 @@
-"""How much sound of realtime transcriptions waits in the front end, and for how long?
+"""Bounds how much sound of realtime transcriptions waits in the front end, and for how long.
 
 vLLM 0.32 keeps what a client appends until the model has heard it, without a bound: a WebSocket
 that appends and never commits would take all memory. Neither does it end a transcription whose
@@ -18,10 +18,10 @@ from holdfast.patches.replaced import original, replace
 from holdfast.request_context import current_request
 
 CLIPS_OF_ALL = 8
-"""So many of the longest clips may wait, of all clients together."""
+"""How many of the longest clips may wait, for all clients together."""
 PATIENCE_SECONDS = 2.0
-"""So long a transcription waits for more sound before it gives its place to others. Clients send
-some every tenth of a second, and a speaker's pause is shorter."""
+"""How long a transcription waits for more sound before others get its place. Clients send sound
+every tenth of a second, and a speaker's pause is shorter."""
 
 
 def bound_realtime_audio() -> None:
@@ -55,7 +55,7 @@ class _Sounds:
         self._samples: Counter[str] = Counter()
 
     def has_taken(self, key: str, samples: int, most_samples: int) -> bool:
-        """Whether there was room for so many more; then they count until they are given back."""
+        """Take this many more if there is room, and tell whether; they count until given back."""
         free_samples = CLIPS_OF_ALL * most_samples - self._samples.total() - samples
         has_room = self._samples[key] + samples <= free_samples
         self._samples[key] += samples if has_room else 0
