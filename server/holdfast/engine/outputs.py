@@ -54,7 +54,7 @@ class VllmDialect:
         )
 
     def lifted(self, error: HoldfastError) -> Exception:
-        """Return a GenerationError, which vLLM reports cleanly before and within a stream.
+        """Return what vLLM reports cleanly, also within a stream, or under its own status.
 
         Any other class is logged with its traceback for each request.
         """

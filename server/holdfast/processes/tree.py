@@ -1,4 +1,4 @@
-"""The engine's processes: known by pid, and ended without exception."""
+"""Keeps track of the engine's processes, and ends every one of them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ KILL_DEADLINE_SECONDS = 10.0
 POLL_SECONDS = 0.05
 TRACKER_LOOK_SECONDS = 5.0
 _TRACKER = "multiprocessing.resource_tracker import main"
-"""In the command line of one; its name alone may stand in others', after `-W` say."""
+"""Marks a tracker's command line; others may contain its name alone, for example after `-W`."""
 _QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 
 @contextmanager
 def owned(directory: Path, native_variables: Mapping[str, str]) -> Iterator[None]:
-    """While entered, every descendant of this process is known to it, and ends with it.
+    """Keep track of every descendant of this process while entered; each ends with it.
 
     The fork server starts at once, beside the imports of this process, unless the environment rules
-    it out; `directory` takes its socket, and `native_variables` is what it is started with. When
-    left, no child runs.
+    it out; its socket goes into `directory`, and it gets `native_variables`. No child runs after
+    leaving.
     """
     forkserver.use(is_allowed=forkserver.is_allowed(os.environ))
     lifetime.adopt_orphans()
@@ -46,15 +46,15 @@ def owned(directory: Path, native_variables: Mapping[str, str]) -> Iterator[None
 
 
 def children() -> frozenset[psutil.Process]:
-    """Every living descendant but Python's resource tracker, which outlives all engines."""
+    """Return every living descendant except Python's resource tracker, which outlives engines."""
     found = psutil.Process().children(recursive=True)
     return frozenset(child for child in found if not _is_resource_tracker(child))
 
 
 def _start_resource_tracker() -> None:
-    """Start one that keeps quiet about what `unlink` removed before it; nothing if one runs."""
+    """Start one that does not warn of what `unlink` removed first; do nothing if one runs."""
     before = os.environ.get("PYTHONWARNINGS")
-    # Not longer: Python hands it on in the command line of every process that is spawned.
+    # Set only briefly: Python repeats it in the command line of every spawned process.
     changed = environment.changed({"PYTHONWARNINGS": f"{before},{_QUIET}" if before else _QUIET})
     with changed, lifetime.outliving_terminal():
         resource_tracker.ensure_running()
@@ -62,7 +62,7 @@ def _start_resource_tracker() -> None:
 
 @asynccontextmanager
 async def resource_tracker_kept() -> AsyncIterator[None]:
-    """While entered, a resource tracker that was killed is replaced, and leaves no zombie."""
+    """Replace a killed resource tracker while entered, and leave no zombie."""
     keeping = asyncio.create_task(_keep_resource_tracker(), name="resource tracker")
     try:
         yield
@@ -77,9 +77,9 @@ async def _keep_resource_tracker() -> None:
 
 
 def _replace_resource_tracker() -> None:
-    """Take leave of one that has ended and start another; nothing if it runs."""
+    """Reap a tracker that has ended and start another; do nothing if it runs."""
     pid = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]  # noqa: SLF001 - as below
-    # Not asked by its pipe, as `multiprocessing` does: one that is stopped would fill it.
+    # Not checked through its pipe, as `multiprocessing` does: a stopped tracker would fill it.
     with suppress(ChildProcessError), warnings.catch_warnings():
         if pid is not None and os.waitpid(pid, os.WNOHANG)[0]:
             warnings.simplefilter("ignore", UserWarning)  # that it died
@@ -87,15 +87,15 @@ def _replace_resource_tracker() -> None:
 
 
 def end_resource_tracker() -> None:
-    """End Python's resource tracker, so that what it complains of stands before our last line."""
-    with suppress(ChildProcessError):  # somebody has killed it, and we have taken leave of it
+    """End Python's resource tracker, so that its warnings come before our last line."""
+    with suppress(ChildProcessError):  # it was killed, and we have reaped it
         resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public ends it
 
 
 def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
-    """SIGKILL those that still run and wait for their end; the pids that remained are returned.
+    """SIGKILL those that still run, wait for their end, and return the pids that remain.
 
-    A worker in a collective never looks at vLLM's death pipe, so asking is not enough.
+    A worker in a collective never reads vLLM's death pipe, so asking is not enough.
     """
     alive = [process for process in processes if is_alive(process)]
     for process in alive:
@@ -107,7 +107,7 @@ def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL a process and all below it, whatever of them ends by itself meanwhile."""
+    """SIGKILL a process and all its descendants, even if some end by themselves meanwhile."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for one in (*process.children(recursive=True), process):
@@ -116,9 +116,9 @@ def kill_tree(pid: int) -> None:
 
 
 def reap(known: Collection[psutil.Process]) -> None:
-    """Take leave of the adopted children that have ended, but of those in `known`.
+    """Reap the adopted children that have ended, except those in `known`.
 
-    A child whose own parent would have waited for it stays a zombie with us, see `leash`.
+    A child whose own parent would have reaped it stays our zombie, see `leash`.
     """
     for child in psutil.Process().children():
         if child not in known and not is_alive(child):
@@ -129,9 +129,9 @@ def reap(known: Collection[psutil.Process]) -> None:
 def _until_ended(
     processes: Iterable[psutil.Process], deadline_seconds: float
 ) -> list[psutil.Process]:
-    """Wait until none of them runs; those that do at the deadline are returned.
+    """Wait until none of them runs; return those that still do at the deadline.
 
-    A zombie has ended: an orphan stays one for ever where the init process reaps nobody.
+    A zombie has ended: an orphan stays one for ever if the init process reaps nothing.
     """
     deadline = time.monotonic() + deadline_seconds
     remaining = list(processes)
@@ -142,10 +142,10 @@ def _until_ended(
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; a zombie has ended. What cannot be seen has not ended.
+    """Whether a process runs; a zombie has ended. A process that cannot be inspected has not ended.
 
-    A killed process is called a zombie from the end of its first thread on. It holds its memory,
-    and nobody can take leave of it, until the last one has ended.
+    A killed process is reported as a zombie once its first thread has ended. It holds its memory,
+    and cannot be reaped, until its last thread has ended.
     """
     try:
         if not process.is_running():
@@ -165,7 +165,7 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
 
 
 def stopped(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
-    """The pids of those that a signal or a debugger has stopped."""
+    """Return the pids of processes that a signal or a debugger has stopped."""
     states = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return tuple(process.pid for process in processes if _status(process) in states)
 

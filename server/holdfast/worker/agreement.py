@@ -1,8 +1,8 @@
-"""What all ranks of a world agree on while an engine starts, each time within a deadline.
+"""Makes all ranks of a world agree while an engine starts, each time within a deadline.
 
-That is the size of a reservation and, with `--max-model-len auto`, the longest context that fits
-the memory of every rank. A rank that raises, is late or reduces something else is an error for all
-of them, and never a wait without end.
+They agree on the size of a reservation and, with `--max-model-len auto`, the longest context that
+fits the memory of every rank. A rank that raises, is late or reduces something else causes an error
+in all of them, and never an endless wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm.distributed.parallel_state import get_world_group
 from holdfast.errors import EngineStartError
 
 _FITTED = -1
-"""What vLLM keeps in `original_max_model_len` if it is to choose."""
+"""The value of `original_max_model_len` when vLLM is to choose."""
 
 
 def is_length_fitted(vllm_config: Any) -> bool:
@@ -30,7 +30,7 @@ def is_length_fitted(vllm_config: Any) -> bool:
 
 
 def with_length(vllm_config: Any, tokens: int) -> Any:
-    """The same configuration with another `max_model_len`."""
+    """Return the same configuration with another `max_model_len`."""
     changed = copy.copy(vllm_config)
     changed.model_config = copy.copy(vllm_config.model_config)
     changed.model_config.max_model_len = tokens
@@ -71,7 +71,7 @@ _SIGNATURE = 0x484F_4C44_4641_5354
 
 
 class Subject(IntEnum):
-    """What is agreed on."""
+    """What the ranks agree on."""
 
     RESERVATION = 1
     GROWTH_LIMIT = 2
@@ -79,16 +79,16 @@ class Subject(IntEnum):
 
 
 def largest(values: list[int], subject: Subject, parallel_config: Any) -> list[int]:
-    """The largest of each of `values` over all ranks; of one rank alone they are what they are.
+    """Return the largest of each of `values` over all ranks; a lone rank gets its own back.
 
     Raises:
-        EngineStartError: a rank did not come in time, ended, or was about something else.
+        EngineStartError: a rank was late, ended, or was reducing something else.
     """
     return _reduced(values, ReduceOp.MAX, subject, parallel_config)
 
 
 def smallest(values: list[int], subject: Subject, parallel_config: Any) -> list[int]:
-    """The smallest of each of `values` over all ranks, and else as `largest`."""
+    """Return the smallest of each of `values` over all ranks, otherwise as `largest`."""
     return _reduced(values, ReduceOp.MIN, subject, parallel_config)
 
 
@@ -104,7 +104,7 @@ def _reduced(
     tensor = torch.tensor(signed + values, dtype=torch.int64)
     options = AllreduceOptions()
     options.reduceOp = operation
-    # Of the operation, not of the wait: what still runs would hold up the end of the process.
+    # A limit of the operation, not of the wait: a running one would delay the process's end.
     given: timedelta | None = parallel_config.cpu_distributed_timeout
     options.timeout = given or timedelta(seconds=AGREEMENT_SECONDS)
     try:
