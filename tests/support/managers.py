@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,3 +73,12 @@ def written(writer: StatsWriter) -> RankStats:
     stats = read_stats(writer.path)
     assert stats is not None
     return stats
+
+
+def forget_freed_memory() -> None:
+    """Make what is resident of this process what is in use, whatever other tests have freed.
+
+    The C heap keeps the pages of freed buffers, so new ones would be resident before their first
+    use.
+    """
+    ctypes.CDLL(None).malloc_trim(0)

@@ -16,6 +16,7 @@ from holdfast.workspace.device import DeviceReading
 from holdfast.workspace.memory_ledger import MemoryLedger, as_table, unexplained_bytes
 from holdfast.workspace.plan import MIB
 from holdfast.workspace.stats import StatsWriter, read_stats
+from managers import forget_freed_memory
 
 CPU = torch.device("cpu")
 
@@ -127,6 +128,7 @@ def test_layers_that_share_one_kv_cache_count_it_once(writer: StatsWriter) -> No
 
 def test_the_ledger_explains_this_process(writer: StatsWriter) -> None:
     """On the CPU the terms add up to what is resident, but for a few percent."""
+    forget_freed_memory()
     worker = cpu_worker(64 * MIB)
     ledger = MemoryLedger(worker, writer)
     workspace = torch.zeros(32 * MIB, dtype=torch.uint8)

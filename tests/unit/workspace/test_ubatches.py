@@ -14,6 +14,7 @@ from holdfast.workspace.plan import MIB, GrowthPolicy
 from managers import (
     CPU,
     GRANULE,
+    forget_freed_memory,
     held,
     locked_manager,
     reservation,
@@ -132,6 +133,7 @@ def test_what_levelling_adds_is_resident_on_the_cpu() -> None:
     manager = WorkspaceManager(CPU, num_ubatches=2)
     manager.bind(None, "deny")
     manager.reserve([reservation((1, 0), 96 * MIB)])
+    forget_freed_memory()
     before = psutil.Process().memory_info().rss
     view(manager, MIB)
     assert psutil.Process().memory_info().rss - before > 90 * MIB
