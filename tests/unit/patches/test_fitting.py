@@ -89,14 +89,34 @@ def test_a_gain_is_looked_for_where_it_is_about_to_be_made(
     assert is_fit(patch("xmlrpc.client:ServerProxy", is_guarantee=False))
 
 
-def test_what_gains_speed_is_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+class Messages(logging.Handler):
+    """Keeps what a logger was told."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def warned() -> Iterator[list[str]]:
+    """The warnings, also where vLLM has set up its loggers, which then propagate nothing."""
+    logger, handler = logging.getLogger("vllm.holdfast"), Messages()
+    logger.addHandler(handler)
+    yield handler.messages
+    logger.removeHandler(handler)
+
+
+def test_what_gains_speed_is_left_out_with_one_warning(warned: list[str]) -> None:
     """It says which version lacks what, and what is lost."""
     gain = patch(f"{HERE}:gone", is_guarantee=False)
-    with caplog.at_level(logging.WARNING):
-        assert [is_fit(gain), is_fit(gain)] == [False, False]
-    [record] = caplog.records
+    assert [is_fit(gain), is_fit(gain)] == [False, False]
+    [message] = warned
     for part in (vllm_version(), f"{HERE}:gone", "patches.some.function", "it dies"):
-        assert part in record.getMessage()
+        assert part in message
 
 
 def test_what_a_guarantee_needs_ends_the_start() -> None:
@@ -129,14 +149,14 @@ def test_an_engine_does_not_start_where_its_processes_could_outlive_it(
 
 
 def test_python_names_shared_memory_itself_where_it_has_no_prefix(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, warned: list[str], tmp_path: Path
 ) -> None:
     """A gain is left out where it is made: nothing is set that nobody reads."""
     module: Any = shared_memory
     monkeypatch.delattr(module, "_SHM_NAME_PREFIX")
     use_names_of(tmp_path)
     assert not hasattr(module, "_SHM_NAME_PREFIX")
-    assert "_SHM_NAME_PREFIX" in caplog.text
+    assert "_SHM_NAME_PREFIX" in warned[0]
 
 
 def test_nobody_asks_for_a_patch_that_is_not_in_the_list() -> None:
