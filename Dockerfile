@@ -56,7 +56,7 @@ RUN useradd --uid 10001 --user-group --create-home --home-dir "${HOME}" holdfast
         "${HOME}/.local" "${HOME}/.local/state" "${HOME}/.local/state/holdfast"
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir --no-deps /wheels/*.whl \
-    && python3 -c "import holdfast.app"
+    && python3 -c "import holdfast.serve"
 USER 10001:10001
 WORKDIR /home/holdfast
 EXPOSE 8000
@@ -102,7 +102,7 @@ RUN grep -E '^(platformdirs|rich|markdown-it-py|mdurl|pygments|cryptography|cffi
 COPY --from=wheel /wheels /wheels
 # What others of the base lack is not ours to mend, but what we ask for has to be there.
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl \
-    && python3 -c "import holdfast.app" \
+    && python3 -c "import holdfast.serve" \
     && { python3 -m pip check > /tmp/complaints || ! grep '^holdfast ' /tmp/complaints; } \
     && rm /tmp/complaints
 USER 10001:10001

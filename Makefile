@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 bin := .venv/bin
 export PYTHON
 
-.PHONY: help setup demo test test-fast test-v2 soak ops-tools ops-test lint check-format check-lint check-types format reference gpu-check bench clean
+.PHONY: help setup demo test test-fast test-v2 soak ops-tools ops-test lint check-format check-lint check-types format reference gpu-check bench demo-weights clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -23,7 +23,7 @@ test-fast: setup ## run the tests that start no engine
 	@exec $(bin)/pytest -n 3 --no-loadscope-reorder -m "not engine" $(ARGS)
 
 test-v2: setup ## run the tests of engines on vLLM's V2 model runner, the default on GPUs
-	@exec $(bin)/python tests/support/second_runner.py -n 3 --no-loadscope-reorder tests/engine $(ARGS)
+	@exec $(bin)/python tests/support/v2_runner.py -n 3 --no-loadscope-reorder tests/engine $(ARGS)
 
 soak: setup ## run the long proofs (hours): random requests, killed writers
 	@exec $(bin)/pytest soak $(ARGS)
@@ -57,6 +57,9 @@ gpu-check: ## check Holdfast on this machine's GPU; PYTHON=... has torch, ARGS="
 
 bench: setup ## run every benchmark; ARGS="--quick" tries them, ARGS="--write" writes docs/benchmarks.md
 	@exec $(bin)/python benchmarks $(ARGS)
+
+demo-weights: setup ## train weights for a demo model that answers (hours); DIRECTORY=... for the checkpoints
+	@exec $(bin)/python -m demo_training train --directory $(or $(DIRECTORY),build/demo-weights)
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .ops-tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis server/*.egg-info

@@ -6,7 +6,7 @@
     python benchmarks --write                also write the page and its pictures
     python benchmarks --write none           write them from the last records
 
-The record of each is kept as JSON in `build/benchmarks`, but for quick ones.
+The record of each is kept as JSON in `build/benchmarks`, except for quick ones.
 """
 
 from __future__ import annotations

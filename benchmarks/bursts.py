@@ -1,8 +1,7 @@
 """Short bursts of the same load to servers that are up side by side, in turns.
 
-What the machine does to one burst it does to the next, so that the ratio within a pair spreads far
-less than that of two runs which are minutes apart. Who was started first, and who is asked first,
-alternate.
+The machine treats two bursts in a row alike, so the ratio within a pair varies far less than that
+of two runs that are minutes apart. The order of starts and the order of bursts alternate.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ IDLE_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is shown of the bursts of so many clients."""
+    """The rows of the table for this number of clients."""
 
     label: str
     clients: int

@@ -16,7 +16,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 Result = Mapping[str, Any]
@@ -24,14 +23,14 @@ _STOP_SECONDS = 10.0
 
 
 class Client(Protocol):
-    """What asks a server: `BenchClient`, or the sockets of `connections.py`."""
+    """A client of a server: `BenchClient`, or the sockets of `connections.py`."""
 
     def run(self, url: str, *, clients: int, requests: int, seed: int) -> Result:
-        """One burst, measured under the names of `vllm bench serve`."""
+        """Measure one burst, under the names of `vllm bench serve`."""
 
 
 class BenchClient:
-    """The process, as the benchmarks see it; it ends with the `with` statement."""
+    """A process of `vllm bench serve`, which ends with the `with` statement."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -46,12 +45,7 @@ class BenchClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait(_STOP_SECONDS)
 
@@ -65,32 +59,14 @@ class BenchClient:
         input_tokens: int = 64,
         output_tokens: int = 64,
     ) -> Result:
-        """Streaming chats of `clients` at a time, every answer of just `output_tokens`.
+        """Measure streaming chats, `clients` at a time, each with exactly `output_tokens`.
 
-        The seed chooses the prompts: the same for both sides of a pair, and no two pairs the same,
-        so that no prefix cache answers.
+        The seed chooses the prompts: both sides of a pair get the same, and no two pairs do, so
+        that no prefix cache helps.
+
+        Raises:
+            SystemExit: a request failed, or the client did.
         """
-        self.begin(
-            url,
-            clients=clients,
-            requests=requests,
-            seed=seed,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-        )
-        return self.result()
-
-    def begin(  # noqa: PLR0913 - as above
-        self,
-        url: str,
-        *,
-        clients: int,
-        requests: int,
-        seed: int,
-        input_tokens: int = 64,
-        output_tokens: int = 64,
-    ) -> None:
-        """Start a run, whose `result` is asked for later."""
         arguments = {
             "backend": "openai-chat",
             "base-url": url,
@@ -110,13 +86,6 @@ class BenchClient:
         given = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
         self._input.write(json.dumps([*given, "--disable-tqdm"]) + "\n")
         self._input.flush()
-
-    def result(self) -> Result:
-        """What the run that was begun has measured; every request of it was answered.
-
-        Raises:
-            SystemExit: some were not, or the client failed.
-        """
         line = self._output.readline()
         if not line:
             sys.exit(
@@ -137,7 +106,7 @@ class BenchClient:
 
 
 def main() -> None:
-    """Run what standard input asks for, until it ends."""
+    """Run each line of standard input, until it ends."""
     # vLLM prints its tables on standard output, which is for the results alone.
     results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

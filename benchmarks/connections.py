@@ -32,7 +32,7 @@ from bursts import Row
 from clients import Result
 
 LOADS = {1: 8, 16: 16, 64: 64}
-"""Requests of a burst by clients: all at once, but for the one client, which asks eight times."""
+"""Requests of a burst, by clients: all at once, except that a single client asks eight times."""
 QUICK_LOADS = {1: 1, 16: 16, 64: 64}
 BURSTS = 20
 MOST_CLIENTS = max(LOADS)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -25,11 +26,10 @@ import sides
 from clients import BenchClient
 from holdfast import __version__
 from holdfast.lifecycle.states import State
-from holdfast.records import GROWTH_PHASES, MEMORY_KINDS, EngineReport, Status
+from holdfast.records import MEMORY_KINDS, EngineReport, SlotStats, Status
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry, RequestCounts
-from holdfast.telemetry.counters import EngineDeaths, Refusals, request_waits
+from holdfast.telemetry.counters import EngineDeaths, Refusals, Totals, request_waits
 from holdfast.telemetry.exposition import render
-from holdfast.telemetry.totals import Totals
 from holdfast.versions import vllm_version
 from holdfast.workspace.plan import MIB
 from holdfast.workspace.stats import StatsWriter, read_all
@@ -86,16 +86,17 @@ def by_ranks(counts: Sequence[int]) -> Curve:
 
 def _write_rank(directory: Path, rank: int) -> None:
     with StatsWriter(directory, engine=0, rank=rank, generation=1) as stats:
-        stats.slot_count(SLOTS)
-        for slot in range(SLOTS):
-            stats.slot(slot, ubatch=slot // 2, lane=slot % 2, size_bytes=24 * MIB)
-            stats.reserved(slot, 24 * MIB)
-            stats.high_water(slot, 20 * MIB, "attention.py:10:prefill")
-        for caller in range(CALLERS):
-            stats.caller(f"layer_{caller}.py:10:forward", (caller + 1) * MIB)
-        for kind in MEMORY_KINDS:
-            stats.memory(kind, 100 * MIB)
-        stats.growth(GROWTH_PHASES[0])
+        stats.update(
+            lambda report: replace(
+                report,
+                slots=tuple(
+                    SlotStats(*divmod(slot, 2), 24 * MIB, 24 * MIB, 20 * MIB, "layer.py:10:prefill")
+                    for slot in range(SLOTS)
+                ),
+                callers={f"layer_{n}.py:10:forward": (n + 1) * MIB for n in range(CALLERS)},
+                memory=dict.fromkeys(MEMORY_KINDS, 100 * MIB),
+            )
+        )
         stats.step_started()
         stats.step_ended(scheduled_tokens=64, requests=1)
 

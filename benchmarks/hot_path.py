@@ -37,11 +37,11 @@ _COUNTING = ("holdfast, counted", "holdfast, not counted")
 
 
 class _UncountedManager(WorkspaceManager):
-    """Ours, without entering any need in the books."""
+    """Ours, without entering any need in the accounting."""
 
     def __init__(self) -> None:
         super().__init__(CPU)
-        self.books.asked = lambda *_: None  # type: ignore[method-assign]
+        self.accounting.record_request = lambda *_: None  # type: ignore[method-assign]
 
 
 def main() -> None:

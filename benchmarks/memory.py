@@ -30,7 +30,7 @@ from holdfast.api.gate import Gate
 from holdfast.api.router import OwnRoutes
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
-from holdfast.listener import server as listener
+from holdfast.listener.server import bound_socket, listening
 from holdfast.settings import LimitSettings, ListenSettings, OverloadSettings
 from holdfast.telemetry.counters import Refusals
 from holdfast.workspace.plan import MIB
@@ -67,7 +67,7 @@ def grown(bench: Bench, side: str, client: BenchClient, requests: int) -> dict[s
 
 
 def held_mib(counts: Sequence[int]) -> list[float]:
-    """Resident memory of a front end that holds so many requests, each on its own connection."""
+    """Return the resident memory of a front end that holds this many requests, one a connection."""
     _allow_files(max(counts) + FILES_BESIDE)
     process = subprocess.Popen(
         [sys.executable, __file__, "--hold"],
@@ -107,7 +107,7 @@ def _request(port: int) -> socket.socket:
 
 
 def _allow_files(count: int) -> None:
-    """Have this process and its children open so many files.
+    """Let this process and its children open this many files.
 
     Raises:
         SystemExit: the hard limit is lower.
@@ -119,7 +119,7 @@ def _allow_files(count: int) -> None:
 
 
 class _Recovering(Supervisor):
-    """A server that will be back in time, for ever."""
+    """A server that always expects to be ready in time."""
 
     state = State.RECOVERING
     reason = "a benchmark"
@@ -145,10 +145,8 @@ async def _hold() -> None:
     )
     settings = ListenSettings(host="127.0.0.1", port=0, has_access_log=False)
     front = OwnRoutes((), Gate(_nothing, admission))
-    with listener.bound(settings) as sock:
-        async with listener.serving(
-            front, sock, settings, limits=LimitSettings(), refusals=refusals
-        ):
+    with bound_socket(settings) as sock:
+        async with listening(front, sock, settings, limits=LimitSettings(), refusals=refusals):
             print(sock.getsockname()[1], _resident_mib(), flush=True)
             while count := int(await asyncio.to_thread(sys.stdin.readline) or 0):
                 while admission.held < count:  # noqa: ASYNC110 - nobody tells

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 import pairs
 import sides
-from holdfast.engine.turns import LEAST_SPARE, SPARE_SHARE
+from holdfast.engine.sequence_queue import LEAST_SPARE, SPARE_SHARE
 from pairs import Measure
 
 LOAD_FACTOR = 3.0
@@ -54,7 +54,7 @@ begin and end together, their prefills in one step: a load that no open loop bri
 fifth faster.
 """
 REQUESTS = 20_000
-"""So many prompts are asked in turn, of which no cache remembers the first when it comes again."""
+"""This many prompts take turns, so no cache still has the first when it comes again."""
 ANSWER_SECONDS = 120.0
 IDLE_SECONDS = 1.0
 TICK_SECONDS = 0.005
@@ -150,7 +150,7 @@ class Load:
         self._asked = selectors.EpollSelector()
 
     def closed(self, clients: int, seconds: float) -> Phase:
-        """So many clients, each of which asks again when it has its answer."""
+        """Run this many clients, each of which asks again when it has its answer."""
         return self._phase(seconds, lambda _: clients - self._in_flight)
 
     def open(self, per_second: float, seconds: float) -> Phase:
@@ -240,7 +240,7 @@ def _pop_arrived(arrivals: list[float], elapsed_seconds: float) -> int:
 
 
 def rounds(load: Load, number: int) -> list[Round]:
-    """Each load in turn; who is first alternates."""
+    """Measure each load in turn; the side that goes first alternates."""
     peaks = [load.closed(PLACES + WAITING, FIRST_SECONDS).per_second]
     found = []
     for turn in range(1, number + 1):

@@ -1,4 +1,4 @@
-"""What benchmarks share: who is first in a pair, and the table and the JSON of what was found.
+"""What benchmarks share: the order of a pair, and the table and JSON of the results.
 
 A record is what a benchmark prints with `--json`, and what `docs/benchmarks.md` is made of.
 """
@@ -29,7 +29,7 @@ from plots import Curve
 LEAST_PAIRS = 5
 """With fewer the spread says nothing."""
 MANY_PAIRS = 10
-"""From so many on the standard error of the mean says more than least and most."""
+"""From this many pairs on, the standard error says more than the least and the most."""
 SIDES = ("holdfast", "vllm serve")
 Record = dict[str, Any]
 GIB = 1024**3
@@ -100,7 +100,7 @@ class Findings:
 
 
 def ordered(number: int, sides: Sequence[str] = SIDES) -> Sequence[str]:
-    """The sides in the order of this pair: who is first alternates."""
+    """Return the sides in the order of this pair: the one that goes first alternates."""
     return sides if number % 2 else sides[::-1]
 
 

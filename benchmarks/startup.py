@@ -3,9 +3,9 @@
     python benchmarks/startup.py                         the demo model, five pairs
     python benchmarks/startup.py --pairs 3 --json -- MODEL --max-model-len 4096
 
-Both servers get the same model and flags. They run one after the other, and who is first
-alternates. The first pair fills the caches of compiled kernels and Holdfast's learned state, and is
-not counted. Every process is ended before the next one starts.
+Both servers get the same model and flags. They run one after the other, in alternating order. The
+first pair fills the caches of compiled kernels and Holdfast's learned state, and is not counted.
+Every process is ended before the next one starts.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast import app, cli
+from holdfast import cli, serve
 from holdfast.api.router import OwnRoutes
 from holdfast.application import Application
 from holdfast.request_context import REQUEST, RequestContext
@@ -24,5 +24,5 @@ class _Unlayered(Application):
 
 
 if __name__ == "__main__":
-    app.Application = _Unlayered  # type: ignore[attr-defined]  # it imports it too
+    serve.Application = _Unlayered  # type: ignore[attr-defined]  # it imports it too
     cli.main()

@@ -85,7 +85,7 @@ def _variables() -> list[Any]:
 
 
 def _variable(name: str, query: str, regex: str = "") -> dashboard.QueryVariable:
-    """A list to choose from; all of it to begin with, read anew when the time range moves."""
+    """Return a variable to choose from, all values at first, read again as the time range moves."""
     variable = (
         dashboard.QueryVariable(name)
         .label(name.capitalize())

@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gpu_check import families, lacks, report, runner, survey, vllm_file
+from gpu_check import lacks, process_tree, report, runner, survey, vllm_file
 from gpu_check.checks import CHECKS, Check, Need
 from gpu_check.records import FORMAT, CheckResult, Lack, Report
 
@@ -40,7 +40,7 @@ def main(given: Sequence[str] | None = None) -> int:
         print(f"error: there is no check {', '.join(sorted(unknown))}; see --list", file=sys.stderr)
         return NOTHING_RAN
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with families.nothing_left(), tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
+    with process_tree.nothing_left(), tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
         written = _checked(arguments, Path(directory), began_seconds)
     for path in report.write(written, arguments.output):
         print(f"written: {path}")

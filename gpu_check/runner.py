@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpu_check import families
+from gpu_check import process_tree
 from gpu_check.checks import SUBJECTS, Check, Subject
-from gpu_check.errands import Answers, Errand
 from gpu_check.records import TAIL_CHARACTERS, CheckResult, Machine
+from gpu_check.subject_protocol import Answers, Errand
 from gpu_check.survey import ROOT
 
 _POLL_SECONDS = 0.1
@@ -104,7 +104,7 @@ def _begun(subject: Subject, checks: Sequence[Check], workplace: Workplace) -> I
     command = [sys.executable, "-m", module, str(errand_path), str(answers)]
     paths = [str(ROOT / "server"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    with families.nothing_left(), log_path.open("w") as log:
+    with process_tree.nothing_left(), log_path.open("w") as log:
         process = subprocess.Popen(
             command,
             cwd=workplace.directory,

@@ -16,9 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from gpu_check import families
+from gpu_check import process_tree
 from gpu_check.checks import CHECKS, SUBJECTS, Check
-from gpu_check.errands import Answers, Bench, Errand
 from gpu_check.records import (
     TAIL_CHARACTERS,
     CheckFailedError,
@@ -27,12 +26,13 @@ from gpu_check.records import (
     Measured,
     Status,
 )
+from gpu_check.subject_protocol import Answers, Bench, Errand
 
 
 def main(errand_path: str, answers_path: str) -> None:
     """Run the errand, and tell each step of it."""
     errand, answers = Errand.read(Path(errand_path)), Answers(Path(answers_path))
-    families.end_with_parent()
+    process_tree.end_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     opened = _named(next(s.opened for s in SUBJECTS if s.name == errand.subject))
     is_open = False

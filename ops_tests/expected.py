@@ -198,7 +198,7 @@ WATCHED: Mapping[str, str] = {
 
 
 GROWTH_WINDOW_SECONDS = 180
-"""READY for so long, a growth is one that no probe made."""
+"""After this long in READY, a growth does not come from a probe."""
 
 
 def _happened(name: str, least: float = 1, **wanted: str) -> Expected:
@@ -251,4 +251,4 @@ RECORDS: Mapping[str, Callable[[Seen], Values]] = {
         _waiting(seen) if seen.of("vllm:num_requests_waiting") else []
     ),
 }
-"""What each recording rule comes to, but for those of quantiles, whose window is their own."""
+"""What each recording rule comes to, except quantiles, which have a window of their own."""

@@ -20,7 +20,7 @@ from servers import SMALL, Server, descendants, running, wait_until
 
 MIB = 1024 * 1024
 WINDOW_SECONDS = 30
-"""The load lasts so long at least: a rate is then known to a few percent."""
+"""The load lasts at least this long, which gives its rate to a few percent."""
 SCRAPE_SECONDS = 1.0
 LEAST_WINDOW_SECONDS = 5
 MODEL = "holdfast-demo"

@@ -205,7 +205,7 @@ def test_every_record_is_what_the_server_said(moments: Mapping[str, Moment], nam
 
 
 def test_a_server_that_is_gone_is_seen(life: Life) -> None:
-    """It has a band of its own, is not ready, and is due for those who are on duty."""
+    """It has a band of its own, is not ready, and its alerts are due."""
     assert list(life.gone_panels["lifecycle/States/A"].values()) == [0]
     assert list(life.gone_panels["lifecycle/Ready/A"].values()) == [0]
     due = {alert for alert, series in life.gone_alerts.items() if series}
@@ -233,7 +233,7 @@ def test_three_alerts_of_real_servers_reach_a_webhook(
 
 
 def test_every_metric_that_is_asked_for_exists(life: Life, refused: Life) -> None:
-    """Prometheus saw each name of a panel or an alert, but for those that need a GPU."""
+    """Prometheus saw each name of a panel or an alert, except those that need a GPU."""
     panels = [queries.filled(target.expression, {}) for target in queries.targets()]
     asked = {name for text in (*panels, *ALERTS.values()) for name in queries.metric_names(text)}
     assert asked - life.names - refused.names == ONLY_ON_A_GPU

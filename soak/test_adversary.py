@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from faults import BIND
-from storm import Storm, stormed
-from storm_seen import Bounds
+from hostile_report import Bounds
+from hostile_run import HostileRun, run_hostile
 
 MINUTES = float(os.environ.get("SOAK_ADVERSARY_MINUTES", "30"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 CHOSEN = tuple(name for name in os.environ.get("SOAK_ADVERSARY_NAMES", "").split(",") if name)
-"""The attacks that are drawn; all where none is named."""
-REPORT = os.environ.get("SOAK_REPORT", "")
-"""Where the table is written, too."""
+"""The attacks to draw from; empty for all of them."""
+REPORT_FILE = os.environ.get("SOAK_REPORT", "")
+"""A file to append the table to."""
 BOUNDS = Bounds(times_as_late=10, livez_seconds=1, times_the_memory=1.5)
 RANKS = {"TP=1": ((), {}), "TP=2": (("--tensor-parallel-size=2",), BIND)}
 OUTSIDE = ("SIGSTOP EngineCore", "SIGKILL Worker", "SIGSTOP Worker")
-"""One death of nobody's doing: the default budget of restarts allows three within half an hour."""
+"""One of them kills the engine: the default restart budget allows three within half an hour."""
 
 
 @pytest.mark.timeout(4 * 3600)
@@ -28,18 +28,18 @@ OUTSIDE = ("SIGSTOP EngineCore", "SIGKILL Worker", "SIGSTOP Worker")
 def test_a_hostile_client_costs_the_others_nothing(ranks: str, tmp_path: Path) -> None:
     """Honest answers are whole, right and in time, `/livez` and memory hold, nothing is left."""
     flags, environment = RANKS[ranks]
-    storm = Storm(
+    run = HostileRun(
         seed=SEED,
         seconds=MINUTES * 60,
         alone_seconds=min(60, MINUTES * 12),
         outside_faults=OUTSIDE if not CHOSEN else (),
         names=CHOSEN,
     )
-    seen = stormed(tmp_path, storm, *flags, environment=environment)
-    table = f"{ranks}, seed {SEED}, {MINUTES:.0f} minutes\n{seen.table()}\n"
-    broken = list(seen.broken_promises(BOUNDS))
+    report = run_hostile(tmp_path, run, *flags, environment=environment)
+    table = f"{ranks}, seed {SEED}, {MINUTES:.0f} minutes\n{report.table()}\n"
+    broken = list(report.broken_promises(BOUNDS))
     print(f"\n{table}", *broken, sep="\n")
-    if REPORT:
-        with Path(REPORT).open("a", encoding="utf-8") as report:
-            report.write("\n".join([table, *broken, ""]))
+    if REPORT_FILE:
+        with Path(REPORT_FILE).open("a", encoding="utf-8") as file:
+            file.write("\n".join([table, *broken, ""]))
     assert not broken

@@ -1,4 +1,4 @@
-"""Attacks on the front door and on a bare uvicorn application, side by side."""
+"""Attacks on the front end and on a bare uvicorn application, side by side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from attacks import MIB, Cost, attacked, target
+from attacks import MIB, Cost, target, under_attack
 
 REPETITIONS = int(os.environ.get("SOAK_ATTACKS", "5"))
 ASKED = 1000
@@ -28,7 +28,7 @@ def costs(kind: str, attack: str) -> tuple[Cost, Cost]:
     with target(kind) as server:
         server.cost(ASKED)  # the first answers are slower than those of a server that runs
         before = server.cost(ASKED)
-        with attacked(attack, server.port, SIZES[attack]):
+        with under_attack(attack, server.port, SIZES[attack]):
             return before, server.cost(ASKED)
 
 

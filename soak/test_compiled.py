@@ -1,4 +1,4 @@
-"""A model that was compiled once is not compiled again, and says the same."""
+"""A model that was compiled once is not compiled again, and answers the same."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_the_second_start_takes_what_the_first_has_compiled(tmp_path: Path) -> N
 
 
 def _answers(server: Server) -> list[list[int]]:
-    """What it says, token for token."""
+    """Return the tokens of its answers."""
     options = {"max_tokens": 24, "ignore_eos": True, "return_token_ids": True}
     replies = [server.completion(prompt, **options).json() for prompt in PROMPTS]
     return [reply["choices"][0]["token_ids"] for reply in replies]
 
 
 def _kept(cache: Path) -> dict[str, int]:
-    """When each compiled model was written."""
+    """Return when each compiled model was written."""
     models = cache.glob("torch_compile_cache/torch_aot_compile/*/rank_*/model")
     return {str(path): path.stat().st_mtime_ns for path in models}

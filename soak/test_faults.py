@@ -14,23 +14,23 @@ import psutil
 import pytest
 
 import faults
-from faults import BIND, FAULTS, MIB, Patient, ailing_model, can_starve, left_in_shared_memory
-from load import loaded, questions, undisturbed
+from faults import BIND, FAULTS, MIB, FaultyServer, can_starve, faulty_model, left_in_shared_memory
+from load_generator import loaded, questions, undisturbed
 from servers import READY_DEADLINE_SECONDS, Server, descendants, running, wait_until
 
 FAULT_COUNT = int(os.environ.get("SOAK_FAULTS", "100"))
 SEED = int(os.environ.get("SOAK_SEED", "4"))
 CHOSEN = [name for name in os.environ.get("SOAK_NAMES", "").split(",") if name]
-"""The faults that are drawn; all where none is named."""
+"""The faults to draw from; empty for all of them."""
 CLIENTS = 16
 STALL_SECONDS = 5
 FLAGS = (
     *faults.FLAGS,
     f"--stall-timeout={STALL_SECONDS}",
     "--max-engine-restarts=1000",
-    "--restart-window=1",  # the budget is not what is tested here, nor its back-off
+    "--restart-window=1",  # neither the budget nor its back-off is tested here
     "--hold-timeout=600",
-    f"--kv-cache-memory-bytes={1024 * MIB}",  # from which every refused need is taken, once learned
+    f"--kv-cache-memory-bytes={1024 * MIB}",  # every refused need is taken from it, once learned
 )
 Moment = Literal["serving", "prefill", "RECOVERING", "PROBING"]
 MOMENTS: tuple[Moment, ...] = ("serving", "prefill", "RECOVERING", "prefill", "PROBING", "serving")
@@ -39,27 +39,27 @@ MOMENTS: tuple[Moment, ...] = ("serving", "prefill", "RECOVERING", "prefill", "P
 LONG_QUESTIONS = [
     replace(question, max_tokens=2000) for question in questions(SEED, count=5, longest_tokens=500)
 ]
-"""Whose answers take long enough for a fault to strike while all are made."""
+"""Questions with answers that take long enough for a fault to strike meanwhile."""
 
 
 @dataclass
 class Log:
-    """What was seen."""
+    """What the test saw."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    """From the fault to the count of its death, by fault."""
+    """The times from each fault to the count of its death."""
     struck: Counter[str] = field(default_factory=Counter)
     moments: Counter[str] = field(default_factory=Counter)
-    """Where the server was when it was struck."""
+    """The states in which faults struck."""
     recovery_seconds: list[float] = field(default_factory=list)
     kills: int = 0
-    """Engines killed only so that another fault strikes the recovery from it."""
+    """Engines that were killed only so that a fault could strike their recovery."""
     lag_seconds: list[float] = field(default_factory=list)
     """The longest delay of the event loop in the minute before each fault."""
 
     @property
     def deaths(self) -> int:
-        """How many there must have been."""
+        """The number of deaths that must have happened."""
         return self.kills + self.struck.total()
 
 
@@ -68,9 +68,9 @@ def _deaths(server: Server) -> float:
 
 
 def _until_moment(server: Server, moment: Moment, log: Log) -> None:
-    """Return when the server is where the fault is to strike, or is past it: a proof is short."""
+    """Return when the server is in the state that the fault is for, or just past it."""
     if moment in {"RECOVERING", "PROBING"}:
-        core = Patient(server, Path()).process("EngineCore")
+        core = FaultyServer(server, Path()).process("EngineCore")
         before = _deaths(server)
         last = set(_engine(server))
         core.kill()
@@ -84,14 +84,14 @@ def _until_moment(server: Server, moment: Moment, log: Log) -> None:
         return
     server.until_ready()
     scheduled = _scheduled(server)
-    # Steps of so many tokens are slow, and only prefills have them.
+    # Only steps of prefills have this many tokens, and they are slow.
     wanted = 900 if moment == "prefill" else 1
     server.until(lambda: _scheduled(server) - scheduled >= wanted, f"{wanted} scheduled tokens")
     log.moments[moment] += 1
 
 
 def _until_probing(server: Server) -> None:
-    """Return when it is proven again; looked at often, since one request is all it takes."""
+    """Return when the server has left RECOVERING; the proof that follows takes only one request."""
     deadline = time.monotonic() + READY_DEADLINE_SECONDS
     while server.state == "RECOVERING":
         assert time.monotonic() < deadline
@@ -113,13 +113,13 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
-def _strike(patient: Patient, name: str, log: Log) -> None:
-    server = patient.server
+def _strike(faulty: FaultyServer, name: str, log: Log) -> None:
+    server = faulty.server
     before = _deaths(server)
     try:
-        FAULTS[name].strike(patient)
+        FAULTS[name].strike(faulty)
     except (ValueError, psutil.Error, ProcessLookupError):
-        return  # what it was to strike does not exist at this moment
+        return  # the process does not exist at this moment
     began = time.monotonic()
     server.until(lambda: _deaths(server) > before, f"a death by {name}")
     log.seconds.setdefault(name, []).append(time.monotonic() - began)
@@ -133,19 +133,19 @@ def test_faults_cost_no_answer(tmp_path: Path) -> None:
     """No call is lost, no replayed answer differs, no stream ends cleanly that was broken."""
     chosen = random.Random(SEED)
     names = [name for name in CHOSEN or FAULTS if name != "out of memory" or can_starve()]
-    model = ailing_model(tmp_path / "models", tmp_path / "armoury")
+    model = faulty_model(tmp_path / "models", tmp_path / "triggers")
     log = Log()
     with running(tmp_path, str(model), *FLAGS, environment=BIND) as server:
         server.until_ready()
         expected = undisturbed(server, questions(SEED, count=20, longest_tokens=4000))
         before = psutil.Process(server.process.pid).as_dict(["num_fds", "num_threads"])
         shared = left_in_shared_memory()
-        patient = Patient(server, tmp_path / "armoury")
+        faulty = FaultyServer(server, tmp_path / "triggers")
         with loaded(server, expected, clients=CLIENTS, seed=SEED) as load:
             for number in range(FAULT_COUNT):
                 log.lag_seconds.append(server.metric("event_loop_lag_seconds"))
                 _until_moment(server, MOMENTS[number % len(MOMENTS)], log)
-                _strike(patient, chosen.choice(names), log)
+                _strike(faulty, chosen.choice(names), log)
                 assert _deaths(server) == log.deaths
                 assert not load.lost, load.lost
                 assert not load.wrong, load.wrong
@@ -171,17 +171,17 @@ def test_faults_cost_no_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["SIGKILL core", "SIGKILL worker", "SIGTERM core"])
 def test_faults_while_draining_cost_no_answer(name: str, tmp_path: Path) -> None:
     """The engine comes back for what is in flight, and the end is clean."""
-    model = ailing_model(tmp_path / "models", tmp_path / "armoury")
+    model = faulty_model(tmp_path / "models", tmp_path / "triggers")
     flags = (*FLAGS, "--drain-timeout=300")
     with running(tmp_path, str(model), *flags, environment=BIND) as server:
         server.until_ready()
         expected = undisturbed(server, LONG_QUESTIONS)
-        patient = Patient(server, tmp_path / "armoury")
+        faulty = FaultyServer(server, tmp_path / "triggers")
         with loaded(server, expected, clients=CLIENTS, seed=SEED, is_once=True) as load:
             server.until(lambda: server.metric("requests_in_flight") >= CLIENTS // 2, "requests")
             server.process.terminate()
             server.until_state("DRAINING")
-            FAULTS[name].strike(patient)
+            FAULTS[name].strike(faulty)
         assert server.wait() == 0
     refused = [a for a in load.lost if "503" not in a.error and "DRAINING" not in a.error]
     assert not refused, refused
@@ -189,14 +189,14 @@ def test_faults_while_draining_cost_no_answer(name: str, tmp_path: Path) -> None
 
 
 def test_the_server_says_what_it_lost(tmp_path: Path) -> None:
-    """A budget that is spent: exit 5, and whoever waited is told to go elsewhere."""
-    model = ailing_model(tmp_path / "models", tmp_path / "armoury")
+    """With the budget spent, the exit code is 5, and waiting clients get an error."""
+    model = faulty_model(tmp_path / "models", tmp_path / "triggers")
     flags = (*FLAGS, "--max-engine-restarts=0")
     with running(tmp_path, str(model), *flags, environment=BIND) as server:
         server.until_ready()
         expected = undisturbed(server, LONG_QUESTIONS)
         with loaded(server, expected, clients=2, seed=SEED, is_once=True) as load:
             server.until(lambda: server.metric("requests_in_flight") >= 1, "requests")
-            FAULTS["SIGKILL core"].strike(Patient(server, tmp_path / "armoury"))
+            FAULTS["SIGKILL core"].strike(FaultyServer(server, tmp_path / "triggers"))
         assert server.wait() == 5
     assert all("503" in a.error or "died" in a.error for a in load.lost)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torn import killed_writers
+from stats_writers import killed_writers
 
 KILLS = int(os.environ.get("SOAK_KILLS", "1000"))
 

@@ -1,4 +1,4 @@
-"""The served OpenAPI document, asked ten thousand times in other ways each run."""
+"""Ten thousand requests made from the served OpenAPI document, different ones in each run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servers import SMALL, running
 ADMIN_KEY = "of-an-operator"
 CASES = 10_000
 CASES_A_ROUND = 1000
-"""So many have one start: it stands in the report, and repeats what a round has found."""
+"""The cases of one round, which its printed start value repeats."""
 
 
 @pytest.mark.timeout(3 * 3600)

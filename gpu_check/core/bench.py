@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gpu_check import vllm_file
-from gpu_check.errands import Errand
+from gpu_check.subject_protocol import Errand
 from holdfast.workspace.plan import MIB, GrowthPolicy, Reservation, Slot, Term
 
 Graph = Callable[[], None]

@@ -30,6 +30,6 @@ def check(bench: Bench) -> Sequence[Measured]:
     after = view(manager, MIB)
     if after.data_ptr() != before.data_ptr() or not torch.all(after == 7):
         raise CheckFailedError("a growth that failed cost the buffer that was there")
-    if manager.books.rejections["scratch"] != 1:
-        raise CheckFailedError(f"refusals are counted as {manager.books.rejections}")
+    if manager.accounting.rejections["scratch"] != 1:
+        raise CheckFailedError(f"refusals are counted as {manager.accounting.rejections}")
     return [Measured("refusal", text.partition("\n")[0][:300])]

@@ -41,12 +41,14 @@ def growth(bench: Bench) -> Sequence[Measured]:
     if not torch.equal(plain, grown):
         first = next(i for i in range(_ROUNDS) if not torch.equal(plain[i], grown[i]))
         raise CheckFailedError(f"the graph's output differs in round {first} of {_ROUNDS}")
-    books = manager.books
-    if books.growths["locked"] != 1 or not books.retired_bytes:
-        raise CheckFailedError(f"growths {books.growths}, retired bytes {books.retired_bytes}")
+    accounting = manager.accounting
+    if accounting.growths["locked"] != 1 or not accounting.retired_bytes:
+        raise CheckFailedError(
+            f"growths {accounting.growths}, retired bytes {accounting.retired_bytes}"
+        )
     return [
         Measured("rounds with the same output", _ROUNDS),
-        Measured("retired", books.retired_bytes, "bytes"),
+        Measured("retired", accounting.retired_bytes, "bytes"),
         Measured("grown to", sum(manager.slot_sizes().values()), "bytes"),
     ]
 

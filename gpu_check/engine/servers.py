@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gpu_check import families
+from gpu_check import process_tree
 from gpu_check.records import TAIL_CHARACTERS, CheckFailedError
 
 ASK_SECONDS = 120.0
@@ -116,7 +116,7 @@ class Server:
 
     def cores(self) -> list[int]:
         """The processes of the engine that schedule its steps."""
-        below = families.descendants(self.process.pid)
+        below = process_tree.descendants(self.process.pid)
         return [pid for pid in below if b"EngineCore" in _command_line(pid)]
 
     def stop(self) -> int:
@@ -152,7 +152,7 @@ def running(
 ) -> Iterator[Server]:
     """A server that was just started; when left, it and all that it made are gone."""
     log_path = directory / f"{name}-{time.monotonic_ns()}.log"
-    with families.nothing_left(), log_path.open("wb") as log:
+    with process_tree.nothing_left(), log_path.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *command, f"--port={port}"],
             stdin=subprocess.DEVNULL,

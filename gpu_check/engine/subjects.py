@@ -13,7 +13,7 @@ from gpu_check.engine import device_memory, packages
 from gpu_check.engine.cpu_lock import WARMED_VARIABLE
 from gpu_check.engine.servers import Server, free_port, running
 from gpu_check.engine.witness import DIRECTORY_VARIABLE, Event, read
-from gpu_check.errands import Errand
+from gpu_check.subject_protocol import Errand
 from gpu_check.survey import ROOT
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoSwitches
@@ -24,7 +24,7 @@ SCRATCH_BYTES_PER_TOKEN = 16384
 RESERVED_MIB = 16
 """Above 10 MiB, see `witness.ADDED_BYTES`."""
 _BUDGET_BYTES = 5 << 30
-"""Of the device, for an engine of which nearly all is KV cache."""
+"""The share of the device for an engine that is nearly all KV cache."""
 _WARMED_BYTES = 4 << 20
 _COMMON_FLAGS = (
     "--served-model-name=demo",

@@ -88,8 +88,8 @@ def _watch_manager(book: _Book) -> None:
     from holdfast.workspace import accounting, manager  # noqa: PLC0415 - they import vLLM
 
     ours: Any = manager.WorkspaceManager
-    holdings_class: Any = accounting.Holdings
-    reserve, seal, lock, retire = ours.reserve, ours.seal, ours.lock, holdings_class.retire
+    retained_class: Any = accounting.RetainedMemory
+    reserve, seal, lock, retire = ours.reserve, ours.seal, ours.lock, retained_class.retire
 
     def noted_reserve(manager: Any, reservations: Iterable[Any]) -> None:
         reserve(manager, reservations)
@@ -108,15 +108,15 @@ def _watch_manager(book: _Book) -> None:
         if not was_locked:
             book.tell("lock", held_bytes=sum(manager.slot_sizes().values()))
 
-    def noted_retire(holdings: Any, tensors: Iterable[Any]) -> None:
+    def noted_retire(retained: Any, tensors: Iterable[Any]) -> None:
         kept = tuple(tensors)
-        before = len(holdings.retired)
-        retire(holdings, kept)
-        if len(holdings.retired) > before:
-            book.tell("retire", retired_bytes=sum(t.nbytes for t in holdings.retired))
+        before = len(retained.retired)
+        retire(retained, kept)
+        if len(retained.retired) > before:
+            book.tell("retire", retired_bytes=sum(t.nbytes for t in retained.retired))
 
     ours.reserve, ours.seal, ours.lock = noted_reserve, noted_seal, noted_lock
-    holdings_class.retire = noted_retire
+    retained_class.retire = noted_retire
 
 
 def _ask_for_more(manager: Any) -> None:

@@ -2,7 +2,7 @@
 
 The packages, what each answers, and the process that it runs in:
 
-    cli, app      from argv to a running server; `application` makes every object        front end
+    cli, serve    from argv to a running server; `application` makes every object        front end
     settings/     everything that can be set                                             front end
     listener/     what may a client send before its request is complete?                 front end
     api/          which requests are admitted, and how are they answered?                front end
@@ -15,6 +15,7 @@ The packages, what each answers, and the process that it runs in:
     workspace/    where does scratch memory come from, and when may it grow?             engine
     planning/     `holdfast plan`: what would be reserved, and why                       command
     doctor/       `holdfast doctor`: what would go wrong here                            command
+    verify/       `holdfast verify`: is what a server answers right?                     command
     telemetry/    what does the server say? metrics, logs, progress                      front end
     demo/         the embedded model                                                     engine
 
@@ -29,8 +30,11 @@ Start
     5. READY: `api.gate` opens.
 
 Request
-    1. `listener.http_connection` reads it, within bounds on bytes and time.
-    2. `api.request_log`, `auth`, `router`, `limits` and `gate` refuse it, hold it or let it in.
+    1. `listener.http_connection` reads it, and refuses what exceeds a bound on bytes or time.
+    2. The layers of `api` follow: `api.request_log`, `api.auth`, `api.router`, `api.limits`,
+       `api.gate`, as `application.Application._layers` stacks them. The gate admits the request,
+       queues it or refuses it. `records.RefusalReason` lists every reason for a refusal under the
+       module that decides it.
     3. vLLM's own routes parse it (`engine.openai_app`, with `patches`).
     4. `engine.proxy` hands it to `engine.replay`, which gives it to the running generation and,
        if that dies, to the next one.
@@ -40,16 +44,17 @@ Memory
     1. `workspace.reservers` declare what a model needs; `workspace.plan` adds it up.
     2. `worker.hooks` reserves it before vLLM sizes the KV cache, and locks it after warm-up.
     3. `workspace.manager` hands out views, and grows alongside where the policy allows it.
-    4. `workspace.stats` keeps what happened in a file that outlives the process.
-    5. `telemetry.collector` turns the files into `/metrics`.
+    4. `workspace.stats` keeps what a rank counts, a `records.RankStats`, in a file that outlives
+       the process; its docstring says what a new number of a rank needs.
+    5. `telemetry.collector` exports the ranks' numbers as `telemetry.metrics` lists them.
 
 Failure
     1. `processes.exits`, the ranks' own records or `engine.heartbeat` notice that the engine is
        lost; `processes.deaths` says why.
-    2. `lifecycle.death_handler` records it and moves to RECOVERING; `engine.launcher` has the
-       processes killed and cleaned up.
+    2. `lifecycle.death_handler` records it, moves to RECOVERING, and decides whether and when to
+       start again; `engine.launcher` has the processes killed and cleaned up.
     3. `engine.blame` decides which requests to suspect; `engine.replay` keeps the others.
-    4. `lifecycle.restart_budget` and `learning` decide whether and how to start again.
+    4. `lifecycle.learning` decides what the next generation reserves.
     5. The next generation starts as above, is proven, and gets the requests that were kept.
 
 Imports go one way; `tests/project/test_imports.py` holds the order. Only engine, workspace, worker,

@@ -29,33 +29,32 @@ from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.auth import KeyCheck, Keys
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
-from holdfast.api.http_counts import HttpCounts
 from holdfast.api.limits import Limits
-from holdfast.api.metrics import metrics_route, request_counts
+from holdfast.api.metrics import HttpCounts, metrics_route, request_counts
 from holdfast.api.request_log import RequestLog
 from holdfast.api.router import LateApp, OwnRoutes
 from holdfast.engine import unsupported
 from holdfast.engine.interface import Engine, EngineLauncher
-from holdfast.engine.replay import Calls
-from holdfast.engine.turns import Capacity
-from holdfast.lifecycle.forecast import Forecast
+from holdfast.engine.replay import ReplayManager
+from holdfast.engine.sequence_queue import Capacity
 from holdfast.lifecycle.learning import Learning
-from holdfast.lifecycle.proof import MOST_PASSES
+from holdfast.lifecycle.proof import MAX_PASSES
+from holdfast.lifecycle.start_times import Forecast
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
-from holdfast.listener import server, tls
+from holdfast.listener import tls
+from holdfast.listener.server import ALWAYS_ANSWERED, listening, own_client
 from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
 from holdfast.processes import signals, tree
-from holdfast.processes.native_env import NativeVariables
+from holdfast.processes.environment import NativeVariables
 from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ListenSettings, Settings, WorkspaceSettings
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry
-from holdfast.telemetry.counters import EngineDeaths, Refusals
+from holdfast.telemetry.counters import EngineDeaths, Refusals, Totals
 from holdfast.telemetry.exposition import vllm_registry
 from holdfast.telemetry.logs import quieten_access_log
 from holdfast.telemetry.loop_lag import LoopLag
 from holdfast.telemetry.progress import LogProgress, Progress, progress_for
-from holdfast.telemetry.totals import Totals
 from holdfast.versions import vllm_version
 from holdfast.workspace import learned_store
 
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from holdfast.engine.configure import ConfiguredEngine
 
 IDLE_POLL_SECONDS = 0.1
-ORDER_MARGIN_SECONDS = 900.0
+COMMAND_MARGIN_SECONDS = 900.0
 """The time for an engine to sleep and wake, in addition to the drain and the proof."""
 
 
@@ -127,10 +126,10 @@ class Application:
     async def run(self, is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
         """Listen, then start, prove and serve until asked to stop, possibly even before."""
         stop = self._supervisor.request_stop
-        asked = signals.heeded(stop, self._end_now, has_come=is_asked_to_stop)
+        asked = signals.draining(stop, self._end_now, has_come=is_asked_to_stop)
         with self._progress, asked:
             async with (
-                server.serving(
+                listening(
                     self._layers(),
                     self._sock,
                     self._listen(),
@@ -138,14 +137,16 @@ class Application:
                     refusals=self._refusals,
                     on_refused=self._http_counts.count_refused,
                 ) as self._server,
-                tls.refreshed(self._server.config.ssl, self._settings.listen, self._identity),
+                tls.certificates_refreshed(
+                    self._server.config.ssl, self._settings.listen, self._identity
+                ),
                 self._mounted,
                 self._loop_lag.measured(),
                 tree.resource_tracker_kept(),
             ):
-                tls.admit(self._server.config.ssl, self._identity)
+                tls.accept_identity(self._server.config.ssl, self._identity)
                 quieten_access_log(
-                    server.ALWAYS_ANSWERED.union(self._settings.listen.unlogged_paths),
+                    ALWAYS_ANSWERED.union(self._settings.listen.unlogged_paths),
                     is_probing=lambda: self._state() is State.PROBING,
                 )
                 await self._supervisor.run()
@@ -187,9 +188,10 @@ class Application:
         deadline_seconds = self._settings.supervision.drain_timeout_seconds
         try:
             async with asyncio.timeout(deadline_seconds):
-                while self._admission.is_busy or self._calls_at_work():
+                while self._admission.is_busy or self._requests_in_engine():
                     await self._admission.until_idle(deadline_seconds)
-                    await asyncio.sleep(IDLE_POLL_SECONDS * bool(self._calls_at_work()))
+                    if self._requests_in_engine():
+                        await asyncio.sleep(IDLE_POLL_SECONDS)
         except TimeoutError:
             return False
         return True
@@ -212,7 +214,7 @@ class Application:
         try:
             from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
         except ValueError:
-            unsupported.check(os.environ)  # vLLM reads some variables during its import
+            unsupported.check_variables(os.environ)  # vLLM reads some variables during its import
             raise
         except (ImportError, AttributeError):
             patches.check("front end")  # which says so if it is something that we change
@@ -236,23 +238,23 @@ class Application:
             root_path=listen.root_path,
         )
 
-    def _calls(self) -> Calls | None:
-        return self._vllm.launcher.calls if self._vllm else None
+    def _requests(self) -> ReplayManager | None:
+        return self._vllm.launcher.requests if self._vllm else None
 
     def _suspended_seconds(self, key: str) -> float:
-        calls = self._calls()
-        return calls.suspended_seconds(key) if calls else 0.0
+        requests = self._requests()
+        return requests.suspended_seconds(key) if requests else 0.0
 
-    def _calls_at_work(self) -> int:
-        calls = self._calls()
-        return calls.in_engine + calls.held if calls else 0
+    def _requests_in_engine(self) -> int:
+        requests = self._requests()
+        return requests.in_engine + requests.held if requests else 0
 
     def _state(self) -> State:
         return self._supervisor.state
 
     def _client(self) -> httpx.AsyncClient:
         headers = {PROBE_HEADER: self._probe_token}
-        return server.own_client(self._sock, self._settings.listen, headers, self._identity)
+        return own_client(self._sock, self._settings.listen, headers, self._identity)
 
     def _capacity(self) -> Capacity:
         """Return the capacity of the present engine; called for each request."""
@@ -287,7 +289,7 @@ class Application:
         )
         return RequestLog(
             check,
-            quiet_paths=server.ALWAYS_ANSWERED,
+            quiet_paths=ALWAYS_ANSWERED,
             silent_paths=self._settings.listen.unlogged_paths,
             is_on=self._settings.listen.has_access_log and self._settings.logs.requests == "line",
             on_finished=self._http_counts.count,
@@ -297,7 +299,7 @@ class Application:
         collector = HoldfastCollector(
             self._supervisor.status,
             totals=self._totals,
-            requests=lambda: request_counts(self._admission, self._calls()),
+            requests=lambda: request_counts(self._admission, self._requests()),
             waits=self._admission.waits,
             engine_deaths=self._engine_deaths,
             refusals=self._refusals,
@@ -307,7 +309,7 @@ class Application:
             version=__version__,
             vllm_version=vllm_version(),
         )
-        registry = OwnRegistry(collector, self._http_counts.requests)
+        registry = OwnRegistry(collector, self._http_counts)
         self._http_counts.add_routes(self._admin.routes)
         return [
             *health_routes(
@@ -322,13 +324,13 @@ class Application:
     @cached_property
     def _admin(self) -> FastAPI:
         probe, supervision = self._settings.probe, self._settings.supervision
-        passes_seconds = MOST_PASSES * probe.timeout_seconds
+        passes_seconds = MAX_PASSES * probe.timeout_seconds
         return admin_app(
             self._supervisor,
             lambda: self._vllm.launcher.loras if self._vllm else None,
             command_deadline_seconds=supervision.drain_timeout_seconds
             + passes_seconds
-            + ORDER_MARGIN_SECONDS,
+            + COMMAND_MARGIN_SECONDS,
         )
 
 

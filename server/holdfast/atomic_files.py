@@ -14,16 +14,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-LARGEST_RECORD_BYTES = 64 * 1024
+MAX_RECORD_BYTES = 64 * 1024
 LOCK_SECONDS = 5.0
 """A process that hangs while it writes delays another by at most this."""
 _LOCK_POLL_SECONDS = 0.02
-_LONGEST_NUMBER = 32
+_MAX_DIGITS = 32
 """The limit of digits of a number in a record: ours have fewer, and a float cannot hold 400."""
 
 
 def files_with_suffix(suffix: str, directory: Path) -> list[Path]:
-    """Return the files of a directory whose name ends in `suffix`; none if it cannot be read.
+    """Return the files of a directory with a name that ends in `suffix`; none if it cannot be read.
 
     There may be no directory yet, or this process may have too many open files at the moment:
     callers poll. It does the same as `Path.glob` at a tenth of the cost, since some files are
@@ -93,7 +93,7 @@ def is_writer_alive(path: Path) -> bool:
 
 @contextmanager
 def left_by_dead_process(path: Path) -> Iterator[Any]:
-    """Lock a file whose writer has ended while entered, and yield its document.
+    """While entered, lock the file that a dead process left, and yield its document.
 
     It must be a file of this user, made by `written_while_alive`; otherwise, or without locks, it
     yields None: the writer is not known to be dead then.
@@ -156,8 +156,8 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _document(file: IO[bytes]) -> Any:
-    content = file.read(LARGEST_RECORD_BYTES + 1)
-    if len(content) > LARGEST_RECORD_BYTES:
+    content = file.read(MAX_RECORD_BYTES + 1)
+    if len(content) > MAX_RECORD_BYTES:
         raise ValueError("it is too large")
     try:
         return json.loads(
@@ -168,7 +168,7 @@ def _document(file: IO[bytes]) -> Any:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > _LONGEST_NUMBER:
+    if len(digits) > _MAX_DIGITS:
         raise ValueError("it contains a number that is too large")
     return int(digits)
 

@@ -18,10 +18,10 @@ from holdfast import __version__
 from holdfast.early_signals import end_until_serving
 from holdfast.engine import unsupported
 from holdfast.errors import ExitCode, HoldfastError, UsageError
-from holdfast.planning.flags import take_plan_flags
-from holdfast.settings import ListenSettings, Settings, add_flags, read_groups, values
-from holdfast.settings.config_file import with_file, with_two_token_config
-from holdfast.settings.flag import Parser, command_parser
+from holdfast.planning import take_plan_flags
+from holdfast.settings import ListenSettings, Settings, add_flags, read_groups
+from holdfast.settings.flag import Parser, command_parser, key, seconds
+from holdfast.settings.yaml_files import with_file, with_two_token_config
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 _DESCRIPTION = "An OpenAI-compatible server around vLLM whose green light is true."
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # the terminal may have been closed
             stream.flush()
-    if "holdfast.app" in sys.modules:
+    if "holdfast.serve" in sys.modules:
         # All our resources are released by now. Python's own shutdown would print pages of messages
         # from native libraries below our last line, and wait for vLLM's threads or its import.
         os._exit(code)
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     is_debugging = False
-    unsupported.forget_empty(os.environ)
+    unsupported.drop_empty(os.environ)
     try:
         command, rest = _command(arguments)
         if command != "serve":
@@ -60,7 +60,7 @@ def _run(arguments: list[str]) -> int:
         settings = parse_serve(rest, os.environ)
         unsupported.refuse_missing_vllm()
         is_debugging = settings.listen.log_level == "debug"
-        from holdfast.app import serve  # noqa: PLC0415 - the web stack is not needed for --help
+        from holdfast.serve import serve  # noqa: PLC0415 - the web stack is not needed for --help
 
         return int(serve(settings))
     except HoldfastError as error:
@@ -109,7 +109,7 @@ def parse_serve(
 
 
 def _command(arguments: list[str]) -> tuple[str, list[str]]:
-    if arguments[:1] in (["serve"], ["plan"], ["doctor"], ["health"]):
+    if arguments[:1] in (["serve"], ["plan"], ["doctor"], ["health"], ["verify"]):
         return arguments[0], arguments[1:]
     parser = Parser(prog="holdfast", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
@@ -119,6 +119,7 @@ def _command(arguments: list[str]) -> tuple[str, list[str]]:
         "plan", help="print what would be reserved, and why, without starting an engine"
     )
     commands.add_parser("doctor", help="check this machine and the flags, and name each hazard")
+    commands.add_parser("verify", help="check whether what a server answers is right")
     commands.add_parser("health", help="exit with 0 if the server in this container is READY")
     commands.add_parser("version", help="print the versions of Holdfast, vLLM and torch")
     return str(parser.parse_args(arguments).command), []
@@ -232,7 +233,7 @@ def _take_h11_limits(namespace: argparse.Namespace) -> None:
 def _keep_alive_seconds(environment: Mapping[str, str]) -> float:
     text = environment.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
     try:
-        return values.seconds(text) if text else ListenSettings().keep_alive_seconds
+        return seconds(text) if text else ListenSettings().keep_alive_seconds
     except ValueError as error:
         raise UsageError(
             f"VLLM_HTTP_TIMEOUT_KEEP_ALIVE: {error}, not {text!r}.",
@@ -247,7 +248,7 @@ def _api_keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
         return ()
     try:
         # An empty shell variable would open the server to everyone.
-        return tuple(map(values.key, keys or [""]))
+        return tuple(map(key, keys or [""]))
     except ValueError as error:
         raise UsageError(f"{source}: {error}.", remedy="correct it, or leave it out.") from None
 
@@ -283,6 +284,12 @@ def _print_findings(arguments: list[str]) -> int:
     )
 
 
+def _verify(arguments: list[str]) -> int:
+    from holdfast.verify.command import verify  # noqa: PLC0415 - not needed to serve
+
+    return verify(arguments)
+
+
 def _print_health(arguments: list[str]) -> int:
     from holdfast.health_check import print_health  # noqa: PLC0415 - not needed to serve
 
@@ -301,6 +308,7 @@ def _print_versions(_arguments: list[str]) -> int:
 _OTHER_COMMANDS = {
     "plan": _print_plan,
     "doctor": _print_findings,
+    "verify": _verify,
     "health": _print_health,
     "version": _print_versions,
 }
@@ -312,7 +320,7 @@ def _print_traceback() -> None:
     traceback.print_exc()
 
 
-def _fail(line: str, code: ExitCode) -> ExitCode:
+def _fail(line: str, code: int) -> int:
     with suppress(OSError):  # the terminal may have been closed
         print(f"holdfast: error: {' '.join(line.split())}", file=sys.stderr, flush=True)  # noqa: T201 - the last line on standard error
     return code

@@ -15,7 +15,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that ask the process to end; SIGHUP comes when its terminal is closed."""
 
 
-def heeded() -> tuple[signal.Signals, ...]:
+def handled() -> tuple[signal.Signals, ...]:
     """Return the signals of `ENDING` that are not ignored; `nohup` and shells ignore some."""
     return tuple(number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN)
 
@@ -27,7 +27,7 @@ def end_until_serving() -> None:
     https://man7.org/linux/man-pages/man7/pid_namespaces.7.html. Raising an exception would not do:
     while Python removes the lock of an import, exceptions are only printed.
     """
-    for number in heeded():
+    for number in handled():
         signal.signal(number, _end)
 
 

@@ -8,6 +8,7 @@
     + ProbeTooSlowError        none     the time was over while the engine went on: a limited proof
   x EngineLostError            exit 5   the engine died and is not restarted
   x AddressInUseError          exit 6   another process listens there
+  x NotReachableError          exit 3   of `verify`: there is no server that answers
   x ConflictError              HTTP 409 the state, or the way the server was started, forbids it
   x NotFoundError              HTTP 404 nothing has that name
   x EngineRefusedError         HTTP 500 the engine failed to do what an operator asked for
@@ -34,7 +35,7 @@ from holdfast.records import RefusalReason
 
 RETRY_AFTER_SECONDS = 5
 """The time after which a client may retry if nothing better is known."""
-RETRY_AFTER_MOST_SECONDS = 120
+MAX_RETRY_AFTER_SECONDS = 120
 """OpenAI's clients do not retry at all if they are told to wait longer than this."""
 
 
@@ -64,7 +65,7 @@ class ExitCode(IntEnum):
 class HoldfastError(Exception):
     """A failure with a cause, a remedy and an exit code. `str()` returns the cause only."""
 
-    exit_code: ClassVar[ExitCode] = ExitCode.UNEXPECTED
+    exit_code: ClassVar[int] = ExitCode.UNEXPECTED
     http_status: int = 500
     openai_type: str = "server_error"
     outline: ClassVar[str] = "something unexpected happened"
@@ -131,6 +132,14 @@ class AddressInUseError(HoldfastError):
     exit_code = ExitCode.ADDRESS_IN_USE
 
 
+class NotReachableError(HoldfastError):
+    """`holdfast verify` found no server that answers."""
+
+    exit_code = 3
+    """Of `verify`, which starts no engine and has exit codes of its own."""
+    outline = "the server is not reachable"
+
+
 class ConflictError(HoldfastError):
     """The state or the flags do not allow what an operator asks for; nothing has changed."""
 
@@ -166,7 +175,7 @@ class NotReadyError(HoldfastError):
         self, cause: str, *, retry_after_seconds: int = RETRY_AFTER_SECONDS, remedy: str = ""
     ) -> None:
         super().__init__(cause, remedy=remedy)
-        self.retry_after_seconds = min(RETRY_AFTER_MOST_SECONDS, max(1, retry_after_seconds))
+        self.retry_after_seconds = min(MAX_RETRY_AFTER_SECONDS, max(1, retry_after_seconds))
 
 
 class OverloadedError(HoldfastError):
@@ -177,7 +186,7 @@ class OverloadedError(HoldfastError):
 
     def __init__(self, cause: str, *, retry_after_seconds: int, remedy: str = "") -> None:
         super().__init__(cause, remedy=remedy)
-        self.retry_after_seconds = min(RETRY_AFTER_MOST_SECONDS, max(1, retry_after_seconds))
+        self.retry_after_seconds = min(MAX_RETRY_AFTER_SECONDS, max(1, retry_after_seconds))
 
 
 class KeySuspendedError(OverloadedError):

@@ -56,30 +56,38 @@ LossReason = Literal[
     "stream_broken", "not_replayable", "suspected", "quarantined", "engine_lost", "drained"
 ]
 RefusalReason = Literal[
+    # `api.gate`, by the state, the queue and the key, as `api.admission` decides
     "not_ready",
     "draining",
     "failed",
     "overloaded",
     "key_concurrency",
     "key_suspended",
+    # `api.auth`
     "unauthorized",
     "forbidden",
+    # `listener.http_connection`; for JSON that is `malformed` it is `api.limits`
     "malformed",
     "url_too_long",
     "too_many_headers",
     "headers_too_large",
-    "slow_headers",
     "body_too_large",
-    "buffers_full",
+    # `listener.bounded_connection`, by its deadlines
+    "slow_headers",
     "slow_body",
     "slow_reader",
-    "json_too_deep",
-    "json_too_large",
-    "unsupported_media_type",
-    "timed_out",
+    # any connection of `listener`, and its acceptor: to make room, or after a silence
     "idle_connection",
     "too_many_connections",
+    # `api.limits`
+    "buffers_full",
+    "json_too_deep",
+    "json_too_large",
+    "timed_out",
+    # vLLM, in a form that `api.errors` gives it
+    "unsupported_media_type",
 ]
+"""Why a request or a connection was refused, under the module that refuses it."""
 
 GROWTH_PHASES: tuple[GrowthPhase, ...] = ("warmup", "sealed", "locked")
 REJECTION_KINDS: tuple[RejectionKind, ...] = ("scratch", "persistent", "permute")
@@ -154,46 +162,56 @@ class EngineStep:
     duration_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
     """Where the memory of one rank went."""
 
     engine: int
     rank: int
     generation: int
-    slots: tuple[SlotStats, ...]
-    retired_bytes: int
-    persistent_bytes: int
-    lamport_bytes: int | None
+    slots: tuple[SlotStats, ...] = ()
+    retired_bytes: int = 0
+    persistent_bytes: int = 0
+    lamport_bytes: int | None = None
     """None where no Lamport all-reduce workspace was measured."""
-    is_locked: bool
-    is_sealed: bool
-    growths: Mapping[GrowthPhase, int]
-    rejections: Mapping[RejectionKind, int]
-    last_rejection: Rejection | None
-    callers: Mapping[str, int]
+    is_locked: bool = False
+    is_sealed: bool = False
+    growths: Mapping[GrowthPhase, int] = field(
+        default_factory=lambda: dict.fromkeys(GROWTH_PHASES, 0)
+    )
+    rejections: Mapping[RejectionKind, int] = field(
+        default_factory=lambda: dict.fromkeys(REJECTION_KINDS, 0)
+    )
+    last_rejection: Rejection | None = None
+    callers: Mapping[str, int] = field(default_factory=dict)
     """The largest request of each caller in bytes, for at most 16 callers."""
-    memory: Mapping[MemoryKind, int]
+    memory: Mapping[MemoryKind, int] = field(default_factory=dict)
     """Only the kinds that were measured."""
-    fatal_error: str
+    fatal_error: str = ""
     """Why this rank is lost, written before the exception left the worker; empty if it is alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankStats(RankMemory):
-    """What one rank wrote to its stats file, which is readable even after its death."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport(RankMemory):
+    """What one rank says about itself, except its steps. It changes seldom."""
 
     pid: int
-    phases: Mapping[StartPhase, float]
+    phases: Mapping[StartPhase, float] = field(default_factory=dict)
     """When each phase of the start began, without those that did not."""
-    steps: int
-    scheduled_tokens: int
-    running_step_started_seconds: float | None
-    last_step_ended_seconds: float | None
-    recent_steps: tuple[EngineStep, ...]
-    """The newest steps, oldest first (at most `stats.RECENT_STEPS`)."""
     is_unified_memory: bool = False
     """Whether filling the device's memory fills the host's, as on GB10 and on the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStats(RankReport):
+    """What one rank wrote to its stats file, which is readable even after its death."""
+
+    steps: int = 0
+    scheduled_tokens: int = 0
+    running_step_started_seconds: float | None = None
+    last_step_ended_seconds: float | None = None
+    recent_steps: tuple[EngineStep, ...] = ()
+    """The newest steps, oldest first (at most `stats.RECENT_STEPS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +235,7 @@ class Death:
     cause: DeathCause
     reason: str
     """The process or rank, and its exception, for people."""
-    is_accusing: bool = False
+    blames_requests: bool = False
     """Whether a request may be the cause: of an exception, a rejection, a stall, or a signal that
     a process raises itself, such as SIGSEGV, but not of a signal from outside."""
     suspects: tuple[Suspect, ...] | None = None

@@ -85,7 +85,7 @@ class RequestContext:
     """Called when the engine has none of its sequences any more, even if the client still reads."""
 
     capacity: HeldCapacity | None = None
-    """None for a request whose capacity is not counted."""
+    """None if the capacity of the request is not counted."""
     session: Session | None = None
     """None for a single request."""
     absences: int = 0

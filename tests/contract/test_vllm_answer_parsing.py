@@ -189,7 +189,7 @@ def test_what_takes_for_ever_ends_with_an_error(
     """And the next answer is read."""
     bound_answer_parsers()
     monkeypatch.setattr(answer_parsing, "LIMIT_SECONDS", 0.1)
-    monkeypatch.setattr(answer_parsing, "SECONDS_A_CHARACTER", 0.0)
+    monkeypatch.setattr(answer_parsing, "SECONDS_PER_CHARACTER", 0.0)
     with pytest.raises(GenerationError, match="too long to search") as caught:
         parsed(name, text * 40_000)
     assert caught.value.status_code == 422
@@ -201,7 +201,7 @@ def test_a_delta_of_a_stream_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that an engine which is ahead of its client gives in one piece."""
     bound_answer_parsers()
     monkeypatch.setattr(answer_parsing, "LIMIT_SECONDS", 0.1)
-    monkeypatch.setattr(answer_parsing, "SECONDS_A_CHARACTER", 0.0)
+    monkeypatch.setattr(answer_parsing, "SECONDS_PER_CHARACTER", 0.0)
     text = "<function=f><parameter=a>" * 40_000
     with pytest.raises(GenerationError, match="too long to search"):
         parser("mimo").parse_delta(text, [5], request(), prompt_token_ids=[2], finished=True)
@@ -218,7 +218,7 @@ def test_nothing_is_left_that_may_hold_a_lock() -> None:
 
     left = ["vllm.parser.qwen3", "vllm.tool_parsers.utils", "regex._main", "json.decoder"]
     kept = ["vllm.logger", "logging", "prometheus_client.metrics", "asyncio.events", "regexes"]
-    assert [answer_parsing._may_be_left(frame_in(one)) for one in [*left, *kept]] == (
+    assert [answer_parsing._is_interruptible(frame_in(one)) for one in [*left, *kept]] == (
         [True] * len(left) + [False] * len(kept)
     )
 

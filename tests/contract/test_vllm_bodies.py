@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from holdfast.engine.compat import make_arg_parser
+from holdfast.engine.arguments import make_arg_parser
 from holdfast.patches.front_end import accept_nulls
 from holdfast.patches.request_bodies import refuse_wrong_bodies
 

@@ -8,7 +8,7 @@ import torch
 from vllm.compilation import caching, compiler_interface, decorators
 from vllm.platforms import cpu
 
-from holdfast.patches import worker
+from holdfast.patches import engine
 
 
 def test_a_compiled_function_is_asked_to_finish_loading() -> None:
@@ -16,7 +16,7 @@ def test_a_compiled_function_is_asked_to_finish_loading() -> None:
     source = inspect.getsource(decorators._try_load_aot_compiled_fn)
     assert "torch.compiler.load_compiled_function(" in source
     assert "loaded_fn._artifacts.compiled_fn.finalize_loading(model.vllm_config)" in source
-    (config,) = list(inspect.signature(worker._nothing_is_left).parameters)
+    (config,) = list(inspect.signature(engine._finalize_nothing).parameters)
     theirs = inspect.signature(caching.VllmSerializableFunction.finalize_loading)
     assert len(theirs.parameters) == len(["self", config])
 

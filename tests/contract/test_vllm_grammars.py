@@ -26,17 +26,18 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 
-import grammars
+import scripted_compiler
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine.grammars import checked, compiling
-from holdfast.engine.grammars.checked import Grammars, grammars_for
-from holdfast.engine.grammars.compile_limit import LOOK_SECONDS, CompileLimit, within_limit
-from holdfast.engine.grammars.compiling import Compiler
+from holdfast.engine.checked_llm import POLL_SECONDS, CompileLimit, within_limit
+from holdfast.engine.grammars import checker
+from holdfast.engine.grammars import compiler as compiler_module
+from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
+from holdfast.engine.grammars.compiler import Compiler
 from holdfast.engine.grammars.pool import Pool
-from holdfast.engine.grammars.requests import keep_native_code_out, validate_without_xgrammar
+from holdfast.engine.grammars.requests import check_in_workers, validate_without_xgrammar
 from holdfast.processes import forkserver, tree
 from holdfast.request_context import REQUEST, RequestContext
-from placed import ScriptedCapacity
+from scripted_capacity import ScriptedCapacity
 
 # vLLM gives xgrammar an argument that it does not need any more.
 pytestmark = pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning")
@@ -101,10 +102,10 @@ def test_vllm_checks_no_grammar_without_a_configuration_for_them() -> None:
 def test_a_worker_compiles_as_an_engine_does() -> None:
     """The names of the backends, and what each is made with."""
     source = inspect.getsource(StructuredOutputManager.grammar_init)
-    for name, (_, backend) in compiling._BACKENDS.items():
+    for name, (_, backend) in compiler_module._BACKENDS.items():
         assert f'"{name}"' in source
         assert backend in source
-    assert source.count("vocab_size=vocab_size") == len(compiling._BACKENDS)
+    assert source.count("vocab_size=vocab_size") == len(compiler_module._BACKENDS)
     assert "get_vocab_size()" in source
     assert "cached_tokenizer_from_config" in inspect.getsource(StructuredOutputManager.__init__)
 
@@ -190,20 +191,20 @@ def test_masks_that_take_long_are_refused(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EngineCore fills them between two steps of everybody."""
-    monkeypatch.setattr(compiling, "MOST_SECONDS_A_TOKEN", 0.0)
+    monkeypatch.setattr(compiler_module, "MOST_SECONDS_A_TOKEN", 0.0)
     assert "CPU time per token" in compiler({"json": PERSON})["error"]
 
 
 # What the front end makes of it
 
 
-def scripted(timeout_seconds: float = DEADLINE_SECONDS) -> tuple[Grammars, Pool]:
+def scripted(timeout_seconds: float = DEADLINE_SECONDS) -> tuple[GrammarChecker, Pool]:
     """Grammars that do as they say, see `grammars`."""
-    pool = Pool(grammars.make, workers=4, memory_bytes=256 << 20)
-    return Grammars(pool, timeout_seconds=timeout_seconds), pool
+    pool = Pool(scripted_compiler.make, workers=4, memory_bytes=256 << 20)
+    return GrammarChecker(pool, timeout_seconds=timeout_seconds), pool
 
 
-async def check(asked: Grammars, regex: str, key: str = "") -> str:
+async def check(asked: GrammarChecker, regex: str, key: str = "") -> str:
     """The backend that a grammar got."""
     REQUEST.set(RequestContext("one", key))
     constraint = StructuredOutputsParams(regex=regex)
@@ -216,7 +217,7 @@ def test_the_front_end_outlives_a_grammar_that_ends_a_process(config: Any) -> No
     """It refuses it, remembers that, and goes on."""
 
     async def scene() -> None:
-        asked = grammars_for(config, DEADLINE_SECONDS)
+        asked = grammar_checker(config, DEADLINE_SECONDS)
         deadly = StructuredOutputsParams(json=with_pattern(DEEP))
         for _ in range(2):
             with pytest.raises(VLLMValidationError, match="crashed"):
@@ -238,7 +239,7 @@ def test_a_grammar_is_compiled_once_for_all_who_send_it() -> None:
         asked, pool = scripted()
         workers = await asyncio.gather(*(check(asked, "sleep 0.2") for _ in range(8)))
         assert len(set(workers)) == 1
-        tree.kill(pool.family())
+        tree.kill(pool.processes())
         assert await check(asked, "sleep 0.2") == workers[0]
         pool.stop()
 
@@ -334,8 +335,8 @@ def test_a_slow_grammar_whose_turn_does_not_come_may_be_sent_again() -> None:
 @pytest.mark.parametrize(
     "grammar",
     [
-        {"regex": "a" * checked.LONGEST_BYTES},
-        {"json": {"enum": list(range(checked.LONGEST_BYTES))}},
+        {"regex": "a" * checker.LONGEST_BYTES},
+        {"json": {"enum": list(range(checker.LONGEST_BYTES))}},
     ],
     ids=["text", "items"],
 )
@@ -346,7 +347,7 @@ def test_a_grammar_that_is_too_large_reaches_no_worker(grammar: dict[str, Any]) 
         asked, pool = scripted()
         with pytest.raises(VLLMValidationError, match="larger than"):
             await asked.check(StructuredOutputsParams(**grammar))
-        assert not pool.family()
+        assert not pool.processes()
 
     asyncio.run(scene())
 
@@ -354,7 +355,7 @@ def test_a_grammar_that_is_too_large_reaches_no_worker(grammar: dict[str, Any]) 
 @pytest.mark.usefixtures("_server")
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest result goes first."""
-    monkeypatch.setattr(checked, "MOST_RESULTS", 2)
+    monkeypatch.setattr(checker, "MOST_RESULTS", 2)
 
     async def scene() -> None:
         asked, pool = scripted()
@@ -379,7 +380,7 @@ def test_a_format_beside_tools_is_checked_before_a_parser_sees_it(
     async def preprocess_chat(_self: Any, request: Any, **_options: Any) -> None:
         seen.append(request)
 
-    class Refusing(Grammars):
+    class Refusing(GrammarChecker):
         async def check(self, constraint: StructuredOutputsParams) -> None:
             raise VLLMValidationError(str(constraint.json))
 
@@ -388,7 +389,7 @@ def test_a_format_beside_tools_is_checked_before_a_parser_sees_it(
     monkeypatch.setattr(OnlineRenderer, "preprocess_chat", preprocess_chat)
     asked, _ = scripted()
     asked.__class__ = Refusing
-    keep_native_code_out(asked)
+    check_in_workers(asked)
     schema = {"name": "x", "schema": PERSON}
     body = {
         "messages": [{"role": "user", "content": "hi"}],
@@ -481,7 +482,7 @@ def test_a_request_that_may_be_running_is_never_given_up() -> None:
     limit = CompileLimit(0.0, lambda: 0.0)
 
     async def answered() -> AsyncIterator[str]:
-        await asyncio.sleep(3 * LOOK_SECONDS)
+        await asyncio.sleep(3 * POLL_SECONDS)
         yield "first"
         yield "second"
 

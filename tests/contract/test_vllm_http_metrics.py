@@ -11,14 +11,15 @@ from prometheus_client import REGISTRY, CollectorRegistry, Metric
 from prometheus_fastapi_instrumentator import metrics as instrumentator_metrics
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from vllm.exceptions import VLLMNotFoundError, VLLMServerError, VLLMValidationError
 
 from asgi_server import DEADLINE_SECONDS, serving
-from holdfast.api.http_counts import HttpCounts, HttpRequests
+from holdfast.api.metrics import HttpCounts
 from holdfast.api.request_log import RequestLog
 from holdfast.api.router import OwnRoutes
-from holdfast.engine.compat import make_arg_parser
-from holdfast.engine.openai_app import leaving_counts_to_the_front_end, with_frequent_first
+from holdfast.engine.arguments import make_arg_parser
+from holdfast.engine.openai_app import put_frequent_first, without_instrumentator
 from holdfast.patches.request_bodies import refuse_wrong_bodies
 from holdfast.telemetry.collector import OwnRegistry
 
@@ -43,7 +44,7 @@ def _build(*, counts_itself: bool) -> Any:
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m"])
     if counts_itself:
         return build_app(arguments, ("generate",), None)
-    with leaving_counts_to_the_front_end():
+    with without_instrumentator():
         return build_app(arguments, ("generate",), None)
 
 
@@ -52,7 +53,7 @@ def app() -> Any:
     """vLLM's application as we build it, with a route for each way to fail."""
     built = _build(counts_itself=False)
     refuse_wrong_bodies(built)
-    with_frequent_first(built.router.routes)
+    put_frequent_first(built.router.routes)
 
     def fail(request: Request) -> None:
         raise RAISED[request.url.path]
@@ -71,7 +72,7 @@ def _asked(app: Any, path: str) -> tuple[int, CollectorRegistry]:
     """What was answered, and the page after it."""
     counts = HttpCounts()
     counts.add_routes(app.routes)
-    registry = OwnRegistry(counts.requests)
+    registry = OwnRegistry(counts)
 
     async def ask() -> int:
         front = RequestLog(OwnRoutes([], app), is_on=False, on_finished=counts.count)
@@ -142,10 +143,10 @@ def test_the_families_are_those_of_the_library() -> None:
     instrument(
         instrumentator_metrics.Info(request, Response(b"four"), "GET", "/v1/models", "2xx", 0.2)
     )
-    ours = HttpRequests()
-    ours.count(
-        "GET", "/v1/models", 200, duration_seconds=0.2, received_bytes=0, sent_bytes=len(b"four")
-    )
+    ours = HttpCounts()
+    ours.add_routes([Route("/v1/models", lambda _request: Response())])
+    scope = {"method": "GET", "path": "/v1/models"}
+    ours.count(scope, 200, duration_seconds=0.2, sent_bytes=len(b"four"))
     assert _families(ours.collect()) == _families(theirs.collect())
 
 

@@ -38,7 +38,7 @@ from vllm.multimodal.media.image import ImageMediaIO
 from holdfast.engine.media.limits import REDIRECTS_VARIABLE, guard_media
 from holdfast.engine.media.public_fetch import is_public, public_socket
 from holdfast.request_context import REQUEST, RequestContext
-from placed import ScriptedCapacity
+from scripted_capacity import ScriptedCapacity
 
 DEADLINE_SECONDS = 30
 SESSION = (

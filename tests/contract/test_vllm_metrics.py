@@ -24,8 +24,8 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
-from fakes import FakeClock
-from holdfast.patches.stat_logger import NEWS_SECONDS, LastingStatLogger, Queues, prometheus_logger
+from fake_engine import FakeClock
+from holdfast.patches.stat_logger import STALE_SECONDS, LastingStatLogger, Queues, prometheus_logger
 from holdfast.telemetry.counters import WAIT_BOUNDS_SECONDS
 from holdfast.telemetry.exposition import render, vllm_registry
 
@@ -237,8 +237,8 @@ def test_what_a_scheduler_says_is_old_after_a_while() -> None:
     """One that hangs says nothing any more, whatever it said before."""
     clock = FakeClock()
     queues = Queues(clock)
-    queues.said(0, 0, 0, deferred=1)
-    clock.now_seconds += NEWS_SECONDS + 1
+    queues.update(0, 0, 0, deferred=1)
+    clock.now_seconds += STALE_SECONDS + 1
     assert queues.deferring() == set()
 
 
@@ -246,13 +246,13 @@ def test_nothing_but_what_is_deferred_is_timed() -> None:
     """From when the last other request was gone, in all engines."""
     clock = FakeClock()
     queues = Queues(clock)
-    queues.said(0, 0, 0, deferred=1)
-    queues.said(1, 1, 0, deferred=1)
+    queues.update(0, 0, 0, deferred=1)
+    queues.update(1, 1, 0, deferred=1)
     clock.now_seconds += 5
     assert queues.deferring_seconds() == 0
-    queues.said(1, 0, 0, deferred=1)
+    queues.update(1, 0, 0, deferred=1)
     clock.now_seconds += 5
-    queues.said(0, 0, 0, deferred=1)
+    queues.update(0, 0, 0, deferred=1)
     assert queues.deferring_seconds() == 5
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import holdfast
 from holdfast.patches import PATCHES
-from holdfast.patches.fitting import Patch, missing_sites
+from holdfast.patches.patch import Patch, missing_sites
 
 SOURCES_VARIABLE = "NEXT_VLLM_SOURCES"
 ROOT = Path(holdfast.__file__).parent

@@ -20,10 +20,11 @@ from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.multiproc_executor import WorkerProc
 
-from holdfast.engine import launcher
+from holdfast.engine import startup
 from holdfast.patches import front_end
+from holdfast.patches.engine import BUILD_LOCK, keep_builds, prepare_builds
 from holdfast.processes import cleanup, forkserver, tree
-from holdfast.worker import builds, lifetime
+from holdfast.worker import lifetime
 from holdfast.workspace.plan import WorkspaceSpec
 
 
@@ -65,9 +66,9 @@ def test_a_core_is_named_as_the_plugin_expects() -> None:
 
 
 def test_workers_are_started_by_multiprocessing() -> None:
-    """So that they are tied to their core by `leash.tie_spawned`."""
+    """So that they are tied to their core by `lifetime.make_spawned_die_with_parent`."""
     assert "context.Process(" in inspect.getsource(WorkerProc.make_worker_process)
-    lifetime.tie_spawned()
+    lifetime.make_spawned_die_with_parent()
     command = multiprocessing.spawn.get_command_line(pipe_handle=1)
     assert f"os.getppid() == {os.getpid()}" in " ".join(map(os.fsdecode, command))
 
@@ -75,7 +76,7 @@ def test_workers_are_started_by_multiprocessing() -> None:
 def test_torch_finds_its_caches_in_the_private_temporary_directory(tmp_path: Path) -> None:
     """They outlive the generation, which removes the way to them and not what is there."""
     directory = tmp_path / "1"
-    launcher._prepare(directory, WorkspaceSpec(str(directory), 1, 0, 0.1, "deny", None))
+    startup.prepare(directory, WorkspaceSpec(str(directory), 1, 0, 0.1, "deny", None))
     shared = Path(default_cache_dir())
     assert (directory / shared.name).resolve() == shared.resolve()
     cleanup.remove(directory)
@@ -98,8 +99,8 @@ def test_what_a_rank_builds_is_there_for_the_next_generation(
     monkeypatch.setattr(pynccl_allocator, "_nccl_allocator_failed_to_compile", False)
     monkeypatch.setattr(pynccl_allocator, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     for generation in (tmp_path / "1", tmp_path / "2"):
-        launcher._prepare(generation, WorkspaceSpec(str(generation), 1, 0, 0.1, "deny", None))
-        builds.keep_builds(generation)
+        startup.prepare(generation, WorkspaceSpec(str(generation), 1, 0, 0.1, "deny", None))
+        keep_builds(generation)
         pynccl_allocator.compile_nccl_allocator()
         cleanup.remove(generation)
     assert asked == [str(tmp_path / "builds")] * 2
@@ -108,17 +109,17 @@ def test_what_a_rank_builds_is_there_for_the_next_generation(
 
 def test_a_build_that_was_killed_does_not_hold_up_the_next(tmp_path: Path) -> None:
     """torch waits for its lock without end, whoever made it."""
-    builds.prepare(tmp_path / "1")
-    baton = FileBaton(str(tmp_path / "builds" / builds.LOCK))
+    prepare_builds(tmp_path / "1")
+    baton = FileBaton(str(tmp_path / "builds" / BUILD_LOCK))
     assert baton.try_acquire()
-    builds.prepare(tmp_path / "2")
+    prepare_builds(tmp_path / "2")
     assert FileBaton(baton.lock_file_path).try_acquire()
 
 
 def test_compiled_attention_outlives_a_generation() -> None:
     """FlashAttention 4 keeps it in the temporary directory, unless this variable says otherwise."""
     directory = Path("/run/holdfast")
-    first, second = (launcher._variables(directory / name) for name in "12")
+    first, second = (startup.variables(directory / name) for name in "12")
     name = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
     assert first["TMPDIR"] != second["TMPDIR"]
     assert first[name] == second[name]

@@ -17,7 +17,7 @@ from holdfast.engine.media import realtime
 from holdfast.engine.media.realtime import CLIPS_OF_ALL, bound_realtime_audio
 from holdfast.engine.proxy import EngineProxy
 from holdfast.request_context import REQUEST, RequestContext
-from placed import ScriptedCapacity, ScriptedSession
+from scripted_capacity import ScriptedCapacity, ScriptedSession
 
 SAMPLES = 1024**2
 
@@ -125,8 +125,8 @@ def test_a_call_of_a_session_has_a_place_until_it_ends() -> None:
         REQUEST.set(RequestContext(session=session))
         proxy, engine = EngineProxy(), Engine()
         proxy.use(engine)
-        proxy.calls.started(engine, 1)
-        proxy.calls.opened()
+        proxy.requests.engine_started(engine, 1)
+        proxy.requests.open()
         outputs = proxy.generate(prompt=None, sampling_params=SamplingParams(), request_id="one")
         await anext(outputs)
         session.said.append("answered")

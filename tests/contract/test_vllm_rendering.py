@@ -14,16 +14,16 @@ from vllm.renderers.params import ChatParams, TokenizeParams
 
 from holdfast.demo.files import ensure_demo_model
 from holdfast.patches.rendering import (
-    CHARACTERS_A_TURN,
-    LONGEST_CHARACTERS,
-    MOST_MESSAGES,
+    CHARACTERS_PER_TURN,
+    MAX_CHARACTERS,
+    MAX_MESSAGES,
     await_one_without_a_task,
     render_short_prompts_at_once,
 )
 from holdfast.patches.request_bodies import bound_prompts
 
 Value = TypeVar("Value")
-LONG = "x" * (LONGEST_CHARACTERS + 1)
+LONG = "x" * (MAX_CHARACTERS + 1)
 HANDED_OVER: list[list[Any]] = []
 """What each renderer that is looked at has handed over."""
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -93,10 +93,10 @@ def test_only_a_long_prompt_is_handed_over(
 
 def test_of_many_at_once_the_rest_is_handed_over(renderer: Any, stock: Any) -> None:
     """The loop is kept for no longer than a few of the longest take."""
-    prompts = ["y" * LONGEST_CHARACTERS] * 30
+    prompts = ["y" * MAX_CHARACTERS] * 30
     found, handed_over = run(tokens(renderer, *prompts))
     assert found == asyncio.run(tokens(stock, *prompts))
-    assert handed_over == 30 - CHARACTERS_A_TURN // LONGEST_CHARACTERS - 1
+    assert handed_over == 30 - CHARACTERS_PER_TURN // MAX_CHARACTERS - 1
 
 
 def test_too_many_prompts_are_refused_before_any_is_rendered(stock: Any) -> None:
@@ -118,7 +118,7 @@ def test_the_next_turn_begins_anew(renderer: Any) -> None:
 
     async def in_turn() -> None:
         for _ in range(40):
-            await tokens(renderer, "y" * LONGEST_CHARACTERS)
+            await tokens(renderer, "y" * MAX_CHARACTERS)
             await asyncio.sleep(0)
 
     assert run(in_turn())[1] == 0
@@ -130,9 +130,9 @@ def test_the_next_turn_begins_anew(renderer: Any) -> None:
         ([{"role": "user", "content": "hold"}], {}, 0),
         ([{"role": "user", "content": "hold"}], {"enable_thinking": True}, 0),
         ([{"role": "user", "content": LONG}], {}, 1),
-        ([{"role": "user", "content": "hold"}] * (MOST_MESSAGES + 1), {}, 1),
+        ([{"role": "user", "content": "hold"}] * (MAX_MESSAGES + 1), {}, 1),
         ([{"role": "assistant", "content": "", "tool_calls": [CALL]}], {}, 1),
-        ([{"role": "user" * LONGEST_CHARACTERS, "content": ""}], {}, 1),
+        ([{"role": "user" * MAX_CHARACTERS, "content": ""}], {}, 1),
         ([{"role": "user", "content": "hold"}], {"documents": [{"text": "a"}]}, 1),
         ([{"role": "user", "content": "hold"}], {"rounds": 10**9}, 1),
     ],

@@ -27,12 +27,12 @@ from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.api.router import OPERATOR_PATHS, OwnRoutes, is_for_operators
 from holdfast.cli import parse_serve
-from holdfast.engine.openai_app import with_frequent_first
+from holdfast.engine.openai_app import put_frequent_first
 from holdfast.request_context import FREQUENT_PATHS
 from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals
 from inner_app import View
-from statuses import a_status
+from sample_status import a_status
 
 KEY = "the-api-key"
 PREFIX = "/prefix"
@@ -324,7 +324,7 @@ def test_what_is_asked_for_the_most_is_looked_for_first(vllm_app: Any) -> None:
     """Only the order changes, and no route before it took any of these paths."""
     routes = list(vllm_app.router.routes)
     ordered = list(routes)
-    with_frequent_first(ordered)
+    put_frequent_first(ordered)
     assert sorted(map(id, ordered)) == sorted(map(id, routes))
     found = [route.path for route in ordered[: len(FREQUENT_PATHS)]]
     assert frozenset(found) == FREQUENT_PATHS

@@ -19,11 +19,11 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine.compat import make_arg_parser
+from holdfast.engine.arguments import make_arg_parser
 from holdfast.patches.rendering import LONG_CHARACTERS, render_short_prompts_at_once
 from holdfast.patches.tokenizer import (
+    CONTEXTS_PER_TEXT,
     LOOP_CHARACTERS,
-    TOKENS_A_CONTEXT,
     bound_bad_words,
     bound_tokenizer,
     bound_tool_calls,
@@ -107,7 +107,7 @@ ROADS: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
     "one of several": lambda one: asyncio.to_thread(one.tokenizer, ["a", GIANT]),
     "a score": lambda one: asyncio.to_thread(one.tokenizer.encode, GIANT, add_special_tokens=False),
     "/detokenize": lambda one: one.tokenize_prompt_async(
-        {"prompt_token_ids": [1] * (TOKENS_A_CONTEXT * CONTEXT_TOKENS + 1)},
+        {"prompt_token_ids": [1] * (CONTEXTS_PER_TEXT * CONTEXT_TOKENS + 1)},
         DetokenizeRequest(tokens=[]).build_tok_params(one.model_config),
     ),
 }

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.engine.compat import make_arg_parser
-from holdfast.patches.request_bodies import MOST_ITEMS, refuse_wrong_bodies, stop_at_first_error
+from holdfast.engine.arguments import make_arg_parser
+from holdfast.patches.request_bodies import MAX_ITEMS, refuse_wrong_bodies, stop_at_first_error
 
 DEADLINE_SECONDS = 60
 MOST_ERRORS = 1000
@@ -23,7 +23,7 @@ WIDE = {
     "items": ("/v1/responses", {"model": "m", "input": WRONG}),
     "messages of anthropic": ("/v1/messages", {**MESSAGES, "messages": WRONG}),
     "messages to tokenize": ("/tokenize", {"model": "m", "messages": WRONG}),
-    "what is right": ("/v1/chat/completions", {**MESSAGES, "messages": [USER] * (MOST_ITEMS + 1)}),
+    "what is right": ("/v1/chat/completions", {**MESSAGES, "messages": [USER] * (MAX_ITEMS + 1)}),
 }
 
 
@@ -73,12 +73,12 @@ def test_the_answer_is_vllms_400(app: Any, case: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {**MESSAGES, "messages": [USER] * MOST_ITEMS}),
+        ("/v1/chat/completions", {**MESSAGES, "messages": [USER] * MAX_ITEMS}),
         ("/v1/messages", {**MESSAGES, "messages": [USER] * 1000}),
-        ("/v1/completions", {"model": "m", "prompt": [1] * (MOST_ITEMS * 8)}),
+        ("/v1/completions", {"model": "m", "prompt": [1] * (MAX_ITEMS * 8)}),
         ("/v1/completions", {"model": "m", "prompt": ["hold"] * 1000}),
         ("/v1/responses", {"model": "m", "input": [USER] * 100}),
-        ("/detokenize", {"model": "m", "tokens": [1] * (MOST_ITEMS * 8)}),
+        ("/detokenize", {"model": "m", "tokens": [1] * (MAX_ITEMS * 8)}),
     ],
 )
 def test_what_was_taken_is_taken(app: Any, path: str, body: Any) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from adapters import make_lora
-from load import loaded, questions, undisturbed
+from load_generator import loaded, questions, undisturbed
+from lora_adapters import make_lora
 from servers import SMALL, Server, running, wait_until
 from tiny_models import make_qwen
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from storm import Storm, stormed
-from storm_seen import Bounds
+from hostile_report import Bounds
+from hostile_run import HostileRun, run_hostile
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 BOUNDS = Bounds(times_as_late=100, livez_seconds=15, times_the_memory=1.5)
 """Times are deadlines here, where other engines take the same cores; the soak has the promise."""
-STORM = Storm(
+HOSTILE_RUN = HostileRun(
     seed=1,
     seconds=75,
     alone_seconds=10,
@@ -24,6 +24,6 @@ STORM = Storm(
 
 def test_a_hostile_client_costs_the_others_nothing(tmp_path: Path) -> None:
     """Every honest answer is whole and right, the server lives, and nothing is left behind."""
-    seen = stormed(tmp_path, STORM)
-    print(seen.table())  # noqa: T201 - for who looks at a failure
-    assert not list(seen.broken_promises(BOUNDS))
+    report = run_hostile(tmp_path, HOSTILE_RUN)
+    print(report.table())  # noqa: T201 - for debugging a failure
+    assert not list(report.broken_promises(BOUNDS))

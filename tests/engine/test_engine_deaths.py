@@ -25,7 +25,7 @@ from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.errors import EngineStartError
 from holdfast.lifecycle.states import State
 from holdfast.processes import forkserver, tree
-from holdfast.processes.native_env import NativeVariables
+from holdfast.processes.environment import NativeVariables
 from holdfast.records import Death
 from holdfast.worker.ipc_names import name_prefix
 from holdfast.workspace.plan import WorkspaceSpec
@@ -221,7 +221,7 @@ def test_a_prompt_that_raises_is_accused(running: Lab) -> None:
     death = running.dies()
     assert death.cause == "worker_exception"
     assert "InjectedFaultError" in death.reason
-    assert death.is_accusing
+    assert death.blames_requests
     assert death.suspects
     (suspect,) = [suspect for suspect in death.suspects if suspect.is_in_running_step]
     assert suspect.request_id.startswith("poison")
@@ -247,7 +247,7 @@ def test_a_signal_is_seen_and_leaves_nothing(
     death = running.dies()
     assert death.cause == cause
     assert number.name in death.reason
-    assert not death.is_accusing
+    assert not death.blames_requests
     assert death.suspects is None
     assert left_by(running, directory) != []
     running.end()

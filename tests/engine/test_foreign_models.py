@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import tiny_models
-from adapters import make_lora
+from lora_adapters import make_lora
 from servers import SMALL, Server, descendants, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.own_engines]

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_check.checks import CHECKS
 from gpu_check.engine.witness import ADDED_BYTES
-from gpu_kit import kit, status_of
+from gpu_check_runs import run_gpu_check, status_of
 
 pytestmark = pytest.mark.engine
 
@@ -18,7 +18,7 @@ NEED_A_GPU = ("seal_retire_lock", "memory_returned")
 def test_what_is_to_be_shown_on_a_gpu_passes_on_the_cpu(tmp_path: Path) -> None:
     """Order, budget, growth, the long prompt, steps and recovery; graphs and memory are named."""
     growing = [check.name for check in CHECKS if check.subject == "growing"]
-    code, written, output = kit(tmp_path, "--only", *growing)
+    code, written, output = run_gpu_check(tmp_path, "--only", *growing)
     assert code == 0, output
     checks = {check["name"]: check for check in written["checks"]}
     assert [checks[name]["reason"] for name in NEED_A_GPU] == ["torch sees no CUDA device"] * 2

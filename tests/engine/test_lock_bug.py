@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_kit import kit
+from gpu_check_runs import run_gpu_check
 from servers import Server
 
 pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("learned")]
@@ -19,7 +19,7 @@ def test_long_prompt_kills_stock_vllm_and_is_answered_by_holdfast(
     second_start: Server, tmp_path: Path
 ) -> None:
     """Stock: `/health` is 200, the first long prompt kills the engine. Holdfast: it is answered."""
-    code, written, output = kit(tmp_path, "--only", "stock_engine_dies")
+    code, written, output = run_gpu_check(tmp_path, "--only", "stock_engine_dies")
     assert code == 0, output
     (stock,) = [check for check in written["checks"] if check["status"] == "passed"]
     measured = {one["name"]: one["value"] for one in stock["measured"]}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import probe_lab
-from dying_probe import die_in_the_last_of
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
+from killed_probe import kill_during_last
 from servers import SMALL, Server, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.own_engines]
@@ -88,4 +88,4 @@ def _forbid(source: Path, target: Path, *, tokens: int) -> None:
     """Leave an attempt that never ended, at the model of which `source` has learned."""
     (learned,) = source.glob("state/holdfast/workspace-*.json")
     fingerprint = learned.stem.removeprefix("workspace-")
-    die_in_the_last_of(target / "state" / "holdfast", fingerprint, tokens)
+    kill_during_last(target / "state" / "holdfast", fingerprint, tokens)

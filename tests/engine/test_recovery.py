@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 import faults
-from faults import BIND, FAULTS, POISON_TOKENS, Patient, ailing_model, left_in_shared_memory
-from load import Answer, Load, ask, client_of, loaded, questions, undisturbed
+from faults import BIND, FAULTS, POISON_TOKENS, FaultyServer, faulty_model, left_in_shared_memory
+from load_generator import Answer, Load, ask, client_of, loaded, questions, undisturbed
 from servers import Server, descendants, running, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -29,7 +29,7 @@ STRUCK = ("SIGKILL core", "raise on rank 1", "SIGSTOP worker", "workspace reject
 
 
 @dataclass(frozen=True, slots=True)
-class Belongings:
+class ResourceCounts:
     """What a server has that a death may leak."""
 
     processes: int
@@ -39,7 +39,7 @@ class Belongings:
     """Shared memory that no process has mapped: other servers of this machine map theirs."""
 
     @classmethod
-    def of(cls, server: Server) -> Belongings:
+    def of(cls, server: Server) -> ResourceCounts:
         """What it has now."""
         process = psutil.Process(server.process.pid)
         return cls(
@@ -56,12 +56,12 @@ class Life:
 
     server: Server
     load: Load
-    before: Belongings
+    before: ResourceCounts
     reports: list[dict[str, Any]] = field(default_factory=list)
     """`/statusz` after each recovery."""
     prompt_tokens: list[float] = field(default_factory=list)
     """vLLM's own counter, before the first fault and after each recovery."""
-    after: Belongings | None = None
+    after: ResourceCounts | None = None
     death_counts: dict[str, float] = field(default_factory=dict)
 
 
@@ -75,16 +75,16 @@ def deaths(server: Server) -> dict[str, float]:
     return {cause: value for cause, value in found.items() if value}
 
 
-def hurt(patient: Patient, name: str) -> None:
+def hurt(faulty: FaultyServer, name: str) -> None:
     """Strike, and wait until the death is counted and the next generation is READY."""
-    server = patient.server
+    server = faulty.server
     before = sum(deaths(server).values())
     wait_until(  # a request that is alone in the last step is accused, rightly or not
         lambda: server.status["progress"]["running"] > 1,
         deadline_seconds=60,
         what=lambda: "nobody asks",
     )
-    FAULTS[name].strike(patient)
+    FAULTS[name].strike(faulty)
     server.until(lambda: sum(deaths(server).values()) > before, f"a death by {name}")
     server.until_ready()
 
@@ -93,17 +93,17 @@ def hurt(patient: Patient, name: str) -> None:
 def life(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
     """A server that is READY, and is hurt in each way under load."""
     directory = tmp_path_factory.mktemp("recovery")
-    model = ailing_model(models, directory / "armoury")
+    model = faulty_model(models, directory / "triggers")
     with running(directory, str(model), *FLAGS, environment=BIND) as server:
         server.until_ready()
         expected = undisturbed(server, questions(7, count=10, longest_tokens=4000))
-        before = Belongings.of(server)
-        patient = Patient(server, directory / "armoury")
+        before = ResourceCounts.of(server)
+        faulty = FaultyServer(server, directory / "triggers")
         with loaded(server, expected, clients=CLIENTS, seed=7) as load:
             seen = Life(server, load, before)
             seen.prompt_tokens.append(_prompt_tokens(server))
             for name in STRUCK:
-                hurt(patient, name)
+                hurt(faulty, name)
                 seen.reports.append(server.status)
                 seen.prompt_tokens.append(_prompt_tokens(server))
         seen.after = _settled(server, before)
@@ -115,19 +115,19 @@ def _prompt_tokens(server: Server) -> float:
     return sum(v for (name, _), v in server.metrics().items() if name == "vllm:prompt_tokens_total")
 
 
-def _settled(server: Server, before: Belongings) -> Belongings:
+def _settled(server: Server, before: ResourceCounts) -> ResourceCounts:
     """What it has once it has had the time to let go."""
 
     def has_let_go() -> bool:
-        now = Belongings.of(server)
+        now = ResourceCounts.of(server)
         return now.descriptors <= before.descriptors and now.processes <= before.processes
 
     wait_until(
         has_let_go,
         deadline_seconds=20,
-        what=lambda: f"{before} has become {Belongings.of(server)}: {_titles(server)}",
+        what=lambda: f"{before} has become {ResourceCounts.of(server)}: {_titles(server)}",
     )
-    return Belongings.of(server)
+    return ResourceCounts.of(server)
 
 
 def _titles(server: Server) -> list[str]:
@@ -225,4 +225,4 @@ def test_an_undisturbed_server_still_answers(life: Life) -> None:
     """After all of it, as at the beginning."""
     question, expected = next(iter(life.load.expected.items()))
     with client_of(life.server) as client:
-        assert ask(client, "ailing", question) == expected
+        assert ask(client, "faulty", question) == expected

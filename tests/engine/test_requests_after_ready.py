@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from random_requests import send_random_requests, workspace_books
+from random_requests import send_random_requests, workspace_totals
 from servers import Server
 
 pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("learned")]
@@ -17,8 +17,8 @@ def test_random_requests_after_ready_change_no_workspace(second_start: Server) -
 
     `make soak` sends 2,000 to each of four forms of the demo model.
     """
-    before = workspace_books(second_start)
+    before = workspace_totals(second_start)
     send_random_requests(second_start, REQUESTS, seed=5, longest_tokens=2048)
-    assert workspace_books(second_start) == before
+    assert workspace_totals(second_start) == before
     assert [set(rank["growths"].values()) for rank in before] == [{0}]
     assert [set(rank["rejections"].values()) for rank in before] == [{0}]

@@ -17,7 +17,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker import workspace
 
 from holdfast.records import RankStats
-from holdfast.worker.hooks import WorkerFollower
+from holdfast.worker.hooks import WorkerHooks
 from holdfast.worker.steps import StepOutput
 from holdfast.workspace.plan import WorkspaceSpec
 from holdfast.workspace.stats import read_stats
@@ -49,7 +49,7 @@ class DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is Any
 
 @dataclass
 class Worker:
-    """What the follower wraps: what is launched returns at once, with what a test has put there."""
+    """What the hooks wrap: what is launched returns at once, with what a test has put there."""
 
     rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -75,13 +75,13 @@ class Rank:
     """One followed rank, asked as an executor asks it."""
 
     worker: Worker
-    follower: WorkerFollower
+    hooks: WorkerHooks
     directory: Path
 
     def execute(self, *names: str, tokens: int = 8) -> Any:
         """The answer to a step of these requests."""
         said = scheduled(*(names or ("one",)), tokens=tokens)
-        return self.follower.step(said, lambda: self.worker.execute_model(said))
+        return self.hooks.step(said, lambda: self.worker.execute_model(said))
 
     def sample(self) -> Any:
         """The answer to the rest of the step."""
@@ -158,11 +158,11 @@ def followed_rank(
     )
     worker = Worker(rank)
     managers = workspace.WorkspaceManager
-    follower = WorkerFollower(worker, config, spec)
+    hooks = WorkerHooks(worker, config, spec)
     try:
-        with follower.device_initialised():
+        with hooks.device_initialised():
             pass
-        yield Rank(worker, follower, directory)
+        yield Rank(worker, hooks, directory)
     finally:
         workspace.WorkspaceManager = managers
         workspace.reset_workspace_manager()

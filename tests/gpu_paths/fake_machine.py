@@ -132,9 +132,9 @@ def _be(name: str, lines: TextIO, answers: TextIO) -> None:
     driver = pretend(BOARDS[name])
     sys.modules["gpu_paths.pretended"] = pretended = type(sys)("gpu_paths.pretended")
     pretended.DRIVER = driver  # type: ignore[attr-defined]  # as the module has it
-    from holdfast.patches import engine_core
+    from holdfast.patches.engine import import_engine
 
-    engine_core.import_engine()
+    import_engine()
     signal.alarm(0)
 
     def answer_once(lines: TextIO, answers: TextIO) -> None:

@@ -1,6 +1,6 @@
 """vLLM's own Scheduler behind our engine interface, with no model, no worker and no device.
 
-`ScheduledEngine` is the fake engine of `fakes` whose steps are formed by `vllm.v1.core.sched`: the
+`ScheduledEngine` is the engine of `fake_engine` whose steps are formed by `vllm.v1.core.sched`: the
 loop is that of `EngineCore.step_with_batch_queue` (vLLM 0.32), the model samples one token a
 request and no draft is ever accepted, so that every decode keeps asking for all its drafts.
 """
@@ -15,7 +15,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from fakes import FakeClock, FakeEngine, FakeRequest
+from fake_engine import FakeClock, FakeEngine, FakeRequest
 from holdfast.records import EngineFacts, EngineStep
 from holdfast.workspace.stats import RECENT_STEPS
 
@@ -130,14 +130,14 @@ class ScheduledEngine(FakeEngine):
                 request.changed.set()
             lane.asked.clear()
 
-    async def forget_prefixes(self) -> None:
+    async def reset_prefix_cache(self) -> None:
         """Empty the prefix cache of every engine."""
         self.forgotten += 1
         for lane in self._lanes.values():
             lane.scheduler.reset_prefix_cache()
 
     @asynccontextmanager
-    async def scheduling_held(self) -> AsyncIterator[None]:
+    async def scheduling_paused(self) -> AsyncIterator[None]:
         """As in EngineCore, where a pause that keeps the requests lets the running batches end."""
         self.is_held = True
         for lane in self._lanes.values():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from fakes import Body
+from fake_engine import Body
 
 Groups = Literal["full", "full and window", "window", "full and mamba"]
 WINDOW_TOKENS = 64

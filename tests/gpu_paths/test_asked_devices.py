@@ -9,7 +9,7 @@ import pytest
 
 from gpu_paths.fake_boards import BOARDS, GIB, MIG_UUID
 from gpu_paths.fake_machine import FakeMachines
-from holdfast.workspace.device import MARGIN_BYTES
+from holdfast.workspace.memory_ledger import MARGIN_BYTES
 
 
 def found_by_doctor(root: str) -> list[list[Any]]:
@@ -17,7 +17,7 @@ def found_by_doctor(root: str) -> list[list[Any]]:
     from pathlib import Path
 
     from gpu_paths.pretended import DRIVER
-    from holdfast.processes.gpus import find_gpus
+    from holdfast.doctor.gpus import find_gpus
 
     DRIVER.free_bytes = 2**30
     return [
@@ -43,12 +43,12 @@ def read_by_a_rank() -> list[Any]:
     import torch
 
     from gpu_paths.pretended import DRIVER
-    from holdfast.workspace import device
+    from holdfast.workspace import memory_ledger
 
     DRIVER.free_bytes, DRIVER.host_available_bytes = 2**30, 50 * 2**30
     cuda = torch.device("cuda", 0)
-    reading = device.read_device(cuda)
-    return [reading.free_bytes, reading.growable_bytes(0), device.is_unified_memory(cuda)]
+    reading = memory_ledger.read_device(cuda)
+    return [reading.free_bytes, reading.growable_bytes(0), memory_ledger.is_unified_memory(cuda)]
 
 
 @pytest.mark.parametrize("name", BOARDS)

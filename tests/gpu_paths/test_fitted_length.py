@@ -15,13 +15,14 @@ from vllm.v1.core.kv_cache_utils import estimate_max_model_len, get_kv_cache_con
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from gpu_paths.fake_memory import GIB, FakeMemory
-from gpu_paths.followed_worker import config, followed, manager
+from gpu_paths.hooked_worker import config, followed, manager
 from gpu_paths.world import Scenario, answers
 from holdfast import demo
 from holdfast.demo.files import ensure_demo_model
 from holdfast.worker.agreement import fitted_tokens, with_length
+from holdfast.workspace import reservers
 from holdfast.workspace.plan import MIB, RESERVE_GRANULE_BYTES, Term
-from holdfast.workspace.reservers import GROUP, ReserverContext, registry
+from holdfast.workspace.reservers import GROUP, ReserverContext
 
 LONGEST_TOKENS = 1 << 20
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
@@ -44,7 +45,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Declared:
                 return lambda context: [Term("declared", "test", need(context))]
 
         point = Installed("test", "test:declare", GROUP)
-        monkeypatch.setattr(registry, "entry_points", lambda **_: metadata.EntryPoints([point]))
+        monkeypatch.setattr(reservers, "entry_points", lambda **_: metadata.EntryPoints([point]))
 
     return install
 
@@ -74,10 +75,10 @@ def test_the_reservation_is_that_of_the_length_which_vllm_ends_with(
         worker.kv_cache_spec = specs
         worker.available_bytes = AVAILABLE_BYTES
         held: list[int] = []
-        worker.profile = lambda: held.append(manager().books.held_bytes)
+        worker.profile = lambda: held.append(manager().accounting.held_bytes)
         left_bytes = worker.determine_available_memory()
         (early_bytes,) = held
-        late_bytes = manager().books.held_bytes - early_bytes
+        late_bytes = manager().accounting.held_bytes - early_bytes
         assert left_bytes + late_bytes == AVAILABLE_BYTES
         # EngineCore keeps one block back.
         usable_bytes = left_bytes - LAYERS * SPEC.page_size_bytes

@@ -8,9 +8,9 @@ import pytest
 from vllm.v1.worker import workspace
 
 from gpu_paths.fake_memory import GIB, FakeMemory
-from gpu_paths.followed_worker import config, followed, manager
+from gpu_paths.hooked_worker import config, followed, manager
 from holdfast.workspace.plan import MIB
-from managers import view
+from workspace_managers import view
 
 GIVEN_BYTES = 40 * GIB
 

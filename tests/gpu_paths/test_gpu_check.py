@@ -13,10 +13,18 @@ import jsonschema
 import pytest
 from vllm.v1.worker import workspace as vllm_workspace
 
-from gpu_check import checks, errands, lacks, records, report, subject_process, vllm_file
+from gpu_check import (
+    checks,
+    lacks,
+    records,
+    report,
+    subject_process,
+    subject_protocol,
+    vllm_file,
+)
 from gpu_check.checks import CHECKS, SUBJECTS
 from gpu_check.records import Machine, Measured
-from gpu_kit import H200, MACHINE, ROOT, kit, status_of
+from gpu_check_runs import H200, MACHINE, ROOT, run_gpu_check, status_of
 
 PAGE = ROOT / "docs" / "gpu-check.md"
 SCHEMA = json.loads((ROOT / "gpu_check" / "report.schema.json").read_text())
@@ -38,7 +46,7 @@ sys.meta_path.insert(0, Blocker())
 
 def test_the_core_runs_on_a_cpu_and_names_what_it_leaves_out(tmp_path: Path) -> None:
     """Its report has the published shape, every check with its status, and every skip a reason."""
-    code, written, output = kit(tmp_path, "--only", *CORE, "growth_under_graphs")
+    code, written, output = run_gpu_check(tmp_path, "--only", *CORE, "growth_under_graphs")
     assert code == 0, output
     jsonschema.validate(written, SCHEMA)
     assert [check["name"] for check in written["checks"]] == [check.name for check in CHECKS]
@@ -59,7 +67,7 @@ def test_the_core_needs_torch_and_one_file_of_vllm_alone(tmp_path: Path) -> None
     (site / "sitecustomize.py").write_text(BLOCKER.format(names=OF_TORCH.split()))
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     given = str(Path(vllm_workspace.__file__))
-    code, written, output = kit(
+    code, written, output = run_gpu_check(
         tmp_path, "--vllm", given, "--only", *CORE, environment={"PYTHONPATH": path}
     )
     assert code == 0, output
@@ -70,7 +78,7 @@ def test_where_nothing_can_run_it_says_what_to_give(tmp_path: Path) -> None:
     """Without vLLM's file: the lack with its remedy on one line, every check skipped, exit 2."""
     nothing = tmp_path / "nothing"
     nothing.mkdir()
-    code, written, output = kit(tmp_path, "--vllm", str(nothing), "--only", *CORE)
+    code, written, output = run_gpu_check(tmp_path, "--vllm", str(nothing), "--only", *CORE)
     assert code == 2
     assert set(status_of(written).values()) == {"skipped"}
     (line,) = [line for line in output.splitlines() if "workspace.py is not here" in line[:70]]
@@ -223,7 +231,7 @@ def test_a_failure_is_on_the_page_with_its_reason_and_its_log() -> None:
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    """Results and errands cross processes as JSON."""
+    """Results and requests cross processes as JSON."""
     result = records.CheckResult("a", "stock", "p", "passed", measured=(Measured("x", 1, "s"),))
     assert records.CheckResult.from_record(json.loads(json.dumps(asdict(result)))) == result
 
@@ -231,6 +239,6 @@ def test_a_record_is_read_as_it_was_written() -> None:
 def test_an_errand_is_read_as_it_was_written(tmp_path: Path) -> None:
     """With the machine and its devices."""
     machine = replace(MACHINE, devices=(H200,))
-    errand = errands.Errand("stock", ("a", "b"), "d", "f", machine, 2.0)
+    errand = subject_protocol.Errand("stock", ("a", "b"), "d", "f", machine, 2.0)
     errand.write(tmp_path / "errand")
-    assert errands.Errand.read(tmp_path / "errand") == errand
+    assert subject_protocol.Errand.read(tmp_path / "errand") == errand

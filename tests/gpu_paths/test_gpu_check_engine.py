@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpu_check import errands
+from gpu_check import subject_protocol
 from gpu_check.engine import (
     budget,
     device_memory,
@@ -25,7 +25,7 @@ from gpu_check.engine import (
     witness,
 )
 from gpu_check.records import CheckFailedError, CheckSkippedError, Measured
-from gpu_kit import H200, MACHINE
+from gpu_check_runs import H200, MACHINE
 from holdfast.workspace.plan import MIB
 
 ADDED = witness.ADDED_BYTES
@@ -39,7 +39,7 @@ def an_engine(directory: Path, *events: tuple[str, Mapping[str, int]]) -> subjec
     ]
     (directory / "7.events").write_text("\n".join(lines) + "\n")
     nobody: Any = None
-    errand = errands.Errand("growing", (), str(directory), "", MACHINE, 1.0)
+    errand = subject_protocol.Errand("growing", (), str(directory), "", MACHINE, 1.0)
     return subjects.Engine(nobody, errand, directory, 1.0)
 
 

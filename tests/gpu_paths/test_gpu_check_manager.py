@@ -16,10 +16,10 @@ from gpu_check.core import bench, exhaustion, graphs, lives, refusals, residence
 from gpu_check.records import CheckFailedError, CheckSkippedError, Measured
 from holdfast.workspace import growth
 from holdfast.workspace import manager as holdfast_manager
-from holdfast.workspace.accounting import Holdings
+from holdfast.workspace.accounting import RetainedMemory
 from holdfast.workspace.buffers import Allocator
 from holdfast.workspace.plan import MIB
-from recorded_graphs import recorded
+from replayable_graphs import recorded
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_manager_that_frees_what_a_graph_holds_fails(
 ) -> None:
     """Without retired buffers a graph and a random life both meet freed memory."""
     monkeypatch.setattr(lives, "_LIVES", 5)
-    monkeypatch.setattr(Holdings, "retire", lambda *_: None)
+    monkeypatch.setattr(RetainedMemory, "retire", lambda *_: None)
     with pytest.raises(RuntimeError, match="nothing is at"):
         graphs.growth(on_graphs)
     with pytest.raises(CheckFailedError, match="was freed"):

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_check import families, runner
+from gpu_check import process_tree, runner
 from gpu_check.checks import Check, Subject
 from gpu_check.records import Measured
-from gpu_kit import MACHINE, ROOT
+from gpu_check_runs import MACHINE, ROOT
 from servers import descendants, wait_until
 
 FAKE_SUBJECT = """
@@ -93,7 +93,7 @@ def _serve_fakes(
 
 def sleepers() -> list[int]:
     """The processes that the fake subjects have started."""
-    return families.descendants(os.getpid())
+    return process_tree.descendants(os.getpid())
 
 
 def test_each_check_has_its_result_and_the_others_go_on(

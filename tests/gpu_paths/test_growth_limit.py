@@ -10,7 +10,7 @@ import torch
 from vllm.utils.mem_utils import MemorySnapshot
 
 from gpu_paths.fake_memory import DEVICE, GIB, FakeMemory, gb10
-from gpu_paths.followed_worker import (
+from gpu_paths.hooked_worker import (
     FakeWorker,
     config,
     followed,
@@ -18,9 +18,9 @@ from gpu_paths.followed_worker import (
     manager,
     stats,
 )
-from holdfast.workspace.device import MARGIN_BYTES, is_unified_memory, read_device
+from holdfast.workspace.memory_ledger import MARGIN_BYTES, is_unified_memory, read_device
 from holdfast.workspace.plan import MIB
-from managers import view
+from workspace_managers import view
 
 NO_LIMIT_OF_ITS_OWN_BYTES = 200 * GIB
 """A reservation whose default limit is larger than any of these devices."""

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import second_runner
+import v2_runner
 
-pytestmark = second_runner.NEEDS_TRITON
+pytestmark = v2_runner.NEEDS_TRITON
 
 KERNELS = Path(__file__).with_name("interpreted_kernels.py")
 DEADLINE_SECONDS = 240.0
@@ -31,7 +31,7 @@ def launched(environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]
 
 def test_kernels_do_what_they_do_when_compiled() -> None:
     """A mask is made of a scalar's comparison and a block's; a loop's counter is cast."""
-    done = launched(second_runner.environment())
+    done = launched(v2_runner.environment())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "bits": [1, 0, 1, 0, 1, 1, 0, 0],

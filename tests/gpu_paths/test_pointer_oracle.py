@@ -22,8 +22,8 @@ from vllm.v1.worker import ubatching, workspace
 
 from holdfast.errors import HoldfastError
 from holdfast.workspace.plan import MIB, Reservation
-from managers import CPU, CapturingManager
-from pools import DISCARDED, Pool
+from memory_pools import DISCARDED, Pool
+from workspace_managers import CPU, CapturingManager
 
 LIVES = 1000
 CALLS = 30

@@ -19,7 +19,8 @@ import httpx
 import pytest
 
 from asgi_server import serving
-from fakes import FACTS, FakeClock, FakeEngine, FakeStep, Faults, openai_app
+from fake_engine import FACTS, FakeClock, FakeEngine, FakeStep, Faults
+from fake_openai_app import openai_app
 from gpu_paths.reports import told
 from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
 from holdfast.probe.measure import Run, expected_seconds

@@ -11,9 +11,9 @@ import pytest
 from vllm.v1.worker import workspace
 
 from gpu_paths.async_worker import Rank, followed_rank, scheduled
-from holdfast.processes.deaths import Evidence, classified
+from holdfast.processes.deaths import Evidence, classify
 from holdfast.workspace.plan import MIB
-from managers import view
+from workspace_managers import view
 
 WAIT_SECONDS = 60.0
 
@@ -24,7 +24,7 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
     with followed_rank(tmp_path) as one:
         manager: Any = workspace.current_workspace_manager()
         view(manager, MIB)
-        one.follower.set_growth("deny")
+        one.hooks.set_growth("deny")
         manager.lock()
         yield one
 
@@ -66,8 +66,8 @@ def _forgotten() -> None:
 def test_the_refusal_is_why_the_engine_died(rank: Rank, execute_model: Callable[[], Any]) -> None:
     """Whatever vLLM makes of it; the proof is doubted then, and the suite runs again."""
     with pytest.raises((RuntimeError, IndexError)):
-        rank.follower.step(scheduled("long"), execute_model)
-    death = classified(Evidence({}, ranks=(rank.stats,)))
+        rank.hooks.step(scheduled("long"), execute_model)
+    death = classify(Evidence({}, ranks=(rank.stats,)))
     assert death.cause == "workspace_rejection"
     assert "Workspace is locked" in death.reason
 
@@ -77,9 +77,9 @@ def test_the_refusal_is_seen_while_the_other_microbatch_waits(rank: Rank) -> Non
 
     def hang() -> None:
         _in_thread(_ask_for_too_much)
-        assert classified(Evidence({}, ranks=(rank.stats,))).cause == "workspace_rejection"
+        assert classify(Evidence({}, ranks=(rank.stats,))).cause == "workspace_rejection"
 
-    rank.follower.step(scheduled("long"), hang)
+    rank.hooks.step(scheduled("long"), hang)
 
 
 def test_a_refusal_in_the_thread_of_the_steps_is_told_by_what_it_raises(rank: Rank) -> None:
@@ -90,6 +90,6 @@ def test_a_refusal_in_the_thread_of_the_steps_is_told_by_what_it_raises(rank: Ra
             _ask_for_too_much()
         return "tokens"
 
-    assert rank.follower.step(scheduled("short"), go_on) == "tokens"
+    assert rank.hooks.step(scheduled("short"), go_on) == "tokens"
     assert not rank.stats.fatal_error
     assert sum(rank.stats.rejections.values()) == 1

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from asgi_server import serving
-from fakes import openai_app
+from fake_openai_app import openai_app
 from gpu_paths.reports import told
 from gpu_paths.scheduled_engine import ScheduledEngine
 from gpu_paths.scheduler_settings import METHODS, Groups, Setting, configured

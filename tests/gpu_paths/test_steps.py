@@ -23,9 +23,9 @@ from gpu_paths.async_worker import (
     scheduled,
     steps_in_flight,
 )
-from holdfast.engine.heartbeat import Pulse, Rules
+from holdfast.engine.heartbeat import Snapshot, StallDetector
 from holdfast.worker.step_requests import read_suspects
-from holdfast.worker.steps import MOST_LAUNCHED
+from holdfast.worker.steps import MAX_LAUNCHED
 
 DEVICE_SECONDS = 0.3
 WAIT_SECONDS = 60.0
@@ -123,7 +123,7 @@ def test_a_step_that_nobody_goes_on_with_is_ended_by_the_next(rank: Rank) -> Non
 
 def test_outputs_that_nobody_asks_for_are_not_kept(rank: Rank) -> None:
     """What was launched long ago counts as ended."""
-    for _ in range(MOST_LAUNCHED + 5):
+    for _ in range(MAX_LAUNCHED + 5):
         rank.launch(DeviceOutput())
     assert rank.stats.steps == 5
 
@@ -178,7 +178,7 @@ class Pipeline:
     def execute_model(self, said: Any, **_: bool) -> None:
         """Launch a step at both stages."""
         for stage in self._stages:
-            stage.follower.step(said, lambda: None)
+            stage.hooks.step(said, lambda: None)
 
     def sample_tokens(self, *_: Any, **__: bool) -> AsyncOutputFuture:
         """The answer of the last stage."""
@@ -261,11 +261,11 @@ def _is_stalled(
     ended: float, now: float, *, timeout_seconds: float = 120.0, slowest: float = 0.0
 ) -> bool:
     """Whether an engine with requests is stalled that ended no step since."""
-    rules = Rules(timeout_seconds)
-    pulse = Pulse(ended, ended, {0: ended}, {}, {})
-    assert not rules.verdict(pulse, slowest)
-    while pulse.now_seconds < now:  # a look is never late
-        pulse = Pulse(min(now, pulse.now_seconds + 1.0), ended, {0: ended}, {}, {})
-        if rules.verdict(pulse, slowest):
+    detector = StallDetector(timeout_seconds)
+    snapshot = Snapshot(ended, ended, {0: ended}, {}, {})
+    assert not detector.stall_reason(snapshot, slowest)
+    while snapshot.now_seconds < now:  # a look is never late
+        snapshot = Snapshot(min(now, snapshot.now_seconds + 1.0), ended, {0: ended}, {}, {})
+        if detector.stall_reason(snapshot, slowest):
             return True
     return False

@@ -1,4 +1,4 @@
-"""vLLM's V2 runner, the default on GPUs, under our follower: its own methods on stubs."""
+"""vLLM's V2 runner, the default on GPUs, under our hooks: its own methods on stubs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu_worker import Worker
 
 from gpu_paths.fake_memory import GIB, FakeMemory
-from gpu_paths.followed_worker import FakeWorker, followed, manager, stats
+from gpu_paths.hooked_worker import FakeWorker, followed, manager, stats
 from holdfast.workspace.plan import MIB
 
 Capture = Callable[[], object]

@@ -1,6 +1,6 @@
 """A world of forked ranks, as vLLM makes it with gloo: some ours, and one that may go astray.
 
-A rank is a worker without a model under our follower. It goes through the start, and says what it
+A rank is a worker without a model under our hooks. It goes through the start, and says what it
 agreed on with the others, or why it could not.
 """
 
@@ -24,7 +24,7 @@ from vllm.v1.worker import workspace
 
 from holdfast.errors import HoldfastError
 from holdfast.worker import agreement
-from holdfast.worker.hooks import WorkerFollower
+from holdfast.worker.hooks import WorkerHooks
 from holdfast.workspace.plan import MIB, WorkspaceSpec
 
 Moment = Literal["sizing", "warmup", "lock"]
@@ -134,7 +134,7 @@ def _start(scenario: Scenario, rank: int) -> str:
         growth_limit_bytes=(rank + 1) * MIB,
     )
     config = _followed_config(scenario)
-    with WorkerFollower(worker, config, spec).device_initialised():
+    with WorkerHooks(worker, config, spec).device_initialised():
         pass
     worker.determine_available_memory()
     # EngineCore tells the length then, which is none that is not reserved for.
@@ -142,11 +142,11 @@ def _start(scenario: Scenario, rank: int) -> str:
     worker.compile_or_warm_up_model()
     manager: Any = workspace.current_workspace_manager()
     limit_bytes = manager._gate.rule.limit_bytes
-    return f"{manager.books.held_bytes // MIB} MiB, {limit_bytes // MIB} MiB more"
+    return f"{manager.accounting.held_bytes // MIB} MiB, {limit_bytes // MIB} MiB more"
 
 
 def _followed_config(scenario: Scenario) -> Any:
-    """What the follower looks at, of a model that vLLM need not know."""
+    """What the hooks look at, of a model that vLLM need not know."""
     given_seconds, is_fitted = scenario.given_seconds, bool(scenario.available_bytes)
     timeout = None if given_seconds is None else timedelta(seconds=given_seconds)
     return SimpleNamespace(
@@ -167,7 +167,7 @@ def _followed_config(scenario: Scenario) -> Any:
 
 
 class _Worker:
-    """What the follower wraps of a worker of vLLM; the last rank goes astray in it."""
+    """What the hooks wrap of a worker of vLLM; the last rank goes astray in it."""
 
     device = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from asgi_server import serving
-from fakes import Calm
+from fake_engine import StubEngine
 from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.router import OwnRoutes
 from holdfast.errors import (
@@ -26,7 +26,7 @@ from holdfast.errors import (
     NotFoundError,
     NotReadyError,
 )
-from holdfast.lifecycle.commands import (
+from holdfast.lifecycle.operations import (
     Command,
     ProbeCommand,
     ProbeResult,
@@ -37,7 +37,7 @@ from holdfast.lifecycle.commands import (
 from holdfast.records import SLEEP_TAGS, Lora, ProbeReport, ProbeStep, RankMemory, Status
 from holdfast.request_context import current_request
 from inner_app import InnerApp
-from statuses import a_fresh_status, a_status
+from sample_status import a_fresh_status, a_status
 
 REPORT = ProbeReport("quick", True, False, 900, 1.5, (ProbeStep("first_token", "passed", 0.5, 3),))
 DEADLINE_SECONDS = 20.0
@@ -86,7 +86,7 @@ WRONG_BODIES: tuple[tuple[str, Any], ...] = (
 
 
 @dataclass
-class Desk(Calm):
+class Desk(StubEngine):
     """Supervisor, engine and adapters in one: notes what it is asked, and answers or refuses."""
 
     now: Status = field(default_factory=a_status)
@@ -118,12 +118,12 @@ class Desk(Calm):
     def request_restart(self, reason: str) -> None:
         self._ask(reason)
 
-    def engine_at_work(self) -> Any:
+    def serving_engine(self) -> Any:
         self._ask("engine")
         return self
 
     @property
-    def upkeep(self) -> Any:
+    def maintenance(self) -> Any:
         return self
 
     async def start_profile(self, prefix: str | None) -> None:
@@ -163,7 +163,7 @@ class Desk(Calm):
 
 
 class Keyed:
-    """In the place of the layer that knows whose key it is."""
+    """Set the key, as the layer that checks keys does."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -347,7 +347,7 @@ REFUSALS: tuple[tuple[HoldfastError, int], ...] = (
 
 
 def test_a_refusal_has_its_status_and_its_remedy() -> None:
-    """As the error tree has them; who is to come again is told when."""
+    """Each has the status of the error tree, and `Retry-After` if a retry may help."""
     desk = Desk()
 
     async def live(error: HoldfastError, status: int, client: httpx.AsyncClient) -> None:
@@ -384,7 +384,7 @@ def test_a_mistake_of_ours_is_answered_and_logged(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_command_that_takes_too_long_goes_on() -> None:
-    """504, and whoever else waits for it gets the answer."""
+    """The late one gets 504, and others that wait for the command get the answer."""
     desk = Desk(is_slow=True)
     answer = _ask(desk, "POST", "/admin/probe", deadline_seconds=0.01)
     assert answer.status_code == 504
@@ -398,7 +398,7 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_every_call_is_a_line_with_its_key_and_its_result(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Also what is refused, and what is no route."""
+    """This holds for refused calls and unknown routes too."""
     desk = Desk()
 
     async def live() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attacks import attacked, target
+from attacks import target, under_attack
 
 SIZES = {
     "slow_headers": 50,
@@ -20,7 +20,7 @@ def peak_bytes(kind: str) -> int:
     """The memory that a server needs for all of them, while it answers `/livez` every time."""
     with target(kind) as server:
         for attack, size in SIZES.items():
-            with attacked(attack, server.port, size):
+            with under_attack(attack, server.port, size):
                 server.livez_seconds(ASKED)
         return server.cost(1).peak_bytes
 

@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from asgi_server import DEADLINE_SECONDS, serving
-from counted import counted
+from counter_values import counter_values
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.auth import OPEN_PATHS, KeyCheck, Keys
 from holdfast.api.gate import Gate
@@ -31,7 +31,7 @@ from holdfast.request_context import current_request
 from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals
 from inner_app import InnerApp, View
-from statuses import a_status
+from sample_status import a_status
 
 Headers = Mapping[str, str] | Sequence[tuple[str, str]]
 
@@ -210,7 +210,7 @@ def test_admin_routes_need_the_admin_key() -> None:
     guarded = Guarded(BOTH)
     paths = ("/admin/plain", "/admin/plain/", "/%61dmin/plain", "/admin/mounted/deep")
     assert guarded.codes(*paths) == [401] * 4
-    assert counted(guarded.refusals)["unauthorized"] == 4
+    assert counter_values(guarded.refusals)["unauthorized"] == 4
     for answer in guarded.ask(*paths, headers=_bearer(API)):
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
     assert guarded.codes(*paths, headers={PROBE_HEADER: PROBE}) == [401] * 4

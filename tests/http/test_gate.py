@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from asgi_server import DEADLINE_SECONDS, serving
-from counted import counted
+from counter_values import counter_values
 from holdfast.api.admission import (
     PROBE_HEADER,
     Admission,
@@ -74,7 +74,7 @@ def test_a_suspended_key_is_told_how_long_it_has_to_wait() -> None:
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "1235"
     assert answer.headers["x-should-retry"] == "false"
-    assert counted(gated.refusals)["key_suspended"] == 1
+    assert counter_values(gated.refusals)["key_suspended"] == 1
 
 
 @pytest.mark.parametrize("state", CLOSED_STATES)
@@ -97,7 +97,7 @@ def test_a_closed_gate_answers_503_with_an_openai_error(state: State) -> None:
 
 @pytest.mark.parametrize("path", ["/no/such/path", "/", "/v1/whoami/"])
 def test_a_closed_gate_knows_no_paths(path: str) -> None:
-    """Before READY nothing is said of which paths there are."""
+    """Before READY, no answer reveals which paths exist."""
     assert _answer(Gated(View(State.STARTING)), path).status_code == 503
 
 
@@ -166,7 +166,7 @@ def test_a_wrong_token_opens_nothing(token: str) -> None:
 
 
 def test_a_wrong_token_is_stripped_when_the_gate_is_open() -> None:
-    """The header of the probe never reaches the application, whoever sends it."""
+    """The header of the probe never reaches the application, even from a client."""
     answer = _answer(Gated(), "/v1/headers", headers={PROBE_HEADER: "wrong", "x-other": "kept"})
     assert PROBE_HEADER not in answer.json()
     assert answer.json()["x-other"] == "kept"
@@ -194,7 +194,9 @@ def test_refusals_are_counted_by_reason(state: State, reason: str) -> None:
     """Each request turned away counts once, under why."""
     gated = Gated(View(state))
     _answer(gated, "/v1/whoami")
-    assert {name: count for name, count in counted(gated.refusals).items() if count} == {reason: 1}
+    assert {name: count for name, count in counter_values(gated.refusals).items() if count} == {
+        reason: 1
+    }
 
 
 def test_the_probe_is_not_counted() -> None:
@@ -211,7 +213,7 @@ def test_the_probe_is_not_counted() -> None:
             gated.inner.released.set()
             gated.view.state = State.STARTING
             await client.get("/v1/whoami", headers=headers)
-            return [running, sum(counted(gated.refusals).values())]
+            return [running, sum(counter_values(gated.refusals).values())]
 
     assert asyncio.run(ask()) == [0, 0]
 
@@ -233,7 +235,7 @@ def test_a_stream_is_in_flight_until_it_ends() -> None:
 
 
 def test_a_client_that_leaves_is_not_in_flight() -> None:
-    """A stream whose client is gone counts no longer, though it was never finished."""
+    """A stream stops counting when its client is gone, though it was never finished."""
     gated = Gated()
 
     async def ask() -> None:
@@ -316,7 +318,7 @@ def test_a_closed_gate_closes_websockets_with_1013(state: State) -> None:
     """Outside READY a WebSocket is closed with 'try again later', and counted."""
     gated = Gated(View(state))
     assert asyncio.run(_websocket(gated)) == 1013
-    assert sum(counted(gated.refusals).values()) == 1
+    assert sum(counter_values(gated.refusals).values()) == 1
 
 
 def test_a_request_cut_off_while_it_is_sent_was_never_let_in() -> None:
@@ -350,7 +352,7 @@ class Held(Gated):
         self.app = OwnRoutes([], Gate(self.inner, self.admission))
 
     async def until_held(self, count: int) -> None:
-        """Return when so many requests wait."""
+        """Return when this many requests wait."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while self.admission.held != count:  # noqa: ASYNC110 - the loop is all there is
                 await asyncio.sleep(0.01)
@@ -382,7 +384,7 @@ def test_a_wait_that_is_promised_to_be_longer_is_refused() -> None:
 
 
 @pytest.mark.parametrize("state", [State.DRAINING, State.FAILED])
-def test_who_is_held_is_refused_when_no_engine_comes(state: State) -> None:
+def test_a_held_request_is_refused_when_no_engine_comes(state: State) -> None:
     """Another server may take the request."""
 
     async def scene() -> httpx.Response:
@@ -410,7 +412,7 @@ def test_a_client_that_leaves_while_held_is_dropped() -> None:
             await gated.until_held(0)
             gated.view.move(State.READY)
         assert not gated.inner.entered.is_set()
-        assert set(counted(gated.refusals).values()) == {0}
+        assert set(counter_values(gated.refusals).values()) == {0}
 
     asyncio.run(scene())
 

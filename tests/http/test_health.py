@@ -15,7 +15,7 @@ from holdfast.api.router import OwnRoutes
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
 from holdfast.records import EngineReport, RankMemory, Status
 from inner_app import InnerApp
-from statuses import REJECTION, a_fresh_status, a_rank, a_status
+from sample_status import REJECTION, a_fresh_status, a_rank, a_status
 
 PATHS = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz")
 OPEN_KEYS = {"state", "reason", "since", "eta_s", "progress", "probe"}
@@ -73,7 +73,7 @@ def test_head_answers_as_get_without_a_body(state: State) -> None:
 
 
 def test_other_methods_are_not_allowed() -> None:
-    """A POST to a health route is a mistake, but for /ping, which SageMaker posts to."""
+    """A POST to a health route is a mistake, except to /ping, which SageMaker posts to."""
     codes = {p: a.status_code for p, a in _answers(_front(a_status()), PATHS, "POST").items()}
     assert codes == dict.fromkeys(PATHS, 405) | {"/ping": 200}
 
@@ -101,7 +101,7 @@ def test_the_report_says_where_the_server_stands() -> None:
 
 
 def test_what_the_engine_said_is_for_the_full_report() -> None:
-    """Paths and pids of an exception are not for anyone who asks whether it is up."""
+    """A health check does not reveal the paths and pids of an exception."""
     status = a_status(State.RECOVERING, reason="the engine died: core_exit", detail="pid 7: /opt/x")
     assert _report(status, is_full=False)["reason"] == "the engine died: core_exit"
     assert _report(status)["reason"] == "the engine died: core_exit: pid 7: /opt/x"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api.keyring import LOOK_SECONDS, MOST_FILE_BYTES, Keyring
+from holdfast.api.keyring import LOOK_SECONDS, MAX_FILE_BYTES, Keyring
 from holdfast.errors import UsageError
 
 
@@ -129,7 +129,7 @@ def test_a_file_that_breaks_leaves_the_keys_that_were_read_last(
         (b"one\nhush hush\n", "line 2: expected a key"),
         (b"hush\xff\n", "line 1: expected a key"),
         (b"\xef\xbb\xbfhush\n", "line 1: expected a key"),
-        (b"x" * (MOST_FILE_BYTES + 1), "too large"),
+        (b"x" * (MAX_FILE_BYTES + 1), "too large"),
     ],
 )
 def test_a_start_with_a_wrong_file_is_refused(path: Path, content: bytes, reason: str) -> None:
@@ -171,7 +171,7 @@ def test_a_file_that_is_being_written_is_not_taken_over(path: Path) -> None:
     assert _right(ring, "one", "two", "three") == [True, False, True]
 
 
-def test_a_broken_file_is_seen_by_who_asks_for_nothing(path: Path) -> None:
+def test_a_broken_file_is_noticed_without_a_request(path: Path) -> None:
     """Also where no request comes with a key, until the file is whole again."""
     clock = Clock()
     ring = Keyring([], path, clock=clock, wall_clock=WallClock())

@@ -25,10 +25,10 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 
 from asgi_server import DEADLINE_SECONDS, serving
-from counted import counted
+from counter_values import counter_values
 from holdfast.api.admission import PROBE_HEADER, Admission
-from holdfast.api.body_memory import FREE_BYTES
-from holdfast.api.engine_answer import SHAPED_BYTES
+from holdfast.api.body_cost import FREE_BYTES
+from holdfast.api.errors import SHAPED_BYTES
 from holdfast.api.gate import Gate
 from holdfast.api.limits import LOOK_BYTES, PACE_BYTES, Limits
 from holdfast.api.router import OwnRoutes
@@ -140,7 +140,7 @@ class Limited:
     @property
     def refused(self) -> dict[str, int]:
         """The reasons that turned something away."""
-        return {reason: count for reason, count in counted(self.refusals).items() if count}
+        return {reason: count for reason, count in counter_values(self.refusals).items() if count}
 
     def asked(self, method: str, path: str, **request: Any) -> httpx.Response:
         """The answer to one request."""
@@ -183,7 +183,7 @@ def test_json_of_too_many_values_is_refused(value: bytes, count: int) -> None:
 
 
 def test_larger_bodies_may_have_more_values() -> None:
-    """An operator who lets more come in has so many token ids to send."""
+    """A larger --max-body-size raises the limit of values, too."""
     limited = Limited(max_body_bytes=128 << 20)
     content = b"100000, " * (5 << 20)
     answer = limited.asked("POST", "/v1/echo", content=content)
@@ -256,7 +256,7 @@ def test_the_probe_has_its_own_deadline() -> None:
 
 
 def test_a_websocket_has_no_time_limit() -> None:
-    """It is no request that is answered once."""
+    """A WebSocket passes unchanged."""
     limited = Limited(request_timeout_seconds=0.05)
 
     async def ask() -> str:
@@ -338,7 +338,7 @@ def held(size: int, port: int, key: str) -> socket.socket:
 
 
 def test_all_bodies_together_are_bounded() -> None:
-    """503 for who wants more, while others and short requests are served; until there is room."""
+    """A request for more gets 503 until there is room; others and short requests are served."""
     limited = Limited(max_buffered_bytes=FREE_BYTES * 10)
     large = b"1" * FREE_BYTES * 4
 
@@ -408,8 +408,10 @@ def test_one_network_of_ipv6_has_the_share_of_one_client(
 
 
 def test_others_have_their_turn_while_a_body_floods_in() -> None:
-    """A body of which more is always there does not keep the loop between two reads of it."""
-    assert all(later > earlier for earlier, later in pairwise(asyncio.run(turns_at_reads())))
+    """A body that is always ready does not block the loop between two reads of it."""
+    turns = asyncio.run(turns_at_reads())
+    assert len(turns) == 8
+    assert all(later > earlier for earlier, later in pairwise(turns))
 
 
 def test_others_have_their_turn_while_one_part_is_looked_at() -> None:

@@ -18,7 +18,7 @@ from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.api.openapi import complete, publish
 from holdfast.errors import openai_error_body
-from statuses import a_status
+from sample_status import a_status
 
 
 class Question(BaseModel):

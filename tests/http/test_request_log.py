@@ -1,4 +1,4 @@
-"""One line a request: what it says, whom it leaves out, and the name that every answer carries."""
+"""One line per request: its fields, the requests it omits, and the id in every answer."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from asgi_server import DEADLINE_SECONDS, serving
-from callers import PlainDialect, ScriptedLLM
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.gate import Gate
 from holdfast.api.request_log import RequestLog
 from holdfast.api.router import LateApp, OwnRoutes
-from holdfast.engine.replay import Calls
+from holdfast.engine.replay import ReplayManager
 from holdfast.lifecycle.states import State
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.logs import JSONLines
 from inner_app import InnerApp, View
+from scripted_llm import PlainOutputs, ScriptedLLM
 
 Lines = list[dict[str, Any]]
 Ask = Callable[[httpx.AsyncClient], Awaitable[Any]]
@@ -58,7 +58,7 @@ class _Collector(logging.Handler):
         return [record.getMessage() for record in self.records]
 
     async def until(self, count: int) -> None:
-        """Return when so many lines are there: one is written after its answer has left."""
+        """Return when this many lines are there: each is written after its answer."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while len(self.records) < count:  # noqa: ASYNC110 - a logger tells nobody
                 await asyncio.sleep(0.001)
@@ -282,7 +282,7 @@ def test_a_route_is_logged_without_its_parameters(log: _Collector) -> None:
 
 
 def test_a_path_cannot_forge_a_line(log: _Collector) -> None:
-    """What is no route is written as it came, cut short and with nothing that a terminal obeys."""
+    """An unknown path is logged shortened and quoted, so that no terminal obeys it."""
     path = "/no%0AGET%20/admin%20200%1B[31m" + "x" * 300
     _asked(_front(InnerApp()), lambda client: client.get(path))
     [text] = log.texts
@@ -346,7 +346,7 @@ def test_a_client_that_leaves_is_noted(log: _Collector) -> None:
 
 
 def test_a_client_that_leaves_before_the_answer_has_the_status_499(log: _Collector) -> None:
-    """There is no status that it has seen."""
+    """It has seen no status."""
 
     async def wait(request: Request) -> Response:
         while (await request.receive())["type"] != "http.disconnect":
@@ -398,28 +398,28 @@ def test_a_refused_websocket_is_logged_with_its_code(log: _Collector) -> None:
 
 
 def test_the_line_has_what_the_engine_did(log: _Collector) -> None:
-    """Tokens, the generation that answered, the wait for it and how often it was asked anew."""
-    calls = Calls(PlainDialect())
+    """It has the tokens, the generation that answered, the wait for it and the replays."""
+    requests = ReplayManager(PlainOutputs())
     dying, living = ScriptedLLM(), ScriptedLLM(answers=3)
     dying.hold()
 
     async def ask_engine(_request: Request) -> Response:
         arguments = {"prompt": "hold", "request_id": "cmpl-1"}
-        made = [output async for output in calls.run("generate", arguments)]
+        made = [output async for output in requests.run("generate", arguments)]
         return Response(str(len(made)))
 
     async def ask(client: httpx.AsyncClient) -> None:
-        calls.started(dying, 1)
-        calls.opened()
+        requests.engine_started(dying, 1)
+        requests.open()
         answer = asyncio.create_task(client.get("/v1/ask"))
         await dying.until_received(1)
-        calls.ended()
+        requests.engine_ended()
         dying.die()
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while not calls.held:  # noqa: ASYNC110 - the loop is all there is
+            while not requests.held:  # noqa: ASYNC110 - the loop is all there is
                 await asyncio.sleep(0)
-        calls.started(living, 2)
-        calls.opened()
+        requests.engine_started(living, 2)
+        requests.open()
         assert (await answer).text == "3"
 
     _asked(_front(Starlette(routes=[Route("/v1/ask", ask_engine)])), ask)

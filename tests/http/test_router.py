@@ -20,11 +20,10 @@ from holdfast.api.router import LateApp, OwnRoutes
 from holdfast.lifecycle.states import State
 from holdfast.records import Status
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry
-from holdfast.telemetry.counters import EngineDeaths, Refusals
+from holdfast.telemetry.counters import EngineDeaths, Refusals, Totals
 from holdfast.telemetry.exposition import Registries
-from holdfast.telemetry.totals import Totals
 from inner_app import InnerApp, View
-from statuses import a_fresh_status, a_status
+from sample_status import a_fresh_status, a_status
 
 
 def _front(

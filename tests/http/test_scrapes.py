@@ -15,18 +15,18 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from asgi_server import DEADLINE_SECONDS
-from call_bench import Bench, on_the_bench
 from holdfast.api.admission import Admission
-from holdfast.api.metrics import REST_FACTOR, metrics_route, request_counts
-from holdfast.engine.turns import Capacity
+from holdfast.api.metrics import PAUSE_FACTOR, metrics_route, request_counts
+from holdfast.engine.sequence_queue import Capacity
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.exposition import CONTENT_TYPES, format_for
 from inner_app import View
+from replay_harness import ReplayHarness, run_scene
 
 
 class Pages(Collector):
-    """A registry that numbers its pages, each of which waits until a test lets it end."""
+    """A registry that numbers its pages, and finishes each when the test releases it."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -73,7 +73,7 @@ def test_no_page_is_rendered_on_the_loop() -> None:
     assert threading.main_thread() not in pages.threads
 
 
-def test_those_who_ask_while_a_page_is_rendered_share_the_next_one() -> None:
+def test_requests_while_a_page_is_rendered_share_the_next_one() -> None:
     """None of them gets the page that was begun before it asked."""
     pages = Pages()
     route = metrics_route(lambda: (pages,))
@@ -92,7 +92,7 @@ def test_those_who_ask_while_a_page_is_rendered_share_the_next_one() -> None:
     assert b"page 2.0" in others.pop()
 
 
-def test_those_who_share_a_page_get_it_one_by_one() -> None:
+def test_requests_that_share_a_page_get_it_one_by_one() -> None:
     """The loop turns between their answers, however many wait for it."""
     pages = Pages()
     route = metrics_route(lambda: (pages,))
@@ -116,7 +116,7 @@ def test_those_who_share_a_page_get_it_one_by_one() -> None:
 
 
 def test_scrapers_of_different_formats_take_turns() -> None:
-    """Each format is rendered once for all who ask for it, and no two at a time."""
+    """Each format is rendered once for all its requests, and no two at a time."""
     pages = Pages()
     route = metrics_route(lambda: (pages,))
     asked = 5 * sorted(CONTENT_TYPES)
@@ -133,7 +133,7 @@ def test_scrapers_of_different_formats_take_turns() -> None:
 
 
 def test_a_scraper_that_goes_away_takes_the_page_from_nobody() -> None:
-    """Those who share it with the first that asked get it."""
+    """The requests that share it with the first one get it."""
     pages = Pages()
     route = metrics_route(lambda: (pages,))
 
@@ -167,7 +167,7 @@ def test_the_next_page_may_succeed_where_no_thread_could_be_started() -> None:
 
 
 class Costly(Collector):
-    """A registry whose pages take some time of the processor."""
+    """A registry with pages that take some processor time."""
 
     def __init__(self) -> None:
         self.processor_seconds = 0.0
@@ -193,29 +193,29 @@ def test_a_scraper_that_never_pauses_leaves_the_processor_to_others() -> None:
         await scraped(route)
         return (time.monotonic() - began_seconds) / taken_seconds
 
-    assert asyncio.run(scene()) >= 1 + REST_FACTOR
+    assert asyncio.run(scene()) >= 1 + PAUSE_FACTOR
 
 
 def test_requests_are_held_at_the_gate_and_behind_it() -> None:
     """Both are one number: no request is in both lines."""
 
-    async def scene(bench: Bench) -> None:
+    async def scene(harness: ReplayHarness) -> None:
         admission = Admission(
             View(), probe_token="", refusals=Refusals(), capacity=lambda: Capacity(1, 1)
         )
         tickets = [admission.join("", work="engine") for _ in range(3)]
         assert request_counts(admission, None) == RequestCounts(in_flight=1, held=2)
-        bench.start().hold()
-        call = bench.call("a prompt")
-        await bench.llm.until_received(1)
-        bench.bury()
-        await bench.until_held(1)
-        assert request_counts(admission, bench.calls).held == 2 + 1
-        bench.start()
+        harness.start().hold()
+        call = harness.call("a prompt")
+        await harness.llm.until_received(1)
+        harness.bury()
+        await harness.until_held(1)
+        assert request_counts(admission, harness.requests).held == 2 + 1
+        harness.start()
         await call
-        lost = bench.calls.lost
-        assert request_counts(admission, bench.calls) == RequestCounts(1, 2, 1, lost)
+        lost = harness.requests.lost
+        assert request_counts(admission, harness.requests) == RequestCounts(1, 2, 1, lost)
         for ticket in tickets:
             admission.leave(ticket)
 
-    on_the_bench(scene)
+    run_scene(scene)

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from echo_app import GET, HOUR_SECONDS, App, exchange, run_scene
 from holdfast.settings import LimitSettings
 from listening import Listening
-from playing import GET, HOUR_SECONDS, App, asked, played
 
 OFFER = (
     b"POST /v1/echo HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
@@ -37,7 +37,7 @@ SENT = {
 
 @pytest.mark.parametrize("case", SENT)
 def test_an_offer_that_is_not_taken_up_is_ignored(case: str) -> None:
-    """The body arrives whole, is no request of its own, and the connection goes on."""
+    """The body arrives whole, is not taken for a request, and the connection goes on."""
 
     async def scene(server: Listening) -> tuple[int, int, int, dict[str, int]]:
         async with server.wire() as wire:
@@ -50,7 +50,7 @@ def test_an_offer_that_is_not_taken_up_is_ignored(case: str) -> None:
             assert b"http2-settings" not in first.body
             return first.status, size, second.status, server.refused
 
-    assert played(scene) == (200, len(BODY), 200, {})
+    assert run_scene(scene) == (200, len(BODY), 200, {})
 
 
 def test_an_offer_that_waits_for_leave_gets_it() -> None:
@@ -63,7 +63,7 @@ def test_an_offer_that_waits_for_leave_gets_it() -> None:
             await wire.send(BODY)
             return leave, (await wire.answer()).status
 
-    assert played(scene) == (b"HTTP/1.1 100 Continue\r\n\r\n", 200)
+    assert run_scene(scene) == (b"HTTP/1.1 100 Continue\r\n\r\n", 200)
 
 
 def test_offers_one_behind_the_other_are_answered_in_order() -> None:
@@ -74,18 +74,18 @@ def test_offers_one_behind_the_other_are_answered_in_order() -> None:
             await wire.send((SIZED + BODY) * 20)
             return [(await wire.answer()).status for _ in range(20)]
 
-    assert played(scene) == [200] * 20
+    assert run_scene(scene) == [200] * 20
 
 
 def test_what_an_offer_announces_is_bounded() -> None:
     """It does not come around a limit."""
-    answer, refused, _ = asked(OFFER + b"Content-Length: 65537\r\n\r\n")
+    answer, refused, _ = exchange(OFFER + b"Content-Length: 65537\r\n\r\n")
     assert (answer.status, refused) == (413, {"body_too_large": 1})
 
 
 def test_a_tunnel_is_refused() -> None:
     """What follows is not read as a request."""
-    answer, refused, rest = asked(b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n")
+    answer, refused, rest = exchange(b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n")
     assert (answer.status, refused, rest) == (400, {"malformed": 1}, b"")
 
 
@@ -103,7 +103,7 @@ FOREVER = LimitSettings(
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_handshake_that_nobody_can_answer_is_refused(case: str) -> None:
     """At once, and the connection is closed."""
-    answer, refused, rest = asked(REFUSED[case], limits=FOREVER)
+    answer, refused, rest = exchange(REFUSED[case], limits=FOREVER)
     assert (answer.status, refused, rest) == (400, {"malformed": 1}, b"")
 
 
@@ -118,11 +118,11 @@ def test_a_handshake_behind_an_unfinished_answer_is_refused() -> None:
             app.released.set()
             return (await wire.answer()).body, await wire.rest(), server.refused
 
-    assert played(scene, app=app) == (b"held", b"", {"malformed": 1})
+    assert run_scene(scene, app=app) == (b"held", b"", {"malformed": 1})
 
 
 def test_a_handshake_that_the_application_does_not_answer_makes_room() -> None:
-    """Until then nothing is lost that the client could not begin anew."""
+    """Until then nothing is lost that the client could not start again."""
     app = App()
 
     async def scene(server: Listening) -> tuple[int, int, dict[str, int]]:
@@ -134,4 +134,4 @@ def test_a_handshake_that_the_application_does_not_answer_makes_room() -> None:
                 await two.send(GET + b"\r\n")
                 return (await one.answer()).status, (await two.answer()).status, server.refused
 
-    assert played(scene, FOREVER, app) == (503, 200, {"too_many_connections": 1})
+    assert run_scene(scene, FOREVER, app) == (503, 200, {"too_many_connections": 1})

@@ -108,7 +108,7 @@ def metric_names(expression: str) -> list[str]:
 
 
 def unguarded_divisions(expression: str) -> list[str]:
-    """Every division whose divisor may be nothing."""
+    """Return every division by something that may be zero or missing."""
     return [
         node.prettify()
         for node in nodes(expression)

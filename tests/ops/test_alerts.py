@@ -26,8 +26,8 @@ from ops.prometheus import (
     tool,
     webhook,
 )
+from sample_status import a_status
 from servers import wait_until
-from statuses import a_status
 
 RUNBOOKS = queries.ROOT / "deploy" / "runbooks"
 SECTIONS = ["Symptom", "Cause", "Check", "Remedy"]

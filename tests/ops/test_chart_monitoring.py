@@ -74,7 +74,9 @@ def alerts(answer: Answer, case: str) -> dict[str, dict[str, Any]]:
 def test_an_alert_links_to_a_runbook_that_can_be_read(answer: Answer) -> None:
     """At the address of the values; each page is one of the tree."""
     pages = {path.name for path in (ROOT / "deploy" / "runbooks").glob("*.md")}
-    for alert in alerts(answer, "own alerts").values():
+    found = alerts(answer, "own alerts")
+    assert found
+    for alert in found.values():
         base, _, page = alert["annotations"]["runbook_url"].rpartition("/")
         assert base == "https://wiki.example/runbooks"
         assert page in pages

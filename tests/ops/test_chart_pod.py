@@ -15,8 +15,8 @@ from holdfast import cli
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.cli import parse_serve
+from holdfast.doctor.command import read_deployments
 from holdfast.doctor.manifest_checks import ENGINE_STOP_SECONDS, check_deployment
-from holdfast.doctor.manifests import read_deployments
 from holdfast.doctor.parallelism import read_layout
 from holdfast.lifecycle.states import HOPELESS, SERVING, State
 from holdfast.settings import flags
@@ -34,7 +34,7 @@ from ops.charts import (
     pod,
 )
 from ops.queries import ROOT
-from statuses import a_status
+from sample_status import a_status
 
 pytestmark = pytest.mark.tools
 
@@ -85,7 +85,7 @@ def test_the_drain_is_by_default_that_of_the_server() -> None:
 
 @every_case
 def test_each_probe_asks_its_own_route(answer: Answer, case: str) -> None:
-    """Each probe asks the route whose answers mean what Kubernetes does with them."""
+    """Each probe asks the route that means what Kubernetes makes of the answer."""
     only = container(answer, case)
     routes = health_routes(a_status, queue=lambda: (0, 0))
     paths = {route.path for route in [*routes, metrics_route(lambda: ())]}
@@ -101,7 +101,7 @@ def test_each_probe_asks_its_own_route(answer: Answer, case: str) -> None:
 
 @every_case
 def test_the_probes_are_those_of_the_guide(answer: Answer, case: str) -> None:
-    """Who writes a manifest by hand gets what the chart gives, but for port, scheme and start."""
+    """The guide's probes are the chart's, except for port, scheme and start."""
     page = (ROOT / "docs" / "operating.md").read_text()
     (text,) = re.findall(r"```yaml\n(startupProbe:.*?)```", page, re.DOTALL)
     only = container(answer, case)

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from holdfast import cli
+from holdfast.doctor.command import read_deployments
 from holdfast.doctor.deployments import STATE_DIRECTORY
 from holdfast.doctor.manifest_checks import check_deployment
-from holdfast.doctor.manifests import read_deployments
 from holdfast.doctor.parallelism import read_layout
 from ops.prometheus import tool
 from ops.queries import ROOT, dashboards
@@ -120,7 +120,9 @@ def test_the_doctor_is_content(name: str, tmp_path: Path) -> None:
 @every_set
 def test_no_service_may_do_more_than_it_needs(name: str) -> None:
     """Each writes to its volumes and to /tmp alone, without capabilities, and can gain none."""
-    for service in config(name)["services"].values():
+    services = config(name)["services"]
+    assert services
+    for service in services.values():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -246,12 +248,12 @@ def test_the_alert_that_silences_others_exists() -> None:
     assert names <= known
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "gpu.yaml"])
-def test_the_commands_in_the_comments_name_files_that_exist(file: str) -> None:
-    """What a reader copies from the head of a file works from the root of the tree."""
-    for line in (COMPOSE / file).read_text().splitlines():
-        if "docker compose" in line:
-            words = shlex.split(line.lstrip("# "))
-            named = [words[index + 1] for index, word in enumerate(words) if word == "-f"]
-            assert named
-            assert all((ROOT / name).exists() for name in named)
+def test_the_commands_in_the_comments_name_files_that_exist() -> None:
+    """What a reader copies from the head of the file works from the root of the tree."""
+    lines = (COMPOSE / "compose.yaml").read_text().splitlines()
+    commands = [shlex.split(line.lstrip("# ")) for line in lines if "docker compose" in line]
+    assert commands
+    for words in commands:
+        named = [words[index + 1] for index, word in enumerate(words) if word == "-f"]
+        assert named
+        assert all((ROOT / name).exists() for name in named)

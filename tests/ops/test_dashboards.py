@@ -79,10 +79,12 @@ def test_it_is_templated(name: str) -> None:
 
 
 @every_dashboard
-def test_every_choice_is_of_all_and_read_anew(name: str) -> None:
+def test_every_choice_offers_all_and_follows_the_time_range(name: str) -> None:
     """Each list of values offers all of them, many at a time, and follows the time range."""
     variables = queries.dashboards()[name]["templating"]["list"]
-    for variable in (variable for variable in variables if variable["type"] == "query"):
+    choices = [variable for variable in variables if variable["type"] == "query"]
+    assert choices
+    for variable in choices:
         assert variable["multi"]
         assert variable["includeAll"]
         assert variable["refresh"] == 2
@@ -114,7 +116,7 @@ def test_it_is_found_and_not_edited_by_mistake(name: str) -> None:
 
 @every_panel
 def test_the_panel_explains_itself(panel: dict[str, Any]) -> None:
-    """It has a title, and a description whose end names the metrics that are shown."""
+    """It has a title, and a description that ends with the metrics that are shown."""
     names = [
         name for target in panel["targets"] for name in queries.metric_names(filled(target["expr"]))
     ]
@@ -163,7 +165,9 @@ def test_the_query_selects_by_labels_that_there_are(target: Target) -> None:
 @every_target
 def test_the_query_follows_the_choices(target: Target) -> None:
     """Every selector is narrowed by job and instance."""
-    for selector in queries.selectors(filled(target.expression)):
+    selectors = list(queries.selectors(filled(target.expression)))
+    assert selectors
+    for selector in selectors:
         assert {"job", "instance"} <= {matcher.name for matcher in selector.matchers.matchers}
 
 

@@ -101,7 +101,7 @@ def test_the_pins_for_vllms_image_are_ours() -> None:
 
 
 def needs(name: str) -> set[str]:
-    """What a distribution needs here, but for its extras."""
+    """Return what a distribution needs here, without its extras."""
     wanted = [Requirement(text) for text in requires(name) or ()]
     return {
         one.name.lower()

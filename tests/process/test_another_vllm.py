@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import stand_in
+import stand_in_engine
 from servers import running
 
-COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
+COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 
 
 def test_a_vllm_without_what_a_guarantee_needs_is_exit_3(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import httpx
 import psutil
 import pytest
 
-import stand_in
+import stand_in_engine
 from servers import descendants, running, wait_until
 
-STAND_IN = (sys.executable, str(Path(stand_in.__file__)), "serve")
+STAND_IN = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
 DEADLINE_SECONDS = 60.0
 
@@ -52,7 +52,7 @@ def _can_unshare() -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("module", ["holdfast.app", "uvloop"])
+@pytest.mark.parametrize("module", ["holdfast.serve", "uvloop"])
 @pytest.mark.parametrize("as_first", [True, False], ids=["first process", "any process"])
 def test_a_signal_before_there_is_a_loop_ends_cleanly(
     tmp_path: Path, number: signal.Signals, module: str, *, as_first: bool
@@ -140,7 +140,7 @@ def test_a_lost_resource_tracker_is_no_failure(tmp_path: Path) -> None:
 
 @contextmanager
 def _in_a_terminal(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A server whose terminal is ours to close; it shows the progress view there."""
+    """Start a server on a terminal that the test closes; it shows the progress view there."""
     ours, its = pty.openpty()
     process = subprocess.Popen(
         [*STAND_IN, *UNPROBED, f"--uds={directory / 'server.sock'}"],

@@ -38,7 +38,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def left_in(temporary: Path) -> list[Path]:
-    """What outlived the process, but for torch's cache."""
+    """Return what outlived the process, except torch's cache."""
     return [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-import grammars
-from holdfast.engine.grammars.pool import Answer, Pool
+import scripted_compiler
+from holdfast.engine.grammars.pool import Pool, TrialReply
 from holdfast.errors import NotReadyError
-from holdfast.processes import forkserver, tree
+from holdfast.processes import exits, forkserver, tree
+from servers import wait_until
 
 DEADLINE_SECONDS = 60.0
 
@@ -32,7 +33,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @asynccontextmanager
-async def pool(make: Callable[[], Any] = grammars.make) -> AsyncIterator[Pool]:
+async def pool(make: Callable[[], Any] = scripted_compiler.make) -> AsyncIterator[Pool]:
     made = Pool(make, workers=2, memory_bytes=256 << 20)
     try:
         yield made
@@ -40,8 +41,8 @@ async def pool(make: Callable[[], Any] = grammars.make) -> AsyncIterator[Pool]:
         made.stop()
 
 
-async def ask(asked: Pool, what: str, limit_seconds: float = DEADLINE_SECONDS) -> Answer:
-    return await asked.ask(json.dumps({"regex": what}).encode(), limit_seconds)
+async def ask(asked: Pool, what: str, limit_seconds: float = DEADLINE_SECONDS) -> TrialReply:
+    return await asked.compile(json.dumps({"regex": what}).encode(), limit_seconds)
 
 
 def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -56,8 +57,8 @@ def test_a_grammar_that_ends_its_process_is_answered_for(number: signal.Signals)
         async with pool() as asked:
             for _ in range(3):
                 answer = await ask(asked, f"crash {number:d}")
-                assert (answer.said, answer.signal) == (None, number)
-            assert (await ask(asked, "")).said is not None
+                assert (answer.reply, answer.signal) == (None, number)
+            assert (await ask(asked, "")).reply is not None
 
     run(scene)
 
@@ -69,10 +70,10 @@ def test_a_grammar_ends_at_its_limit(what: str) -> None:
     async def scene() -> None:
         async with pool() as asked:
             slow = asyncio.create_task(ask(asked, what, 1.5))
-            assert (await ask(asked, "")).said is not None
+            assert (await ask(asked, "")).reply is not None
             assert not slow.done()
             answer = await slow
-            assert (answer.said, answer.signal) == (None, signal.SIGALRM)
+            assert (answer.reply, answer.signal) == (None, signal.SIGALRM)
 
     run(scene)
 
@@ -84,7 +85,7 @@ def test_a_grammar_whose_process_was_killed_may_be_sent_again() -> None:
         async with pool() as asked:
             with pytest.raises(NotReadyError):
                 await ask(asked, f"crash {signal.SIGKILL:d}")
-            assert (await ask(asked, "")).said is not None
+            assert (await ask(asked, "")).reply is not None
 
     run(scene)
 
@@ -94,8 +95,8 @@ def test_a_grammar_has_so_much_memory_and_no_more() -> None:
 
     async def scene() -> None:
         async with pool() as asked:
-            assert (await ask(asked, "grow")).said == {"error": "memory"}
-            assert (await ask(asked, "")).said is not None
+            assert (await ask(asked, "grow")).reply == {"error": "memory"}
+            assert (await ask(asked, "")).reply is not None
 
     run(scene)
 
@@ -111,9 +112,9 @@ def test_a_worker_knows_no_secret_and_has_no_socket_of_the_server(
     async def scene() -> None:
         async with pool() as asked:
             names = ("HF_TOKEN", "VLLM_API_KEY", "VLLM_REGEX_COMPILATION_TIMEOUT_S")
-            found = [(await ask(asked, f"environment {name}")).said for name in names]
+            found = [(await ask(asked, f"environment {name}")).reply for name in names]
             assert [one and one["backend"] for one in found] == ["", "", "7"]
-            files = (await ask(asked, "files")).said
+            files = (await ask(asked, "files")).reply
             assert files is not None
             assert files["backend"].split().count("socket") == 2
 
@@ -126,14 +127,14 @@ def test_others_take_the_place_of_processes_that_are_gone() -> None:
     async def scene() -> None:
         async with pool() as asked:
             await ask(asked, "")
-            tree.kill(asked.family())
-            assert (await ask(asked, "")).said is not None
+            tree.kill(asked.processes())
+            assert (await ask(asked, "")).reply is not None
             slow = asyncio.create_task(ask(asked, "sleep 3600"))
-            assert (await ask(asked, "")).said is not None
-            tree.kill(asked.family())
+            assert (await ask(asked, "")).reply is not None
+            tree.kill(asked.processes())
             with pytest.raises(NotReadyError):
                 await slow
-            assert (await ask(asked, "")).said is not None
+            assert (await ask(asked, "")).reply is not None
 
     run(scene)
 
@@ -145,13 +146,17 @@ def test_processes_that_are_stopped_are_given_up(monkeypatch: pytest.MonkeyPatch
     async def scene() -> None:
         async with pool() as asked:
             await ask(asked, "")
-            stopped = asked.family()
+            stopped = asked.processes()
             for process in stopped:
                 process.suspend()
             with pytest.raises(NotReadyError):
                 await ask(asked, "", 0.5)
-            assert (await ask(asked, "")).said is not None
-            assert not any(map(tree.is_alive, stopped))
+            assert (await ask(asked, "")).reply is not None
+            wait_until(
+                lambda: not any(map(exits.is_alive, stopped)),
+                deadline_seconds=DEADLINE_SECONDS,
+                what=lambda: f"{stopped} have not ended",
+            )
 
     run(scene)
 
@@ -177,13 +182,13 @@ def test_no_process_outlives_its_parents() -> None:
     async def scene() -> None:
         async with pool() as asked:
             await ask(asked, "")
-            family = asked.family()
-            assert len(family) == 3
+            processes = asked.processes()
+            assert len(processes) == 3
             server = forkserver.server_pid()
             assert server is not None
             os.kill(server, signal.SIGKILL)
-            _, alive = psutil.wait_procs(family, timeout=DEADLINE_SECONDS)
-            assert not [one for one in alive if tree.is_alive(one)]
-            assert (await ask(asked, "")).said is not None
+            _, alive = psutil.wait_procs(processes, timeout=DEADLINE_SECONDS)
+            assert not [one for one in alive if exits.is_alive(one)]
+            assert (await ask(asked, "")).reply is not None
 
     run(scene)

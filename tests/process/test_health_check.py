@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import stand_in
+import stand_in_engine
 from holdfast.cli import parse_serve
 from holdfast.health_check import serve_arguments
 from servers import reserved_port, running, wait_until
 
-COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
+COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
 PROXY = dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy"), "http://127.0.0.1:9")
 
@@ -86,7 +86,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
     ],
 )
 def test_the_address_is_that_of_the_first_process(words: list[str], port: int) -> None:
-    """As the kernel shows its command line, with keys masked; the usual one if it is no server."""
+    """A command line is read as the kernel shows it; without `serve`, the defaults apply."""
     given = serve_arguments(b"".join(word.encode() + b"\0" for word in words))
     assert parse_serve(given, {}, needs_model=False).listen.port == port
 

@@ -6,17 +6,17 @@ import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import stand_in
-from fakes import FACTS
+import stand_in_engine
+from fake_engine import FACTS
 from holdfast.probe import ProbeJournal
 from holdfast.workspace.learned_store import learned_path
 from servers import Server, running
 
-COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
+COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 
 
 def serving(directory: Path, learned: Path) -> AbstractContextManager[Server]:
-    """A server whose learned state is kept at `learned`."""
+    """A server that keeps its learned state at `learned`."""
     arguments = ("model", "--probe=off", f"--learned-dir={learned}")
     return running(directory, *arguments, command=COMMAND)
 
@@ -27,7 +27,7 @@ def test_broken_files_are_set_aside(tmp_path: Path) -> None:
     learned.mkdir()
     journal = ProbeJournal(learned, FACTS.fingerprint).path
     assert journal is not None
-    reservations = learned_path(learned, stand_in.StandInLauncher.fingerprint)
+    reservations = learned_path(learned, stand_in_engine.StandInLauncher.fingerprint)
     for path in (journal, reservations):
         path.write_bytes(b"\0{]")
     with serving(tmp_path, learned) as server:

@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-import stand_in
-from certificates_of_tests import certificate
+import stand_in_engine
+from self_signed import certificate
 from servers import Server, running
 
-COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
+COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
 LOOK_SECONDS = 3.0
 """In which everything looks that looks every second."""

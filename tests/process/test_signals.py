@@ -15,10 +15,10 @@ import httpx
 import psutil
 import pytest
 
-import stand_in
+import stand_in_engine
 from servers import Server, descendants, running, wait_until
 
-COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
+COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
 LONG_CHUNKS = 3000
 DEADLINE_SECONDS = 20.0
@@ -27,7 +27,7 @@ DEADLINE_SECONDS = 20.0
 def serving(
     directory: Path, *arguments: str, behaviour: str = ""
 ) -> AbstractContextManager[Server]:
-    """A server around the stand-in, whose temporary files lie in `directory/tmp`."""
+    """A server around the stand-in, with its temporary files in `directory/tmp`."""
     temporary = directory / "tmp"
     temporary.mkdir(exist_ok=True)
     environment = {"STAND_IN": behaviour, "TMPDIR": str(temporary)}
@@ -41,7 +41,7 @@ def engine_of(server: Server) -> psutil.Process:
 
 
 def _engines_below(pid: int) -> list[psutil.Process]:
-    return [child for child in descendants(pid) if stand_in.STUBBORN in _command(child)]
+    return [child for child in descendants(pid) if stand_in_engine.STUBBORN in _command(child)]
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -53,7 +53,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 @contextmanager
 def stream(server: Server, chunks: int) -> Iterator[Iterator[str]]:
-    """The lines of a running stream, whose first was received."""
+    """Yield the lines of a running stream after the first."""
     url = f"{server.url}/v1/stream?chunks={chunks}"
     with httpx.stream("GET", url, timeout=DEADLINE_SECONDS) as response:
         lines = response.iter_lines()
@@ -145,7 +145,7 @@ def test_a_running_stream_finishes_and_nobody_new_enters(
 
 
 def test_a_stream_that_outlasts_the_drain_is_cut(tmp_path: Path) -> None:
-    """After --drain-timeout the server ends cleanly, whoever still reads."""
+    """After --drain-timeout the server ends cleanly, even if clients still read."""
     with serving(tmp_path, *UNPROBED, "--drain-timeout=1") as server:
         server.until_ready()
         child = engine_of(server)
@@ -207,8 +207,10 @@ def test_a_busy_port_is_known_before_anything_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "is_said"), [((), True), (("--api-key", "a-key-of-ours"), False)]
 )
-def test_a_start_says_that_the_door_is_open(flags: tuple[str, ...], *, is_said: bool) -> None:
-    """Before anything else: whom it lets in, and the remedy."""
+def test_a_start_warns_that_anyone_can_use_the_server(
+    flags: tuple[str, ...], *, is_said: bool
+) -> None:
+    """The first line says that anyone can use the server, and the remedy."""
     with socket.create_server(("0.0.0.0", 0)) as other:  # noqa: S104 - so that the start ends here
         command = [sys.executable, "-m", "holdfast", "serve", *UNPROBED, *flags]
         done = subprocess.run(

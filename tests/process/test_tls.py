@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-import stand_in
+import stand_in_engine
 from holdfast.errors import ExitCode
 from servers import Server, running, wait_until
 
-COMMAND = (sys.executable, str(Path(stand_in.__file__)), "serve")
+COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
 DEADLINE_SECONDS = 20.0
 
@@ -147,7 +147,7 @@ def client_of(server: Server, trusted: Path, shown: tuple[Path, Path] | None = N
 
 
 def test_a_client_verifies_the_server(server: Server, authority: Authority, tmp_path: Path) -> None:
-    """By name and authority; who trusts another authority does not go on."""
+    """A client verifies name and authority; one that trusts another authority stops."""
     client = client_of(server, authority.write(tmp_path / "ca.pem"))
     assert client.sees() == "first"
     assert client.gets("/livez") == 200
@@ -204,7 +204,7 @@ def mutual(tmp_path: Path, authority: Authority, clients: Authority) -> tuple[st
 def test_clients_need_a_certificate_where_it_is_asked_for(
     mutual: tuple[str, ...], authority: Authority, clients: Authority, tmp_path: Path
 ) -> None:
-    """One of the right authority; without any, or with another's, there is no handshake."""
+    """Only a certificate of the right authority passes the handshake."""
     shown = clients.issue(tmp_path / "client", "client", for_server=False)
     others = Authority.named("others").issue(tmp_path / "other", "other", for_server=False)
     ca = authority.write(tmp_path / "ca.pem")
@@ -218,7 +218,7 @@ def test_clients_need_a_certificate_where_it_is_asked_for(
 def test_an_authority_that_is_taken_out_is_trusted_no_more(
     mutual: tuple[str, ...], authority: Authority, clients: Authority, tmp_path: Path
 ) -> None:
-    """The file of authorities is renewed: who the new ones vouch for gets in, and nobody else."""
+    """When the file of authorities is renewed, only certificates of the new ones pass."""
     others = Authority.named("others")
     old = clients.issue(tmp_path / "client", "client", for_server=False)
     new = others.issue(tmp_path / "other", "other", for_server=False)
@@ -238,7 +238,7 @@ def test_an_authority_that_is_taken_out_is_trusted_no_more(
 
 
 def test_the_probe_needs_no_certificate_of_yours(mutual: tuple[str, ...], tmp_path: Path) -> None:
-    """It comes through, and fails at the stand-in's answer, which is no chat."""
+    """It comes through, and fails at the stand-in's answer, which is not a chat."""
     arguments = ("model", "--probe=quick", "--learned-dir=none", *mutual)
     with running(tmp_path, *arguments, command=COMMAND) as server:
         assert server.wait() == ExitCode.PROBE_FAILED

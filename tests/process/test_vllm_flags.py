@@ -85,7 +85,7 @@ def test_what_may_be_a_mistyped_key_is_not_shown(arguments: tuple[str, ...], nam
 
 @pytest.mark.parametrize("arguments", [("--dtype", "auto"), ("--enforce-eager", "--seed", "1")])
 def test_no_model_among_values_is_refused(arguments: tuple[str, ...]) -> None:
-    """A value of a flag is no model."""
+    """A value of a flag is not a model."""
     assert "no model was given" in refused(*arguments)
 
 

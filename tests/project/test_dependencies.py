@@ -20,11 +20,19 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from holdfast.verify import packages
+
 ROOT = Path(__file__).parents[2]
 SERVER = ROOT / "server"
-DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DECLARED = PROJECT["dependencies"]
+FOR_VERIFY = PROJECT["optional-dependencies"]["verify"]
+OF_VERIFY = {module: [name] for module, name in packages.DISTRIBUTIONS.items()}
+"""They may be missing here."""
 BESIDE_VLLM = {"demo", "engine", "patches", "planning", "processes", "worker", "workspace"}
 """The packages that run only where vLLM is, and so may import what vLLM requires."""
+WITHOUT_IT = {Path("doctor/gpus.py")}
+"""What asks for something that vLLM requires, and says so where it is missing."""
 
 
 def names_of(requirements: Iterable[str]) -> set[str]:
@@ -70,17 +78,27 @@ def third_party_imports() -> Iterator[tuple[Path, str]]:
 
 def test_every_import_is_declared() -> None:
     """By the package itself, or by vLLM for the packages that import vLLM anyway."""
-    providers = packages_distributions()
+    providers = {**packages_distributions(), **OF_VERIFY}
     ours = names_of(DECLARED)
     (vllm,) = providers["vllm"]
     vllms = set(closure([vllm]))
     undeclared = []
     for path, module in third_party_imports():
         provided_by = {canonicalize_name(name) for name in providers.get(module, ())}
-        allowed = ours | vllms if path.parts[0] in BESIDE_VLLM else ours
+        is_beside = path.parts[0] in BESIDE_VLLM or path in WITHOUT_IT
+        allowed = ours | vllms if is_beside else ours
+        if path.parts[0] == "verify":
+            allowed = ours | names_of(FOR_VERIFY)
         if not provided_by & allowed:
             undeclared.append(f"{path}: {module}")
     assert undeclared == []
+
+
+def test_the_extra_of_verify_has_its_packages() -> None:
+    """What a check asks for by name is what `holdfast[verify]` brings."""
+    assert {canonicalize_name(name) for name in packages.DISTRIBUTIONS.values()} == names_of(
+        FOR_VERIFY
+    )
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ import yaml
 from english import slips
 from holdfast import cli
 from holdfast.api.admin import admin_app
+from holdfast.api.body_cost import COSTLY_VALUES
 from holdfast.api.health import health_routes, report
-from holdfast.api.json_shape import COSTLY_VALUES
-from holdfast.api.limits import MOST_JSON_VALUES
+from holdfast.api.limits import MAX_JSON_VALUES
 from holdfast.api.metrics import metrics_route
 from holdfast.doctor.findings import HAZARDS
 from holdfast.errors import ExitCode
@@ -27,8 +27,10 @@ from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
 from holdfast.records import DEATH_CAUSES, LOSS_REASONS, PROBE_STEPS, REFUSAL_REASONS
 from holdfast.settings import flags
 from holdfast.telemetry.metrics import METRICS
+from holdfast.verify.checks import ALL
+from holdfast.verify.command import verify_parser
+from sample_status import a_status
 from scripts import reference
-from statuses import a_status
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
@@ -40,6 +42,7 @@ HOW_IT_WORKS = ROOT / "docs" / "how-it-works.md"
 DASHBOARDS = ROOT / "docs" / "dashboards.md"
 ADMIN = ROOT / "docs" / "admin.md"
 GPU_CHECK = ROOT / "docs" / "gpu-check.md"
+VERIFYING = ROOT / "docs" / "verifying.md"
 PAGES = (
     README,
     REFERENCE,
@@ -49,6 +52,7 @@ PAGES = (
     OPERATING,
     DASHBOARDS,
     ADMIN,
+    VERIFYING,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
 )
@@ -242,6 +246,8 @@ def test_every_command_of_holdfast_parses() -> None:
         command, rest = cli._command(words[1:])
         if command == "serve":
             cli.parse_serve(rest, {})
+        if command == "verify":
+            verify_parser().parse_args(rest)
 
 
 def test_the_command_in_the_container_parses() -> None:
@@ -278,6 +284,23 @@ def test_every_hazard_is_explained() -> None:
     rows = table(DEPLOYING, "## Doctor")
     assert [row[0].strip("`") for row in rows] == [*HAZARDS]
     assert all("failure" in row[2] or "warning" in row[2] for row in rows)
+
+
+def test_every_check_of_verify_is_explained() -> None:
+    """The table is complete, in order, and in the words of the report."""
+    rows = table(VERIFYING, "## Checks")
+    assert rows == [(f"`{check.full_name}`", check.proves) for check in ALL]
+
+
+def test_every_flag_of_verify_is_explained() -> None:
+    """The table has each flag of the parser in its order, with its choices or its value."""
+    actions = [one for one in verify_parser()._actions if one.option_strings]
+    known = [
+        f"`{one.option_strings[0]} {one.metavar or '|'.join(one.choices or ())}`"
+        for one in actions
+        if one.dest != "help"
+    ]
+    assert [row[0] for row in table(VERIFYING, "## Flags")] == known
 
 
 def test_every_make_target_exists() -> None:
@@ -395,5 +418,5 @@ def test_the_bound_of_json_values_is_in_the_guide() -> None:
     row = next(
         line for line in OPERATING.read_text().splitlines() if "| `json_too_large` |" in line
     )
-    assert f"{MOST_JSON_VALUES:,} values" in row
+    assert f"{MAX_JSON_VALUES:,} values" in row
     assert f"count {COSTLY_VALUES} each" in row

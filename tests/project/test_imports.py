@@ -1,4 +1,4 @@
-"""The import rule: who may import vLLM, and in which direction the layers import each other."""
+"""The import rules: which packages may import vLLM, and the order of the layers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAYERS = (
     {"planning", "probe"},
     {"lifecycle"},
     {"api", "hide_keys"},
-    {"app", "application", "doctor", "health_check"},
+    {"application", "doctor", "health_check", "serve", "verify"},
     {"cli"},
     {"__main__"},
 )
@@ -46,7 +46,7 @@ MAY_IMPORT_VLLM = {"demo", "engine", "patches", "planning", "worker", "workspace
 DEMO_MAY_IMPORT = {"demo", "workspace.reservers"}
 """Beside the bottom layer: the demo model is a model like any other, made by another package."""
 
-MAY_IMPORT_DEMO = {"demo", "engine", "app", "cli"}
+MAY_IMPORT_DEMO = {"demo", "engine", "serve", "cli"}
 """Reservers, probe and ledger must not know the demo model."""
 
 HEAVY = {"vllm", "torch", "transformers", "numpy", "fastapi", "starlette", "pydantic", "uvicorn"}
@@ -166,8 +166,8 @@ def test_every_module_has_a_layer() -> None:
         ("engine/proxy.py", "from holdfast import lifecycle", "engine is below lifecycle"),
         ("engine/proxy.py", "from ..lifecycle.supervisor import f", "engine is below lifecycle"),
         ("lifecycle/supervisor.py", "import holdfast.api.gate", "lifecycle is below api"),
-        ("api/gate.py", "from holdfast.app import serve", "api is below app"),
-        ("app.py", "from . import cli", "app is below cli"),
+        ("api/gate.py", "from holdfast.serve import serve", "api is below serve"),
+        ("serve.py", "from . import cli", "serve is below cli"),
         ("demo/model.py", "from holdfast.telemetry.logs import f", "demo/ knows only"),
         ("demo/model.py", "from holdfast.workspace import manager", "demo/ knows only"),
         ("probe/sizes.py", "from holdfast import demo", "must not know the demo"),
@@ -195,7 +195,7 @@ def test_a_breach_is_named_with_file_and_line(
         ("demo/reserver.py", "from holdfast.workspace.reservers import Declaration"),
         ("demo/files.py", "from holdfast.workspace.plan import MIB"),
         ("demo/__init__.py", "from . import model"),
-        ("app.py", "from holdfast import __version__, demo"),
+        ("serve.py", "from holdfast import __version__, demo"),
         ("__main__.py", "from holdfast.cli import main"),
     ],
 )

@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from importlib.metadata import requires
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
+MAP = ROOT / "server" / "holdfast" / "__init__.py"
 
 # Every pattern is written so that it does not match its own text.
 MACHINE_PATH = re.compile(r"(?<![\w.~$})-])/(?:(?:work|root|farm)/|opt/(?:wheels|pypi))")
@@ -96,6 +98,36 @@ def test_every_test_states_the_behaviour() -> None:
     ] == []
 
 
+def test_every_module_that_the_images_and_the_docs_import_exists() -> None:
+    """A module that is moved is moved in what no type checker reads, too."""
+    texts = [p.read_text() for p in (ROOT / "Dockerfile", *sorted((ROOT / "docs").glob("*.md")))]
+    named = {
+        name for text in texts for name in re.findall(r"(?:import|from) (holdfast[.\w]+)", text)
+    }
+    assert named
+    assert [name for name in sorted(named) if find_spec(name) is None] == []
+
+
+def test_every_name_in_the_map_exists() -> None:
+    """A newcomer finds each module, class and function where the map says it is."""
+    package = ROOT / "server" / "holdfast"
+    named = re.findall(
+        r"`([a-z_]+(?:\.\w+)*)`", ast.get_docstring(ast.parse(MAP.read_text())) or ""
+    )
+    missing = []
+    for name in named:
+        path, *inside = name.split(".")
+        here = package / path
+        while inside and here.is_dir():
+            here /= inside.pop(0)
+        file = here / "__init__.py" if here.is_dir() else here.with_suffix(".py")
+        text = file.read_text() if file.exists() else ""
+        if not text or not all(re.search(rf"\b{part}\b", text) for part in inside):
+            missing.append(name)
+    assert named
+    assert missing == []
+
+
 @pytest.mark.parametrize("name", ["cpu.txt", "dev.txt"])
 def test_every_requirement_is_one_exact_version(name: str) -> None:
     """Each line pins one package with `==`, and none twice."""
@@ -106,7 +138,7 @@ def test_every_requirement_is_one_exact_version(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cpu.txt", "dev.txt", "ops.txt"])
 def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
-    """pip takes no other file; but for builds of torch of an index that only other machines ask."""
+    """pip accepts no other file, except for a build of torch that only other machines download."""
     lines = (ROOT / "requirements" / name).read_text().splitlines()
     bare = [
         line
@@ -139,7 +171,7 @@ def test_the_pins_satisfy_the_package() -> None:
 
 
 def test_builds_that_break_the_import_of_transformers_are_not_pinned() -> None:
-    """torchvision, torchaudio and torchcodec, whose usual builds want CUDA, stay out."""
+    """torchvision, torchaudio and torchcodec stay out: their usual builds want CUDA."""
     names = {normalised(pin.name) for pin in [*requirements("cpu.txt"), *requirements("dev.txt")]}
     assert names & {"torchvision", "torchaudio", "torchcodec"} == set()
 

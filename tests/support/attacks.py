@@ -1,4 +1,4 @@
-"""What strangers do to a server, and what it costs: time of `/livez` and memory.
+"""Attacks that need no key, and what they cost a server: the time of `/livez`, and memory.
 
 `python attacks.py NAME PORT COUNT` attacks until its standard input ends, and prints a line when
 the attack is under way. It is a process of its own, so that the one that measures has the time.
@@ -28,16 +28,16 @@ DEADLINE_SECONDS = 60
 DRIP_SECONDS = 0.1
 PAUSE_SECONDS = 0.05
 PROBE_PAUSE_SECONDS = 0.003
-"""Who asks without a pause measures a moment of an attack, and takes part in it."""
+"""Without a pause, the measurement would cover a moment of the attack and add to it."""
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a server needed under an attack."""
+    """What an attack cost a server."""
 
     seconds: Sequence[float]
-    """Of each answer, in order of size."""
+    """The time of each answer, in ascending order."""
     peak_bytes: int
 
     @property
@@ -52,7 +52,7 @@ class Cost:
 
     @classmethod
     def of_all(cls, costs: Iterable[Cost]) -> Cost:
-        """As if they had been one: a percentile of many answers spreads less than those of few."""
+        """Combine runs: a percentile of many answers varies less than those of few."""
         costs = tuple(costs)
         seconds = sorted(chain.from_iterable(cost.seconds for cost in costs))
         return cls(seconds, max(cost.peak_bytes for cost in costs))
@@ -78,11 +78,11 @@ class Target:
         raise TimeoutError("no answer of /livez")
 
     def livez_seconds(self, count: int) -> list[float]:
-        """How long each of so many answers of `/livez` takes, each over a new connection."""
+        """Return the times of `count` answers of `/livez`, each over a new connection."""
         return [self._livez_seconds() for _ in range(count)]
 
     def cost(self, count: int) -> Cost:
-        """The times of so many answers, and the largest memory since the start."""
+        """Return the times of `count` answers, and the largest memory since the start."""
         seconds = sorted(self.livez_seconds(count))
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
         (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -104,12 +104,12 @@ class Target:
 @contextmanager
 def target(kind: str) -> Iterator[Target]:
     """A server of this kind, ended with the context."""
-    with _child("attacked.py", kind) as process:
+    with _child("attack_target.py", kind) as process:
         yield Target(process)
 
 
 @contextmanager
-def attacked(by: str, port: int, count: int) -> Iterator[None]:
+def under_attack(by: str, port: int, count: int) -> Iterator[None]:
     """While entered, the server at `port` is attacked."""
     with _child("attacks.py", by, str(port), str(count)) as process:
         assert process.stdout is not None
@@ -133,7 +133,7 @@ def _child(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def slow_headers(port: int, count: int) -> Iterator[None]:
-    """So many connections that never finish their headers; who is cut off comes again."""
+    """Keep `count` connections open that never finish their headers."""
     wires = [_connected(port) for _ in range(count)]
     while True:
         for place, wire in enumerate(wires):
@@ -147,7 +147,7 @@ def slow_headers(port: int, count: int) -> Iterator[None]:
 
 
 def idle(port: int, count: int) -> Iterator[None]:
-    """So many connections that say nothing; who is closed comes again."""
+    """Keep `count` connections open that send nothing."""
     connection_limit(count)
     poll, wires = select.poll(), {}
 
@@ -167,13 +167,13 @@ def idle(port: int, count: int) -> Iterator[None]:
 
 
 def large_body(port: int, count: int) -> Iterator[None]:
-    """Bodies of so many MiB that say their length, one after the other."""
+    """Send bodies of `count` MiB with their length, one after the other."""
     head = POST + b"Content-Length: %d\r\n\r\n" % (count * MIB)
     return _sent(port, head, b"x" * MIB, count)
 
 
 def chunked_body(port: int, count: int) -> Iterator[None]:
-    """Bodies of so many MiB that do not say it, one after the other."""
+    """Send bodies of `count` MiB in chunks, one after the other."""
     chunk = b"%x\r\n%b\r\n" % (MIB, b"x" * MIB)
     return _sent(port, POST + b"Transfer-Encoding: chunked\r\n\r\n", chunk, count)
 
@@ -190,7 +190,7 @@ def _sent(port: int, head: bytes, part: bytes, count: int) -> Iterator[None]:
 
 
 def deep_json(port: int, count: int) -> Iterator[None]:
-    """JSON of so many levels, one after the other."""
+    """Send JSON of `count` levels, one after the other."""
     body = b'{"prompt":' * count
     request = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
     while True:
@@ -202,7 +202,7 @@ def deep_json(port: int, count: int) -> Iterator[None]:
 
 
 def closing_json(port: int, count: int) -> Iterator[None]:
-    """JSON of so many MiB of closing brackets, with openers at its end, one after the other."""
+    """Send `count` MiB of closing brackets with openers at the end, one after the other."""
     head = POST + b"Content-Length: %d\r\n\r\n" % (count * MIB)
     while True:
         with contextlib.suppress(OSError), _connected(port) as wire:
@@ -230,14 +230,14 @@ def _connected(port: int) -> socket.socket:
 
 
 def main(name: str, port: int, count: int) -> None:
-    """Attack until nobody wants it any more."""
+    """Attack until standard input ends."""
     is_enough = threading.Event()
 
-    def until_left() -> None:
+    def until_closed() -> None:
         sys.stdin.read()
         is_enough.set()
 
-    threading.Thread(target=until_left, daemon=True).start()
+    threading.Thread(target=until_closed, daemon=True).start()
     attack = ATTACKS[name](port, count)
     next(attack)
     print("under way", flush=True)  # noqa: T201 - to whoever measures

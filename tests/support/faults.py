@@ -26,44 +26,44 @@ FLAGS = (
     "--dtype=float32",
     "--tensor-parallel-size=2",
     "--probe=quick",
-    "--served-model-name=ailing",
+    "--served-model-name=faulty",
     "--workspace-growth=deny",
     "--log-format=console",
 )
-"""Of a server of the ailing model with two ranks."""
+"""The flags of a server of the faulty model with two ranks."""
 BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 CGROUP = Path("/sys/fs/cgroup/memory")
 POISON_TOKENS = 6002
 """A prompt of this length ends every engine that computes it."""
 REFUSED_BYTES = tuple(int(24 * MIB * 1.2**number) for number in range(20))
-"""What a step asks for and is refused: more each time, since the last need is reserved by then."""
+"""The sizes that a step requests and is refused, rising, since the last one is reserved by then."""
 SLOW_STEP_TOKENS = 1000
-"""A step of so many tokens takes long enough for a fault to strike while it runs."""
+"""A step of this many tokens takes long enough for a fault to strike while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
-    """A server with an engine that can be hurt, and where its failures are armed."""
+class FaultyServer:
+    """A server with an engine that can fail, and the directory of files that trigger failures."""
 
     server: Server
-    armoury: Path
+    triggers: Path
 
     def process(self, name: str) -> psutil.Process:
-        """The first process of the engine whose title contains `name`."""
+        """Return the first process of the engine with `name` in its title."""
         family = descendants(self.server.process.pid)
         found = [process for process in family if name in _title(process)]
         return min(found, key=lambda process: process.pid)
 
     def arm(self, name: str) -> None:
-        """Have the next step of the model fail so."""
-        (self.armoury / name).touch()
+        """Make the next step of the model fail in this way."""
+        (self.triggers / name).touch()
 
 
-def ailing_model(models: Path, armoury: Path) -> Path:
-    """The demo model with failures that rest until they are armed, and with slow large steps."""
-    armoury.mkdir(parents=True, exist_ok=True)
+def faulty_model(models: Path, triggers: Path) -> Path:
+    """Make a demo model with failures that wait for their trigger, and with slow large steps."""
+    triggers.mkdir(parents=True, exist_ok=True)
     faults = (
-        DemoFault("step_tokens", 1, "raise", rank=1, armed_by=str(armoury / "raise")),
+        DemoFault("step_tokens", 1, "raise", rank=1, armed_by=str(triggers / "raise")),
         *(
             DemoFault(
                 "step_tokens",
@@ -71,7 +71,7 @@ def ailing_model(models: Path, armoury: Path) -> Path:
                 "scratch",
                 scratch_bytes=size,
                 rank=0,
-                armed_by=str(armoury / f"reject {number}"),
+                armed_by=str(triggers / f"reject {number}"),
             )
             for number, size in enumerate(REFUSED_BYTES)
         ),
@@ -88,39 +88,39 @@ def _title(process: psutil.Process) -> str:
         return ""
 
 
-def _sent(number: signal.Signals, name: str) -> Callable[[Patient], None]:
-    return lambda patient: os.kill(patient.process(name).pid, number)
+def _sent(number: signal.Signals, name: str) -> Callable[[FaultyServer], None]:
+    return lambda faulty: os.kill(faulty.process(name).pid, number)
 
 
-def _armed(name: str) -> Callable[[Patient], None]:
-    return lambda patient: patient.arm(name)
+def _armed(name: str) -> Callable[[FaultyServer], None]:
+    return lambda faulty: faulty.arm(name)
 
 
-def _refused(patient: Patient) -> None:
-    refused = patient.server.metric("engine_deaths_total", cause="workspace_rejection")
-    patient.arm(f"reject {refused:.0f}")
+def _refused(faulty: FaultyServer) -> None:
+    refused = faulty.server.metric("engine_deaths_total", cause="workspace_rejection")
+    faulty.arm(f"reject {refused:.0f}")
 
 
-def _starved(patient: Patient) -> None:
-    """Put the core into a group of processes that may have no more memory: the kernel kills it."""
-    group = CGROUP / f"holdfast-{patient.server.process.pid}"
+def _starved(faulty: FaultyServer) -> None:
+    """Put the core into a cgroup that may have no more memory, so that the kernel kills it."""
+    group = CGROUP / f"holdfast-{faulty.server.process.pid}"
     group.mkdir(exist_ok=True)
     (group / "memory.limit_in_bytes").write_text(str(MIB))
-    (group / "cgroup.procs").write_text(str(patient.process("EngineCore").pid))
+    (group / "cgroup.procs").write_text(str(faulty.process("EngineCore").pid))
 
 
 def can_starve() -> bool:
-    """Whether this machine lets us make such a group."""
+    """Return whether this machine lets us make such a cgroup."""
     return os.access(CGROUP, os.W_OK) and (CGROUP / "memory.limit_in_bytes").exists()
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way to hurt an engine."""
+    """One way to make an engine fail."""
 
-    strike: Callable[[Patient], None]
+    strike: Callable[[FaultyServer], None]
     cause: str
-    """The label under which the death is counted."""
+    """The label `cause` of the death."""
     is_stall: bool = False
 
 
@@ -139,10 +139,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
 
 
 def left_in_shared_memory() -> set[Path]:
-    """What lies there of engines that have ended; one that runs has mapped something of its own.
-
-    A server that runs has locked the file that says so.
-    """
+    """Return what engines have left in /dev/shm: files that no process has mapped or locked."""
     mapped = "".join(_maps(process) for process in psutil.process_iter())
     unmapped = {path for path in SHARED_MEMORY.iterdir() if _mark(path) not in mapped}
     return {path for path in unmapped if not _is_locked(path)}
@@ -156,7 +153,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _mark(path: Path) -> str:
-    """What all names of one engine have in common; of others the whole name."""
+    """Return what the names of one engine have in common; for other files, the whole path."""
     found = GENERATION.match(path.name)
     return found[1] if found else str(path)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from counted import counted
+from counter_values import counter_values
 from holdfast.listener import server as listener
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
@@ -36,7 +36,7 @@ class Answer:
 
 
 class Wire:
-    """A connection of which the test writes every byte."""
+    """A connection on which the test writes every byte."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -76,7 +76,7 @@ class Listening:
     @property
     def refused(self) -> dict[str, int]:
         """The reasons that turned something away."""
-        return {reason: count for reason, count in counted(self.refusals).items() if count}
+        return {reason: count for reason, count in counter_values(self.refusals).items() if count}
 
     @property
     def connections(self) -> int:
@@ -99,7 +99,7 @@ class Listening:
                 await asyncio.sleep(0.01)
 
     async def until_connections(self, count: int) -> None:
-        """Wait until so many connections are open."""
+        """Wait until this many connections are open."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while self.connections != count:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
@@ -114,9 +114,9 @@ async def listening(
 ) -> AsyncIterator[Listening]:
     """While entered, `app` is served behind our own connections."""
     refusals = refusals or Refusals()
-    with listener.bound(settings) as sock:
+    with listener.bound_socket(settings) as sock:
         port = 0 if settings.uds else _port(sock)
-        async with listener.serving(
+        async with listener.listening(
             app, sock, settings, limits=limits, refusals=refusals
         ) as server:
             yield Listening(port, refusals, server)

@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from holdfast.doctor.checks import check_machine
+from holdfast.doctor.findings import Finding
+from holdfast.doctor.gpus import Gpu, GpuFacts
 from holdfast.doctor.machine import Directory, Machine
-from holdfast.processes.gpus import Gpu, GpuFacts
+from holdfast.doctor.parallelism import Layout
 
 GIB = 1024**3
 STATE = Directory("/home/holdfast/.local/state/holdfast", "/home/holdfast/state", "ext4", True)
@@ -24,18 +27,29 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120", "compute_120")
 
 CUDA = Machine(
     environment={},
-    graphics=GpuFacts((H100, H100), ARCHITECTURES, are_peers=True),
+    gpu_facts=GpuFacts((H100, H100), ARCHITECTURES, are_peers=True),
     swap_free_bytes=16 * GIB,
     shared_memory_free_bytes=16 * GIB,
     state_directory=STATE,
 )
 """Two H100 on NVLink, with nothing wrong."""
 
-SPARK = replace(CUDA, graphics=GpuFacts((GB10,), ARCHITECTURES))
+SPARK = replace(CUDA, gpu_facts=GpuFacts((GB10,), ARCHITECTURES))
 """A DGX Spark with nothing wrong."""
 
-CPU = replace(CUDA, is_cpu_build=True, graphics=GpuFacts())
+CPU = replace(CUDA, is_cpu_build=True, gpu_facts=GpuFacts())
 """A machine without a GPU and with vLLM's build for it."""
+
+
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,expandable_segments:True"}
+TWO = Layout(tensor_parallel_size=2)
+SIZED = ("--kv-cache-memory-bytes", "1G")
+"""Flags with which the memory in use on the machine of the test does not matter."""
+
+
+def found(machine: Machine, layout: Layout = Layout()) -> dict[str, Finding]:  # noqa: B008 - frozen
+    """Return the findings about a machine by name."""
+    return {finding.name: finding for finding in check_machine(machine, layout)}
 
 
 def doctor(

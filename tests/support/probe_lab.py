@@ -22,8 +22,8 @@ from holdfast.cli import parse_serve
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.engine.interface import Engine
-from holdfast.listener import server
-from holdfast.processes.native_env import NativeVariables
+from holdfast.listener.server import bound_socket
+from holdfast.processes.environment import NativeVariables
 from holdfast.records import ProbeReport, StepName
 from holdfast.settings import Suite
 
@@ -69,7 +69,7 @@ def main(directory: Path) -> None:
     arguments = [str(model), *FLAGS, f"--learned-dir={directory / 'learned'}"]
     settings = parse_serve(arguments, {})
     with (
-        server.bound(settings.listen) as sock,
+        bound_socket(settings.listen) as sock,
         tempfile.TemporaryDirectory() as runtime,
         asyncio.Runner() as runner,
     ):

@@ -27,7 +27,7 @@ def send_random_requests(server: Server, count: int, seed: int, longest_tokens: 
                 assert answer.status_code == 200, answer.text
 
 
-def workspace_books(server: Server) -> list[dict[str, Any]]:
+def workspace_totals(server: Server) -> list[dict[str, Any]]:
     """What may not change after READY: growths, rejections, and all that is held."""
     names = ("growths", "rejections", "retired_bytes", "persistent_bytes")
     return [

@@ -157,7 +157,7 @@ def _is_refusal(status: int, text: str) -> bool:
 
 
 def send_cases(server: Server, cases: int, start: int, *, admin_key: str = "") -> Tally:
-    """Send about so many cases, the same ones for the same `start`, as many to each operation.
+    """Send about `count` cases, as many to each operation, the same ones for the same `start`.
 
     Without the admin key one goes to each route of admins, which answers it with 404.
     """

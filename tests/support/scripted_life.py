@@ -10,17 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from callers import Output, PlainDialect, ScriptedLLM
-from fakes import FACTS, Calm
-from holdfast.engine.replay import Calls
+from fake_engine import FACTS, StubEngine
+from holdfast.engine.replay import ReplayManager
 from holdfast.errors import (
     EngineLostError,
     EngineStartError,
     HoldfastError,
     UsageError,
 )
-from holdfast.lifecycle.forecast import Forecast
 from holdfast.lifecycle.learning import Learning
+from holdfast.lifecycle.start_times import Forecast
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import (
@@ -37,7 +36,8 @@ from holdfast.settings import ProbeSettings, Suite, SupervisionSettings, Workspa
 from holdfast.telemetry.counters import EngineDeaths
 from holdfast.telemetry.progress import LogProgress
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
-from statuses import MIB, REJECTION, a_rank
+from sample_status import MIB, REJECTION, a_rank
+from scripted_llm import Output, PlainOutputs, ScriptedLLM
 
 DEADLINE_SECONDS = 10.0
 PASSED = ProbeReport("worst-case", True, False, 1000, 1.0, (ProbeStep("first_token", "passed", 1),))
@@ -62,7 +62,7 @@ FAILED = ProbeReport(
     ),
 )
 PLUG_PULLED = Death("core_exit", "a test pulled the plug")
-RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", is_accusing=True)
+RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", blames_requests=True)
 SHORT = a_rank(slots=(SlotStats(0, 0, 30 * MIB, 22 * MIB, 30 * MIB, "attention.py:10:prefill"),))
 REFUSING = a_rank(
     slots=(SlotStats(0, 0, 24 * MIB, 22 * MIB, 30 * MIB, "attention.py:10:prefill"),),
@@ -71,7 +71,7 @@ REFUSING = a_rank(
 )
 
 
-class ScriptedEngine(Calm):
+class ScriptedEngine(StubEngine):
     """An engine that dies when a test says so."""
 
     def __init__(self, generation: int, ranks: tuple[RankStats, ...]) -> None:
@@ -96,8 +96,8 @@ class ScriptedEngine(Calm):
         """End as if one of its processes had died."""
         self._death.set_result(death)
 
-    def give_up(self) -> None:
-        super().give_up()
+    def declare_dead(self) -> None:
+        super().declare_dead()
         self.llm.die()
 
     async def until_dead(self) -> Death:
@@ -118,16 +118,6 @@ class ScriptedEngine(Calm):
     async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
         self._asleep -= tags
         return self._asleep
-
-    @asynccontextmanager
-    async def scheduling_held(self) -> AsyncIterator[None]:
-        yield
-
-    async def queued_requests(self) -> int:
-        return 0
-
-    async def forget_prefixes(self) -> None:
-        pass
 
 
 async def at_once() -> None:
@@ -175,7 +165,7 @@ class World:
     suites: list[Suite | None] = field(default_factory=list)
     _passes: int = 0
 
-    calls: Calls = field(default_factory=lambda: Calls(PlainDialect()))
+    requests: ReplayManager = field(default_factory=lambda: ReplayManager(PlainOutputs()))
 
     async def load(self) -> World:
         await self.loading()
@@ -191,13 +181,13 @@ class World:
         engine = ScriptedEngine(spec.generation, self.ranks)
         self.engines.append(engine)
         self.events.append(f"engine {spec.generation} runs")
-        self.calls.started(engine.llm, spec.generation)
+        self.requests.engine_started(engine.llm, spec.generation)
         try:
             yield engine
         finally:
             await self.stopping()
-            self.calls.ended()
-            engine.give_up()
+            self.requests.engine_ended()
+            engine.declare_dead()
             self.events.append(f"engine {spec.generation} stopped")
 
     async def mount(self) -> None:
@@ -348,6 +338,6 @@ def unplugged_in(probing: Halt) -> Callable[[Life], Awaitable[None]]:
     return act
 
 
-async def _ask(calls: Calls, prompt: str) -> list[Output]:
+async def _ask(requests: ReplayManager, prompt: str) -> list[Output]:
     arguments = {"prompt": prompt, "request_id": prompt}
-    return [output async for output in calls.run("generate", arguments)]
+    return [output async for output in requests.run("generate", arguments)]

@@ -19,7 +19,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.processes.native_env import LAST_NAME
+from holdfast.processes.environment import LAST_NAME
 
 READY_DEADLINE_SECONDS = 180.0
 STOP_DEADLINE_SECONDS = 60.0
@@ -49,7 +49,7 @@ Where it is known a worker is forked, which spares each start the seconds of its
 
 Metrics = dict[tuple[str, frozenset[tuple[str, str]]], float]
 Greedy = Callable[[str, int], list[int]]
-"""The tokens that follow a prompt, so many of them."""
+"""Returns this many tokens that follow a prompt."""
 Value = TypeVar("Value")
 
 

@@ -433,7 +433,7 @@ def test_a_mistyped_flag_of_ours_is_told_at_once(mistyped: str) -> None:
 def test_vllms_empty_variables_are_not_set(tmp_path: Path) -> None:
     """As Compose hands on what is not set; of the plugins empty means none."""
     environment = {"VLLM_CPU_KVCACHE_SPACE": "", "VLLM_PLUGINS": "", "OTHER": "", "VLLM_X": "1"}
-    unsupported.forget_empty(environment)
+    unsupported.drop_empty(environment)
     assert environment == {"VLLM_PLUGINS": "", "OTHER": "", "VLLM_X": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", "serve", str(tmp_path / "none")],

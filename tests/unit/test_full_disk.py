@@ -68,9 +68,9 @@ def test_an_exception_that_cannot_be_kept_ends_no_thread(full_disk: Path) -> Non
 ENDS = """
 import os, signal, sys, time
 from pathlib import Path
-from holdfast.worker.crash_records import note_termination
+from holdfast.worker.crash_records import record_termination
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-note_termination(Path(sys.argv[1]))
+record_termination(Path(sys.argv[1]))
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(20)
 """
@@ -95,7 +95,7 @@ def test_a_worker_whose_files_have_no_room_says_so(full_disk: Path) -> None:
         StatsWriter(full_disk, engine=0, rank=0, generation=1, shared=full_disk / "hf")
     with pytest.raises(OSError, match="No space left"):
         StepRequests(
-            full_disk, engine=0, rank=0, most_requests=100, most_steps=1, shared=full_disk / "hf"
+            full_disk, engine=0, rank=0, max_requests=100, max_steps=1, shared=full_disk / "hf"
         )
 
 
@@ -129,8 +129,8 @@ def test_stats_that_cannot_be_kept_are_an_error_and_no_signal(full_disk: Path) -
 STACKS = """
 import os, sys
 from pathlib import Path
-from holdfast.worker.lifetime import offer_stacks
-offer_stacks(Path(sys.argv[1]) / "none", os.getpid())
+from holdfast.worker.lifetime import write_stacks_on_signal
+write_stacks_on_signal(Path(sys.argv[1]) / "none", os.getpid())
 print("goes on")
 """
 
@@ -153,7 +153,7 @@ def test_exceptions_of_requests_do_not_fill_the_disk(tmp_path: Path) -> None:
     finally:
         logger.removeHandler(kept)
     written = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert crash_records.MOST_BYTES < written < 2 * crash_records.MOST_BYTES
+    assert crash_records.MAX_BYTES < written < 2 * crash_records.MAX_BYTES
     assert read_causes(tmp_path)[-1].error == "ValueError: the end"
 
 

@@ -6,16 +6,16 @@ import asyncio
 import hmac
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from statistics import median
 from types import MappingProxyType
 
 from starlette.types import Scope
 
 from holdfast.api.queue import FairQueue, Ticket
-from holdfast.api.rates import Durations
 from holdfast.api.router import RENDERINGS, Work
-from holdfast.engine.turns import Capacity
-from holdfast.errors import RETRY_AFTER_MOST_SECONDS, RETRY_AFTER_SECONDS
+from holdfast.engine.sequence_queue import Capacity
+from holdfast.errors import MAX_RETRY_AFTER_SECONDS, RETRY_AFTER_SECONDS
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import RefusalReason
@@ -24,6 +24,11 @@ from holdfast.telemetry.counters import Refusals, request_waits
 
 PROBE_HEADER = "x-holdfast-probe"
 PROBE_HEADER_BYTES = PROBE_HEADER.encode()
+
+REMEMBERED = 15
+"""The number of latest requests of a key that predict how long the next one takes."""
+MIN_UNKNOWN_SECONDS = 5.0
+"""The estimate while no request has finished yet."""
 
 _RENDERING_CAPACITY = Capacity(RENDERINGS, RENDERINGS)
 _NO_CAPACITY = Capacity(0, 0)
@@ -51,13 +56,11 @@ class Admission:
         self._overload = overload or OverloadSettings()
         self._hold_timeout_seconds = hold_timeout_seconds
         self._capacity = capacity
-        most_waiting = self._overload.max_waiting
-        self._queue = FairQueue(
-            self._capacity_now, most_waiting=most_waiting, count_keys=count_keys
-        )
+        max_waiting = self._overload.max_waiting
+        self._queue = FairQueue(self._capacity_now, max_waiting=max_waiting, count_keys=count_keys)
         self._rendering_queue = FairQueue(
             lambda: _RENDERING_CAPACITY if self._is_moving else _NO_CAPACITY,
-            most_waiting=most_waiting,
+            max_waiting=max_waiting,
             count_keys=count_keys,
         )
         self._queues = (self._queue, self._rendering_queue)
@@ -94,15 +97,12 @@ class Admission:
         # If an engine is lost while draining, the next one is proven for the requests still here.
         return state in SERVING or (is_probe and state in {State.PROBING, State.DRAINING})
 
-    def is_probe_token(self, given: bytes) -> bool:
-        """Return whether this is the token of this start; an empty token never is."""
-        return bool(self._probe_token) and hmac.compare_digest(given, self._probe_token)
-
     def is_probe(self, scope: Scope) -> bool:
-        """Return whether the request carries the token of this start."""
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        return any(
-            name == PROBE_HEADER_BYTES and self.is_probe_token(value) for name, value in headers
+        """Return whether the request carries the token of this start, which must not be empty."""
+        token, headers = self._probe_token, scope["headers"]
+        return bool(token) and any(
+            name == PROBE_HEADER_BYTES and hmac.compare_digest(value, token)
+            for name, value in headers
         )
 
     def refuses_all(self) -> bool:
@@ -118,10 +118,10 @@ class Admission:
         waits as long as the next generation is expected within the hold time-out.
         """
         self._follow_state()
-        most = self._overload.max_requests_per_key
+        key_limit = self._overload.max_requests_per_key
         if self.refuses_all():
             ticket = Ticket(key, status="refused", refusal=self._refusal_of_state())
-        elif is_limited and key and most and work != "none" and self._count(key) >= most:
+        elif is_limited and key and key_limit and work != "none" and self._count(key) >= key_limit:
             ticket = Ticket(key, status="refused", refusal="key_concurrency")
         else:
             queue = self._rendering_queue if work == "rendering" else self._queue
@@ -252,4 +252,46 @@ def retry_after_seconds(eta_seconds: float | None) -> int:
     """Return the seconds after which a retry makes sense, between 1 and 120."""
     if eta_seconds is None:
         return RETRY_AFTER_SECONDS
-    return math.ceil(min(RETRY_AFTER_MOST_SECONDS, max(1.0, eta_seconds)))
+    return math.ceil(min(MAX_RETRY_AFTER_SECONDS, max(1.0, eta_seconds)))
+
+
+class Durations:
+    """The running requests of each key, and how long the latest ones took."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began: dict[str, dict[Hashable, float]] = {}
+        self._took: dict[str, list[float]] = {}
+        self._all_took: list[float] = []
+
+    def begin(self, key: str, request: Hashable) -> None:
+        """Start the clock of a request."""
+        self._began.setdefault(key, {})[request] = self._clock()
+
+    def end(self, key: str, request: Hashable) -> None:
+        """Record the duration of a request; ignore one that was not begun."""
+        at_work = self._began.get(key, {})
+        began_seconds = at_work.pop(request, None)
+        if began_seconds is None:
+            return
+        if not at_work:
+            del self._began[key]
+        for took in (self._took.setdefault(key, []), self._all_took):
+            took.append(self._clock() - began_seconds)
+            del took[:-REMEMBERED]
+
+    def left_seconds(self, key: str) -> float | None:
+        """Return the time until one of a key's requests is likely to end; None if none is running.
+
+        A new key is assumed to be like the others, and a request that takes longer than usual is
+        assumed to take as long again.
+        """
+        if key not in self._began:
+            return None
+        now = self._clock()
+        ages = [now - began for began in self._began[key].values()]
+        took = self._took.get(key) or self._all_took
+        if not took:
+            return max(MIN_UNKNOWN_SECONDS, min(ages))
+        usual_seconds = median(took)
+        return min(usual_seconds - age if age < usual_seconds else age for age in ages)

@@ -1,23 +1,31 @@
-"""Every error in the form of OpenAI's API: bodies, headers and the mapping of foreign errors."""
+"""Every error in the form of OpenAI's API: our own, and those of vLLM's application."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 
-from holdfast.errors import openai_error_body, openai_type_of
+from holdfast.errors import RETRY_AFTER_SECONDS, openai_error_body, openai_type_of
+from holdfast.records import RefusalReason
+from holdfast.request_context import RequestContext
 
 STATE_HEADER = "x-holdfast-state"
 SHOULD_RETRY_HEADER = "x-should-retry"
-
 CACHED_BODIES = 64
 """The number of cached bodies: under load, many requests are refused with the same words."""
+UNSUPPORTED_MEDIA_TYPE = "Unsupported Media Type"
+"""vLLM's message begins with this, at status 400, if a body is not JSON."""
+SHAPED_BYTES = 64 * 1024
+"""An error with a larger body is passed on unchanged."""
+
+_DONE = b"data: [DONE]\n\n"
+_REWRITTEN = frozenset({b"content-length", b"content-type"})
 _cached_body = lru_cache(CACHED_BODIES)(openai_error_body)
 
 
@@ -37,10 +45,6 @@ async def close_websocket(receive: Receive, send: Send, *, code: int, reason: st
 
 async def send_nothing() -> None:
     """Send nothing, in place of a message that is dropped or held back."""
-
-
-UNSUPPORTED_MEDIA_TYPE = "Unsupported Media Type"
-"""vLLM's message begins with this, at status 400, if a body is not JSON."""
 
 
 def in_openai_form(status: int, body: bytes) -> tuple[int, bytes]:
@@ -81,3 +85,70 @@ def _phrase(status: int) -> str:
 
 def _encoded(status: int, message: str) -> bytes:
     return openai_error_body(message, kind=openai_type_of(status), status=status)
+
+
+class EngineAnswer:
+    """One response: gives errors OpenAI's form, and tells the client what became of the request.
+
+    It says whether the request may be retried, and does not end a broken stream as a complete one.
+    """
+
+    __slots__ = ("_context", "_count_refusal", "_held", "_held_body", "_send")
+
+    def __init__(
+        self, send: Send, context: RequestContext, count_refusal: Callable[[RefusalReason], None]
+    ) -> None:
+        self._send = send
+        self._context = context
+        self._count_refusal = count_refusal
+        self._held: Message | None = None
+        self._held_body = b""
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass a message on; an error waits until its body is complete."""
+        if self._held is not None:
+            return self._hold(self._held, message)
+        if message["type"] == "http.response.start":
+            if message["status"] >= 400:
+                self._held = message
+                return send_nothing()
+            message = _with_advice(message, self._context)
+        elif self._context.is_broken and message.get("body") == _DONE:
+            # vLLM ends a stream like this even after an error: clients would take it for complete.
+            message = {**message, "body": b""}
+        return self._send(message)
+
+    async def _hold(self, start: Message, message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await self._send(message)
+            return
+        self._held_body += message.get("body", b"")
+        has_more = message.get("more_body", False)
+        if has_more and len(self._held_body) <= SHAPED_BYTES:
+            return
+        body = self._held_body
+        self._held, self._held_body = None, b""
+        if not has_more and len(body) <= SHAPED_BYTES:
+            start, body = self._shape(start, body)
+        await self._send(_with_advice(start, self._context))
+        await self._send({"type": "http.response.body", "body": body, "more_body": has_more})
+
+    def _shape(self, start: Message, body: bytes) -> tuple[Message, bytes]:
+        status, content = in_openai_form(start["status"], body)
+        if content is body:
+            return start, body
+        if status == 415:
+            self._count_refusal("unsupported_media_type")
+        headers = [pair for pair in start.get("headers", ()) if pair[0].lower() not in _REWRITTEN]
+        headers.append((b"content-type", b"application/json"))
+        headers.append((b"content-length", b"%d" % len(content)))
+        return {**start, "status": status, "headers": headers}, content
+
+
+def _with_advice(message: Message, context: RequestContext) -> Message:
+    if context.may_be_retried is None:
+        return message
+    advice = [(SHOULD_RETRY_HEADER.encode(), b"true" if context.may_be_retried else b"false")]
+    if context.may_be_retried:
+        advice.append((b"retry-after", str(RETRY_AFTER_SECONDS).encode()))
+    return {**message, "headers": [*message.get("headers", ()), *advice]}

@@ -21,8 +21,13 @@ from holdfast.api.admission import (
     Admission,
     retry_after_seconds,
 )
-from holdfast.api.engine_answer import EngineAnswer
-from holdfast.api.errors import SHOULD_RETRY_HEADER, STATE_HEADER, close_websocket, openai_error
+from holdfast.api.errors import (
+    SHOULD_RETRY_HEADER,
+    STATE_HEADER,
+    EngineAnswer,
+    close_websocket,
+    openai_error,
+)
 from holdfast.api.queue import Ticket
 from holdfast.api.router import work_of
 from holdfast.errors import KeySuspendedError, NotReadyError, OverloadedError
@@ -30,7 +35,15 @@ from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import RefusalReason
 from holdfast.request_context import RequestContext, current_request
 
+WEBSOCKET_TRY_AGAIN_LATER = 1013
+
 _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
+_OVERLOADS = MappingProxyType[RefusalReason, str](
+    {
+        "overloaded": "The server is at capacity. Try again later.",
+        "key_concurrency": "This API key has reached its limit of concurrent requests.",
+    }
+)
 
 
 class DisconnectWatcher:
@@ -78,16 +91,6 @@ class DisconnectWatcher:
         while message["type"] not in _DISCONNECTS:
             message = await self._receive()
             self._read.append(message)
-
-
-WEBSOCKET_TRY_AGAIN_LATER = 1013
-
-_OVERLOADS = MappingProxyType[RefusalReason, str](
-    {
-        "overloaded": "The server is at capacity. Try again later.",
-        "key_concurrency": "This API key has reached its limit of concurrent requests.",
-    }
-)
 
 
 class Gate:
@@ -211,7 +214,7 @@ class _HeldCapacity:
 
 
 class _Session:
-    """The `Session` of a WebSocket, whose calls are queued one by one."""
+    """The `Session` of a WebSocket: its calls are queued one by one."""
 
     def __init__(self, admission: Admission, context: RequestContext) -> None:
         self._admission = admission
@@ -248,7 +251,7 @@ def _refused(admission: Admission, ticket: Ticket) -> NotReadyError | Overloaded
 
 def _suspended(seconds: float) -> KeySuspendedError:
     return KeySuspendedError(
-        "This API key is suspended, as its requests have ended the engine several times.",
+        "This API key is suspended, because its requests have ended the engine several times.",
         retry_after_seconds=math.ceil(seconds),
     )
 

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from holdfast.errors import UsageError
-from holdfast.settings import values
+from holdfast.settings import flag
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """The minimum time between two checks whether the file has changed."""
-FEWEST_CHARACTERS = 16
+MIN_KEY_CHARACTERS = 16
 """The minimum length of a key that cannot be guessed."""
-MOST_FILE_BYTES = 1024 * 1024
+MAX_FILE_BYTES = 1024 * 1024
 
 Version = tuple[int, int, int]
 """What changes with the content of a file: its modification time in ns, size, and inode."""
@@ -158,7 +158,7 @@ def _version(path: Path) -> Version:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is not a regular file")
-    if found.st_size > MOST_FILE_BYTES:
+    if found.st_size > MAX_FILE_BYTES:
         raise ValueError("it is too large for a key file")
     return found.st_mtime_ns, found.st_size, found.st_ino
 
@@ -171,7 +171,7 @@ def _keys(path: Path) -> list[str]:
         if not text or text.startswith("#"):
             continue
         try:
-            keys.append(values.key(text))
+            keys.append(flag.key(text))
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
     if not keys:
@@ -185,7 +185,7 @@ def _named(keys: Iterable[str]) -> dict[bytes, str]:
 
 
 def _short(keys: Iterable[str]) -> tuple[str, ...]:
-    return tuple(_named(key for key in keys if len(key) < FEWEST_CHARACTERS).values())
+    return tuple(_named(key for key in keys if len(key) < MIN_KEY_CHARACTERS).values())
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -12,9 +12,8 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.body_memory import FREE_BYTES, Buffer, Buffers
+from holdfast.api.body_cost import FREE_BYTES, Buffer, Buffers, JsonShape
 from holdfast.api.errors import SHOULD_RETRY_HEADER, openai_error, send_nothing
-from holdfast.api.json_shape import JsonShape
 from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError, openai_error_body
 from holdfast.request_context import REQUEST, current_request
 from holdfast.settings import LimitSettings
@@ -26,9 +25,9 @@ LOOK_BYTES = 32 * 1024
 """The bytes of a body that are inspected in one turn: some milliseconds at worst."""
 PACE_SECONDS = 0.001
 """The pause between two such reads; a body from a network arrives more slowly anyway."""
-MOST_JSON_VALUES = 4 << 20
+MAX_JSON_VALUES = 4 << 20
 """The limit per body, parsed in half a second: more than 2,048 inputs of 2,000 token ids each."""
-BYTES_A_JSON_VALUE = 8
+BYTES_PER_JSON_VALUE = 8
 """A token id with its comma and a space; raises the limit where larger bodies are allowed."""
 
 _NETWORK_BYTES = 8
@@ -49,7 +48,7 @@ class Limits:
     ) -> None:
         self._app = app
         self._max_json_depth = settings.max_json_depth
-        self._most_values = max(MOST_JSON_VALUES, settings.max_body_bytes // BYTES_A_JSON_VALUE)
+        self._max_values = max(MAX_JSON_VALUES, settings.max_body_bytes // BYTES_PER_JSON_VALUE)
         self._timeout_seconds = settings.request_timeout_seconds
         self.buffers = Buffers(settings.max_buffered_bytes)
         """The memory of all request bodies."""
@@ -60,7 +59,7 @@ class Limits:
         """Pass the request on to `app`, or refuse it."""
         if scope["type"] != "http":
             return self._app(scope, receive, send)
-        shape = JsonShape(self._max_json_depth, self._most_values) if _may_be_json(scope) else None
+        shape = JsonShape(self._max_json_depth, self._max_values) if _may_be_json(scope) else None
         exchange = _LimitedExchange(scope, receive, send, shape, self._refusals)
         is_large = _may_be_large(scope)
         # The probe has one deadline for everything, and no client waits for it.

@@ -1,27 +1,56 @@
-"""`/metrics`, which is answered from the first second and through every death of the engine."""
+"""What do scrapes read? `/metrics`, and the counts of HTTP requests by route, method and status.
+
+`/metrics` is answered from the first second and through every death of the engine.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from urllib.parse import unquote
 
 import anyio
 from anyio import to_thread
+from prometheus_client import Counter, Histogram, Metric, Summary
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
 
 from holdfast.api.admission import Admission
-from holdfast.engine.replay import Calls
+from holdfast.api.router import route_path
+from holdfast.engine.replay import ReplayManager
+from holdfast.request_context import FREQUENT_PATHS
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.exposition import PageFormat, Registries, format_for, render
 
-REST_FACTOR = 4
+PAUSE_FACTOR = 4
 """After a page, rendering pauses for this many times the processor time that the page took."""
-BETWEEN_SECONDS = 0.002
+RESPONSE_INTERVAL_SECONDS = 0.002
 """The pause between the responses that share a page. Sending all at once, and receiving the next
 requests at once, would delay the event loop."""
+
+FINE_BOUNDS_SECONDS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5),
+    *(5.0, 7.5, 10.0, 30.0, 60.0),
+)
+COARSE_BOUNDS_SECONDS = (0.1, 0.5, 1.0)
+
+UNKNOWN_HANDLER = "none"
+"""vLLM's label for a path without a route."""
+OTHER_METHOD = "other"
+UNCOUNTED_PATHS = frozenset(
+    {"/metrics", "/health", "/load", "/ping", "/version", "/server_info"}
+    | {"/livez", "/readyz", "/startupz", "/statusz"}
+)
+"""The paths of monitoring: vLLM leaves out the first six, and ours serve the same purpose."""
+
+_METHODS = frozenset(
+    {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
+)
 
 
 def metrics_route(registries: Callable[[], Registries]) -> Route:
@@ -49,39 +78,137 @@ class _PageRenderer:
         # With its own limiter, scrapes work even when all shared threads are busy.
         self._limiter = anyio.CapacityLimiter(1)
         self._next: dict[str, asyncio.Task[bytes]] = {}
-        self._rests_until_seconds = 0.0
-        self._answer = asyncio.Lock()
+        self._paused_until_seconds = 0.0
+        self._response_lock = asyncio.Lock()
 
     async def page(self, page_format: PageFormat) -> bytes:
         """Return a page that was begun after this call."""
         task = self._next.get(page_format.content_type)
         if task is None or task.done():  # done: it failed before it began
-            rendering = to_thread.run_sync(self._rendered, page_format, limiter=self._limiter)
+            rendering = to_thread.run_sync(self._render, page_format, limiter=self._limiter)
             task = asyncio.create_task(rendering, name="page of metrics")
             self._next[page_format.content_type] = task
         page = await asyncio.shield(task)
-        await self._answer.acquire()
-        asyncio.get_running_loop().call_later(BETWEEN_SECONDS, self._answer.release)
+        await self._response_lock.acquire()
+        asyncio.get_running_loop().call_later(
+            RESPONSE_INTERVAL_SECONDS, self._response_lock.release
+        )
         return page
 
-    def _rendered(self, page_format: PageFormat) -> bytes:
-        time.sleep(max(0.0, self._rests_until_seconds - time.monotonic()))
+    def _render(self, page_format: PageFormat) -> bytes:
+        time.sleep(max(0.0, self._paused_until_seconds - time.monotonic()))
         del self._next[page_format.content_type]
         began_seconds = time.thread_time()
         try:
             return render(self._registries(), page_format)
         finally:
             taken_seconds = time.thread_time() - began_seconds
-            self._rests_until_seconds = time.monotonic() + REST_FACTOR * taken_seconds
+            self._paused_until_seconds = time.monotonic() + PAUSE_FACTOR * taken_seconds
 
 
-def request_counts(admission: Admission, calls: Calls | None) -> RequestCounts:
+def request_counts(admission: Admission, requests: ReplayManager | None) -> RequestCounts:
     """Return the counts of the gate and, once vLLM is loaded, of the engine behind it."""
-    if calls is None:
+    if requests is None:
         return RequestCounts(admission.in_flight, admission.held)
     return RequestCounts(
         in_flight=admission.in_flight,
-        held=admission.held + calls.held,
-        replayed=calls.replayed,
-        lost=calls.lost,
+        held=admission.held + requests.held,
+        replayed=requests.replayed,
+        lost=requests.lost,
     )
+
+
+class HttpCounts(Collector):
+    """Counts each request under the template of its route, whichever layer answers it.
+
+    vLLM counts in its own application, and so misses what a layer of the front end answers.
+    Therefore the front end counts, with the names, labels and buckets of
+    `prometheus-fastapi-instrumentator` 8.1, which vLLM 0.32 uses unchanged. Each label has few
+    values, whatever clients request. Sizes are those of the transferred bytes, where the
+    instrumentator trusts the header of a request. Any thread may read.
+    """
+
+    def __init__(self, *, root_path: str = "") -> None:
+        self._root_path = root_path
+        # vLLM's routes are known once it is loaded; these are requested, and refused, before that.
+        self._plain = set(FREQUENT_PATHS)
+        self._open: list[tuple[re.Pattern[str], str]] = []
+        self._total = Counter(
+            "http_requests_total",
+            "HTTP requests by method, status class and route.",
+            ("method", "status", "handler"),
+            registry=None,
+        )
+        self._received = Summary(
+            "http_request_size_bytes",
+            "Bytes of request bodies by route.",
+            ("handler",),
+            registry=None,
+        )
+        self._sent = Summary(
+            "http_response_size_bytes",
+            "Bytes of response bodies by route.",
+            ("handler",),
+            registry=None,
+        )
+        self._fine = Histogram(
+            "http_request_duration_highr_seconds",
+            "Time from a request to the end of its response, in fine buckets.",
+            buckets=FINE_BOUNDS_SECONDS,
+            registry=None,
+        )
+        self._coarse = Histogram(
+            "http_request_duration_seconds",
+            "Time from a request to the end of its response by method and route, in coarse "
+            "buckets.",
+            ("method", "handler"),
+            buckets=COARSE_BOUNDS_SECONDS,
+            registry=None,
+        )
+
+    def add_routes(self, routes: Iterable[BaseRoute]) -> None:
+        """Add the routes of an application; routes added earlier have priority."""
+        for route in routes:
+            template: str = getattr(route, "path", "")
+            pattern = getattr(route, "path_regex", None)
+            if template and pattern is not None and pattern.groups:
+                self._open.append((pattern, template))
+            elif template:
+                self._plain.add(template.rstrip("/") or "/")
+
+    def count(
+        self,
+        scope: Scope,
+        status: int,
+        *,
+        duration_seconds: float = 0.0,
+        received_bytes: int = 0,
+        sent_bytes: int = 0,
+    ) -> None:
+        """Count one finished request."""
+        handler = self._handler(route_path(scope["path"], self._root_path))
+        if handler not in UNCOUNTED_PATHS:
+            method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
+            self._total.labels(method, f"{status // 100}xx", handler).inc()
+            self._received.labels(handler).observe(received_bytes)
+            self._sent.labels(handler).observe(sent_bytes)
+            self._fine.observe(duration_seconds)
+            self._coarse.labels(method, handler).observe(duration_seconds)
+
+    def count_refused(self, method: str, url: bytes, status: int) -> None:
+        """Count a request that its connection refused after its headers were complete."""
+        path = unquote(url.partition(b"?")[0].decode("ascii", "replace"))
+        self.count({"method": method, "path": path}, status)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the five families; only one has a series before the first request."""
+        for metric in (self._total, self._received, self._sent, self._fine, self._coarse):
+            yield from metric.collect()
+
+    def _handler(self, path: str) -> str:
+        if path in self._plain or path in UNCOUNTED_PATHS:
+            return path
+        for pattern, template in self._open:
+            if pattern.match(path):
+                return template
+        return UNKNOWN_HANDLER

@@ -8,21 +8,25 @@ the order. These are plain data structures for one event loop: nothing here wait
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
-from holdfast.api.rates import ServiceRate
 from holdfast.api.router import Work
-from holdfast.engine.turns import Capacity
+from holdfast.engine.sequence_queue import Capacity
 from holdfast.records import RefusalReason
 
 TicketStatus = Literal["waiting", "admitted", "refused", "gone"]
 Queue = OrderedDict["Ticket", None]
 Queues = OrderedDict[str, Queue]
 """By key; no queue in it is empty."""
+
+RATE_MEMORY_SECONDS = 30.0
+"""Requests older than this count for little."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +54,46 @@ class Ticket:
         self._notified.set()
 
 
+class ServiceRate:
+    """Requests done per second while the engine was at capacity.
+
+    Only that time shows what the engine can do: below capacity the rate is that of the clients.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._is_saturated = False
+        self._last = clock()
+        self._seconds = 0.0
+        self._done = 0.0
+
+    @property
+    def per_second(self) -> float | None:
+        """Requests done per second; None until one was done at capacity."""
+        self._pass_time()
+        return self._done / self._seconds if self._done and self._seconds else None
+
+    def done(self) -> None:
+        """Count a request that is done."""
+        self._pass_time()
+        if self._is_saturated:
+            self._done += 1.0
+
+    def saturated(self, is_saturated: bool) -> None:
+        """Set whether the engine is at capacity from now on."""
+        if is_saturated is not self._is_saturated:
+            self._pass_time()
+            self._is_saturated = is_saturated
+
+    def _pass_time(self) -> None:
+        now = self._clock()
+        passed, self._last = now - self._last, now
+        if self._is_saturated:
+            kept = math.exp(-passed / RATE_MEMORY_SECONDS)
+            self._done *= kept
+            self._seconds = self._seconds * kept + RATE_MEMORY_SECONDS * (1.0 - kept)
+
+
 class FairQueue:
     """A bounded queue that admits round robin by key, and in order within a key.
 
@@ -62,13 +106,13 @@ class FairQueue:
         self,
         capacity: Callable[[], Capacity],
         *,
-        most_waiting: int,
+        max_waiting: int,
         count_keys: Callable[[], int] = lambda: 0,
         rate: ServiceRate | None = None,
     ) -> None:
         self._capacity = capacity
         self._count_keys = count_keys
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
         self._queues: Queues = OrderedDict()
         """The keys are in the order of their turns."""
         self._unqueued: Queues = OrderedDict()
@@ -95,7 +139,7 @@ class FairQueue:
         if self._is_next(ticket):
             self._count[key] += 1
             self._admit(ticket)
-        elif self.waiting < self._most_waiting or self._make_room_for(key):
+        elif self.waiting < self._max_waiting or self._make_room_for(key):
             self._count[key] += 1
             self._append(ticket)
         else:
@@ -123,7 +167,7 @@ class FairQueue:
         self.advance()
 
     def release(self, ticket: Ticket) -> None:
-        """Give the capacity of a ticket whose work is done to the next, before it leaves."""
+        """Give the capacity of a ticket to the next when its work is done, before it leaves."""
         if ticket.has_capacity:
             self._take_back(ticket)
             self.rate.done()
@@ -234,10 +278,10 @@ class FairQueue:
     def _make_room_for(self, key: str) -> bool:
         """Refuse the newest ticket of the key with the most, if that leaves it as many as `key`."""
         keys = (*self._queues, *self._unqueued)
-        most = max(keys, key=self._waiting_of, default=key)
-        if self._waiting_of(most) <= self._waiting_of(key) + 1:
+        busiest = max(keys, key=self._waiting_of, default=key)
+        if self._waiting_of(busiest) <= self._waiting_of(key) + 1:
             return False
-        queue = self._unqueued.get(most) or self._queues[most]
+        queue = self._unqueued.get(busiest) or self._queues[busiest]
         self.refuse(next(reversed(queue)), "overloaded")
         return True
 

@@ -26,7 +26,7 @@ logger = logging.getLogger("holdfast.requests")
 
 REQUEST_ID_HEADER = "x-request-id"
 CLIENT_LEFT = 499
-"""The logged status of a request whose client left before the response began, as in nginx."""
+"""The logged status if the client left before the response began, as in nginx."""
 
 _HEADER = REQUEST_ID_HEADER.encode()
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")

@@ -1,4 +1,4 @@
-"""What does the demo model need? An example of a reserver, and the demo's own."""
+"""The reserver of the demo model, which is also the example of a reserver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.workspace.reservers import ReserverContext
 
 
 def declare(context: ReserverContext) -> Iterable[Term]:
-    """One term for the scratch of the largest prefill; nothing for other models."""
+    """Declare the scratch memory of the largest prefill; nothing for other models."""
     if ARCHITECTURE not in (getattr(context.hf_config, "architectures", None) or ()):
         return ()
     switches = DemoSwitches.from_record(getattr(context.hf_config, CONFIG_KEY, {}))

@@ -10,12 +10,39 @@ BOS_ID, EOS_ID, IM_START_ID, IM_END_ID, PAD_ID = range(256, 256 + len(SPECIAL_TO
 VOCABULARY_SIZE = 256 + len(SPECIAL_TOKENS)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
+_TOOLS_TURN = (
+    "{{ '<|im_start|>system\\n<tools>\\n' }}"
+    "{% for tool in tools %}"
+    "{{ tool.function.name }}("
+    "{% set schema = tool.function.parameters or {} %}"
+    "{% if schema.properties is mapping %}"
+    "{% for name, kind in schema.properties.items() %}"
+    "{{ name }}{{ '' if name in (schema.required or []) else '?' }}: "
+    "{{ kind.type if kind is mapping and kind.type is string else 'any' }}"
+    "{{ '' if loop.last else ', ' }}"
+    "{% endfor %}"
+    "{% endif %}"
+    "{{ ')\\n' }}"
+    "{% endfor %}"
+    "{{ '</tools><|im_end|>\\n' }}"
+)
+_CALLS = (
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '\\n' if message['content'] or not loop.first else '' }}"
+    "{{ '<tool_call>\\n{\"name\": ' + call.function.name | tojson }}"
+    "{{ ', \"arguments\": ' + call.function.arguments | tojson + '}\\n</tool_call>' }}"
+    "{% endfor %}"
+)
 CHAT_TEMPLATE = (
+    "{% if tools %}" + _TOOLS_TURN + "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') + '<|im_end|>\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}"
+    + _CALLS
+    + "{{ '<|im_end|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+"""ChatML, with a line for each function, and calls of functions as Hermes models write them."""
 
 
 def write_tokenizer(directory: Path, max_model_tokens: int) -> None:
@@ -48,7 +75,7 @@ def write_tokenizer(directory: Path, max_model_tokens: int) -> None:
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in byte-level BPE: itself where it can be seen."""
+    """Return byte-level BPE's character for each byte: the byte's own if it is printable."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = (byte for byte in range(256) if byte not in visible)
     stand_ins = {byte: chr(256 + index) for index, byte in enumerate(hidden)}

@@ -1,16 +1,15 @@
-"""What would go wrong here, before anything is started: `holdfast doctor`.
+"""`holdfast doctor`: what would go wrong here, before anything is started.
 
-machine.py      reads this machine once, into a frozen record
-host_memory.py  the part of it that vLLM's build for CPUs looks at
-layout.py       reads from the flags what a check needs of vLLM's
-deployments.py  the record of a container that a manifest asks for
-manifests.py    reads files into such records: compose.py those of Compose, pods.py Kubernetes'
-words.py        which program a container runs, and with which arguments
-checks.py       pure: record of the machine -> findings
-gpu_checks.py   those about GPUs
-shared_memory.py  that about /dev/shm, of a machine or a container
-front_checks.py  tries keys, certificate and address as a start does
-manifest_checks.py  pure: record of a deployment -> findings
-probe_checks.py  those about probes
-command.py      the flags, the order, the exit code
+Runs in a process of its own. `command` has the flags, the order of the checks and the exit code.
+Every check makes `findings`:
+
+    checks           this machine, its environment, its flags and /dev/shm
+    gpu_checks       its GPUs
+    front_checks     keys, certificate and address, and what clients may have fetched
+    manifest_checks  a container as a manifest describes it
+    probe_checks     the probes of such a container
+
+Checks are functions of records: `machine` and `gpus` describe this machine, `parallelism` the flags
+of vLLM that a hazard depends on, and `deployments` one container. `compose` and `pods` read
+containers from manifests; `command_line` finds the program that a container runs.
 """

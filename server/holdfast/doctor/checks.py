@@ -1,6 +1,6 @@
 """What is wrong with this machine, its environment or the flags? Pure functions of records.
 
-Where a check cannot be sure, it warns: a failure means that `holdfast serve` as asked cannot work.
+A failure means that `holdfast serve` cannot work with these flags; a check that is not sure warns.
 """
 
 from __future__ import annotations
@@ -8,17 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
 
-from holdfast.doctor.findings import Finding, HazardName, failure, gib, ok, warning
+from holdfast.doctor.findings import GIB, Finding, HazardName, failure, gib, ok, warning
 from holdfast.doctor.gpu_checks import check_gpus
 from holdfast.doctor.machine import Machine
 from holdfast.doctor.parallelism import Layout
-from holdfast.doctor.shared_memory import shared_memory
 from holdfast.engine.unsupported import REFUSED_VARIABLES, is_on, refuse_environment
 from holdfast.errors import HoldfastError
 from holdfast.versions import is_supported_vllm
+from holdfast.workspace.plan import MIB
 
+AMPLE_SHARED_BYTES = GIB
+"""NCCL needs more on top, depending on how the GPUs are connected: one segment of 9.2 MiB for each
+rank and more in https://github.com/NVIDIA/nccl/issues/1518, none if GPUs reach each other
+directly."""
+QUEUE_CHUNKS = 10
+ANSWER_CHUNK_BYTES = 24 * MIB
+DEFAULT_CALL_CHUNK_MIB = 16
 _REFUSALS: tuple[HazardName, ...] = ("plugins", "startup-plan")
-"""In the order of the refused variables."""
+"""In the order of `REFUSED_VARIABLES`."""
 _MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
 _WHOLE_NUMBERS = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_MQ_MAX_CHUNK_BYTES_MB")
 _WORKER_METHODS = ("fork", "spawn")
@@ -27,20 +34,20 @@ Check = Callable[[Machine, Layout], Iterator[Finding]]
 
 
 def check_machine(machine: Machine, layout: Layout) -> Iterator[Finding]:
-    """Every finding about this machine, in the order in which a start would meet them."""
+    """Yield every finding about this machine, in the order in which a start would meet them."""
     for check in CHECKS:
         yield from check(machine, layout)
 
 
 def check_environment(
-    environment: Mapping[str, str], *, is_demo: bool, unseen: Container[str] = ()
+    environment: Mapping[str, str], *, is_demo: bool, unknown: Container[str] = ()
 ) -> Iterator[Finding]:
-    """What is wrong with the variables, of this machine or of a manifest.
+    """Yield what is wrong with the variables of this machine or of a manifest.
 
-    Those that are `unseen` may be set all the same.
+    The `unknown` variables may be set, but their values cannot be seen.
     """
     for variable, name in zip(REFUSED_VARIABLES, _REFUSALS, strict=True):
-        absent = "cannot be checked from here" if variable in unseen else "is not set"
+        absent = "cannot be checked from here" if variable in unknown else "is not set"
         yield _refusal(environment, variable, name, is_demo=is_demo, absent=absent)
     yield from _check_variables(environment)
     if is_on("VLLM_SERVER_DEV_MODE", environment):
@@ -50,6 +57,45 @@ def check_environment(
             "to every client.",
             "unset it.",
         )
+
+
+def shared_memory(
+    free_bytes: int,
+    layout: Layout,
+    environment: Mapping[str, str],
+    *,
+    is_cpu_build: bool,
+    remedy: str,
+) -> Finding:
+    """Return whether vLLM's queues and what ranks exchange through NCCL fit into /dev/shm."""
+    name: HazardName = "shared-memory"
+    seen = f"{free_bytes / MIB:.0f} MiB in /dev/shm"
+    needed_bytes = least_shared_bytes(environment)
+    if layout.has_worker_processes(is_cpu_build=is_cpu_build) and free_bytes < needed_bytes:
+        return failure(
+            name,
+            f"{seen}, but vLLM needs {needed_bytes / MIB:.0f} MiB there for a queue.",
+            remedy,
+        )
+    if layout.ranks <= 1 or free_bytes >= AMPLE_SHARED_BYTES:
+        return ok(name, seen)
+    return warning(
+        name,
+        f"{seen} for {layout.ranks} ranks: what they exchange in addition to vLLM's queues "
+        "(NCCL's segments) may not fit, which ends a rank with a bus error.",
+        remedy,
+    )
+
+
+def least_shared_bytes(environment: Mapping[str, str]) -> int:
+    """Return the size of the larger of a worker's two queues; each has to fit when vLLM makes it.
+
+    Each has ten chunks, with a byte for the writer and one for each reader. See `ShmRingBuffer` in
+    https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/distributed/device_communicators/shm_broadcast.py.
+    """
+    given = environment.get("VLLM_MQ_MAX_CHUNK_BYTES_MB", "")
+    call_mib = int(given) if given.isdigit() else DEFAULT_CALL_CHUNK_MIB
+    return QUEUE_CHUNKS * (max(ANSWER_CHUNK_BYTES, call_mib * MIB) + 2)
 
 
 def _refusal(
@@ -132,7 +178,7 @@ def _check_host_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
     memory = machine.memory
     wanted_bytes = math.ceil(memory.total_bytes * layout.gpu_memory_utilization)
     seen = f"{gib(memory.available_bytes)} of {gib(memory.total_bytes)} available"
-    # The CPUs that are named for a rank may be on another node than the one that was read.
+    # The CPUs that the variable names may be on another node than the one that was read.
     is_bound = machine.environment.get("VLLM_CPU_OMP_THREADS_BIND", "auto") != "auto"
     if memory.available_bytes < wanted_bytes:
         yield failure(
@@ -212,4 +258,4 @@ CHECKS: tuple[Check, ...] = (
     _check_cpu_binding,
     _check_state_directory,
 )
-"""Those that need a machine; `check_environment` has the others."""
+"""The checks that need a machine; `check_environment` has the others."""

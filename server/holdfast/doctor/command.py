@@ -1,4 +1,4 @@
-"""The flags of `holdfast doctor`, what it looks at in which order, and its exit code."""
+"""The flags of `holdfast doctor`, the order of its checks, and its exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.doctor import checks, manifest_checks
-from holdfast.doctor.command_line import seen_arguments
+from holdfast.doctor.command_line import known_arguments
+from holdfast.doctor.compose import compose_deployments
 from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import (
     Finding,
@@ -20,20 +21,20 @@ from holdfast.doctor.findings import (
     has_failed,
     warning,
 )
-from holdfast.doctor.front_checks import check_front, key_files, refused_keys
+from holdfast.doctor.front_checks import check_front, check_media, key_files, refused_keys
 from holdfast.doctor.machine import read_machine
-from holdfast.doctor.manifests import read_deployments
-from holdfast.doctor.media import check_media
 from holdfast.doctor.parallelism import Layout, read_layout
+from holdfast.doctor.pods import pod_deployments
 from holdfast.engine.unsupported import REFUSED_VARIABLES, refuse_model
-from holdfast.errors import ExitCode, HoldfastError
+from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.settings import Settings
 from holdfast.settings.flag import Parser, command_parser
+from holdfast.settings.yaml_files import read_yaml
 from holdfast.workspace.learned_store import default_directory
 
 Read = TypeVar("Read")
 ReadSettings = Callable[[Sequence[str], Mapping[str, str]], Settings]
-"""Reads a command line of `serve`, which may name no model here."""
+"""Reads a command line of `serve`; the model may be missing."""
 _EPILOG = """\
 All flags of `holdfast serve` work too, and MODEL may be left out. No engine is started. The exit
 code is 2 if the start would fail for certain, otherwise 0. With --manifest alone, this machine is
@@ -48,7 +49,7 @@ def print_findings(
     expand: Callable[[Sequence[str]], list[str]],
     read_settings: ReadSettings,
 ) -> ExitCode:
-    """Print every finding; the exit code says whether one is a failure.
+    """Print every finding, and return the exit code: 2 if one is a failure, otherwise 0.
 
     `expand` puts the flags of a `--config` file before those of the command line.
 
@@ -62,7 +63,7 @@ def print_findings(
         findings += _own_findings(others, environment, expand, read_settings)
     for deployment in deployments:
         findings += _deployment_findings(deployment, expand, read_settings)
-    findings = list(dict.fromkeys(findings))  # two parsers may refuse the same
+    findings = list(dict.fromkeys(findings))  # two parsers may refuse the same flag
     print(as_json(findings) if flags.json else "\n".join(as_lines(findings)))  # noqa: T201 - what was asked for
     return ExitCode.USAGE if has_failed(findings) else ExitCode.STOPPED
 
@@ -86,6 +87,34 @@ def _parser() -> Parser:
     return parser
 
 
+def read_deployments(paths: Sequence[Path]) -> list[Deployment]:
+    """Return every container in the files that runs vLLM or Holdfast, except init containers.
+
+    If something about a container cannot be read, its `problem` says so.
+
+    Raises:
+        UsageError: a file cannot be read, Compose has not resolved it, or none holds such a
+            container.
+    """
+    found = (deployment for path in paths for deployment in _read_manifest(path))
+    served = [deployment for deployment in found if deployment.is_ours or deployment.is_stock]
+    if not served:
+        raise UsageError(
+            f"--manifest: {', '.join(map(str, paths))}: no container in it runs Holdfast or vLLM.",
+            remedy="name what `docker compose config` or `helm template` prints.",
+        )
+    return served
+
+
+def _read_manifest(path: Path) -> Iterator[Deployment]:
+    for document in read_yaml("--manifest", path):
+        match document:
+            case {"services": dict()} | {"include": _}:
+                yield from compose_deployments(path, document)
+            case dict():
+                yield from pod_deployments(path.name, document)
+
+
 def _own_findings(
     arguments: Sequence[str],
     environment: Mapping[str, str],
@@ -96,13 +125,15 @@ def _own_findings(
     yield from refusals
     if arguments and not arguments[0].startswith("-"):
         is_demo = settings.is_demo
-        yield from _tried(lambda: refuse_model(arguments[0], is_demo=is_demo), None, "model")[1]
+        yield from _read_or_default(
+            lambda: refuse_model(arguments[0], is_demo=is_demo), None, "model"
+        )[1]
     if not refusals:
         yield from check_front(settings, datetime.now(UTC))
-    # Reading the settings has met what stands in the way of this, too.
-    expanded, _ = _tried(lambda: expand(arguments), arguments)
+    # What cannot be expanded is already among the refusals.
+    expanded, _ = _read_or_default(lambda: expand(arguments), arguments)
     yield from check_media(expanded, environment)
-    layout, refusals = _tried(lambda: read_layout(expanded), Layout())
+    layout, refusals = _read_or_default(lambda: read_layout(expanded), Layout())
     yield from refusals
     given = settings.workspace.learned_directory
     machine = read_machine(environment, default_directory() if given == "default" else given)
@@ -113,15 +144,15 @@ def _own_findings(
 def _settings(
     arguments: Sequence[str], environment: Mapping[str, str], read_settings: ReadSettings
 ) -> tuple[Settings, list[Finding]]:
-    # Those that are refused have findings of their own.
+    # The refused variables have findings of their own.
     others = {name: environment[name] for name in environment if name not in REFUSED_VARIABLES}
-    return _tried(lambda: read_settings(arguments, others), Settings())
+    return _read_or_default(lambda: read_settings(arguments, others), Settings())
 
 
-def _tried(
+def _read_or_default(
     read: Callable[[], Read], default: Read, name: HazardName = "command-line"
 ) -> tuple[Read, list[Finding]]:
-    """What is read, or the default and why it is refused."""
+    """Return what `read` returns, or the default with a finding that says why it was refused."""
     try:
         return read(), []
     except HoldfastError as error:
@@ -133,12 +164,12 @@ def _deployment_findings(
     expand: Callable[[Sequence[str]], list[str]],
     read_settings: ReadSettings,
 ) -> Iterator[Finding]:
-    # That file is in the container, and not here.
+    # The file is in the container, not on this machine.
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?")
-    arguments = expand(parser.parse_known_args(seen_arguments(deployment.arguments))[1])
+    arguments = expand(parser.parse_known_args(known_arguments(deployment.arguments))[1])
     settings, refusals = _settings(arguments, deployment.settings_environment, read_settings)
-    layout, other_refusals = _tried(lambda: read_layout(arguments), Layout())
+    layout, other_refusals = _read_or_default(lambda: read_layout(arguments), Layout())
     if deployment.is_ours and not deployment.problem:
         refusals += [*other_refusals, *_key_findings(deployment, settings)]
         for finding in refusals:
@@ -150,7 +181,7 @@ def _deployment_findings(
 
 
 def _key_findings(deployment: Deployment, settings: Settings) -> Iterator[Finding]:
-    """What is wrong with keys that are all written in the manifest."""
-    is_written = deployment.is_settled and not deployment.may_have("VLLM_API_KEY")
+    """Yield what is wrong with the keys, if the manifest contains all of them."""
+    is_written = deployment.is_fully_known and not deployment.may_have("VLLM_API_KEY")
     if is_written and not key_files(settings) and (refusal := refused_keys(settings)):
         yield refusal

@@ -1,7 +1,7 @@
-"""Which program does a container run, and with which arguments? Read from its words.
+"""Which program does a container run, and with which arguments?
 
-A shell's script is taken apart by `shlex`; what the shell would make of `$` and the like is not
-known here.
+`shlex` splits the script of a shell; what the shell would substitute for `$` and backquotes is
+unknown.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePath
 
-UNSEEN = "\N{REPLACEMENT CHARACTER}"
-"""Stands where a value comes from elsewhere: another machine, a secret, a shell."""
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+"""Stands for a value that comes from elsewhere: another machine, a secret, a shell."""
 _SHELLS = {"sh", "bash", "dash", "ash"}
 _MODULES = {"holdfast": "holdfast", "vllm.entrypoints.openai.api_server": "vllm"}
 _PROGRAMS = {"holdfast", "vllm"}
@@ -25,41 +25,41 @@ _SEPARATOR = re.compile(r"[();<>|&]+")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A server that is started."""
+    """The server that a container runs."""
 
     name: str
-    """`holdfast` or `vllm`; empty if the words name neither."""
+    """`holdfast` or `vllm`; empty for any other program."""
     arguments: tuple[str, ...]
-    """What comes after `serve`, or all words if no program is named."""
+    """The words after `serve`, or all words if no program is named."""
     shell: str = ""
-    """The shell that stays between it and SIGTERM; empty if none does."""
+    """The shell that runs the server and keeps SIGTERM from it; empty if there is none."""
 
 
 def read_program(words: Sequence[str]) -> Program:
-    """The server that the words start."""
+    """Find the server that the words of a command start."""
     script_at = _script_position(words)
     if script_at is None:
-        return _of_command(words) or Program("", tuple(words))
+        return _find_program(words) or Program("", tuple(words))
     for command in _commands(words[script_at]):
-        if found := _of_command(command):
+        if found := _find_program(command):
             shell = "" if command[0] == "exec" else words[0]
             return Program(found.name, found.arguments, shell)
-    # `sh -c 'exec "$@"' -- holdfast serve` has it behind the script.
-    return _of_command(words[script_at + 1 :]) or Program("", ())
+    # In `sh -c 'exec "$@"' -- holdfast serve`, the command comes after the script.
+    return _find_program(words[script_at + 1 :]) or Program("", ())
 
 
-def seen_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments without flags whose value is not known."""
+def known_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments without the flags that have an unknown value."""
     seen: list[str] = []
     for argument in arguments:
-        if UNSEEN not in argument:
+        if UNKNOWN not in argument:
             seen.append(argument)
         elif not argument.startswith("-") and seen and re.fullmatch("-[^=]+", seen[-1]):
             seen.pop()
     return seen
 
 
-def _of_command(words: Sequence[str]) -> Program | None:
+def _find_program(words: Sequence[str]) -> Program | None:
     for index, word in enumerate(words):
         following = list(words[index + 1 :])
         if PurePath(word).name in _PROGRAMS and following[:1] == ["serve"]:
@@ -70,7 +70,7 @@ def _of_command(words: Sequence[str]) -> Program | None:
 
 
 def _script_position(words: Sequence[str]) -> int | None:
-    """Where the script of a shell is, if the words start one; `-lc` names it too."""
+    """Return the index of a shell's script, after `-c` or `-lc`; None if no shell is started."""
     if not words or PurePath(words[0]).name not in _SHELLS:
         return None
     options = (
@@ -83,13 +83,13 @@ def _script_position(words: Sequence[str]) -> int | None:
 
 
 def _commands(script: str) -> Iterator[list[str]]:
-    """The words between the separators and redirections of a script, line by line."""
+    """Yield the commands of a script as lists of words, split at separators and redirections."""
     for line in script.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
-        with suppress(ValueError):  # a quote that is not closed in its line
+        with suppress(ValueError):  # a quote that its line does not close
             for is_separator, words in groupby(
                 lexer, lambda word: bool(_SEPARATOR.fullmatch(word))
             ):
                 if not is_separator:
-                    yield [_REPLACED_BY_SHELL.sub(UNSEEN, word) for word in words]
+                    yield [_REPLACED_BY_SHELL.sub(UNKNOWN, word) for word in words]

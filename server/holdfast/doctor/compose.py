@@ -1,4 +1,4 @@
-"""Services of Compose, as `docker compose config` prints them: merged, filled in, in long form."""
+"""Reads Compose services as `docker compose config` prints them: merged and in long form."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from holdfast.doctor.command_line import UNSEEN
+from holdfast.doctor.command_line import UNKNOWN
 from holdfast.doctor.deployments import (
     DEFAULT_SHARED_BYTES,
     SHARED_MEMORY,
     Deployment,
+    known_and_unknown,
     probe_of_command,
-    read_served,
-    seen_and_unseen,
+    read_if_served,
 )
 from holdfast.errors import UsageError
-from holdfast.settings.yaml_file import nodes
+from holdfast.settings.yaml_files import nodes
 
 COMPOSE_STOP_SECONDS = 10.0
 _PRINTED: Mapping[str, type] = {
@@ -32,17 +32,17 @@ _PRINTED: Mapping[str, type] = {
     "extends": NoneType,
     "env_file": NoneType,
 }
-"""What `docker compose config` makes of a key of a service, where there are other ways to write."""
+"""The type that `docker compose config` prints for keys that can be written in several ways."""
 _RESTARTS = {"none": "no", "any": "always", "on-failure": "on-failure"}
-"""Words of `deploy.restart_policy`, as `restart` has them."""
+"""The conditions of `deploy.restart_policy`, in the words of `restart`."""
 _SECONDS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def compose_deployments(path: Path, document: Mapping[str, Any]) -> Iterator[Deployment]:
-    """Every service of the document.
+    """Yield every service of the document.
 
     Raises:
-        UsageError: `docker compose config` would print something else.
+        UsageError: this is not what `docker compose config` prints.
     """
     services = document.get("services", {})
     if unresolved := "`include`" if "include" in document else next(_unresolved(services), ""):
@@ -52,7 +52,7 @@ def compose_deployments(path: Path, document: Mapping[str, Any]) -> Iterator[Dep
             "--env-file of `docker compose up`.",
         )
     for name, service in services.items():
-        yield _of_service(f"{path.name}: {name}", service)
+        yield _deployment(f"{path.name}: {name}", service)
 
 
 def _unresolved(services: Mapping[str, Any]) -> Iterator[str]:
@@ -69,27 +69,27 @@ def _unresolved(services: Mapping[str, Any]) -> Iterator[str]:
                 yield f"a variable in `{key}` of `{name}`"
 
 
-def _of_service(source: str, service: dict[str, Any]) -> Deployment:
+def _deployment(source: str, service: dict[str, Any]) -> Deployment:
     words = [*(service.get("entrypoint") or []), *(service.get("command") or [])]
     image = str(service.get("image", ""))
     named = Deployment(source, is_pod=False, image=image, command=tuple(map(_text, words)))
-    return read_served(named, lambda: _read(named, service))
+    return read_if_served(named, lambda: _read(named, service))
 
 
 def _read(named: Deployment, service: dict[str, Any]) -> Deployment:
     health_check: Mapping[str, Any] = service.get("healthcheck") or {}
     probe = probe_of_command(_text(health_check.get("test")))
-    seen, unseen = seen_and_unseen(
+    known, unknown = known_and_unknown(
         {
-            # Without a value it is that of whoever starts the container.
-            name: UNSEEN if value is None else _text(value)
+            # Without a value, Compose passes on the variable of its own environment.
+            name: UNKNOWN if value is None else _text(value)
             for name, value in (service.get("environment") or {}).items()
         }
     )
     return replace(
         named,
-        environment=seen,
-        unseen_variables=unseen,
+        environment=known,
+        unknown_variables=unknown,
         restart=_restart(service),
         stop_seconds=_seconds(service.get("stop_grace_period")),
         shared_bytes=_shared_bytes(service),
@@ -116,7 +116,7 @@ def _restart(service: Mapping[str, Any]) -> str:
 
 
 def _seconds(given: str | None) -> float:
-    """How long Compose waits before it kills; ValueError for what it would not print."""
+    """Return how long Compose waits before it kills; ValueError if this is not a duration."""
     if given is None:
         return COMPOSE_STOP_SECONDS
     parts = re.findall(r"(\d+(?:\.\d+)?)(ns|µs|ms|s|m|h)", given)
@@ -137,7 +137,7 @@ def _shared_bytes(service: Mapping[str, Any]) -> int | None:
 
 def _mounts(service: Mapping[str, Any]) -> dict[str, bool]:
     mounts = {
-        # One without a source is made anew with the container.
+        # A volume without a source does not outlive the container.
         volume["target"]: volume["type"] != "tmpfs"
         and "source" in volume
         and not volume.get("read_only")

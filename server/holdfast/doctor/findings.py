@@ -1,4 +1,4 @@
-"""One answer of the doctor, and how all of them are shown."""
+"""A finding of the doctor, and the reports that list findings as text and as JSON."""
 
 from __future__ import annotations
 
@@ -46,60 +46,60 @@ HazardName = Literal[
     "entry-point",
 ]
 HAZARDS: tuple[HazardName, ...] = get_args(HazardName)
-"""In the order of the documentation; the last eight are found in manifests only."""
+"""In the order of the documentation; the last eight occur only in manifests."""
 
 
 class Severity(StrEnum):
     """How bad a finding is."""
 
     OK = "ok"
-    """Looked at, and nothing is wrong."""
+    """Checked, and nothing is wrong."""
     WARNING = "warning"
-    """It may go wrong, or go worse than it needs to."""
+    """It may fail, or work worse than it could."""
     FAILURE = "failure"
-    """It will go wrong: the exit code is 2."""
+    """It will fail, so the exit code is 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check saw."""
+    """The result of one check."""
 
     name: HazardName
     severity: Severity
     seen: str
     remedy: str = ""
-    """What to change; empty if nothing has to be."""
+    """What to change; empty if nothing has to change."""
     source: str = "this machine"
-    """Where it was seen: this machine, or a part of a manifest."""
+    """What was checked: this machine, or a container of a manifest."""
 
 
 def ok(name: HazardName, seen: str) -> Finding:
-    """Nothing to change."""
+    """Return a finding that nothing is wrong."""
     return Finding(name, Severity.OK, seen)
 
 
 def warning(name: HazardName, seen: str, remedy: str) -> Finding:
-    """It may go wrong."""
+    """Return a warning."""
     return Finding(name, Severity.WARNING, seen, remedy)
 
 
 def failure(name: HazardName, seen: str, remedy: str, *, is_sure: bool = True) -> Finding:
-    """It will go wrong; a warning where that is not sure."""
+    """Return a failure, or a warning unless `is_sure`."""
     return Finding(name, Severity.FAILURE if is_sure else Severity.WARNING, seen, remedy)
 
 
 def gib(size_bytes: int) -> str:
-    """The size in GiB, with one decimal."""
+    """Format a size in GiB, with one decimal."""
     return f"{size_bytes / GIB:.1f} GiB"
 
 
 def has_failed(findings: Sequence[Finding]) -> bool:
-    """Whether something would fail for sure."""
+    """Return whether a finding is a failure."""
     return any(finding.severity is Severity.FAILURE for finding in findings)
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """All of them, as one JSON object."""
+    """Return the findings and their counts as one JSON object."""
     counts = _counts(findings)
     return json.dumps(
         {
@@ -112,7 +112,7 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 
 def as_lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """All of them, for people: by source, each with its remedy below it."""
+    """Yield the lines of the report: by source, with each remedy below its finding."""
     name_width = max((len(finding.name) for finding in findings), default=0)
     source = ""
     for finding in findings:

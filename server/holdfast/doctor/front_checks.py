@@ -1,25 +1,33 @@
-"""Would the front end listen? Tried with the functions of a start, and let go at once."""
+"""What is wrong with keys, certificate and address, and with the URLs that clients may name?
+
+Keys, certificate and address are tried with the functions that a start uses, then released.
+"""
 
 from __future__ import annotations
 
+import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from holdfast import hide_keys
 from holdfast.api.auth import Keys
-from holdfast.doctor.findings import Finding, failure, ok, warning
+from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
+from holdfast.engine.unsupported import is_on
 from holdfast.errors import AddressInUseError, UsageError
-from holdfast.listener.server import address, bound, check_tls
+from holdfast.listener.server import address, bound_socket, check_tls
 from holdfast.listener.tls import end_of_certificate
 from holdfast.settings import ListenSettings, Settings
 
 RENEWED_BEFORE_END = timedelta(days=30)
+LARGEST_CONFIG_BYTES = 4 * 1024 * 1024
+_DOMAINS = "--allowed-media-domains"
+_OWN_CONNECTOR = "http"
 
 
 def check_front(settings: Settings, now: datetime) -> Iterator[Finding]:
-    """Every finding about keys, certificate and address."""
+    """Yield every finding about keys, certificate and address."""
     yield from _check_keys(settings)
     if settings.listen.is_tls:
         yield from _check_tls(settings.listen, now)
@@ -40,7 +48,7 @@ def _check_keys(settings: Settings) -> Iterator[Finding]:
 
 
 def refused_keys(settings: Settings) -> Finding | None:
-    """Why a start would not take the keys; None if it would."""
+    """Return why a start would refuse the keys; None if it would accept them."""
     try:
         Keys.read(settings.listen.api_keys, settings.keys)
     except UsageError as error:
@@ -49,7 +57,7 @@ def refused_keys(settings: Settings) -> Finding | None:
 
 
 def key_files(settings: Settings) -> list[Path]:
-    """The files of keys that are named."""
+    """Return the key files that the settings name."""
     given = (settings.keys.api_key_file, settings.keys.admin_api_key_file)
     return [path for path in given if path is not None]
 
@@ -76,9 +84,49 @@ def _check_tls(listen: ListenSettings, now: datetime) -> Iterator[Finding]:
 
 def _check_address(listen: ListenSettings) -> Finding:
     try:
-        with bound(listen) as sock:
+        with bound_socket(listen) as sock:
             return ok("address", f"{address(sock, listen)} is free")
-    except AddressInUseError as error:  # perhaps by the server that is asked about
+    except AddressInUseError as error:  # perhaps by the very server that is to be checked
         return warning("address", error.cause, error.remedy)
     except UsageError as error:
         return failure("address", error.cause, error.remedy)
+
+
+def check_media(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield every finding about media that a client names by URL."""
+    name: HazardName = "media-urls"
+    connector = environment.get("VLLM_MEDIA_CONNECTOR", _OWN_CONNECTOR)
+    is_listed = any(one.partition("=")[0] == _DOMAINS for one in arguments)
+    if connector != _OWN_CONNECTOR:
+        yield warning(
+            name,
+            f"VLLM_MEDIA_CONNECTOR={connector} fetches what clients name, and nothing checks the "
+            "addresses.",
+            "unset it, or make sure that it connects only to public addresses.",
+        )
+    if is_on("VLLM_MEDIA_URL_ALLOW_REDIRECTS", environment):
+        yield warning(
+            name,
+            "VLLM_MEDIA_URL_ALLOW_REDIRECTS lets a host redirect the server to another one.",
+            "unset it.",
+        )
+    if arguments and not is_listed and (part := _media_part(Path(arguments[0]))):
+        yield warning(
+            name,
+            f"the model accepts media ({part}), and clients may have the server fetch them from "
+            "any public address.",
+            f"add {_DOMAINS} with the hosts that serve them.",
+        )
+    elif is_listed:
+        yield ok(name, f"{_DOMAINS} is given")
+
+
+def _media_part(model: Path) -> str:
+    """Return the part of the model's configuration that is for media; empty if there is none."""
+    try:
+        with (model / "config.json").open("rb") as file:
+            config = json.loads(file.read(LARGEST_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    parts = ("vision_config", "audio_config", "video_config", "thinker_config")
+    return next((part for part in parts if isinstance(config, dict) and part in config), "")

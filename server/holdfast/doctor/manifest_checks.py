@@ -1,34 +1,33 @@
-"""What is wrong with a deployment as a manifest asks for it? Pure functions of its record."""
+"""What is wrong with a container of a manifest? Pure functions of its record."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from holdfast.doctor.checks import check_environment
+from holdfast.doctor.checks import check_environment, shared_memory
 from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import Finding, HazardName, Severity, failure, ok, warning
 from holdfast.doctor.gpu_checks import expandable_segments
 from holdfast.doctor.parallelism import Layout
 from holdfast.doctor.probe_checks import check_probes
-from holdfast.doctor.shared_memory import shared_memory
 from holdfast.engine.unsupported import REFUSED_VARIABLES, is_on
 from holdfast.settings import Settings
 
 ENGINE_STOP_SECONDS = 30.0
-"""What stopping the engine takes after the drain, at most."""
-_SURE_NAMES: set[HazardName] = {"manifest", "plugins", "startup-plan", "variables"}
-"""A failure of these stays one, whatever the flags are that cannot be seen."""
+"""The longest time that stopping the engine takes after the drain."""
+_CERTAIN_HAZARDS: set[HazardName] = {"manifest", "plugins", "startup-plan", "variables"}
+"""Hazards that fail whatever the unknown flags and variables are."""
 KEEPS_ALIVE = "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"
 
 
 def check_deployment(
     deployment: Deployment, layout: Layout, settings: Settings
 ) -> Iterator[Finding]:
-    """Every finding about one container, with its own flags in `layout` and `settings`."""
+    """Yield every finding about one container; `layout` and `settings` are its own flags."""
     for finding in _findings(deployment, layout, settings):
         severity = finding.severity
-        if not deployment.is_settled and finding.name not in _SURE_NAMES:
+        if not deployment.is_fully_known and finding.name not in _CERTAIN_HAZARDS:
             severity = min(severity, Severity.WARNING, key=[*Severity].index)
         yield replace(finding, severity=severity, source=deployment.source)
 
@@ -53,7 +52,7 @@ def _findings(deployment: Deployment, layout: Layout, settings: Settings) -> Ite
         yield from check_environment(
             deployment.environment,
             is_demo="--demo" in deployment.arguments,
-            unseen=[name for name in REFUSED_VARIABLES if deployment.may_have(name)],
+            unknown=[name for name in REFUSED_VARIABLES if deployment.may_have(name)],
         )
     yield expandable_segments(deployment.environment, layout, is_sure=False)
 
@@ -76,7 +75,7 @@ def _check_restart(deployment: Deployment) -> Iterator[Finding]:
             name,
             f"{restart} with {deployment.image or 'vllm serve'}: vLLM exits with 0 when its engine "
             "dies (https://github.com/vllm-project/vllm/issues/48966), so nothing restarts it.",
-            "run it with Holdfast, whose exit code says what happened.",
+            "run it with Holdfast: its exit code says what happened.",
         )
     elif not deployment.is_pod and restart in {"", "no"}:
         yield warning(name, "no restart policy.", "restart: on-failure:5")
@@ -88,7 +87,7 @@ def _check_restart(deployment: Deployment) -> Iterator[Finding]:
             "restart: on-failure:5",
         )
     else:
-        yield ok(name, restart or "that of the workload")
+        yield ok(name, restart or "the default of the workload")
     if deployment.is_stock and is_on(KEEPS_ALIVE, deployment.environment):
         yield warning(
             name,
@@ -137,7 +136,7 @@ def _check_gpus(deployment: Deployment, layout: Layout) -> Iterator[Finding]:
 
 def _check_shared_memory(deployment: Deployment, layout: Layout) -> Iterator[Finding]:
     if deployment.shared_bytes is None:
-        yield ok("shared-memory", "that of the host, or without its own limit")
+        yield ok("shared-memory", "the host's, or without a limit of its own")
         return
     remedy = (
         "mount an emptyDir with `medium: Memory` at /dev/shm."

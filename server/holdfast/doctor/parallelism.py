@@ -1,4 +1,4 @@
-"""The few flags of vLLM's that a hazard depends on, read without vLLM's parser."""
+"""The flags of vLLM that a hazard depends on, read without vLLM's parser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.engine.unsupported import refuse_nodes
 from holdfast.errors import UsageError
 
 DEFAULT_MEMORY_UTILIZATION = 0.92
-"""vLLM's own, as its CacheConfig has it; a test compares them."""
+"""The default of vLLM's CacheConfig; a test compares them."""
 _WITHOUT_GRAPHS = re.compile(
     r'(-cc|--compilation-config)\.cudagraph_mode[= ]none\b|"cudagraph_mode"\s*:\s*"none"',
     re.IGNORECASE,
@@ -20,14 +20,14 @@ _WITHOUT_GRAPHS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the engine is spread, and what of the GPU it takes."""
+    """How many ranks the engine has, and what it does to the GPU."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     executor: str = ""
-    """As `--distributed-executor-backend` names it; empty if vLLM chooses."""
+    """The value of `--distributed-executor-backend`; empty if vLLM chooses."""
     has_custom_all_reduce: bool = True
     captures_graphs: bool = True
     compiles: bool = True
@@ -35,12 +35,12 @@ class Layout:
     has_cumem_allocator: bool = False
     has_kv_connector: bool = False
     has_kv_cache_size: bool = False
-    """Whether the KV cache is given in bytes and not as a share of the memory."""
+    """Whether the size of the KV cache is given in bytes, not as a share of the memory."""
     gpu_memory_utilization: float = DEFAULT_MEMORY_UTILIZATION
 
     @property
     def ranks(self) -> int:
-        """Ranks, all of which run on one node; where Ray places them, as many of them as may."""
+        """The number of ranks; all of them run on this node, unless Ray places them."""
         return (
             self.tensor_parallel_size
             * self.pipeline_parallel_size
@@ -54,9 +54,9 @@ class Layout:
         return self.executor == "ray"
 
     def has_worker_processes(self, *, is_cpu_build: bool) -> bool:
-        """Whether every rank is a process that answers through /dev/shm.
+        """Return whether every rank is a process that answers through /dev/shm.
 
-        The build for CPUs has one also for a single rank
+        The CPU build starts a process even for a single rank
         (https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/platforms/cpu.py).
         """
         if self.executor in {"", "uni"}:
@@ -65,11 +65,11 @@ class Layout:
 
 
 def read_layout(arguments: Sequence[str]) -> Layout:
-    """The layout that vLLM's flags ask for.
+    """Read the layout from vLLM's flags.
 
     Raises:
-        UsageError: the value of a flag that is read here cannot be read, or it spreads the engine
-            over several nodes.
+        UsageError: the value of one of these flags is invalid, or the engine would need several
+            nodes.
     """
     try:
         given, _ = _parser().parse_known_args(arguments)
@@ -98,7 +98,7 @@ def read_layout(arguments: Sequence[str]) -> Layout:
 
 
 def _has_kv_connector(arguments: Sequence[str]) -> bool:
-    # Its value is JSON, or one part of it: `--kv-transfer-config.kv_connector=NixlConnector`.
+    # The value is JSON, or one part of it: `--kv-transfer-config.kv_connector=NixlConnector`.
     return any(argument.startswith("--kv-transfer-config") for argument in arguments) and any(
         "kv_connector" in argument for argument in arguments
     )

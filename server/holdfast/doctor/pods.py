@@ -1,4 +1,4 @@
-"""Containers of Kubernetes, wherever a manifest has the specification of a pod."""
+"""Reads Kubernetes containers, wherever a manifest contains the specification of a pod."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from holdfast.doctor.command_line import UNSEEN
+from holdfast.doctor.command_line import UNKNOWN
 from holdfast.doctor.deployments import (
     DEFAULT_SHARED_BYTES,
     SHARED_MEMORY,
     Deployment,
     Probe,
     ProbeRole,
+    known_and_unknown,
     probe_of_command,
-    read_served,
-    seen_and_unseen,
+    read_if_served,
 )
 
 POD_STOP_SECONDS = 30.0
 GPU_RESOURCE = "nvidia.com/gpu"
-_LOST_VOLUMES = {
+_EPHEMERAL_VOLUMES = {
     "emptyDir",
     "secret",
     "configMap",
@@ -42,12 +42,12 @@ _REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z][-._A-Za-z0-9]*)\)")
 
 
 def pod_deployments(file_name: str, document: Mapping[str, Any]) -> Iterator[Deployment]:
-    """Every container of the document, whatever kind holds its pod."""
+    """Yield every container of the document, whatever kind of resource contains its pod."""
     for name, pod in _pods(document, str(document.get("kind", ""))):
         for container in pod["containers"]:
             if isinstance(container, dict):
                 source = f"{file_name}: {name}/{container.get('name', 'container')}"
-                yield _of_container(source, pod, container)
+                yield _deployment(source, pod, container)
 
 
 def _pods(node: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -63,16 +63,16 @@ def _pods(node: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from _pods(value, str(own_name or name))
 
 
-def _of_container(source: str, pod: dict[str, Any], container: dict[str, Any]) -> Deployment:
+def _deployment(source: str, pod: dict[str, Any], container: dict[str, Any]) -> Deployment:
     image = str(container.get("image", ""))
     words = (*_words(container.get("command")), *_words(container.get("args")))
     named = Deployment(source, is_pod=True, image=image, command=words)
-    return read_served(named, lambda: _read(named, pod, container))
+    return read_if_served(named, lambda: _read(named, pod, container))
 
 
 def _read(named: Deployment, pod: dict[str, Any], container: dict[str, Any]) -> Deployment:
     environment = _environment(container.get("env") or [])
-    seen, unseen = seen_and_unseen(environment)
+    known, unknown = known_and_unknown(environment)
     volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
     mounts = [
         (_directory(mount["mountPath"]), volumes.get(mount["name"], {}), mount)
@@ -83,9 +83,9 @@ def _read(named: Deployment, pod: dict[str, Any], container: dict[str, Any]) -> 
     return replace(
         named,
         command=tuple(_expanded(word, environment, container) for word in named.command),
-        environment=seen,
-        unseen_variables=unseen,
-        is_environment_whole=not container.get("envFrom"),
+        environment=known,
+        unknown_variables=unknown,
+        is_environment_complete=not container.get("envFrom"),
         restart=str(pod.get("restartPolicy", "")),
         stop_seconds=POD_STOP_SECONDS if grace_seconds is None else float(grace_seconds),
         pre_stop_seconds=_pre_stop_seconds(container),
@@ -97,7 +97,7 @@ def _read(named: Deployment, pod: dict[str, Any], container: dict[str, Any]) -> 
 
 
 def pod_probes(container: Mapping[str, Any]) -> dict[ProbeRole, Probe]:
-    """Those of a container, by what Kubernetes asks them for."""
+    """Return the probes of a container by role."""
     ports = {
         str(port["name"]): str(port["containerPort"])
         for port in container.get("ports") or []
@@ -129,10 +129,10 @@ def _probe(given: Mapping[str, Any], ports: Mapping[str, str]) -> Probe:
 
 
 def _environment(entries: list[dict[str, Any]]) -> dict[str, str]:
-    """Values as they are written, which may refer to those before them."""
+    """Return the variables, with references to earlier ones replaced."""
     known: dict[str, str] = {}
     for entry in entries:
-        value = UNSEEN if "valueFrom" in entry else str(entry.get("value") or "")
+        value = UNKNOWN if "valueFrom" in entry else str(entry.get("value") or "")
         known[str(entry["name"])] = _REFERENCE.sub(
             lambda found: known.get(found[1], found[0]) if found[1] else "$", value
         )
@@ -143,7 +143,7 @@ def _expanded(word: str, environment: Mapping[str, str], container: Mapping[str,
     def value(found: re.Match[str]) -> str:
         if not found[1]:
             return "$"
-        return environment.get(found[1], UNSEEN if container.get("envFrom") else found[0])
+        return environment.get(found[1], UNKNOWN if container.get("envFrom") else found[0])
 
     return _REFERENCE.sub(value, word)
 
@@ -167,7 +167,7 @@ def _shared_bytes(pod: Mapping[str, Any], volumes: Mapping[str, dict[str, Any]])
 def _is_kept(volume: Mapping[str, Any], mount: Mapping[str, Any]) -> bool:
     claim = volume.get("persistentVolumeClaim") or {}
     is_read_only = mount.get("readOnly") or claim.get("readOnly")
-    return not is_read_only and _LOST_VOLUMES.isdisjoint(volume)
+    return not is_read_only and _EPHEMERAL_VOLUMES.isdisjoint(volume)
 
 
 def _directory(path: object) -> str:
@@ -175,7 +175,7 @@ def _directory(path: object) -> str:
 
 
 def quantity(given: object) -> Decimal:
-    """A quantity of Kubernetes, whose `m` is a thousandth; ValueError for anything else.
+    """Parse a Kubernetes quantity, in which `m` is a thousandth; ValueError for anything else.
 
     See https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/.
     """

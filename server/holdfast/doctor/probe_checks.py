@@ -1,4 +1,4 @@
-"""Does each probe of a container ask for what it means to learn? Pure functions of records."""
+"""Does each probe of a container check what it is for? Pure functions of records."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
 from holdfast.settings import Settings
 
 SHORTEST_START_SECONDS = 60.0
-"""No engine with a real model was seen to start faster."""
+"""No engine with a real model has started faster."""
 USUAL_START_SECONDS = 600.0
-"""Large models take longer to load and to prove."""
+"""Large models take longer than this to load and to probe."""
 LEAST_TIMEOUT_SECONDS = 5.0
-"""A busy server answers late, and is well: see https://github.com/ray-project/ray/issues/54070."""
+"""A busy server answers late but is healthy: https://github.com/ray-project/ray/issues/54070."""
 LIVENESS = "/livez"
-OURS_ALONE = frozenset({"/livez", "/readyz", "/startupz", "/statusz"})
+OUR_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/statusz"})
 STARTED_PATHS = frozenset({"/readyz", "/health", "/ping", "/startupz"})
-"""503 until the first READY."""
+"""Paths that answer 503 until the first READY."""
 READY_PATHS = frozenset({"/readyz", "/health", "/ping"})
 _NAMES: dict[ProbeRole, HazardName] = {
     "startup": "startup-probe",
@@ -33,9 +33,9 @@ Judge = Callable[[Deployment, Probe, str], Finding | None]
 
 
 def check_probes(deployment: Deployment, settings: Settings) -> Iterator[Finding]:
-    """The worst of each probe, and whether the image's own health check can succeed."""
+    """Yield the worst finding of each probe, and whether the image's health check can succeed."""
     for role, probe in deployment.probes.items():
-        yield _of_probe(deployment, role, probe, settings)
+        yield _worst_finding(deployment, role, probe, settings)
     is_image_asked = not (deployment.is_pod or deployment.has_own_health_check)
     if deployment.is_ours and is_image_asked and settings.listen.ssl_cert_reqs == CERT_REQUIRED:
         yield warning(
@@ -46,16 +46,18 @@ def check_probes(deployment: Deployment, settings: Settings) -> Iterator[Finding
         )
 
 
-def _of_probe(deployment: Deployment, role: ProbeRole, probe: Probe, settings: Settings) -> Finding:
+def _worst_finding(
+    deployment: Deployment, role: ProbeRole, probe: Probe, settings: Settings
+) -> Finding:
     name = _NAMES[role]
     if not probe.path:
         return ok(name, "no HTTP request")
     path = _route(probe, settings.listen.root_path)
     return (
         _unreachable(deployment, role, probe, settings)
-        or _refused(deployment, role, path, settings)
+        or _refused_path(deployment, role, path, settings)
         or _JUDGES[role](deployment, probe, path)
-        or _too_quick(deployment, name, probe)
+        or _short_timeout(deployment, name, probe)
         or ok(name, path)
     )
 
@@ -73,10 +75,10 @@ def _unreachable(
     served = "https" if listen.is_tls else "http"
     if listen.uds:
         seen = f"it checks a port, but the server listens on {listen.uds}."
-        return _vain(role, seen, "leave out --uds.")
+        return _never_succeeds(role, seen, "leave out --uds.")
     if not probe.port:
         seen = "it checks a named port that the container does not have."
-        return _vain(role, seen, "add the name to `ports`.")
+        return _never_succeeds(role, seen, "add the name to `ports`.")
     if probe.port != str(listen.port):
         return warning(
             name,
@@ -85,31 +87,33 @@ def _unreachable(
         )
     if probe.scheme != served:
         seen = f"it uses {probe.scheme}, but the server uses {served}."
-        return _vain(role, seen, f"scheme: {served.upper()}")
+        return _never_succeeds(role, seen, f"scheme: {served.upper()}")
     return None
 
 
-def _vain(role: ProbeRole, seen: str, remedy: str) -> Finding:
-    """That a probe can never succeed. Nothing ends a container whose health check fails."""
+def _never_succeeds(role: ProbeRole, seen: str, remedy: str) -> Finding:
+    """Return a failure, or a warning for a health check, which never ends a container."""
     return failure(_NAMES[role], seen, remedy, is_sure=role != "health")
 
 
-def _refused(
+def _refused_path(
     deployment: Deployment, role: ProbeRole, path: str, settings: Settings
 ) -> Finding | None:
-    if deployment.is_stock and path in OURS_ALONE:
+    if deployment.is_stock and path in OUR_PATHS:
         seen = f"{path} is not a route of vLLM's own server, which answers 404."
-        return _vain(role, seen, "check /health, or run it with Holdfast.")
+        return _never_succeeds(role, seen, "check /health, or run it with Holdfast.")
     is_open = path in OPEN_PATHS or (path == METRICS_PATH and settings.keys.metrics_auth == "none")
     has_keys = settings.listen.api_keys or settings.keys.api_key_file
     if deployment.is_ours and has_keys and not is_open:
-        return _vain(
-            role, f"{path} needs an API key, so the server answers 401.", f"check {_best(role)}."
+        return _never_succeeds(
+            role,
+            f"{path} needs an API key, so the server answers 401.",
+            f"check {_recommended_path(role)}.",
         )
     return None
 
 
-def _best(role: ProbeRole) -> str:
+def _recommended_path(role: ProbeRole) -> str:
     return {"startup": "/startupz", "liveness": LIVENESS}.get(role, "/readyz")
 
 
@@ -126,7 +130,7 @@ def _judge_liveness(deployment: Deployment, probe: Probe, path: str) -> Finding 
         )
     seen = f"liveness checks {path}, which answers 503 while an engine starts, recovers or drains"
     startup = deployment.probes.get("startup")
-    # One that succeeds at once does not hold the other back.
+    # A startup probe that succeeds at once does not delay the liveness probe.
     is_held_back = startup is not None and _route(startup) != LIVENESS
     if not is_held_back and probe.budget_seconds < SHORTEST_START_SECONDS:
         return failure(
@@ -180,7 +184,7 @@ _JUDGES: dict[ProbeRole, Judge] = {
 }
 
 
-def _too_quick(deployment: Deployment, name: HazardName, probe: Probe) -> Finding | None:
+def _short_timeout(deployment: Deployment, name: HazardName, probe: Probe) -> Finding | None:
     if not deployment.is_pod or probe.timeout_seconds >= LEAST_TIMEOUT_SECONDS:
         return None
     return warning(

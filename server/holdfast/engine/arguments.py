@@ -1,4 +1,4 @@
-"""vLLM's command line: parsed by vLLM's own parser, with what Holdfast cannot do refused."""
+"""Parses the command line with vLLM's own parser, and refuses what Holdfast cannot do."""
 
 from __future__ import annotations
 
@@ -11,45 +11,53 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.serve.utils import api_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from holdfast import settings as ours
 from holdfast.demo.files import demo_directory, ensure_demo_model
-from holdfast.engine import compat, named_files, unsupported
+from holdfast.engine import model_files, unsupported
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import UsageError
 from holdfast.settings import Settings
 
+try:
+    from vllm.entrypoints.launchers import cli_args
+except ImportError:  # moved in 0.33 without a shim (seen in the 0.33.0 wheel)
+    from vllm.entrypoints.common import cli_args
+
 DEMO_NAME = "holdfast-demo"
-"""What clients call the demo model, whose path says nothing."""
+"""What clients call the demo model; its path would say nothing."""
 
 
 _UNKNOWN = "unrecognized arguments: "
 _LIKENESS = 0.75
-"""Of a mistyped flag to the one that may be meant."""
+"""How similar a mistyped flag is to the one that may be meant."""
 DEMO_KV_CACHE_BYTES = 256 * 1024 * 1024
 
 
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is Any to us
-    """Answers bad usage with our error instead of ending the process."""
+    """Raises our error for bad usage instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         known = self._option_string_actions
-        meant = " or ".join(_meant(message, [flag for flag in known if flag.startswith("--")]))
+        meant = " or ".join(
+            _likely_flags(message, [flag for flag in known if flag.startswith("--")])
+        )
         see = "see `holdfast serve --help=all`."
         remedy = f"did you mean {meant}? If not, {see}" if meant else see
         raise UsageError(f"{_without_values(message)}.", remedy=remedy)
 
 
 def parse(settings: Settings) -> argparse.Namespace:
-    """What vLLM makes of the command line, with `model`, `log_level` and the fixed flags set.
+    """Return what vLLM makes of the command line, with `model` and the flags that we fix.
 
-    The parser is flat, because with sub-commands vLLM drops `flag: false` of a `--config` file.
+    The parser has no sub-commands: with them vLLM drops `flag: false` of a `--config` file.
 
     Raises:
         UsageError: a flag is unknown or wrong, or asks for what Holdfast cannot do.
     """
-    compat.cli_env_setup()
+    _choose_start_method()
     with usage_errors():
         namespace: argparse.Namespace = _parser().parse_args(list(settings.vllm_arguments))
     if namespace.root_path:  # vLLM finds no route below one that ends in a slash
@@ -62,17 +70,17 @@ def parse(settings: Settings) -> argparse.Namespace:
         _set_demo_defaults(namespace)
     namespace.api_server_count = None
     namespace.shutdown_timeout = int(settings.supervision.drain_timeout_seconds)
-    named_files.check_template(namespace.chat_template)
+    model_files.check_template(namespace.chat_template)
     with usage_errors():
-        compat.validate(namespace)
+        _validate(namespace)
     return namespace
 
 
 def engine_arguments(namespace: argparse.Namespace) -> AsyncEngineArgs:
-    """The engine's part of the parsed command line."""
+    """Return the engine's part of the parsed command line."""
     with usage_errors():
         arguments = AsyncEngineArgs.from_cli_args(namespace)
-        compat.propagate(namespace, arguments)
+        cli_args.propagate_flash_late_interaction(namespace, arguments)
     return arguments
 
 
@@ -87,11 +95,41 @@ def print_help(arguments: Sequence[str]) -> None:
 def _parser() -> FlexibleArgumentParser:
     parser = _Parser(prog="holdfast serve")
     ours.add_flags(parser)
-    return compat.make_arg_parser(parser)
+    return make_arg_parser(parser)
+
+
+def make_arg_parser(parser: Any) -> Any:
+    """Add vLLM's flags to `parser`; `--log-level` accepts lower case too, as uvicorn's does."""
+    parser = cli_args.make_arg_parser(parser)
+    for action in parser._actions:  # noqa: SLF001 - argparse has no look-up by flag
+        if "--log-level" in action.option_strings:
+            action.type = str.upper
+    return parser
+
+
+def _choose_start_method() -> None:
+    """Let vLLM choose the start method of its processes."""
+    if hasattr(api_utils, "cli_env_setup"):
+        api_utils.cli_env_setup()
+    else:  # moved in 0.33
+        from vllm.entrypoints.common import startup  # noqa: PLC0415
+
+        startup.cli_env_setup()
+
+
+def _validate(namespace: Any) -> None:
+    """Run vLLM's own checks of its parsed flags and of the parsers that they name."""
+    cli_args.validate_parsed_serve_args(namespace)
+    if hasattr(cli_args, "validate_api_server_args"):
+        cli_args.validate_api_server_args(namespace)
+    else:  # moved to cli_args in 0.33
+        from vllm.entrypoints.launchers import launcher  # noqa: PLC0415
+
+        launcher.validate_api_server_args(namespace)
 
 
 def _without_values(message: str) -> str:
-    """What argparse says of flags it does not know, without values: one may be a mistyped key."""
+    """Strip values from what argparse says of unknown flags: one may be a mistyped key."""
     begin, unknown, rest = message.partition(_UNKNOWN)
     if not unknown:
         return re.sub("=.* could match ", " could match ", message, flags=re.DOTALL)
@@ -102,8 +140,8 @@ def _without_values(message: str) -> str:
     return f"{begin}{unknown}{', '.join(shown)}"
 
 
-def _meant(message: str, known: Sequence[str]) -> list[str]:
-    """The flags that are the most like those that argparse does not know."""
+def _likely_flags(message: str, known: Sequence[str]) -> list[str]:
+    """Return the known flags that are most similar to the unknown ones."""
     _, _, rest = message.partition(_UNKNOWN)
     words = [word.partition("=")[0] for word in rest.split() if word.startswith("--")]
     return [flag for word in words for flag in get_close_matches(word, known, 1, _LIKENESS)]
@@ -113,10 +151,10 @@ def _set_demo_defaults(namespace: argparse.Namespace) -> None:
     if namespace.served_model_name is None:
         namespace.served_model_name = [DEMO_NAME]
     if namespace.kv_cache_memory_bytes is None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        # Plenty for it, and the machine that tries it out is not taken whole.
+        # Plenty for the demo, and it leaves the machine its memory.
         namespace.kv_cache_memory_bytes = DEMO_KV_CACHE_BYTES
     if namespace.dtype == "auto":
-        # vLLM's `auto` would narrow it, and its greedy tokens would differ from transformers'.
+        # vLLM's `auto` would narrow it, so that greedy tokens differ from those of transformers.
         namespace.dtype = "float32"
 
 
@@ -127,7 +165,7 @@ def _refuse_abbreviations(namespace: argparse.Namespace, settings: Settings) -> 
 
 
 def _forget_keys(namespace: argparse.Namespace) -> None:
-    """Leave the keys to the front door, so that vLLM neither checks nor prints them."""
+    """Leave the keys to `api.auth`, so that vLLM neither checks nor prints them."""
     namespace.api_key = None
     for flag in ours.flags():
         if flag.is_secret:
@@ -137,9 +175,9 @@ def _forget_keys(namespace: argparse.Namespace) -> None:
 def _read_by_both(
     namespace: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Each flag that our parser reads first, with what vLLM's and ours made of it.
+    """Yield each flag that our parser read first, with what vLLM's and ours made of it.
 
-    vLLM's completes `--work` and `--por`, ours does not: it knows too few flags to be sure.
+    vLLM's completes `--work` and `--por`. Ours does not: it knows too few flags to be sure.
     """
     yield "--demo", namespace.demo, settings.is_demo
     for name, group in ours.read_groups(namespace, os.environ).items():
@@ -147,17 +185,17 @@ def _read_by_both(
             flag: ours.Flag = member.metadata["flag"]
             read = getattr(getattr(settings, name), member.name)
             theirs = getattr(group, member.name)
-            # A key may come from the environment, where nobody finds it any more.
+            # A key may come from the environment, from which it has been removed.
             yield flag.name, read if flag.is_secret and theirs is None else theirs, read
     listen = settings.listen
-    # vLLM leaves the attribute out if the flag is not given; a key may come from the environment.
+    # Without the flag, vLLM leaves out the attribute; a key may come from the environment.
     level: str = getattr(namespace, "log_level", listen.log_level)
     yield "--log-level", level.lower(), listen.log_level
     yield "--api-key", tuple(namespace.api_key or listen.api_keys), listen.api_keys
     for member in fields(listen):
         if hasattr(namespace, member.name) and member.name != "log_level":
             name = "--" + member.name.replace("_", "-")
-            # What is not given is None in vLLM's and empty in ours.
+            # A flag that is not given is None in vLLM's and empty in ours.
             yield name, getattr(namespace, member.name) or "", getattr(listen, member.name) or ""
 
 

@@ -13,13 +13,12 @@ from typing import Any
 import psutil
 from vllm.exceptions import ProfilerAlreadyActiveError
 
-from holdfast.engine import canary, compat
 from holdfast.engine.loras import Loras
-from holdfast.engine.rpc import asked_to, call_workers
+from holdfast.engine.rpc import call_workers, check_canary, rpc_deadline
 from holdfast.errors import ConflictError, EngineRefusedError, EngineSilentError, EngineStartError
 from holdfast.patches.stat_logger import Queues
 from holdfast.processes import tree
-from holdfast.processes.deaths import DeathWatch, must_live
+from holdfast.processes.deaths import DeathWatch, required_processes
 from holdfast.processes.stacks import is_compiling, stacks_of
 from holdfast.records import (
     SLEEP_TAGS,
@@ -36,13 +35,17 @@ from holdfast.worker.step_requests import read_suspects
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.stats import read_all
 
+logger = logging.getLogger("holdfast.engine")
+
+RPC_DEADLINE_SECONDS = 30.0
+SHUTDOWN_DEADLINE_SECONDS = 15.0
 SLEEP_DEADLINE_SECONDS = 300.0
-"""Enough to copy the weights to the host, or to read them from disk again."""
+"""Enough to copy the weights to the host, or to load them from disk again."""
 SAVE_DEADLINE_SECONDS = 1800.0
 
 
-class Upkeep:
-    """What operators may do to one generation; see `interface.Upkeep`."""
+class Maintenance:
+    """Implements `interface.Maintenance` for one generation, and its sleep."""
 
     def __init__(self, llm: Any, facts: EngineFacts) -> None:
         self._llm = llm
@@ -52,23 +55,23 @@ class Upkeep:
         self._saving = 0
 
     @property
-    def is_resting(self) -> bool:
-        """Whether the engine was asked for something that stops its steps."""
+    def stops_steps(self) -> bool:
+        """Whether the engine was asked for something that keeps it from making steps."""
         return bool(self._asleep or self._saving)
 
     async def sleep(self, level: SleepLevel) -> None:
-        # Set before the call: steps stop when the scheduler hears of it, not when the call returns.
+        # Set before the call: steps stop as soon as the scheduler knows, not when the call returns.
         self._asleep, self._level = SLEEP_TAGS, level
-        async with asked_to("fall asleep", SLEEP_DEADLINE_SECONDS):
+        async with rpc_deadline("fall asleep", SLEEP_DEADLINE_SECONDS):
             await self._llm.sleep(level, mode="abort")
 
     async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
-        """See `Engine.wake`. After level 2 the weights are read again, which vLLM leaves to us."""
-        # vLLM wakes nothing if one of the tags is awake already.
+        """See `Engine.wake`. After level 2 it loads the weights again, as vLLM does not."""
+        # vLLM wakes nothing if one of the tags is already awake.
         woken = tags & self._asleep
         if not woken:
             return self._asleep
-        async with asked_to("wake up", SLEEP_DEADLINE_SECONDS):
+        async with rpc_deadline("wake up", SLEEP_DEADLINE_SECONDS):
             await self._llm.wake_up(sorted(woken))
             if self._level == 2 and "weights" in woken:
                 await call_workers(self._llm, "reload_weights")
@@ -76,13 +79,13 @@ class Upkeep:
         return self._asleep
 
     @property
-    def has_forgotten_weights(self) -> bool:
+    def has_discarded_weights(self) -> bool:
         """Whether the last sleep discarded everything on the device."""
         return self._level == 2
 
     async def start_profile(self, prefix: str | None) -> None:
         self._require_profiler()
-        async with asked_to("start the profiler"):
+        async with rpc_deadline("start the profiler"):
             try:
                 await self._llm.start_profile(prefix)
             except ProfilerAlreadyActiveError as error:
@@ -92,8 +95,8 @@ class Upkeep:
 
     async def stop_profile(self) -> None:
         self._require_profiler()
-        async with asked_to("write the profile", SAVE_DEADLINE_SECONDS):
-            with self._resting():
+        async with rpc_deadline("write the profile", SAVE_DEADLINE_SECONDS):
+            with self._steps_stopped():
                 await self._llm.stop_profile()
 
     async def reset_caches(self, kinds: frozenset[CacheKind]) -> None:
@@ -103,7 +106,7 @@ class Upkeep:
             "encoder": self._llm.reset_encoder_cache,
         }
         for kind in sorted(kinds):
-            async with asked_to(f"empty its {kind} cache"):
+            async with rpc_deadline(f"empty its {kind} cache"):
                 if await resets[kind]() is False:
                     raise ConflictError(
                         f"the {kind} cache is in use.",
@@ -113,8 +116,8 @@ class Upkeep:
     async def save_sharded_state(
         self, path: str, *, pattern: str | None, max_size_bytes: int | None
     ) -> None:
-        async with asked_to("save its state", SAVE_DEADLINE_SECONDS):
-            with self._resting():
+        async with rpc_deadline("save its state", SAVE_DEADLINE_SECONDS):
+            with self._steps_stopped():
                 await call_workers(
                     self._llm,
                     "save_sharded_state",
@@ -124,7 +127,7 @@ class Upkeep:
                 )
 
     @contextmanager
-    def _resting(self) -> Iterator[None]:
+    def _steps_stopped(self) -> Iterator[None]:
         """Mark the absence of steps as intended, not as a stall, while entered."""
         self._saving += 1
         try:
@@ -141,21 +144,15 @@ class Upkeep:
             )
 
 
-logger = logging.getLogger("holdfast.engine")
-
-RPC_DEADLINE_SECONDS = 30.0
-SHUTDOWN_DEADLINE_SECONDS = 15.0
-
-
 class AsyncEngine:
-    """One generation of vLLM's engine. Made by `EngineLauncher.running`; see `interface.Engine`."""
+    """One generation of vLLM's engine, made by `EngineLauncher.running`; see `interface.Engine`."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the launcher names what one generation is made of
+    def __init__(  # noqa: PLR0913, PLR0917 - the launcher names each part
         self,
         llm: Any,
         facts: EngineFacts,
         spec: WorkspaceSpec,
-        family: Callable[[], frozenset[psutil.Process]],
+        processes: Callable[[], frozenset[psutil.Process]],
         queues: Queues,
         loras: Loras,
         *,
@@ -163,7 +160,7 @@ class AsyncEngine:
     ) -> None:
         self._limit_context = limit_context
         self._queues = queues
-        self.upkeep = Upkeep(llm, facts)
+        self.maintenance = Maintenance(llm, facts)
         self._loras = loras
         self._is_held = False
         self.is_trying_canary = False
@@ -171,14 +168,14 @@ class AsyncEngine:
         self._llm = llm
         self._facts = facts
         self._spec = spec
-        self._family = family
+        self._processes = processes
         self._watch = DeathWatch(
             Path(spec.stats_directory),
-            must_live(family(), compat.core_processes(llm), self.ranks(with_steps=False)),
-            compat.core_processes(llm),
+            required_processes(processes(), llm.core_processes(), self.ranks(with_steps=False)),
+            llm.core_processes(),
             has_errored=lambda: bool(llm.errored),
         )
-        # Started before the first request: a pidfd is opened while its process is certainly ours.
+        # Started before the first request: a pidfd must be opened while its process is surely ours.
         self._death = asyncio.create_task(self._watch.death(), name=f"death {spec.generation}")
 
     @property
@@ -198,19 +195,19 @@ class AsyncEngine:
         return read_all(Path(self._spec.stats_directory), with_steps=with_steps)
 
     def requests_in_step(self) -> frozenset[str]:
-        """The engine's own names of the requests in the running steps."""
+        """Return vLLM's internal IDs of the requests in the running steps."""
         return frozenset(suspect.request_id for suspect in self.suspects() or ())
 
     @asynccontextmanager
-    async def scheduling_held(self) -> AsyncIterator[None]:
+    async def scheduling_paused(self) -> AsyncIterator[None]:
         self._is_held = True
         try:
-            async with asked_to("stop scheduling", RPC_DEADLINE_SECONDS):
+            async with rpc_deadline("stop scheduling", RPC_DEADLINE_SECONDS):
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
             try:
                 yield
             finally:
-                async with asked_to("schedule again", RPC_DEADLINE_SECONDS):
+                async with rpc_deadline("schedule again", RPC_DEADLINE_SECONDS):
                     await self._llm.resume_generation()
         finally:
             self._is_held = False
@@ -218,8 +215,8 @@ class AsyncEngine:
     async def queued_requests(self) -> int:
         return int(self._llm.get_num_unfinished_requests())
 
-    async def forget_prefixes(self) -> None:
-        async with asked_to("empty its prefix cache", RPC_DEADLINE_SECONDS):
+    async def reset_prefix_cache(self) -> None:
+        async with rpc_deadline("empty its prefix cache", RPC_DEADLINE_SECONDS):
             await self._llm.reset_prefix_cache()
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
@@ -229,7 +226,7 @@ class AsyncEngine:
             EngineStartError: a rank rejected it. EngineLostError: the engine has died.
         """
         try:
-            async with asked_to("change its growth policy", RPC_DEADLINE_SECONDS):
+            async with rpc_deadline("change its growth policy", RPC_DEADLINE_SECONDS):
                 answers = await self._llm.collective_rpc("holdfast_set_growth", args=(policy,))
         except (EngineSilentError, EngineRefusedError) as error:
             raise EngineStartError(error.cause) from error
@@ -240,30 +237,31 @@ class AsyncEngine:
     def limit_context(self, tokens: int | None) -> None:
         self._limit_context(self._facts.max_model_len if tokens is None else tokens)
 
-    def last_words(self) -> str:
+    def process_tracebacks(self) -> str:
         return tracebacks(Path(self._spec.stats_directory))
 
     async def until_dead(self) -> Death:
         return await asyncio.shield(self._death)
 
-    def accuse_termination(self) -> None:
-        self._watch.accuse_termination()
+    def report_unexplained_abort(self) -> None:
+        self._watch.report_unexplained_abort()
 
     @property
     def is_paused(self) -> bool:
-        return self._is_held or self.upkeep.is_resting
+        return self._is_held or self.maintenance.stops_steps
 
     async def sleep(self, level: SleepLevel) -> None:
-        await self.upkeep.sleep(level)
+        await self.maintenance.sleep(level)
 
     async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
-        asleep = await self.upkeep.wake(tags)
-        if not asleep and self.upkeep.has_forgotten_weights:
+        asleep = await self.maintenance.wake(tags)
+        if not asleep and self.maintenance.has_discarded_weights:
             await self._loras.restore(is_stale=True)
         return asleep
 
     def running_requests(self) -> Mapping[int, int]:
-        return compat.requests_by_engine(self._llm)
+        counts: Mapping[int, int] = self._llm.requests_by_engine()
+        return counts
 
     def blocked_since_seconds(self) -> Mapping[int, float]:
         return self._queues.blocked_since_seconds()
@@ -274,28 +272,28 @@ class AsyncEngine:
     async def canary(self) -> None:
         self.is_trying_canary = True
         try:
-            await canary.sing(self._llm, self._facts)
+            await check_canary(self._llm, self._facts)
         finally:
             self.is_trying_canary = False
 
     def is_compiling(self) -> bool:
-        return is_compiling(self._family())
+        return is_compiling(self._processes())
 
     async def dump_stacks(self) -> str:
-        return await stacks_of(self._family(), Path(self._spec.stats_directory))
+        return await stacks_of(self._processes(), Path(self._spec.stats_directory))
 
     def suspects(self) -> tuple[Suspect, ...] | None:
         running = read_suspects(Path(self._spec.stats_directory))
         return tuple(chain.from_iterable(running.values())) or None
 
-    def give_up(self) -> None:
-        compat.declare_dead(self._llm)
+    def declare_dead(self) -> None:
+        self._llm.declare_dead()
 
     async def stop(self) -> None:
         """End the engine and all its processes; return when none is left.
 
-        Nothing runs in it any more, so its processes are not asked for an orderly shutdown: that
-        takes seconds, and clients that wait for the next generation would wait for it too.
+        It runs nothing any more, so its processes get no orderly shutdown: that takes seconds, for
+        which the clients of the next generation would wait too.
         """
         self._death.cancel()
         try:
@@ -303,6 +301,6 @@ class AsyncEngine:
                 await asyncio.to_thread(self._llm.shutdown, timeout=0)
         except TimeoutError:
             logger.warning("vLLM did not stop its engine in time, so its processes are killed")
-        remaining = await asyncio.to_thread(lambda: tree.kill(self._family()))
+        remaining = await asyncio.to_thread(lambda: tree.kill(self._processes()))
         if remaining:
             logger.error("could not kill processes %s of the engine", remaining)

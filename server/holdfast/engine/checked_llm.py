@@ -1,18 +1,25 @@
-"""An AsyncLLM that refuses what cannot be sent to its engine, and sends the rest in turn."""
+"""An AsyncLLM that refuses what cannot be sent to its engine, and queues the rest."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.engine.grammars.compile_limit import CompileLimit, within_limit
-from holdfast.engine.turns import Turns
+from holdfast.engine.sequence_queue import SequenceQueue
+from holdfast.processes.deaths import CoreProcess
 from holdfast.request_context import current_request
 
+POLL_SECONDS = 0.5
+"""How often the time that a grammar takes is checked."""
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -20,21 +27,31 @@ class UnsentError(EngineDeadError):  # type: ignore[misc]  # vLLM is Any to us
     """The engine died before this queued request was sent, so the request did not cause it."""
 
 
-class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
-    """An AsyncLLM whose state survives a number of more than 64 bits.
+@dataclass(frozen=True, slots=True)
+class CompileLimit:
+    """How long the engine may compile one grammar."""
 
-    msgspec cannot write one (OverflowError). By then vLLM has registered the request for ever, and
-    answers with an empty 500 (`AsyncLLM._add_request` and `generate`, 0.32).
+    timeout_seconds: float
+    deferring_seconds: Callable[[], float]
+    """Returns for how long the engine has had only deferred requests."""
+
+
+class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
+    """An AsyncLLM with bounds on what a request may bring.
+
+    It also recovers from numbers of more than 64 bits. msgspec cannot write one (OverflowError),
+    and by then vLLM has registered the request for ever, and answers with an empty 500
+    (`AsyncLLM._add_request` and `generate`, 0.32).
     """
 
-    turns: Turns | None = None
+    sequences: SequenceQueue | None = None
     compile_limit: CompileLimit | None = None
 
-    def leave_grammars_to(self, limit: CompileLimit) -> None:
-        """Accept grammars unchecked from now on: they were checked elsewhere, see `grammars`.
+    def skip_grammar_checks(self, limit: CompileLimit) -> None:
+        """Accept grammars unchecked from now on: workers have checked them, see `grammars`.
 
-        Without a configuration for them vLLM checks none (`SamplingParams.verify`, 0.32), so it
-        compiles none in this process, which compiling may kill.
+        Without a configuration for grammars vLLM checks none (`SamplingParams.verify`, 0.32), so
+        it compiles none in this process, which a compilation can kill.
         """
         self.input_processor.structured_outputs_config = None
         self.compile_limit = limit
@@ -42,26 +59,26 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
-        """Generate as vLLM does, but give up a grammar that the engine compiles for too long."""
+        """Generate as vLLM does, but refuse a grammar that the engine compiles for too long."""
         outputs = super().generate(prompt, sampling_params, request_id, **options)
         limit = self.compile_limit
         if limit is None or sampling_params.structured_outputs is None:
             return outputs  # type: ignore[no-any-return]  # vLLM is Any to us
         return within_limit(outputs, limit)
 
-    def take_turns(self, turns: Turns) -> None:
-        """Make each sequence wait for its turn before it is sent to the engine."""
-        self.turns = turns
-        self.output_processor.request_states = _States(turns)
-        self.engine_core.add_request_async = self._in_turn(self.engine_core.add_request_async)
+    def queue_sequences(self, sequences: SequenceQueue) -> None:
+        """Have each sequence wait in this queue before it is sent to the engine."""
+        self.sequences = sequences
+        self.output_processor.request_states = _RequestStates(sequences)
+        self.engine_core.add_request_async = self._queued(self.engine_core.add_request_async)
         processor = self.output_processor
-        processor.process_outputs = _told(processor.process_outputs, processor, turns)
+        processor.process_outputs = _observed(processor.process_outputs, processor, sequences)
 
-    def leave_turns(self) -> None:
-        """Stop waiting for turns: the engine is gone.
+    def stop_queueing(self) -> None:
+        """Stop queueing: the engine is gone.
 
         Its client is then not part of a reference cycle. vLLM freezes what a start leaves, and the
-        garbage collector frees no frozen cycle, and so would not free this client's sockets.
+        garbage collector frees no frozen cycle, so it would not free this client's sockets.
         """
         del self.engine_core.add_request_async, self.output_processor.process_outputs
 
@@ -75,67 +92,143 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
                 its transfer parameters are not an object; nothing remains of the request.
         """
         _check_transfers(getattr(params, "extra_args", None) or {})
-        if self.turns is not None:
-            _bound(getattr(params, "n", 1), self.turns.most_sequences)
+        if self.sequences is not None:
+            _check_count(getattr(params, "n", 1), self.sequences.max_sequences)
         try:
             return await super().add_request(request_id, prompt, params, *args, **options)
         except OverflowError as error:
             await self.abort(request_id)
             raise VLLMValidationError(f"A number in the request is too large: {error}.") from error
 
-    def _in_turn(self, send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        async def send_in_turn(request: Any) -> None:
+    def requests_by_engine(self) -> dict[int, int]:
+        """Count the requests in each engine of a data-parallel group; empty if there is only one.
+
+        The client that balances between engines keeps the identity of each request's engine: its
+        index as two little-endian bytes (`DPLBAsyncMPClient`, 0.32, 0.33).
+        """
+        by_request = getattr(self.engine_core, "reqs_in_flight", {})
+        return dict(Counter(int.from_bytes(identity, "little") for identity in by_request.values()))
+
+    def declare_dead(self) -> None:
+        """Make every pending and every later call raise EngineDeadError.
+
+        A stopped core reports nothing, and `AsyncLLM.shutdown` cancels the task that would pass a
+        death on: without this, calls wait for ever (0.32, 0.33).
+        """
+        self.engine_core.resources.engine_dead = True
+        self.output_processor.propagate_error(EngineDeadError())
+
+    def core_processes(self) -> dict[int, CoreProcess]:
+        """Return the processes that the front end started for this engine, by pid; none of Ray's.
+
+        Their exit codes are read where vLLM's own monitor leaves them: a second query for the exit
+        code of a fork server's child returns 255 (CPython 3.11, `popen_forkserver.Popen.poll`).
+        """
+        resources = self.engine_core.resources
+        found = list(getattr(resources.engine_manager, "processes", ()))
+        if resources.coordinator is not None:
+            found.append(resources.coordinator.proc)
+        return {p.pid: CoreProcess(p.name, partial(getattr, p._popen, "returncode")) for p in found}  # noqa: SLF001 - see above
+
+    def _queued(self, send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+        async def send_queued(request: Any) -> None:
             try:
-                is_wanted = self.turns is None or await self.turns.enter(request.request_id)
+                is_wanted = self.sequences is None or await self.sequences.enter(request.request_id)
             except BaseException:
-                # vLLM does not clean up here: it expects no wait where it sends a request (0.32).
+                # vLLM does not clean up here: it does not expect to wait when it sends (0.32).
                 self.output_processor.abort_requests([request.request_id], internal=True)
                 raise
             if is_wanted:
                 await send(request)
 
-        return send_in_turn
+        return send_queued
 
 
-class _States(dict[str, Any]):
-    """vLLM's record of its sequences, which has each until the engine is done with it."""
+class _RequestStates(dict[str, Any]):
+    """vLLM's `request_states`, which has each sequence until the engine is done with it."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, sequences: SequenceQueue) -> None:
         super().__init__()
-        self._turns = turns
+        self._sequences = sequences
 
     def __setitem__(self, name: str, state: Any) -> None:
         if name not in self:
-            self._turns.register(name, current_request(), state.prompt_len)
+            self._sequences.register(name, current_request(), state.prompt_len)
         super().__setitem__(name, state)
 
     def pop(self, name: str, *default: Any) -> Any:
-        self._turns.leave(name)
+        self._sequences.leave(name)
         return super().pop(name, *default)
 
 
 def _check_transfers(given: Mapping[str, Any]) -> None:
-    """Refuse what vLLM mistakes for an object: front end and EngineCore fail on it (0.32)."""
+    """Refuse what is not an object: front end and EngineCore fail on it (0.32)."""
     for name in _TRANSFERS:
         if not isinstance(given.get(name), Mapping | None):
             raise VLLMValidationError(f"{name} must be an object.", parameter="vllm_xargs")
 
 
-def _told(process: Callable[..., Any], processor: Any, turns: Turns) -> Callable[..., Any]:
-    """Wrap vLLM's method to tell the turns which prompts the engine has read."""
+def _observed(
+    process: Callable[..., Any], processor: Any, sequences: SequenceQueue
+) -> Callable[..., Any]:
+    """Wrap vLLM's method to tell the queue which prompts the engine has processed."""
     states = processor.request_states
 
     def process_outputs(*args: Any, **options: Any) -> Any:
         processed = process(*args, **options)
-        turns.step_ended(lambda name: not states[name].is_prefilling)
+        sequences.step_ended(lambda name: not states[name].is_prefilling)
         return processed
 
     return process_outputs
 
 
-def _bound(sequences: int, most: float) -> None:
+def _check_count(sequences: int, most: float) -> None:
     context = current_request()
     if not context.is_probe and context.sequences + sequences > most:
         raise VLLMValidationError(
             f"The request asks for more than {most:g} sequences at a time (prompts times n)."
         )
+
+
+async def within_limit(outputs: Any, limit: CompileLimit) -> AsyncIterator[Any]:
+    """Yield the outputs of a request that has a grammar.
+
+    Raises:
+        VLLMValidationError: the engine compiles it for too long, so the request was aborted there.
+    """
+    async with aclosing(outputs):
+        try:
+            async with asyncio.timeout(None) as timer:
+                with _limited(timer, limit):
+                    first = await anext(outputs, None)
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            raise VLLMValidationError(
+                "The grammar of the request is refused: the engine takes longer than "
+                f"{limit.timeout_seconds:g} s to compile it."
+            ) from error
+        if first is not None:
+            yield first
+        async for output in outputs:
+            yield output
+
+
+@contextmanager
+def _limited(timer: asyncio.Timeout, limit: CompileLimit) -> Iterator[None]:
+    """Expire the timer if the engine has had only deferred requests, this one too, for too long."""
+    loop = asyncio.get_running_loop()
+    began_seconds = loop.time()
+
+    async def watch() -> None:
+        waited_seconds = 0.0
+        while waited_seconds <= limit.timeout_seconds:
+            await asyncio.sleep(POLL_SECONDS)
+            waited_seconds = min(limit.deferring_seconds(), loop.time() - began_seconds)
+        timer.reschedule(loop.time())
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()

@@ -1,6 +1,6 @@
-"""Resolves the command line once to an engine's configuration, kept pristine, and a launcher.
+"""Resolves the command line to an engine's configuration and to the launcher that keeps it.
 
-Importing this module imports vLLM and takes seconds: do it in a thread.
+Importing this module imports vLLM, which takes seconds: do it in a thread.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import vllm.logger as vllm_logger
 from starlette.types import ASGIApp
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine import compat, named_files, openai_app, unsupported
+from holdfast.engine import model_files, openai_app, unsupported
 from holdfast.engine.facts import fingerprint
 from holdfast.engine.launcher import EngineLauncher
-from holdfast.engine.turns import running_at_once
+from holdfast.engine.sequence_queue import running_at_once
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.patches import front_end
 from holdfast.processes import tree
-from holdfast.processes.native_env import NativeVariables
+from holdfast.processes.environment import NativeVariables
 from holdfast.settings import Settings
-from holdfast.worker.crash_records import logged_causes, without_tracebacks
+from holdfast.worker.crash_records import last_logged_exception, shorten_tracebacks
 
 MOST_ANSWERS = 128
-"""The most that OpenAI's API takes for `n`. vLLM takes 16,384, each its own sequence."""
+"""The largest `n` that OpenAI's API accepts. vLLM accepts 16,384, each a sequence of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class ConfiguredEngine:
 
     @asynccontextmanager
     async def openai_app(self, server: Any) -> AsyncIterator[ASGIApp]:
-        """Run vLLM's OpenAI layer over whichever engine runs, for the life of `server`."""
+        """Run vLLM's OpenAI layer in front of whichever engine runs, while entered."""
         async with openai_app.openai_app(self.launcher.proxy, self.arguments, server) as app:
             self.launcher.loras.attach(app.state.openai_serving_models)
             yield app
@@ -61,20 +62,21 @@ def configure(
     Raises:
         UsageError: a flag, a file or the model is wrong.
     """
-    unsupported.check(os.environ)
+    unsupported.check_variables(os.environ)
     namespace = vllm_arguments.parse(settings)
-    compat.configure_logging(namespace)
+    if hasattr(vllm_logger, "configure_logging_from_args"):
+        vllm_logger.configure_logging_from_args(namespace)
     if settings.listen.log_level != "debug":
-        without_tracebacks(lambda: state() not in SERVING)
+        shorten_tracebacks(lambda: state() not in SERVING)
     engine_arguments = vllm_arguments.engine_arguments(namespace)
-    with logged_causes() as causes, usage_errors(causes):
+    with last_logged_exception() as causes, usage_errors(causes):
         config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         unsupported.refuse_nodes(
             nodes=config.parallel_config.nnodes,
             replicas=config.parallel_config.data_parallel_size,
             local_replicas=config.parallel_config.data_parallel_size_local,
         )
-        named_files.check(namespace, config.model_config)
+        model_files.check(namespace, config.model_config)
         front_end.spare_front_end(config)
         front_end.kill_trees_by(tree.kill_tree)
         running = running_at_once(config)

@@ -1,8 +1,8 @@
 """Waits for a dead engine's memory: the driver may free it only after the process has ended.
 
-An engine that starts too early measures the old one's share as taken, and sizes its KV cache for
-the rest or fails. NVML answers, and unlike a CUDA context it takes no memory itself. On the
-CPU there is nothing to wait for: the kernel frees a process's memory before it shows its end.
+An engine that starts too early counts the old one's share as taken, and sizes its KV cache for the
+rest or fails. NVML tells how much is taken, and unlike a CUDA context it takes no memory itself. On
+the CPU there is nothing to wait for: the kernel frees a process's memory before it reports its end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vllm.third_party import pynvml
 from holdfast.workspace.plan import MIB
 
 MARGIN_BYTES = 512 * MIB
-"""How much neighbours on the device may take meanwhile."""
+"""How much other processes on the device may take meanwhile."""
 HOST_MARGIN_SHARE = 0.03
 """The share of the host's memory that its other processes may take, if the device uses it."""
 POLL_SECONDS = 0.2
@@ -33,7 +33,7 @@ logger = logging.getLogger("holdfast.engine")
 
 @dataclass(frozen=True, slots=True)
 class TakenMemory:
-    """How much of the devices is taken, and how much more neighbours may take."""
+    """How much of the devices is taken, and how much more other processes may take."""
 
     used_bytes: int
     margin_bytes: int = MARGIN_BYTES
@@ -49,7 +49,7 @@ class DeviceMemory:
     async def until_returned(self, deadline_seconds: float = RETURN_DEADLINE_SECONDS) -> None:
         """Return when no more is taken than at the first call, or with a warning at the deadline.
 
-        A neighbour that took it does not prevent a try: vLLM reports what it lacks.
+        The start goes on even if another process has taken it: vLLM reports what it lacks.
         """
         taken = await asyncio.to_thread(self._read)
         if self._baseline_bytes is None or taken is None:
@@ -81,9 +81,9 @@ def device_memory(parallel_config: Any) -> DeviceMemory:
 def _names(parallel_config: Any) -> tuple[str, ...]:
     """Return the NVML index or the UUID of each device that a rank on this host gets.
 
-    vLLM's workers choose them so: `--device-ids` if given, else what `CUDA_VISIBLE_DEVICES` lists,
-    else all; local rank r of local engine e gets entry e x (ranks of an engine) + r. Where fewer
-    are listed than there are ranks, as under Ray, the others run where nobody here can ask.
+    vLLM's workers choose from `--device-ids` if given, else from `CUDA_VISIBLE_DEVICES`, else from
+    all; local rank r of local engine e gets entry e x (ranks of an engine) + r. If fewer devices
+    are listed than there are ranks, as under Ray, the other ranks run on other hosts.
     """
     engines = max(1, int(parallel_config.data_parallel_size_local))
     count = int(parallel_config.local_world_size) * engines
@@ -97,7 +97,7 @@ def _names(parallel_config: Any) -> tuple[str, ...]:
 
 
 def _taken(names: Iterable[str]) -> TakenMemory | None:
-    """Ask NVML; take the host's if the device has none, as on GB10. None if unknown."""
+    """Ask NVML, or the host if the device uses its memory, as on GB10. None if unknown."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

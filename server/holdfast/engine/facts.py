@@ -1,4 +1,4 @@
-"""Puts the resolved VllmConfig into the frozen record that probe and supervisor read."""
+"""Reads from the resolved VllmConfig the facts that probe and supervisor need."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def engine_facts(
 
 
 def world(config: Any) -> tuple[tuple[int, int], ...]:
-    """List every (engine, rank) whose stats file this host must have."""
+    """List every (engine, rank) that must have a stats file on this host."""
     parallel = config.parallel_config
     return tuple(
         (engine, rank)
@@ -88,10 +88,10 @@ def fingerprint(config: Any) -> str:
     """Return a digest of everything that the need for workspace depends on.
 
     The factors are those of vLLM's `startup_plan.compute_plan_fingerprint` without the rank, since
-    a reservation is the same on all of them, and without the size of the device's memory, on which
-    no workspace depends and which changes while a virtual machine's balloon is inflated. Added are
-    the model's whole configuration, sizes, backends, VLLM_* variables, the installed reservers and
-    our version.
+    all ranks have the same reservation, and without the size of the device's memory, on which no
+    workspace depends and which changes with a virtual machine's memory balloon. Added are the
+    model's whole configuration, sizes, backends, VLLM_* variables, the installed reservers and our
+    version.
     """
     parallel, scheduler = config.parallel_config, config.scheduler_config
     factors = {
@@ -146,7 +146,7 @@ def _kv_capacity_tokens(config: Any) -> int:
 
 
 def _draft_slots(config: Any) -> int:
-    """What the scheduler deducts from its budget per request (`Scheduler.schedule`, 0.32)."""
+    """Return what the scheduler deducts from its budget per request (`Scheduler.schedule`)."""
     speculation = config.speculative_config
     return int(speculation.max_num_new_slots_for_drafting) if speculation is not None else 0
 

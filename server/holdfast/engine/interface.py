@@ -1,4 +1,4 @@
-"""What Holdfast may ask of an engine: `async_llm` answers with vLLM, tests with a fake."""
+"""What Holdfast may ask of an engine. `async_engine` implements it with vLLM, tests with a fake."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.engine.replay import Calls
+from holdfast.engine.replay import ReplayManager
 from holdfast.records import (
     CacheKind,
     Death,
@@ -20,11 +20,11 @@ from holdfast.records import (
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 
 
-class Upkeep(Protocol):
+class Maintenance(Protocol):
     """What an operator may have an engine do while it serves.
 
-    Everything here raises EngineSilentError, EngineRefusedError or EngineLostError as the engine
-    answers.
+    Every method raises EngineSilentError if the engine does not answer in time, EngineRefusedError
+    if it fails, and EngineLostError if it is dead.
     """
 
     async def start_profile(self, prefix: str | None) -> None:
@@ -39,25 +39,25 @@ class Upkeep(Protocol):
     async def save_sharded_state(
         self, path: str, *, pattern: str | None, max_size_bytes: int | None
     ) -> None:
-        """Write the weights of each rank to a directory on its host; no step runs meanwhile."""
+        """Write each rank's weights to a directory on its host; no step runs meanwhile."""
 
 
 class Engine(Protocol):
     """One generation of a running engine."""
 
     @property
-    def upkeep(self) -> Upkeep:
-        """What an operator can ask of the engine."""
+    def maintenance(self) -> Maintenance:
+        """Profiles, caches and saved weights."""
 
     async def sleep(self, level: SleepLevel) -> None:
-        """Abort what runs and free the device's memory; level 2 discards the weights.
+        """Abort all requests and free the device's memory; level 2 discards the weights.
 
         Raises:
-            EngineSilentError, EngineRefusedError, EngineLostError: its state is unknown now.
+            EngineSilentError, EngineRefusedError, EngineLostError: its state is now unknown.
         """
 
     async def wake(self, tags: frozenset[SleepTag]) -> frozenset[SleepTag]:
-        """Take memory back, and return what is still asleep. Raises as `sleep` does."""
+        """Take memory back, and return which tags still sleep. Raises as `sleep` does."""
 
     @property
     def generation(self) -> int:
@@ -68,22 +68,22 @@ class Engine(Protocol):
         """Sizes and capabilities, constant for this generation."""
 
     def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
-        """Return what every rank last wrote. Never waits for the engine; works after its death.
+        """Return what every rank last wrote. Never waits for the engine, and works after its death.
 
-        Without the recent steps, this is cheap enough for every health request.
+        Without the recent steps, this is cheap enough for each health check.
         """
 
-    def scheduling_held(self) -> AbstractAsyncContextManager[None]:
-        """Queue requests unscheduled while entered; leaving schedules them together."""
+    def scheduling_paused(self) -> AbstractAsyncContextManager[None]:
+        """Keep new requests unscheduled while entered, and schedule them together on leaving."""
 
     async def queued_requests(self) -> int:
         """Return how many requests the engine has accepted and not finished."""
 
-    async def forget_prefixes(self) -> None:
+    async def reset_prefix_cache(self) -> None:
         """Empty the prefix cache."""
 
     async def until_dead(self) -> Death:
-        """Return the cause of its death within a second of the death of any of its processes."""
+        """Wait for its death, and return the cause within a second of any process's end."""
 
     @property
     def is_paused(self) -> bool:
@@ -99,10 +99,10 @@ class Engine(Protocol):
         """The engines whose scheduler currently has requests and defers all of them."""
 
     async def canary(self) -> None:
-        """Have an idle engine generate one token; EngineLostError if it cannot."""
+        """Have the engine generate one token; EngineLostError if it cannot."""
 
     def is_compiling(self) -> bool:
-        """Whether one of its processes runs a compiler, which a step may have to wait for."""
+        """Whether one of its processes runs a compiler, for which a step may have to wait."""
 
     async def dump_stacks(self) -> str:
         """Describe for the log, within 10 s, what its processes are doing. Never raises."""
@@ -110,16 +110,16 @@ class Engine(Protocol):
     def suspects(self) -> tuple[Suspect, ...] | None:
         """The requests of the running step; None if no step runs or its requests are unknown."""
 
-    def give_up(self) -> None:
-        """Fail every waiting and every later call as lost: the engine has died."""
+    def declare_dead(self) -> None:
+        """Fail every pending and every later call to it: the engine has died."""
 
-    def last_words(self) -> str:
-        """Return the tracebacks that its processes left, for the log; empty if there are none."""
+    def process_tracebacks(self) -> str:
+        """Return the tracebacks that its processes left, for the log; empty if none did."""
 
     def limit_context(self, tokens: int | None) -> None:
-        """Have vLLM's own validation refuse requests over this limit, prompt and answer together.
+        """Have vLLM's own validation refuse requests over this limit of prompt and answer together.
 
-        None stands for the engine's own limit. The engine itself does not change.
+        None restores the engine's own limit. The engine itself does not change.
         """
 
     async def set_growth(self, policy: GrowthPolicy) -> None:
@@ -137,15 +137,16 @@ class EngineLauncher(Protocol):
         """A digest of everything that a learned reservation depends on."""
 
     @property
-    def calls(self) -> Calls:
-        """What clients ask of the engine, whichever generation answers."""
+    def requests(self) -> ReplayManager:
+        """The clients' requests, whichever generation runs them."""
 
     def directory_of(self, generation: int) -> Path:
-        """The directory that the ranks of a generation write to."""
+        """Return the directory that the ranks of a generation write to."""
 
     def running(self, spec: WorkspaceSpec) -> AbstractAsyncContextManager[Engine]:
-        """Run an engine while entered: all its ranks report, and no process is left behind.
+        """Run an engine while entered. All its ranks have reported; no process is left behind.
 
         Raises:
-            EngineStartError: the engine did not start. PluginMissingError: a rank did not report.
+            EngineStartError: the engine did not start.
+            PluginMissingError: a rank did not report.
         """

@@ -1,8 +1,8 @@
-"""Serves LoRA adapters that outlive the engine: each generation gets them again.
+"""Serves LoRA adapters that outlive the engine: each generation loads them again.
 
-The list belongs to vLLM's serving models, which live as long as the front end: it includes adapters
-named on the command line, found by a resolver, or loaded by vLLM's own runtime route. This module
-remembers only which of them are pinned.
+The list belongs to vLLM's serving models, which live as long as the front end. It includes adapters
+from the command line, from a resolver, and from vLLM's own runtime route. This module remembers
+only which of them are pinned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
 
 from holdfast.engine.proxy import EngineProxy
-from holdfast.engine.rpc import asked_to, call_workers
+from holdfast.engine.rpc import call_workers, rpc_deadline
 from holdfast.errors import (
     ConflictError,
     EngineLostError,
@@ -45,7 +45,7 @@ class Loras:
         self._pinned: set[str] = set()
 
     def attach(self, models: Any) -> None:
-        """Take vLLM's serving models, which hold the list."""
+        """Use vLLM's serving models, which hold the list."""
         self._models = models
 
     def listed(self) -> tuple[Lora, ...]:
@@ -63,9 +63,9 @@ class Loras:
             ConflictError: LoRA is off. UsageError, NotFoundError: the adapter does not exist or
                 is unusable. EngineLostError, EngineSilentError: the engine did not answer.
         """
-        models = self._require()
+        models = self._require_enabled()
         request = LoadLoRAAdapterRequest(lora_name=name, lora_path=path, load_inplace=is_replacing)
-        async with asked_to("load the adapter"):
+        async with rpc_deadline("load the adapter"):
             answer = await models.load_lora_adapter(request)
         if isinstance(answer, ErrorResponse):
             raise _refusal(answer)
@@ -78,29 +78,29 @@ class Loras:
         Raises:
             ConflictError: LoRA is off. NotFoundError: it is not listed.
         """
-        models = self._require()
+        models = self._require_enabled()
         lora_id = self._id_of(name)
         answer = await models.unload_lora_adapter(UnloadLoRAAdapterRequest(lora_name=name))
         if isinstance(answer, ErrorResponse):
             raise _refusal(answer)
         self._pinned.discard(name)
         try:
-            async with asked_to("unload the adapter", UNUSED_DEADLINE_SECONDS):
+            async with rpc_deadline("unload the adapter", UNUSED_DEADLINE_SECONDS):
                 # A step that needs a missing adapter loads it, or ends the engine.
-                while self._proxy.calls.has(lambda arguments: _uses(arguments, lora_id)):  # noqa: ASYNC110 - nothing tells of it
+                while self._proxy.requests.has(lambda arguments: _uses(arguments, lora_id)):  # noqa: ASYNC110 - no event announces it
                     await asyncio.sleep(POLL_SECONDS)
                 await call_workers(self._proxy, "remove_lora", lora_id=lora_id)
         except HoldfastError as error:
             logger.warning("LoRA %s is unlisted, but stays in the engine: %s", name, error)
 
     async def pin(self, name: str) -> Lora:
-        """Keep an adapter on the device whatever others are used, also in later generations.
+        """Keep an adapter on the device whichever others are used, also in later generations.
 
         Raises:
             ConflictError: LoRA is off, or there is not enough room to pin another.
             NotFoundError: it is not listed.
         """
-        self._require()
+        self._require_enabled()
         lora_id = self._id_of(name)
         await self._pin(lora_id)
         self._pinned.add(name)
@@ -114,13 +114,13 @@ class Loras:
         for lora in self.listed():
             request = self._models.lora_requests[lora.name] if self._models else None
             try:
-                async with asked_to(f"load LoRA {lora.name}"):
+                async with rpc_deadline(f"load LoRA {lora.name}"):
                     await self._proxy.add_lora(request, is_stale=is_stale)
             except (EngineLostError, EngineSilentError) as error:
                 logger.warning("LoRA %s could not be loaded again: %s", lora.name, error)
                 return  # the next generation gets them all
             except HoldfastError as error:
-                self._give_up(lora, error)
+                self._stop_serving(lora, error)
                 continue
             if lora.is_pinned:
                 await self._pin_again(lora)
@@ -134,14 +134,14 @@ class Loras:
 
     async def _pin(self, lora_id: int) -> None:
         try:
-            async with asked_to("pin the adapter"):
+            async with rpc_deadline("pin the adapter"):
                 await call_workers(self._proxy, "pin_lora", lora_id=lora_id)
         except HoldfastError as error:
             if error.http_status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
             raise ConflictError(error.cause, remedy="raise --max-loras.") from error
 
-    def _give_up(self, lora: Lora, error: HoldfastError) -> None:
+    def _stop_serving(self, lora: Lora, error: HoldfastError) -> None:
         logger.error("LoRA %s is no longer served: %s", lora.name, error)
         lora_id = self._id_of(lora.name)
         if self._models is not None:
@@ -150,9 +150,9 @@ class Loras:
         # Trying them would end one engine after another: a step that cannot load its adapter
         # raises.
         lost = RequestLostError(f"The LoRA adapter {lora.name} could not be loaded again.")
-        self._proxy.calls.refuse(lambda arguments: _uses(arguments, lora_id), lost)
+        self._proxy.requests.refuse(lambda arguments: _uses(arguments, lora_id), lost)
 
-    def _require(self) -> Any:
+    def _require_enabled(self) -> Any:
         if not self._is_enabled:
             raise ConflictError("LoRA is off.", remedy="start with --enable-lora.")
         return self._models

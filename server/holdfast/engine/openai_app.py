@@ -1,4 +1,4 @@
-"""vLLM's OpenAI layer, built by vLLM, on top of the proxy, with only some failures fixed."""
+"""vLLM's OpenAI layer, built by vLLM on top of the proxy, with our patches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from prometheus_fastapi_instrumentator import Instrumentator
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 
-from holdfast.engine.grammars.requests import keep_native_code_out
+from holdfast.engine.grammars.requests import check_in_workers
 from holdfast.engine.media.limits import guard_media
 from holdfast.engine.media.realtime import bound_realtime_audio
 from holdfast.engine.proxy import EngineProxy
-from holdfast.engine.turns import most_sequences, running_at_once
+from holdfast.engine.sequence_queue import max_sequences, running_at_once
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.patches import fits, front_end
 from holdfast.patches.answer_parsing import bound_answer_parsers
@@ -33,40 +33,40 @@ from holdfast.request_context import FREQUENT_PATHS
 async def openai_app(
     proxy: EngineProxy, arguments: argparse.Namespace, server: Any
 ) -> AsyncIterator[Any]:
-    """vLLM's FastAPI application, with its lifespan entered.
+    """Run vLLM's FastAPI application while entered, and yield it.
 
     `server` is the uvicorn server: vLLM's exception handler looks for it in the application's
-    state (it would end it, if the proxy ever said that the engine errored).
+    state, and would end it if the proxy ever said that the engine errored.
     """
     tasks = await proxy.get_supported_tasks()
     front_end.accept_nulls()
     guard_media(arguments.allowed_media_domains)
     bound_realtime_audio()
     bound_tokenizer(proxy.renderer)
-    bound_prompts(proxy.renderer, most_sequences(running_at_once(proxy.vllm_config)))
+    bound_prompts(proxy.renderer, max_sequences(running_at_once(proxy.vllm_config)))
     bound_tool_calls(proxy.renderer)
     bound_bad_words()
     bound_answer_parsers()
     score_in_a_thread()
     if proxy.grammars is not None:
-        keep_native_code_out(proxy.grammars)
-    _make_faster(proxy.renderer, trusts_templates=arguments.trust_request_chat_template)
-    # What it finds wrong with a flag or an adapter is what it finds before.
+        check_in_workers(proxy.grammars)
+    _install_speedups(proxy.renderer, trusts_templates=arguments.trust_request_chat_template)
+    # What it finds wrong with a flag or an adapter is a usage error, too.
     with usage_errors():
-        with leaving_counts_to_the_front_end():
+        with without_instrumentator():
             app = build_app(arguments, tasks, proxy.model_config)
         refuse_wrong_bodies(app)
         stop_at_first_error(app.routes)
-        if fits("engine.openai_app.with_frequent_first"):
-            with_frequent_first(app.router.routes)
+        if fits("engine.openai_app.put_frequent_first"):
+            put_frequent_first(app.router.routes)
         app.state.server = server
         await init_app_state(proxy, app.state, arguments, tasks)
     async with app.router.lifespan_context(app):
         yield app
 
 
-def _make_faster(renderer: Any, *, trusts_templates: bool) -> None:
-    """Put in place what vLLM also does without; its modules import what they replace."""
+def _install_speedups(renderer: Any, *, trusts_templates: bool) -> None:
+    """Apply the patches that gain speed; their modules import what they replace."""
     if fits("patches.chunks.write_text_directly"):
         from holdfast.patches import chunks  # noqa: PLC0415 - as above
 
@@ -79,29 +79,28 @@ def _make_faster(renderer: Any, *, trusts_templates: bool) -> None:
 
 
 @contextmanager
-def leaving_counts_to_the_front_end() -> Iterator[None]:
-    """Have an application that is built meanwhile not count its HTTP requests.
+def without_instrumentator() -> Iterator[None]:
+    """Keep an application that is built meanwhile from counting its HTTP requests.
 
-    The front end counts what it answers itself too, under the same names. vLLM's would also stay
-    empty: the library's counts are lost where the stack of layers is built twice (its 8.1, and
-    `refuse_wrong_bodies` has it built again).
+    The front end counts them under the same names, with those that it answers itself. vLLM's counts
+    would stay empty: the library (8.1) loses them if the middleware stack is built twice, as
+    `refuse_wrong_bodies` has it built.
     """
     instrument = Instrumentator.instrument
 
     def leave(self: Instrumentator, *_: Any, **_options: Any) -> Instrumentator:
         return self
 
-    Instrumentator.instrument = leave  # type: ignore[method-assign]  # for these lines only
+    Instrumentator.instrument = leave  # type: ignore[method-assign]  # until the application is built
     try:
         yield
     finally:
         Instrumentator.instrument = instrument  # type: ignore[method-assign]  # as above
 
 
-def with_frequent_first(routes: list[Any]) -> None:
-    """Put the routes that are asked for the most before the others.
+def put_frequent_first(routes: list[Any]) -> None:
+    """Sort the routes that get most requests to the front.
 
-    A request is compared with one route after the other. Each of these has a path that no other
-    route takes.
+    A request is compared with one route after another. No other route matches the paths of these.
     """
     routes.sort(key=lambda route: getattr(route, "path", "") not in FREQUENT_PATHS)

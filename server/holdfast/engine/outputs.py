@@ -1,11 +1,14 @@
-"""Recognises how vLLM reports an engine's death, and tells its routes what to answer.
+"""Reads vLLM's outputs and errors for `replay`, and puts our errors in the form its routes expect.
 
 Seen in vLLM 0.32 and, by its source, in 0.33.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+import hashlib
+from array import array
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +17,6 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from holdfast.engine.checked_llm import UnsentError
-from holdfast.engine.digests import digest_of, size_bytes_of
 from holdfast.engine.request import Method
 from holdfast.errors import HoldfastError
 
@@ -23,12 +25,13 @@ _INCIDENTAL = frozenset({"arrival_time", "cache_salt"})
 _INCIDENTAL_PARAMETERS = frozenset(
     {"seed", "max_tokens", "output_kind", "skip_clone", "stream_interval"}
 )
+_POINTER_BYTES = 8
 _CHILD_SEPARATOR = "_"
 _RANDOM_SEPARATOR = "-"
 
 
-class VllmDialect:
-    """Implements `request.Dialect` for an AsyncLLM."""
+class VllmOutputs:
+    """Implements `request.EngineOutputs` for an AsyncLLM."""
 
     def __init__(self, transfers_kv: Callable[[], bool] = lambda: True) -> None:
         """Take `transfers_kv`, which says whether the engine exchanges KV caches with others."""
@@ -37,14 +40,14 @@ class VllmDialect:
     def is_death(self, error: Exception, llm: Any) -> bool:
         """Whether `error` comes from the engine's end.
 
-        A call that is being sent just when the sockets close fails with an EngineGenerateError.
+        A request that is being sent just when the sockets close fails with an EngineGenerateError.
         """
         if isinstance(error, EngineDeadError):
             return True
         return isinstance(error, EngineGenerateError) and bool(llm.errored)
 
     def is_unsent(self, error: Exception) -> bool:
-        """Whether the call was still waiting for its turn in the engine."""
+        """Whether the request was still queued when the engine died."""
         return isinstance(error, UnsentError)
 
     def is_abort(self, output: Any) -> bool:
@@ -53,7 +56,7 @@ class VllmDialect:
             getattr(one, "finish_reason", None) == "abort" for one in _completions(output)
         )
 
-    def lifted(self, error: HoldfastError) -> Exception:
+    def as_vllm_error(self, error: HoldfastError) -> Exception:
         """Return what vLLM reports cleanly, also within a stream, or under its own status.
 
         Any other class is logged with its traceback for each request.
@@ -80,7 +83,7 @@ class VllmDialect:
         """Whether the prompt comes as a stream, as in a realtime transcription."""
         return isinstance(arguments.get("prompt"), AsyncGenerator)
 
-    def identity(self, arguments: Mapping[str, Any]) -> str:
+    def digest_of(self, arguments: Mapping[str, Any]) -> str:
         """Digest prompt and parameters, except those that do not change what is computed first.
 
         A client can vary these freely: the seed, the salt of the cache, how long the answer may be,
@@ -91,13 +94,13 @@ class VllmDialect:
         if isinstance(prompt, Mapping):
             prompt = {name: part for name, part in prompt.items() if name not in _INCIDENTAL}
         lora = arguments.get("lora_request")
-        return digest_of(prompt, _essential(parameters), getattr(lora, "lora_name", None))
+        return _digest_of(prompt, _essential(parameters), getattr(lora, "lora_name", None))
 
     def size_bytes(self, arguments: Mapping[str, Any]) -> int:
         """Estimate the size of the prompt; parameters are small."""
-        return size_bytes_of(arguments.get("prompt"))
+        return _size_bytes_of(arguments.get("prompt"))
 
-    def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def trial_arguments(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Ask for an output after each token, as for a stream."""
         if method == "encode":
             return dict(arguments)
@@ -145,3 +148,89 @@ def _is_sent_in_part(prompt: Any) -> bool:
     items = prompt.get("mm_kwargs") if isinstance(prompt, Mapping) else None
     parts = items.values() if isinstance(items, Mapping) else ()
     return any(item is None for part in parts for item in part)
+
+
+def _digest_of(*values: Any) -> str:
+    """Return the SHA-256 of values, as 64 hexadecimal digits. Each tensor element counts."""
+    digest = hashlib.sha256()
+    for value in values:
+        _feed(digest, value)
+    return digest.hexdigest()
+
+
+def _size_bytes_of(value: Any) -> int:
+    """Estimate how much memory a value takes, without visiting each of its numbers."""
+    if isinstance(value, Mapping):
+        return sum(map(_size_bytes_of, value.values()))
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return len(value)
+    if isinstance(value, list | tuple | AbstractSet):
+        is_plain = isinstance(next(iter(value), None), int | float)
+        return _POINTER_BYTES * len(value) if is_plain else sum(map(_size_bytes_of, value))
+    if isinstance(size_bytes := getattr(value, "nbytes", None), int):
+        return size_bytes
+    return sum(map(_size_bytes_of, _fields(value) or ()))
+
+
+def _feed(digest: Any, value: Any) -> None:
+    """Digest a value with its kind and its length, so that no two values look alike."""
+    if isinstance(value, Mapping):
+        items = sorted(value.items(), key=lambda item: str(item[0]))
+        _feed_all(digest, "map", [part for item in items for part in item])
+    elif isinstance(value, AbstractSet):
+        _feed_all(digest, "set", sorted(value, key=str))
+    elif isinstance(value, list | tuple):
+        _feed_all(digest, "list", value)
+    elif isinstance(value, bytes | bytearray | memoryview):
+        _feed_bytes(digest, "bytes", value)
+    elif hasattr(value, "untyped_storage"):
+        _feed_bytes(digest, f"tensor {value.dtype} {tuple(value.shape)}", _content(value))
+    elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        _feed_bytes(digest, f"array {value.dtype} {value.shape}", value.tobytes())
+    elif (fields := _fields(value)) is not None:
+        _feed_all(digest, type(value).__name__, fields)
+    else:
+        _feed_bytes(digest, type(value).__name__, str(value).encode("utf-8", "surrogatepass"))
+
+
+def _feed_all(digest: Any, kind: str, values: Iterable[Any]) -> None:
+    values = list(values)
+    try:
+        content = array("q", values).tobytes()  # a prompt: much faster as a whole
+    except (TypeError, OverflowError):
+        digest.update(f"{kind} {len(values)}:".encode())
+        for value in values:
+            _feed(digest, value)
+    else:
+        _feed_bytes(digest, f"{kind} of integers", content)
+
+
+def _feed_bytes(digest: Any, kind: str, content: bytes | bytearray | memoryview) -> None:
+    content = memoryview(content).cast("B")
+    digest.update(f"{kind} {len(content)}:".encode())
+    digest.update(content)
+
+
+def _content(tensor: Any) -> bytes | memoryview:
+    """Return all elements as bytes: NumPy knows neither bfloat16 nor the 8-bit floats.
+
+    Contiguous elements on the CPU are not copied, since copying would block all threads.
+    """
+    import torch  # noqa: PLC0415 - a process without torch has no tensor
+
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(plain.view(torch.uint8).numpy()) if plain.numel() else b""
+
+
+def _fields(value: Any) -> list[Any] | None:
+    """List the names and values of a msgspec struct or a dataclass; None for anything else.
+
+    Private fields are left out: they are vLLM's own notes.
+    """
+    names = getattr(value, "__struct_fields__", None) or getattr(
+        value, "__dataclass_fields__", None
+    )
+    if names is None:
+        return None
+    public = [name for name in names if not name.startswith("_")]
+    return [part for name in public for part in (name, getattr(value, name, None))]

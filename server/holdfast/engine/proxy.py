@@ -1,32 +1,39 @@
-"""The EngineClient that vLLM's OpenAI layer holds for life, whichever engine is behind it.
+"""The EngineClient that vLLM's OpenAI layer keeps, whichever engine is behind it.
 
 The delegation is generated from vLLM's own abstract class, so a method that another version adds
-is forwarded too. `generate` and `encode` go through `replay.Calls`, where they outlive the engine.
-The OpenAI layer can read the configuration even while no engine runs.
+is forwarded too. `generate` and `encode` go through `replay.ReplayManager`, where they outlive the
+engine. The OpenAI layer can read the configuration even while no engine runs.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from typing import Any, cast
 
 from vllm.engine.protocol import EngineClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.engine import compat
-from holdfast.engine.grammars.checked import Grammars
-from holdfast.engine.outputs import VllmDialect
-from holdfast.engine.replay import Calls
+from holdfast.engine.grammars.checker import GrammarChecker
+from holdfast.engine.outputs import VllmOutputs
+from holdfast.engine.replay import ReplayManager
 from holdfast.engine.request import Method
 from holdfast.engine.rpc import call_workers
 from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.vllm_errors import session_call
 from holdfast.errors import EngineRefusedError
-from holdfast.patches.absence import called
 from holdfast.request_context import Session, current_request
 
-_OWN = {"is_running", "is_stopped", "errored", "dead_error", "shutdown", "generate", "encode"}
+_IMPLEMENTED = {
+    "is_running",
+    "is_stopped",
+    "errored",
+    "dead_error",
+    "shutdown",
+    "generate",
+    "encode",
+}
 _KEPT = ("vllm_config", "model_config", "renderer", "input_processor")
 """Attributes of EngineClient; the serving objects keep those of the first engine anyway."""
 
@@ -45,7 +52,7 @@ _Forwarding: Any = type(
     {
         name: _forwarded(name)
         for name, member in vars(EngineClient).items()
-        if callable(member) and not name.startswith("__") and name not in _OWN
+        if callable(member) and not name.startswith("__") and name not in _IMPLEMENTED
     },
 )
 
@@ -53,17 +60,17 @@ _Forwarding: Any = type(
 class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class above
     """Forwards everything to the engine of the current generation.
 
-    It never reports that it errored: vLLM would end the HTTP server, which only the supervisor may.
+    It never reports an error state: vLLM would end the HTTP server, which only the supervisor may.
     """
 
     def __init__(
-        self, grammars: Grammars | None = None, suspicions: Suspicions | None = None
+        self, grammars: GrammarChecker | None = None, suspicions: Suspicions | None = None
     ) -> None:
         self.grammars = grammars
         self._current: Any | None = None
         self._kept: dict[str, Any] = {}
-        self._first_model: Any | None = None
-        self.calls = Calls(VllmDialect(self.transfers_kv), suspicions)
+        self._first_model: Any = None
+        self.requests = ReplayManager(VllmOutputs(self.transfers_kv), suspicions)
 
     @property
     def current(self) -> Any:
@@ -81,7 +88,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         return getattr(self._kept.get("vllm_config"), "kv_transfer_config", None) is not None
 
     def use(self, engine: Any | None) -> None:
-        """Put another engine, or none, behind the proxy."""
+        """Forward to another engine, or to none."""
         self._current = engine
         if engine is not None:
             self._kept = {name: getattr(engine, name) for name in _KEPT}
@@ -90,9 +97,15 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     def limit_context(self, tokens: int) -> None:
         """Have vLLM's front end refuse requests over this limit, prompt and answer together.
 
-        The engine's processes have their own configuration, which does not change.
+        The limit is read at each request: by the serving objects, which have the model
+        configuration of the first engine, by the renderer, which outlives its engine, and by the
+        input processor of each engine (0.32, 0.33). The engine's processes have their own
+        configuration, which does not change.
         """
-        compat.limit_context(self.current, self._first_model, tokens)
+        llm = self.current
+        readers = (llm, llm.renderer, llm.input_processor)
+        for model in (self._first_model, *(reader.model_config for reader in readers)):
+            model.max_model_len = tokens
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -100,11 +113,11 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         return self._kept[name] if name in self._kept else getattr(self.current, name)
 
     def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Run a call as vLLM does; until it yields, it outlives the engine, see `Calls.run`."""
+        """Generate as vLLM does, replaying the request until it yields, see `ReplayManager.run`."""
         return self._run("generate", args, kwargs)
 
     def encode(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Run a call as vLLM does; until it yields, it outlives the engine, see `Calls.run`."""
+        """Encode as vLLM does, and replay the request until it yields, see `ReplayManager.run`."""
         return self._run("encode", args, kwargs)
 
     def _run(
@@ -113,44 +126,32 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         names = _POSITIONAL[method]
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         session = current_request().session
-        if session is None:
-            return self._run_anywhere(method, arguments)
-        return self._run_in_session(session, method, arguments)
+        constraint = getattr(arguments.get("sampling_params"), "structured_outputs", None)
+        if session is None and (constraint is None or self.grammars is None):
+            return self.requests.run(method, arguments)
+        return self._run_prepared(session, constraint, method, arguments)
 
-    async def _run_in_session(
-        self, session: Session, method: Method, arguments: dict[str, Any]
+    async def _run_prepared(
+        self, session: Session | None, constraint: Any, method: Method, arguments: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        async with called(session):
-            run = cast("AsyncGenerator[Any, None]", self._run_anywhere(method, arguments))
+        async with nullcontext() if session is None else session_call(session):
+            # Checked before the engine has the request: the time does not count as the engine's.
+            if constraint is not None and self.grammars is not None:
+                await self.grammars.check(constraint)
+            run = cast("AsyncGenerator[Any, None]", self.requests.run(method, arguments))
             async with aclosing(run) as outputs:
                 async for output in outputs:
                     yield output
 
-    def _run_anywhere(self, method: Method, arguments: dict[str, Any]) -> AsyncIterator[Any]:
-        constraint = getattr(arguments.get("sampling_params"), "structured_outputs", None)
-        if constraint is None or self.grammars is None:
-            return self.calls.run(method, arguments)
-        return self._run_checked(self.grammars, constraint, method, arguments)
-
-    async def _run_checked(
-        self, grammars: Grammars, constraint: Any, method: Method, arguments: dict[str, Any]
-    ) -> AsyncIterator[Any]:
-        # Checked before the engine has the call, so the time does not count as the engine's.
-        await grammars.check(constraint)
-        run = cast("AsyncGenerator[Any, None]", self.calls.run(method, arguments))
-        async with aclosing(run) as outputs:
-            async for output in outputs:
-                yield output
-
     async def abort(self, request_id: str | Iterable[str], *args: Any, **kwargs: Any) -> None:
         """Abort as vLLM does; without an engine, there is nothing to abort."""
         names = [request_id] if isinstance(request_id, str) else list(request_id)
-        self.calls.expect_abort(frozenset(names))
+        self.requests.expect_abort(frozenset(names))
         if self._current is not None:
             await self._current.abort(names, *args, **kwargs)
 
     async def add_lora(self, lora_request: Any, *, is_stale: bool = False) -> bool:
-        """Add an adapter to every worker or to none, so that the workers stay in step.
+        """Add an adapter to every worker or to none, so that the workers stay alike.
 
         Raises:
             EngineRefusedError: a worker rejected it, so none has it.
@@ -168,45 +169,45 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         return True
 
     async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
-        """Pause as vLLM does, which aborts what runs unless told to wait or to keep it."""
-        await self._paused(self.current.pause_generation(*args, **kwargs))
+        """Pause as vLLM does, which aborts running requests unless told to wait or to keep them."""
+        await self._pause(self.current.pause_generation(*args, **kwargs))
 
     async def resume_generation(self, *args: Any, **kwargs: Any) -> None:
         """Resume as vLLM does."""
         await self.current.resume_generation(*args, **kwargs)
-        self.calls.forgive_aborts()
-        self.calls.is_paused = False
+        self.requests.expect_no_aborts()
+        self.requests.is_paused = False
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
-        """Sleep as vLLM does, which aborts what runs unless told to wait."""
-        await self._paused(self.current.sleep(*args, **kwargs))
+        """Sleep as vLLM does, which aborts running requests unless told to wait."""
+        await self._pause(self.current.sleep(*args, **kwargs))
 
     async def wake_up(self, *args: Any, **kwargs: Any) -> bool:
         """Wake as vLLM does, and return whether all of it is awake; until then it stays paused."""
         is_awake: bool = await self.current.wake_up(*args, **kwargs)
-        self.calls.is_paused = bool(await self.current.is_sleeping())
-        if not self.calls.is_paused:
-            self.calls.forgive_aborts()
+        self.requests.is_paused = bool(await self.current.is_sleeping())
+        if not self.requests.is_paused:
+            self.requests.expect_no_aborts()
         return is_awake
 
-    async def _paused(self, pausing: Awaitable[None]) -> None:
-        """Pause the engine, which may abort what runs; a failure changes nothing."""
-        self.calls.expect_aborts()
-        self.calls.is_paused = True
+    async def _pause(self, pausing: Awaitable[None]) -> None:
+        """Pause the engine, which may abort what runs; if it fails, nothing has changed."""
+        self.requests.expect_aborts()
+        self.requests.is_paused = True
         try:
             await pausing
         except BaseException:
-            self.calls.is_paused = False
-            self.calls.forgive_aborts()
+            self.requests.is_paused = False
+            self.requests.expect_no_aborts()
             raise
 
     async def do_log_stats(self) -> None:
-        """Log as vLLM does; a loop in its OpenAI layer calls this, which an exception ends."""
+        """Log as vLLM does. An exception would end the loop in its OpenAI layer that calls this."""
         if self._current is not None:
             await self._current.do_log_stats()
 
     def check_admission(self, *args: Any, **kwargs: Any) -> None:
-        """Check as vLLM does; without an engine, calls are held instead of turned away."""
+        """Check as vLLM does; without an engine, requests are held instead of refused."""
         if self._current is not None:
             self._current.check_admission(*args, **kwargs)
 
@@ -232,7 +233,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
 
 
 def _positional(method: Method) -> tuple[str, ...]:
-    """The names of vLLM's parameters in order, without `self`."""
+    """Return the names of vLLM's positional parameters in order, without `self`."""
     parameters = inspect.signature(getattr(EngineClient, method)).parameters
     keyword_only = inspect.Parameter.KEYWORD_ONLY
     return tuple(name for name, one in parameters.items() if one.kind is not keyword_only)[1:]

@@ -1,9 +1,9 @@
-"""Knows which generation has each call of `generate()` and `encode()`, and which calls wait.
+"""Replays engine requests after a death: each one that has yielded nothing goes to the next engine.
 
-A call that has yielded nothing outlives its engine: it waits here, and goes to the next generation
-in order of arrival, unless it is to blame for the death, see `blame`.
+Requests wait here while there is no engine, and go to the next generation in order of arrival,
+except those to blame for the death, see `blame`.
 
-Belongs to one event loop. `Dialect` hides what is peculiar to vLLM.
+Belongs to one event loop. `EngineOutputs` hides what is peculiar to vLLM.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from holdfast.engine.blame import Blame, Verdict
-from holdfast.engine.load import EngineLoad, wake
-from holdfast.engine.losses import Losses, loss_of, lost_error, quarantine_error
-from holdfast.engine.request import Call, Dialect, Method
+from holdfast.engine.request import (
+    EngineLoad,
+    EngineOutputs,
+    EngineRequest,
+    Losses,
+    Method,
+    loss_of,
+    lost_error,
+    quarantine_error,
+    wake,
+)
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import (
     HoldfastError,
@@ -30,21 +38,21 @@ from holdfast.request_context import current_request
 
 Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
 
-LONGEST_NAME = 128
-"""A request's name is replaced if it is longer, or not made of visible ASCII characters only."""
+LONGEST_REQUEST_ID = 128
+"""A longer request ID is replaced, as is one with other than visible ASCII characters."""
 
 
-class Calls:
-    """Holds the calls of all callers, and alone decides when each may run."""
+class ReplayManager:
+    """Holds every engine request in flight, and alone decides when each may run."""
 
     def __init__(
         self,
-        dialect: Dialect,
+        outputs: EngineOutputs,
         suspicions: Suspicions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._dialect = dialect
-        self._calls: dict[Call, None] = {}  # in the order in which they came
+        self._outputs = outputs
+        self._requests: dict[EngineRequest, None] = {}  # in the order in which they came
         self._load = EngineLoad(clock)
         self._llm: Any | None = None
         self._generation = 0
@@ -52,268 +60,269 @@ class Calls:
         self._end: tuple[HoldfastError, LossReason] | None = None
         self._suspicions = suspicions or Suspicions()
         self._blame = Blame(
-            dialect,
+            outputs,
             self._suspicions,
             in_step=lambda: self.in_step(),  # noqa: PLW0108 - it is set later
             refused=wake,
             clock=clock,
         )
         self._digesting = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digests")
-        self._losses = Losses(dialect)
+        self._losses = Losses(outputs)
         self.replayed = 0
-        """How many times a call was given to a later generation."""
+        """How many times a request was given to a later generation."""
         self.is_paused = False
         """Whether the engine was told to stop scheduling or to sleep."""
-        self.gave_up: Callable[[], None] = lambda: None
-        """Called when the engine aborts requests that nobody asked it to abort."""
+        self.on_unexpected_abort: Callable[[], None] = lambda: None
+        """Called when the engine aborts a request that it was not asked to abort."""
         self.in_step: Callable[[], Iterable[str]] = tuple
-        """The engine's own names of the requests in the running steps."""
+        """Returns vLLM's internal IDs of the requests in the running steps."""
         self.unsent: Unsent = lambda _: frozenset()
-        """The calls that wait for their turn and have not reached the engine at all."""
+        """Returns the IDs of requests that are queued here and have not reached the engine."""
 
     @property
     def lost(self) -> Mapping[LossReason, int]:
-        """Calls that the death of an engine ended, by reason."""
+        """How many requests were lost, by reason."""
         return self._losses.counts
 
     @property
     def held(self) -> int:
-        """How many calls wait for an engine."""
+        """How many requests wait for an engine."""
         return self._load.held
 
     @property
     def in_engine(self) -> int:
-        """How many calls the engine has."""
+        """How many requests the engine has."""
         return self._load.in_engine
 
     @property
     def busy_since_seconds(self) -> float | None:
-        """Since when the engine has owed an output to some caller; None while it owes none."""
+        """Since when some request has been waiting for an output; None while none is."""
         return self._load.busy_since_seconds
 
     @property
-    def begun(self) -> int:
-        """How many of the engine's calls its end would break: they cannot be made again."""
+    def unreplayable(self) -> int:
+        """How many of the engine's requests would be lost with it: they cannot be replayed."""
         return sum(
-            call.is_in_engine and (call.has_yielded or not call.is_replayable)
-            for call in self._calls
+            request.is_in_engine and (request.has_yielded or not request.is_replayable)
+            for request in self._requests
         )
 
     # The life of an engine
 
-    def started(self, llm: Any, generation: int) -> None:
+    def engine_started(self, llm: Any, generation: int) -> None:
         """Record that an engine is up: the probe may use it."""
         self._llm, self._generation = llm, generation
         self._end = None
         self.is_paused = False
         self._wake()
 
-    def opened(self) -> None:
-        """Let every call use the proven engine, those that have waited longest first."""
+    def open(self) -> None:
+        """Let every request use the proven engine, those that have waited longest first."""
         self._is_open, self._end = True, None
         self._wake()
 
     def hold(self) -> None:
-        """Make new calls wait; those in the engine go on."""
+        """Make new requests wait; those in the engine go on."""
         self._is_open = False
 
-    def ended(self) -> None:
-        """Record that the engine is gone: from now on calls wait."""
+    def engine_ended(self) -> None:
+        """Record that the engine is gone: from now on requests wait."""
         self._llm, self._is_open = None, False
 
     def fail(self, error: HoldfastError, reason: LossReason) -> None:
-        """Raise `error` in waiting calls, and in each new one until an engine starts after all."""
+        """Raise `error` in waiting requests, and in new ones until an engine starts after all."""
         self._end = (error, reason)
         self._wake()
 
-    def has(self, is_meant: Callable[[Mapping[str, Any]], bool]) -> bool:
-        """Whether any call has arguments that `is_meant` accepts."""
-        return any(is_meant(call.arguments) for call in self._calls)
+    def has(self, matches: Callable[[Mapping[str, Any]], bool]) -> bool:
+        """Whether any request has arguments that `matches` accepts."""
+        return any(matches(request.arguments) for request in self._requests)
 
-    def refuse(self, is_meant: Callable[[Mapping[str, Any]], bool], error: HoldfastError) -> None:
-        """Raise `error` in each waiting call that `is_meant` accepts; it goes to no engine."""
-        for call in self._calls:
-            if is_meant(call.arguments) and not call.is_in_engine:
-                call.refusal = error
+    def refuse(self, matches: Callable[[Mapping[str, Any]], bool], error: HoldfastError) -> None:
+        """Raise `error` in each waiting request that `matches` accepts; it goes to no engine."""
+        for request in self._requests:
+            if matches(request.arguments) and not request.is_in_engine:
+                request.refusal = error
         self._wake()
 
     def expect_aborts(self) -> None:
         """Record that the engine is being asked to abort all its requests."""
-        for call in self._calls:
-            call.is_abort_expected = call.is_abort_expected or call.is_in_engine
+        for request in self._requests:
+            request.is_abort_expected |= request.is_in_engine
 
-    def forgive_aborts(self) -> None:
-        """Record that no abort is asked for any more: from now on an abort is a death again."""
-        for call in self._calls:
-            call.is_abort_expected = False
+    def expect_no_aborts(self) -> None:
+        """Record that no abort was asked for: from now on an abort means a death again."""
+        for request in self._requests:
+            request.is_abort_expected = False
 
     def expect_abort(self, request_ids: frozenset[str]) -> None:
         """Record that the engine is being asked to abort these requests."""
-        for call in self._calls:
-            call.is_abort_expected = call.is_abort_expected or call.request_id in request_ids
+        for request in self._requests:
+            request.is_abort_expected |= request.request_id in request_ids
 
-    # A call
+    # One request
 
     def run(self, method: Method, arguments: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """Yield what the engine yields for a call, trying new generations until one yields.
+        """Yield what the engine yields for a request, trying new generations until one yields.
 
         Raises what the engine raises, except its death, and these as vLLM's own exceptions:
-            QuarantinedError: engines have died of this call or one like it; raised at once,
-                while an answer can still have its own status.
-            SuspectedError: the engine died, and the call may have caused it.
-            RequestLostError: the engine died, and the call cannot be made again.
+            QuarantinedError: engines have died of this request or one like it; raised at once,
+                while a response can still have its own status.
+            SuspectedError: the engine died, and the request may have caused it.
+            RequestLostError: the engine died, and the request cannot be replayed.
             NotReadyError: no engine will come.
         """
-        named = {**arguments, "request_id": _tame(str(arguments.get("request_id", "")))}
-        call = Call(
+        named = {**arguments, "request_id": _safe_request_id(str(arguments.get("request_id", "")))}
+        request = EngineRequest(
             method,
             named,
             current_request(),
-            is_replayable=self._dialect.is_replayable(arguments),
-            is_streamed=self._dialect.is_streamed(arguments),
+            is_replayable=self._outputs.is_replayable(arguments),
+            is_streamed=self._outputs.is_streamed(arguments),
         )
-        if self._blame.is_quarantined(call):
-            raise self._losses.lifted(call, quarantine_error(), "quarantined")
-        return self._outputs(call)
+        if self._blame.is_quarantined(request):
+            raise self._losses.record(request, quarantine_error(), "quarantined")
+        return self._stream(request)
 
-    async def _outputs(self, call: Call) -> AsyncIterator[Any]:
-        with self._entered(call):
+    async def _stream(self, request: EngineRequest) -> AsyncIterator[Any]:
+        with self._registered(request):
             while True:
-                llm = await self._turn(call)
+                llm = await self._engine_for(request)
                 try:
-                    with self._load.of(call):
-                        async with aclosing(getattr(llm, call.method)(**call.arguments)) as outputs:
+                    with self._load.track(request):
+                        run = getattr(llm, request.method)
+                        async with aclosing(run(**request.arguments)) as outputs:
                             async for output in outputs:
-                                if self._is_given_up(call, output):
+                                if self._is_unexpected_abort(request, output):
                                     break
-                                self._count_tokens(call, output)
-                                call.has_yielded = True
-                                # A slow client's reading does not count as the engine's work.
-                                self._load.rests(call)
+                                self._count_tokens(request, output)
+                                request.has_yielded = True
+                                # The time that a client takes to read is not the engine's.
+                                self._load.mark_delivered(request)
                                 yield output
-                                self._load.works(call)
+                                self._load.mark_pending(request)
                             else:
                                 return
                 except (asyncio.CancelledError, GeneratorExit):
-                    self._leave(call)
+                    self._record_departure(request)
                     raise
                 except Exception as error:
-                    if not self._dialect.is_death(error, llm):
+                    if not self._outputs.is_death(error, llm):
                         raise
-                    if self._dialect.is_unsent(error):
-                        call.generation = 0
-                self._outlive(call)
-                # A waiting call must not keep the dead engine, whose sockets are collected soon.
-                del llm, outputs
+                    if self._outputs.is_unsent(error):
+                        request.generation = 0
+                self._keep_or_fail(request)
+                # A waiting request must not keep the dead engine, whose sockets are collected soon.
+                del llm, run, outputs
 
     @contextmanager
-    def _entered(self, call: Call) -> Iterator[None]:
-        self._calls[call] = None
-        context = call.context
-        context.engine_request_id = context.engine_request_id or call.request_id
+    def _registered(self, request: EngineRequest) -> Iterator[None]:
+        self._requests[request] = None
+        context = request.context
+        context.engine_request_id = context.engine_request_id or request.request_id
         try:
             yield
         finally:
-            del self._calls[call]
+            del self._requests[request]
 
-    async def _turn(self, call: Call) -> Any:
-        """Return the engine as soon as the call may use it."""
-        while not self._may_run(call):
-            if call.refusal is not None:
-                raise self._losses.lifted(call, call.refusal, loss_of(call.refusal))
+    async def _engine_for(self, request: EngineRequest) -> Any:
+        """Return the engine as soon as the request may use it."""
+        while not self._may_run(request):
+            if request.refusal is not None:
+                raise self._losses.record(request, request.refusal, loss_of(request.refusal))
             if self._end is not None:
-                raise self._losses.lifted(call, *self._end)
-            await self._load.woken(call)
-        if call.generation:
+                raise self._losses.record(request, *self._end)
+            await self._load.wait(request)
+        if request.generation:
             self.replayed += 1
-            call.context.replays += 1
-        call.generation = call.context.generation = self._generation
+            request.context.replays += 1
+        request.generation = request.context.generation = self._generation
         return self._llm
 
-    def _may_run(self, call: Call) -> bool:
-        is_fresh = self._llm is not None and call.generation < self._generation
-        is_admitted = call.refusal is None and (self._is_open or call.context.is_probe)
+    def _may_run(self, request: EngineRequest) -> bool:
+        is_fresh = self._llm is not None and request.generation < self._generation
+        is_admitted = request.refusal is None and (self._is_open or request.context.is_probe)
         return is_fresh and is_admitted
 
-    def _count_tokens(self, call: Call, output: Any) -> None:
-        if not call.has_yielded:
-            call.context.prompt_tokens += self._dialect.prompt_tokens(output)
-        call.context.output_tokens += self._dialect.new_tokens(output)
+    def _count_tokens(self, request: EngineRequest, output: Any) -> None:
+        if not request.has_yielded:
+            request.context.prompt_tokens += self._outputs.prompt_tokens(output)
+        request.context.output_tokens += self._outputs.new_tokens(output)
 
-    def _is_given_up(self, call: Call, output: Any) -> bool:
-        """Whether the engine answers as if asked to end, though we did not ask it."""
-        if not self._dialect.is_abort(output) or call.is_abort_expected or self.is_paused:
+    def _is_unexpected_abort(self, request: EngineRequest, output: Any) -> bool:
+        """Whether the engine aborts as if asked to end, though we did not ask it."""
+        if not self._outputs.is_abort(output) or request.is_abort_expected or self.is_paused:
             return False
-        self.gave_up()
+        self.on_unexpected_abort()
         return True
 
-    def _outlive(self, call: Call) -> None:
-        """Keep a call whose engine died for the next engine, or end it here."""
-        if call.context.is_probe:
-            raise self._dialect.lifted(RequestLostError("the engine died under the probe"))
-        if call.has_yielded or not call.is_replayable:
-            self._leave(call)
-            reason: LossReason = "stream_broken" if call.has_yielded else "not_replayable"
-            raise self._losses.lifted(call, lost_error(), reason)
+    def _keep_or_fail(self, request: EngineRequest) -> None:
+        """Keep a request whose engine died for the next engine, or fail it here."""
+        if request.context.is_probe:
+            raise self._outputs.as_vllm_error(RequestLostError("the engine died under the probe"))
+        if request.has_yielded or not request.is_replayable:
+            self._record_departure(request)
+            reason: LossReason = "stream_broken" if request.has_yielded else "not_replayable"
+            raise self._losses.record(request, lost_error(), reason)
 
-    def _leave(self, call: Call) -> None:
-        if not call.context.is_probe:
+    def _record_departure(self, request: EngineRequest) -> None:
+        if not request.context.is_probe:
             # A prompt may contain hundreds of megabytes of images.
-            call.digesting = self._digesting.submit(self._dialect.identity, call.arguments)
-        self._blame.left(call)
+            request.digesting = self._digesting.submit(self._outputs.digest_of, request.arguments)
+        self._blame.request_left(request)
 
     def _wake(self) -> None:
-        """Let every waiting call look again, in order of arrival."""
-        for call in self._calls:
-            wake(call)
+        """Have every waiting request check again whether it may run, in order of arrival."""
+        for request in self._requests:
+            wake(request)
 
-    # Which call is to blame
+    # Which request is to blame
 
-    def accuse(self, death: Death) -> Verdict:
-        """Work out which calls may have caused a death, and return the verdict."""
-        unsent = self.unsent(self._dialect.request_ids)
+    def assign_blame(self, death: Death) -> Verdict:
+        """Work out which requests may have caused a death, and return the verdict."""
+        unsent = self.unsent(self._outputs.request_ids)
         present = [
-            call
-            for call in self._calls
-            if call.generation == self._generation
-            and not call.context.is_probe
-            and call.request_id not in unsent
+            request
+            for request in self._requests
+            if request.generation == self._generation
+            and not request.context.is_probe
+            and request.request_id not in unsent
         ]
-        return self._blame.accuse(death, present)
+        return self._blame.assign_blame(death, present)
 
     async def try_suspects(self, seconds: float) -> bool:
-        """Run the suspects of the last death without other calls; False if the engine dies of them.
+        """Run the suspects of the last death on their own; False if the engine dies of them.
 
         Suspects not tried within `seconds` are refused.
         """
-        return await self._blame.try_suspects(self._survive, seconds)
+        return await self._blame.try_suspects(self._run_trial, seconds)
 
-    async def _survive(self, calls: Sequence[Call]) -> bool:
-        """Run calls until all are past the point of the last death; False if the engine dies."""
+    async def _run_trial(self, requests: Sequence[EngineRequest]) -> bool:
+        """Run requests until all are past the point of the last death; False if the engine dies."""
         llm = self._llm
-        running = [asyncio.create_task(self._run_past_the_point(llm, call)) for call in calls]
+        running = [asyncio.create_task(self._run_past_death(llm, request)) for request in requests]
         try:
             await asyncio.wait(running)
-            errors = [None if one.cancelled() else one.exception() for one in running]
+            errors = [None if task.cancelled() else task.exception() for task in running]
         finally:
-            for one in running:
-                one.cancel()
-        # A call's own error is not a death: its caller gets it when the call runs for good.
+            for task in running:
+                task.cancel()
+        # A request's own error is not a death: its caller gets it when the request runs again.
         return not any(
-            isinstance(error, Exception) and self._dialect.is_death(error, llm) for error in errors
+            isinstance(error, Exception) and self._outputs.is_death(error, llm) for error in errors
         )
 
-    async def _run_past_the_point(self, llm: Any, call: Call) -> None:
-        arguments = self._dialect.for_trial(call.method, call.arguments)
-        with self._load.of(call):
-            async with aclosing(getattr(llm, call.method)(**arguments)) as outputs:
+    async def _run_past_death(self, llm: Any, request: EngineRequest) -> None:
+        arguments = self._outputs.trial_arguments(request.method, request.arguments)
+        with self._load.track(request):
+            async with aclosing(getattr(llm, request.method)(**arguments)) as outputs:
                 async for output in outputs:
-                    is_past = self._dialect.context_tokens(output) > call.reached_tokens
-                    if is_past or self._is_given_up(call, output):
+                    is_past = self._outputs.context_tokens(output) > request.reached_tokens
+                    if is_past or self._is_unexpected_abort(request, output):
                         return
 
     def suspended_seconds(self, key: str) -> float:
-        """How long a key that has ended several engines must wait; 0 if it need not."""
+        """Return how long a key that has ended several engines must wait; 0 if it need not."""
         return self._suspicions.suspended_seconds(key)
 
     def save(self) -> None:
@@ -321,10 +330,10 @@ class Calls:
         self._suspicions.save()
 
 
-def _tame(name: str) -> str:
-    """Shorten a name to fit a worker's record of what it runs, but keep it distinct."""
-    if len(name) <= LONGEST_NAME and name.isascii() and name.isprintable():
-        return name
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    visible = "".join(one for one in name if one.isascii() and one.isprintable())
-    return f"{visible[: LONGEST_NAME - len(digest) - 1]}~{digest}"
+def _safe_request_id(given: str) -> str:
+    """Shorten a request ID to fit a worker's record of its step, but keep it distinct."""
+    if len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable():
+        return given
+    digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    visible = "".join(char for char in given if char.isascii() and char.isprintable())
+    return f"{visible[: LONGEST_REQUEST_ID - len(digest) - 1]}~{digest}"

@@ -1,41 +1,50 @@
-"""One call of `generate()` or `encode()`, and the parts of vLLM needed to make it."""
+"""One engine request, a call of `generate()` or `encode()`; counts of waiting and lost ones."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import (
+    HoldfastError,
+    NotReadyError,
+    QuarantinedError,
+    RequestLostError,
+    SuspectedError,
+)
+from holdfast.records import LOSS_REASONS, LossReason
 from holdfast.request_context import RequestContext
 
 Method = Literal["generate", "encode"]
 
 
-class Dialect(Protocol):
-    """Interprets what vLLM says, and answers in its terms."""
+class EngineOutputs(Protocol):
+    """Reads a request's arguments and what the engine makes of them, and speaks vLLM's errors."""
 
     def is_death(self, error: Exception, llm: Any) -> bool:
         """Whether an error says that the engine is gone, not that the request is wrong."""
 
     def is_unsent(self, error: Exception) -> bool:
-        """Whether the engine died before it had the call."""
+        """Whether the engine died before it got the request."""
 
     def is_abort(self, output: Any) -> bool:
         """Whether an output says that the engine aborted the request."""
 
-    def lifted(self, error: HoldfastError) -> Exception:
+    def as_vllm_error(self, error: HoldfastError) -> Exception:
         """Return the exception that makes vLLM's routes answer with `error`."""
 
     def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the same call can be made again."""
+        """Whether the same request can be made again."""
 
     def is_streamed(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the prompt comes as a stream, which the engine may have to wait for."""
+        """Whether the prompt is a stream, so the engine may have to wait for the rest of it."""
 
-    def identity(self, arguments: Mapping[str, Any]) -> str:
+    def digest_of(self, arguments: Mapping[str, Any]) -> str:
         """Return a digest of the prompt and parameters, 64 hexadecimal digits.
 
         May be called from another thread.
@@ -44,7 +53,7 @@ class Dialect(Protocol):
     def size_bytes(self, arguments: Mapping[str, Any]) -> int:
         """Estimate how much memory the prompt takes."""
 
-    def for_trial(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def trial_arguments(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments that make the engine yield after each token."""
 
     def context_tokens(self, output: Any) -> int:
@@ -57,12 +66,12 @@ class Dialect(Protocol):
         """Count the answer's tokens that came with this output and with none before it."""
 
     def request_ids(self, internal_id: str) -> tuple[str, ...]:
-        """List the values of `request_id` that the engine may have named so, one or two."""
+        """List the values of `request_id` that may stand behind vLLM's internal ID, one or two."""
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """One call, from its first step until its caller leaves it."""
+class EngineRequest:
+    """One request, from when it arrives until its caller leaves it."""
 
     method: Method
     arguments: Mapping[str, Any]
@@ -70,34 +79,144 @@ class Call:
     is_replayable: bool
     is_streamed: bool
     generation: int = 0
-    """The generation that has or had the call; 0 if none."""
+    """The generation that has or had the request; 0 if none."""
     is_in_engine: bool = False
-    is_owed: bool = False
-    """Whether its caller waits for the engine, rather than the engine for its caller."""
+    is_pending: bool = False
+    """Whether its caller waits for an output, rather than the engine for its caller."""
     has_yielded: bool = False
     is_abort_expected: bool = False
     deaths: int = 0
-    """How many unexplained deaths in a row found the call in the engine."""
+    """How many unexplained deaths in a row found the request in the engine."""
     reached_tokens: int = 0
-    """Its context at the engine's last death with it: a trial that gets further acquits it."""
+    """Its length in tokens at the engine's last death: a trial that gets further clears it."""
     is_prefilling: bool = False
     """Whether the last failed step computed part of its prompt."""
     waiter: asyncio.Future[None] | None = None
     refusal: HoldfastError | None = None
     """Why no generation may run it any more."""
     digest: str | None = None
-    """What it asks for, see `Dialect.identity`; None until that is needed."""
+    """See `EngineOutputs.digest_of`; None until it is needed."""
     digesting: Future[str] | None = None
     """The pending computation of its digest, started once its client leaves it."""
     size_bytes: int = 0
-    """The size of its prompt, see `Dialect.size_bytes`; 0 until its client leaves it."""
+    """See `EngineOutputs.size_bytes`; 0 until its client leaves it."""
 
     @property
     def request_id(self) -> str:
-        """The name that the caller gave."""
+        """The ID that the caller gave."""
         return str(self.arguments.get("request_id", ""))
 
     def forget_prompt(self) -> None:
-        """Keep only its name: it cannot be made again."""
+        """Drop all except its ID: it cannot be made again."""
         self.arguments = {"request_id": self.request_id}
         self.is_replayable = False
+
+
+class EngineLoad:
+    """Counts waiting requests and those that the engine has. Belongs to one event loop."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pending = 0
+        self.held = 0
+        """How many requests wait for an engine."""
+        self.in_engine = 0
+        """How many requests the engine has, including those whose callers are reading."""
+        self.busy_since_seconds: float | None = None
+        """Since when some request has been waiting for an output; None while none is."""
+
+    async def wait(self, request: EngineRequest) -> None:
+        """Return when `wake` is called for this request."""
+        request.waiter = asyncio.get_running_loop().create_future()
+        self.held += 1
+        try:
+            with request.context.waiting():
+                await request.waiter
+        finally:
+            self.held -= 1
+            request.waiter = None
+
+    @contextmanager
+    def track(self, request: EngineRequest) -> Iterator[None]:
+        """Count the request as in the engine while entered."""
+        request.is_in_engine = True
+        self.in_engine += 1
+        self.mark_pending(request)
+        try:
+            yield
+        finally:
+            self.mark_delivered(request)
+            request.is_in_engine = False
+            self.in_engine -= 1
+
+    def mark_pending(self, request: EngineRequest) -> None:
+        """Record that an output is due, unless the engine waits for more of the prompt itself."""
+        if not (request.is_streamed or request.is_pending):
+            request.is_pending = True
+            self._pending += 1
+            if self._pending == 1:
+                self.busy_since_seconds = self._clock()
+
+    def mark_delivered(self, request: EngineRequest) -> None:
+        """Record that no output is due until the caller asks for the next."""
+        if request.is_pending:
+            request.is_pending = False
+            self._pending -= 1
+            if not self._pending:
+                self.busy_since_seconds = None
+
+
+def wake(request: EngineRequest) -> None:
+    """Have a waiting request check again whether it may run."""
+    if request.waiter is not None and not request.waiter.done():
+        request.waiter.set_result(None)
+
+
+class Losses:
+    """Counts the requests that are lost, and makes the exceptions that end them."""
+
+    def __init__(self, outputs: EngineOutputs) -> None:
+        self._outputs = outputs
+        self._counts: dict[LossReason, int] = dict.fromkeys(LOSS_REASONS, 0)
+
+    @property
+    def counts(self) -> Mapping[LossReason, int]:
+        """How many requests were lost, by reason."""
+        return MappingProxyType(self._counts)
+
+    def record(self, request: EngineRequest, error: HoldfastError, reason: LossReason) -> Exception:
+        """Count a lost request, and return `error` as the exception that vLLM's routes expect."""
+        self._counts[reason] += 1
+        request.context.is_broken = True
+        request.context.error = reason
+        is_suspect = request.deaths > 0 or isinstance(error, SuspectedError | QuarantinedError)
+        # A client can resend a request that is merely not replayable, though we cannot.
+        if is_suspect or reason != "not_replayable":
+            request.context.may_be_retried = isinstance(error, NotReadyError) and not is_suspect
+        return self._outputs.as_vllm_error(error)
+
+
+def loss_of(refusal: HoldfastError) -> LossReason:
+    """Return the reason under which such a refusal counts."""
+    if isinstance(refusal, QuarantinedError):
+        return "quarantined"
+    return "suspected" if isinstance(refusal, SuspectedError) else "not_replayable"
+
+
+def lost_error() -> RequestLostError:
+    """Return the error of a request that died with its engine and cannot be made again."""
+    return RequestLostError("The engine died while it worked on this request.")
+
+
+def quarantine_error() -> QuarantinedError:
+    """Return the error of a request that no engine gets again."""
+    return QuarantinedError(
+        "Requests like this one have ended the engine, so this one is not tried again."
+    )
+
+
+def suspected_error() -> SuspectedError:
+    """Return the error of a request that the engine may have died of."""
+    return SuspectedError(
+        "The engine died while it worked on this request, which may have caused it."
+    )

@@ -1,7 +1,7 @@
 """Remembers for a day what ended engines: digests of requests, and the keys that sent them.
 
-The file is in the state directory, so a restarted container knows it too. It holds digests and
-names of keys, never a prompt and never a key. An unreadable file counts as an absent one.
+The file is in the state directory, so a restarted container knows them too. It holds digests and
+names of keys, never a prompt and never a key. An unreadable file counts as a missing one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.atomic_files import directory_lock, read_record, write_atomically
 
 REMEMBERED = 128
-"""How many suspects are kept, and how many quarantined requests; the newest stay."""
+"""How many suspects are kept, and as many quarantined requests; the newest stay."""
 REMEMBERED_SECONDS = 24 * 3600.0
 CHARGES = 3
 """After this many deaths of an engine within `CHARGED_SECONDS`, a key has to wait."""
@@ -37,7 +37,7 @@ class Suspicion:
 
     digest: str
     key: str
-    """The name of the key that the request came with; empty if no key is needed."""
+    """The name of the key that sent the request; empty if the server needs no key."""
     at_unix_seconds: float
     is_quarantined: bool
 
@@ -51,7 +51,7 @@ class Charge:
 
 
 class Suspicions:
-    """A record bounded in number and time; several servers can safely share one directory."""
+    """A record of bounded size and age; several servers can safely share its directory."""
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         """Read the file at `path`; without a path, keep the record in memory only."""
@@ -75,7 +75,7 @@ class Suspicions:
         return one is not None and one.key == key and self._is_fresh(one.at_unix_seconds)
 
     def suspect(self, digest: str, key: str) -> None:
-        """Record that a request alone may have ended an engine."""
+        """Record that a request, and no other, may have ended an engine."""
         self._add(Suspicion(digest, key, self._clock(), is_quarantined=False))
 
     def quarantine(self, digest: str, key: str) -> None:
@@ -124,7 +124,7 @@ class Suspicions:
         self.has_quarantined = any(one.is_quarantined for one in known.values())
 
     def _merged(self, others: Iterable[Suspicion]) -> dict[str, Suspicion]:
-        """Merge what is known and not too old; of two alike the worse, then the newer, stays."""
+        """Merge what is recent; of two with one digest the worse, then the newer, stays."""
         known = dict(self._known)
         for one in others:
             if one.digest not in known or _weight(one) > _weight(known[one.digest]):
@@ -151,7 +151,7 @@ class Suspicions:
         ]
 
     def _is_fresh(self, at_unix_seconds: float) -> bool:
-        # Compared both ways: a clock that was set back must not keep anything for ever.
+        # Compared both ways, so that a clock that was set back keeps nothing for ever.
         return abs(self._clock() - at_unix_seconds) < REMEMBERED_SECONDS
 
     def _document(self) -> str:
@@ -168,7 +168,7 @@ def _weight(one: Suspicion) -> tuple[bool, float]:
 
 
 def _merged_charges(ours: Iterable[Charge], others: Iterable[Charge]) -> list[Charge]:
-    """Merge charges, oldest first, each as often as on the side that has it more often."""
+    """Merge charges, oldest first, each as often as the side that has more of it."""
     ours, others = tuple(ours), tuple(others)
     counts = {one: max(ours.count(one), others.count(one)) for one in {*ours, *others}}
     merged = [one for one, count in counts.items() for _ in range(count)]

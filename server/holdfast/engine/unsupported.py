@@ -1,6 +1,6 @@
-"""What Holdfast cannot do: flags and variables refused before vLLM is imported.
+"""Refuses flags and variables that ask for what Holdfast cannot do.
 
-Importing vLLM takes seconds.
+Most are refused before vLLM is imported, which takes seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.settings import flags
 
 _PREFIX = "VLLM_"
 _MEANT_EMPTY = "VLLM_PLUGINS"
-"""Empty it leaves out every plugin, ours too, which is refused elsewhere."""
+"""Empty, it leaves out every plugin, including ours: `refuse_environment` looks at it."""
 
 
 def is_on(name: str, environment: Mapping[str, str]) -> bool:
@@ -25,18 +25,18 @@ def is_on(name: str, environment: Mapping[str, str]) -> bool:
     return environment.get(name, "0") not in {"", "0"}
 
 
-def forget_empty(environment: MutableMapping[str, str]) -> None:
-    """Take out vLLM's variables that are empty, as Compose hands on what is not set.
+def drop_empty(environment: MutableMapping[str, str]) -> None:
+    """Remove vLLM's variables that are empty: Compose passes on in this way what is not set.
 
-    vLLM reads a number from some, and from none of them anything else than if it were not set.
+    vLLM would read a number from some, and treats the others as if they were not set.
     """
     for name in list(environment):
         if name.startswith(_PREFIX) and name != _MEANT_EMPTY and not environment[name]:
             del environment[name]
 
 
-def check(environment: Mapping[str, str]) -> None:
-    """Have vLLM read each of its variables that is set. Imports vLLM's list of them.
+def check_variables(environment: Mapping[str, str]) -> None:
+    """Have vLLM read each of its variables that is set. Imports parts of vLLM.
 
     Raises:
         UsageError: it cannot read one.
@@ -71,16 +71,16 @@ UNSUPPORTED_SWITCHES = {
     "--enable-fault-tolerance": "vLLM keeps a failed engine until it gets an instruction, and only "
     "with an external load balancer; Holdfast replaces the engine",
 }
-"""Further flags, each with the reason. The last is new in vLLM 0.33."""
+"""More flags, each with the reason. The last is new in vLLM 0.33."""
 REFUSED_VARIABLES = ("VLLM_PLUGINS", "VLLM_ENABLE_STARTUP_PLAN")
-"""Those that `refuse_environment` looks at."""
+"""What `refuse_environment` checks."""
 _OLD_RAY_EXECUTOR = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 _LIKENESS = 0.9
-"""Of a mistyped flag to the one that was meant; no flag of vLLM is as like to one of ours."""
+"""How similar a mistyped flag is to what was meant; no flag of vLLM is this similar to ours."""
 
 
 def refuse_missing_vllm() -> None:
-    """Check that vLLM is there, whose package name depends on the build.
+    """Check that vLLM is installed; its package name depends on the build.
 
     Raises:
         UsageError: it is not installed.
@@ -90,7 +90,7 @@ def refuse_missing_vllm() -> None:
 
 
 def refuse_environment(environment: Mapping[str, str], *, is_demo: bool) -> None:
-    """Check the variables under which no green light would be true.
+    """Check the variables with which READY would not be true.
 
     Raises:
         PluginMissingError: VLLM_PLUGINS leaves out what Holdfast needs in every rank.
@@ -114,10 +114,10 @@ def refuse_environment(environment: Mapping[str, str], *, is_demo: bool) -> None
 
 
 def refuse_mistyped(arguments: Iterable[str]) -> None:
-    """Check the flags that our parser does not know, most of which are vLLM's.
+    """Check the flags that our parser does not know, most of them vLLM's.
 
     Raises:
-        UsageError: one is almost one of ours, and not the beginning of one.
+        UsageError: one is almost one of ours, but not its beginning.
     """
     ours = [flag.name for flag in flags()]
     for argument in arguments:
@@ -129,7 +129,7 @@ def refuse_mistyped(arguments: Iterable[str]) -> None:
 
 
 def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    """Check the flags, as our parser or vLLM's has read them.
+    """Check the flags as read by our parser or by vLLM's.
 
     Raises:
         UsageError: one asks for what Holdfast cannot do.
@@ -169,11 +169,10 @@ def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, 
 
 
 def refuse_nodes(*, nodes: int, replicas: int, local_replicas: int | None) -> None:
-    """Check how an engine is spread; without `local_replicas` all of its replicas are here.
+    """Check on which nodes the engine would run; `local_replicas` of None means all of them here.
 
-    Ranks of a node that Holdfast did not start have vLLM's own workspace manager, and do not take
-    part in what our ranks agree on: a start would hang, and where it does not, they die of what
-    ours survive.
+    Ranks on a node that Holdfast did not start have vLLM's own workspace manager, and do not take
+    part in what our ranks agree on: a start would hang, or they would die of what ours survive.
 
     Raises:
         UsageError: a part of the engine would run on another node.
@@ -193,10 +192,10 @@ def refuse_nodes(*, nodes: int, replicas: int, local_replicas: int | None) -> No
 
 
 def refuse_model(model: str, *, is_demo: bool) -> None:
-    """Check the model that was named.
+    """Check the named model.
 
     Raises:
-        UsageError: the demo model was asked for too, or nothing is at that path.
+        UsageError: `--demo` was given too, or nothing is at that path.
     """
     if is_demo:
         raise UsageError(
@@ -212,7 +211,7 @@ def refuse_model(model: str, *, is_demo: bool) -> None:
 
 
 def no_model() -> HoldfastError:
-    """The error for a command line that names no model."""
+    """Return the error for a command line that names no model."""
     return UsageError(
         "no model was given.", remedy="name one, for example `holdfast serve --demo`."
     )

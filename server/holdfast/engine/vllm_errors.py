@@ -1,19 +1,27 @@
-"""The one place where vLLM's errors become ours, in the words of the command line."""
+"""Turns vLLM's errors into ours, in the words of the command line, and ours into vLLM's."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.exceptions import VLLMError
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.exceptions import GracefulHTTPError, VLLMError
+from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.errors import EngineLostError, EngineStartError, HoldfastError, UsageError
-from holdfast.processes.exit_codes import OUT_OF_MEMORY, ended_by
+from holdfast.errors import (
+    EngineStartError,
+    HoldfastError,
+    NotReadyError,
+    OverloadedError,
+    UsageError,
+)
+from holdfast.processes.exits import OUT_OF_MEMORY, killed_by
+from holdfast.request_context import RequestContext, Session, current_request
 
 _CORRECT = "correct what the message names, or see the engine's log above."
 _MORE_MEMORY = (
@@ -28,7 +36,7 @@ _LONGEST_CHARACTERS = 600
 def usage_errors(logged: Callable[[], str] = str) -> Iterator[None]:
     """Map what vLLM raises for flags, files and models that it cannot use to UsageError.
 
-    `logged` says what it has logged as an exception before, to which it may point.
+    `logged` returns what it has logged as an exception before, to which its error may point.
 
     vLLM raises VLLMError for some, and else TypeError, ValueError (also pydantic's
     ValidationError), KeyError, OSError (from Hugging Face look-ups), ImportError (an optional
@@ -88,46 +96,59 @@ def start_errors(cause: Callable[[], str]) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def death_errors() -> Iterator[None]:
-    """Map vLLM's EngineDeadError, which carries no cause, to EngineLostError."""
-    try:
-        yield
-    except EngineDeadError as error:
-        raise EngineLostError("the engine died during a call to it") from error
+@asynccontextmanager
+async def capacity_lent() -> AsyncIterator[None]:
+    """Lend the running request's capacity to others while entered, and wait for capacity after.
+
+    A step that does not need the engine may take long, such as compiling a grammar or fetching an
+    image: it must not keep other requests from the engine.
+
+    Raises:
+        GracefulHTTPError: no capacity came back in time, or the step raised a NotReadyError or an
+            OverloadedError; the client may retry the request.
+    """
+    context = current_request()
+    with _as_http_errors(context):
+        async with context.away():
+            yield
+
+
+@asynccontextmanager
+async def session_call(session: Session) -> AsyncIterator[None]:
+    """Hold capacity for one call of a session while entered.
+
+    Raises:
+        GracefulHTTPError: there is none for it.
+    """
+    with _as_http_errors(current_request()):
+        async with session.call():
+            yield
 
 
 @contextmanager
-def refusal_errors() -> Iterator[None]:
-    """Map what vLLM raises for a request that it does not take to EngineLostError."""
+def _as_http_errors(context: RequestContext) -> Iterator[None]:
     try:
         yield
-    except (
-        ValueError,
-        TypeError,
-        RuntimeError,
-        LookupError,
-        NotImplementedError,
-        EngineGenerateError,
-    ) as error:
-        raise EngineLostError(f"the engine did not accept a request: {error}") from error
+    except (NotReadyError, OverloadedError) as error:
+        context.may_be_retried = True
+        raise GracefulHTTPError(error.cause, HTTPStatus(error.http_status)) from error
 
 
 def _first_lines(error: BaseException) -> str:
-    """The message without pydantic's and transformers' appendices."""
+    """Return the message without what pydantic and transformers append."""
     errors = getattr(error, "errors", None)
     if callable(errors):  # pydantic.ValidationError
-        # A flag that may be of several types has a message for each: the first is enough.
-        first_said = {_place(item["loc"]): _said(item) for item in reversed(errors())}
+        # A flag that accepts several types has a message for each: the first is enough.
+        first_said = {_flag_of(item["loc"]): _message(item) for item in reversed(errors())}
         return "; ".join(f"{place}{first_said[place]}" for place in reversed(first_said))
     text = " ".join(str(error).split())[:_LONGEST_CHARACTERS]
-    if isinstance(error, KeyError):  # whose message is the key alone
+    if isinstance(error, KeyError):  # its message is only the key
         return f"KeyError: {text}"
     return text or type(error).__name__
 
 
 def _killed_cores(error: BaseException) -> str:
-    """The processes that signals ended, by what vLLM says of them; empty if there is none."""
+    """Return which processes were ended by signals, from vLLM's message; empty if none was."""
     found = _FAILED.search(str(error))
     if found is None:
         return ""
@@ -135,12 +156,12 @@ def _killed_cores(error: BaseException) -> str:
         codes = ast.literal_eval(found[1])
     except (ValueError, SyntaxError):
         return ""
-    named = (f"{name} {ended_by(code)}" for name, code in codes.items() if code and code < 0)
+    named = (f"{name} {killed_by(code)}" for name, code in codes.items() if code and code < 0)
     return " and ".join(named)
 
 
-def _place(names: tuple[int | str, ...]) -> str:
-    """The flag, or what else it is that is wrong in a configuration; empty for the whole."""
+def _flag_of(names: tuple[int | str, ...]) -> str:
+    """Return the flag or the field that is wrong; empty for the whole configuration."""
     if not names:
         return ""
     first = str(names[0])
@@ -148,7 +169,7 @@ def _place(names: tuple[int | str, ...]) -> str:
     return f"--{first.replace('_', '-')}: " if is_flag else f"{first}: "
 
 
-def _said(item: dict[str, Any]) -> str:
+def _message(item: dict[str, Any]) -> str:
     if item["type"] == "dict_type" and isinstance(item["input"], str):
         return f"{item['input']!r} is not a JSON object"
     return str(item["msg"]).removeprefix("Value error, ")

@@ -1,29 +1,41 @@
-"""How did a generation of the engine end, and when does the next one start?"""
+"""How did a generation of the engine end, and when does the next one start?
+
+The supervisor calls three functions in this order. `watching` notices the death, counts it, and
+ends what waits for the engine. `record_death` logs what the processes left behind, has the requests
+in the engine blamed, and moves to RECOVERING. `back_off` delays the next start, and ends the server
+if the restart budget is spent.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from holdfast.engine.blame import Verdict
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.interface import Engine
-from holdfast.engine.replay import Calls
-from holdfast.errors import EngineStartError
-from holdfast.lifecycle.forecast import Forecast
+from holdfast.engine.replay import ReplayManager
+from holdfast.errors import EngineLostError, EngineStartError
+from holdfast.lifecycle.death_task import DeathTask, first_death
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.proof import Proof
-from holdfast.lifecycle.races import DeathTask, first_death
-from holdfast.lifecycle.restart_budget import BROWNOUT_SECONDS, RestartBudget
-from holdfast.lifecycle.state_machine import StateMachine
-from holdfast.lifecycle.states import LifeOutcome, State
+from holdfast.lifecycle.start_times import Forecast
+from holdfast.lifecycle.states import GenerationOutcome, State, StateMachine
 from holdfast.records import Death
 from holdfast.settings import SupervisionSettings
 from holdfast.telemetry.counters import EngineDeaths
 
 logger = logging.getLogger(__name__)
+
+MAX_BACKOFF_SECONDS = 30.0
+MIN_BROWNOUT_SECONDS = 60.0
+MAX_BROWNOUT_SECONDS = 300.0
+REMEMBERED_DEATHS = 1024
 
 
 class DeathHandler:
@@ -60,13 +72,13 @@ class DeathHandler:
 
     @asynccontextmanager
     async def watching(
-        self, engine: Engine, calls: Calls
+        self, engine: Engine, requests: ReplayManager
     ) -> AsyncIterator[tuple[DeathTask, asyncio.Future[Death]]]:
         """While entered, a task waits for the death of the engine, which a future can request."""
         self.requested_end = requested_end = asyncio.get_running_loop().create_future()
         heartbeat = Heartbeat(
             engine,
-            calls,
+            requests,
             stall_timeout_seconds=self._stall_timeout_seconds,
             slowest_step_seconds=lambda: self._proof.slowest_step_seconds,
             may_try=lambda: self._state_machine.state is State.READY,
@@ -74,7 +86,7 @@ class DeathHandler:
         async with first_death(
             engine.until_dead(),
             heartbeat.until_stalled(),
-            _awaited(requested_end),
+            requested_end,
             on_death=lambda death: self._on_death(engine, death),
         ) as death_task:
             try:
@@ -85,23 +97,23 @@ class DeathHandler:
     def _on_death(self, engine: Engine, death: Death) -> None:
         self._engine_deaths.count(death.cause)
         # Calls that wait for the engine, the probe's own clean-up too, would wait until a deadline.
-        engine.give_up()
+        engine.declare_dead()
 
     async def record_death(
-        self, engine: Engine, calls: Calls, death: Death, *, start_seconds: float | None
-    ) -> LifeOutcome:
+        self, engine: Engine, requests: ReplayManager, death: Death, *, start_seconds: float | None
+    ) -> GenerationOutcome:
         """Record a death while its engine can still say what its processes left behind."""
-        if words := engine.last_words():
+        if words := engine.process_tracebacks():
             logger.error("what the engine's processes left behind:\n%s", words)
-        verdict = calls.accuse(death)
+        verdict = requests.assign_blame(death)
         outcome = self._enter_recovering(death, verdict, start_seconds)
         if verdict.explained:
-            await asyncio.to_thread(calls.save)
+            await asyncio.to_thread(requests.save)
         return outcome
 
     def record_failed_start(
         self, error: EngineStartError, *, start_seconds: float | None
-    ) -> LifeOutcome:
+    ) -> GenerationOutcome:
         """Record a start that failed.
 
         Raises:
@@ -115,7 +127,7 @@ class DeathHandler:
             self._engine_deaths.count(death.cause)
             return self._enter_recovering(death, Verdict(), start_seconds)
         if has_unlearned:
-            return LifeOutcome()
+            return GenerationOutcome()
         raise error
 
     async def back_off(self, death: Death) -> None:
@@ -125,7 +137,7 @@ class DeathHandler:
             EngineLostError: the budget is spent, so there is no next start.
         """
         wait_seconds = self._budget.wait_seconds(death)
-        if wait_seconds >= BROWNOUT_SECONDS:
+        if wait_seconds >= MIN_BROWNOUT_SECONDS:
             reason = (
                 f"requests ended too many engines, so the next start is in {wait_seconds:.0f} s"
             )
@@ -137,16 +149,87 @@ class DeathHandler:
 
     def _enter_recovering(
         self, death: Death, verdict: Verdict, start_seconds: float | None
-    ) -> LifeOutcome:
+    ) -> GenerationOutcome:
         logger.error("the engine died: %s", death)
-        self._budget.died(death, verdict)
+        self._budget.count(death, verdict)
         if death.cause == "workspace_rejection":
             self._proof.invalidate()
         self.last_exit = str(death)
         self._forecast.began("recovery", guess_seconds=start_seconds)
         self._state_machine.enter(State.RECOVERING, f"the engine died: {death.cause}", death.reason)
-        return LifeOutcome(death)
+        return GenerationOutcome(death)
 
 
-async def _awaited(death: asyncio.Future[Death]) -> Death:
-    return await death
+@dataclass(slots=True)
+class _CountedDeath:
+    """A death that counts against the budget, unless a request explains it."""
+
+    at_seconds: float
+    blames_requests: bool
+    is_explained: bool = False
+
+
+class RestartBudget:
+    """Limits the restarts in any `window_seconds`: the first is at once, the next after 1, 2, 4 s.
+
+    It counts the unexplained deaths within the window. When it is spent, the server ends if deaths
+    that accuse no request would have spent it alone: the hardware, a start that fails, a signal
+    from outside. Otherwise requests end the engine, and a new process would meet the same ones: the
+    server browns out, which means that it waits for minutes before each further start.
+    """
+
+    def __init__(
+        self,
+        max_restarts: int,
+        window_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_restarts = max_restarts
+        self._window_seconds = window_seconds
+        self._clock = clock
+        self._deaths: deque[_CountedDeath] = deque(maxlen=REMEMBERED_DEATHS)
+
+    @property
+    def left(self) -> int:
+        """The restarts that are still allowed. Any thread may ask."""
+        return max(0, self._max_restarts - sum(not death.is_explained for death in self._recent()))
+
+    def count(self, death: Death, verdict: Verdict) -> None:
+        """Count a death, and refund those that it explains; a requested one is free."""
+        if death.cause == "requested":
+            return
+        self._deaths.append(_CountedDeath(self._clock(), verdict.has_suspects))
+        unexplained = [counted for counted in reversed(self._deaths) if not counted.is_explained]
+        for counted in unexplained[: verdict.explained]:
+            counted.is_explained = True
+            if verdict.is_charged:  # the key waits for it, and no other key
+                self._deaths.remove(counted)
+
+    def wait_seconds(self, death: Death) -> float:
+        """Return how long to wait before the next start.
+
+        Raises:
+            EngineLostError: the budget is spent.
+        """
+        if death.cause == "requested":
+            return 0.0
+        recent = self._recent()
+        if (
+            not self._max_restarts
+            or sum(not counted.blames_requests for counted in recent) > self._max_restarts
+        ):
+            raise EngineLostError(
+                f"the engine died: {death}, after {self._max_restarts} restarts within "
+                f"{self._window_seconds:.0f} s.",
+                remedy="see the engine's log above, and start the server again; "
+                "--max-engine-restarts allows more.",
+            )
+        excess = len(recent) - self._max_restarts
+        if excess > 0:
+            return min(MAX_BROWNOUT_SECONDS, MIN_BROWNOUT_SECONDS * 2.0 ** (excess - 1))
+        earlier = len(recent) - 1
+        return min(MAX_BACKOFF_SECONDS, 2.0 ** (earlier - 1)) if earlier > 0 else 0.0
+
+    def _recent(self) -> list[_CountedDeath]:
+        horizon = self._clock() - self._window_seconds
+        return [death for death in tuple(self._deaths) if death.at_seconds > horizon]

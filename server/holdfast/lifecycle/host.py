@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Protocol
 
 from holdfast.engine.interface import Engine, EngineLauncher
-from holdfast.lifecycle.proof import Prober
 from holdfast.records import ProbeReport, RankStats
+from holdfast.settings import Suite
+
+
+class Prober(Protocol):
+    """Runs the suite against one engine; `probe.Prober` implements it."""
+
+    async def run(self, *, suite: Suite | None = None) -> ProbeReport:
+        """Run one pass, of the configured suite by default; a failure is in the report."""
+
+    async def run_again(self) -> ProbeReport:
+        """Run one request, which is enough if the proof is valid."""
 
 
 class Host(Protocol):

@@ -74,11 +74,11 @@ class Learning:
         served: dict[Slot, int] = {}
         for rank in ranks:
             for slot in rank.slots:
-                place, need_bytes = (slot.ubatch, slot.lane), slot.high_water_bytes
-                if need_bytes < self._too_large.get(place, need_bytes + 1):
-                    self._slots[place] = max(self._slots.get(place, 0), need_bytes)
+                key, need_bytes = (slot.ubatch, slot.lane), slot.high_water_bytes
+                if need_bytes < self._too_large.get(key, need_bytes + 1):
+                    self._slots[key] = max(self._slots.get(key, 0), need_bytes)
                 if need_bytes <= slot.size_bytes:
-                    served[place] = max(served.get(place, 0), need_bytes)
+                    served[key] = max(served.get(key, 0), need_bytes)
         self._keep(served)
 
     def unlearn(self) -> bool:
@@ -89,9 +89,9 @@ class Learning:
         """
         if self._tried == self._proven:
             return False
-        for place, size_bytes in self._tried.items():
-            if size_bytes > self._proven.get(place, 0):
-                self._too_large[place] = size_bytes
+        for key, size_bytes in self._tried.items():
+            if size_bytes > self._proven.get(key, 0):
+                self._too_large[key] = size_bytes
         self._slots = dict(self._proven)
         return True
 

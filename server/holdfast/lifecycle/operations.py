@@ -11,30 +11,86 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from holdfast.engine.interface import Engine
-from holdfast.engine.replay import Calls
+from holdfast.engine.replay import ReplayManager
 from holdfast.errors import ConflictError, HoldfastError, NotReadyError
-from holdfast.lifecycle.commands import (
-    Command,
-    ProbeCommand,
-    ProbeResult,
-    ProvenSuite,
-    RestartCommand,
-    SleepCommand,
-    SleepResult,
-    WakeCommand,
-)
-from holdfast.lifecycle.proof import Prober, Proof, failure_text
-from holdfast.lifecycle.races import DeathTask
-from holdfast.lifecycle.state_machine import StateMachine
-from holdfast.lifecycle.states import State
-from holdfast.records import SLEEP_TAGS, Death, ProbeReport, SleepTag
+from holdfast.lifecycle.death_task import DeathTask
+from holdfast.lifecycle.host import Prober
+from holdfast.lifecycle.proof import Proof, failure_text
+from holdfast.lifecycle.states import State, StateMachine
+from holdfast.records import SLEEP_TAGS, Death, ProbeReport, SleepLevel, SleepTag
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+
+ProvenSuite = Literal["quick", "worst-case"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeCommand:
+    """Prove the engine again, unless a recent proof is young enough."""
+
+    suite: ProvenSuite
+    youngest_seconds: float = field(default=0.0, compare=False)
+    """A proof of this generation that is at most this old is the result."""
+
+    def __str__(self) -> str:
+        return f"the {self.suite} suite"
+
+
+@dataclass(frozen=True, slots=True)
+class SleepCommand:
+    """Free the memory of the device."""
+
+    level: SleepLevel
+    is_abrupt: bool
+    """Whether running requests are aborted instead of awaited."""
+
+    def __str__(self) -> str:
+        return f"a sleep of level {self.level}"
+
+
+@dataclass(frozen=True, slots=True)
+class WakeCommand:
+    """Reclaim memory, and become READY after a proof once all of it is back."""
+
+    tags: frozenset[SleepTag]
+
+    def __str__(self) -> str:
+        return "waking up"
+
+
+@dataclass(frozen=True, slots=True)
+class RestartCommand:
+    """End the engine and start the next generation."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return "a restart"
+
+
+Command = ProbeCommand | SleepCommand | WakeCommand | RestartCommand
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """The report of the probe, and how long ago it ran."""
+
+    report: ProbeReport
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SleepResult:
+    """What is asleep after a command, with the report of the probe if nothing is."""
+
+    asleep: frozenset[SleepTag]
+    report: ProbeReport | None = None
 
 
 class OperationRunner:
@@ -43,7 +99,7 @@ class OperationRunner:
     def __init__(  # noqa: PLR0913 - the supervisor lends what it has
         self,
         engine: Engine,
-        calls: Calls,
+        requests: ReplayManager,
         death_task: DeathTask,
         *,
         state_machine: StateMachine,
@@ -54,7 +110,7 @@ class OperationRunner:
         drain_timeout_seconds: float,
     ) -> None:
         self._engine = engine
-        self._calls = calls
+        self._requests = requests
         self._death_task = death_task
         self._state_machine = state_machine
         self._proof = proof
@@ -152,10 +208,10 @@ class OperationRunner:
     async def _sleep(self, command: SleepCommand) -> SleepResult:
         async with self._idle_engine(str(command), is_abrupt=command.is_abrupt):
             self._state_machine.enter(State.SLEEPING, f"level {command.level}, as requested")
-            self._calls.expect_aborts()
+            self._requests.expect_aborts()
             self._asleep = SLEEP_TAGS
             await self._change_engine(self._engine.sleep(command.level))
-        self._calls.fail(NotReadyError("The server is asleep."), "drained")
+        self._requests.fail(NotReadyError("The server is asleep."), "drained")
         return SleepResult(self._asleep)
 
     async def _wake(self, command: WakeCommand) -> SleepResult:
@@ -171,11 +227,11 @@ class OperationRunner:
         return SleepResult(self._asleep, report)
 
     async def _restart(self, command: RestartCommand, *, is_asleep: bool) -> None:
-        self._calls.hold()
+        self._requests.hold()
         self._state_machine.enter(State.RECOVERING, "restarting, as requested", command.reason)
         try:
-            if not is_asleep and not await self._until(lambda: not self._calls.begun):
-                logger.warning("the restart cuts off %d answers", self._calls.begun)
+            if not is_asleep and not await self._until(lambda: not self._requests.unreplayable):
+                logger.warning("the restart cuts off %d answers", self._requests.unreplayable)
         except asyncio.CancelledError:
             self._reopen()
             raise
@@ -190,11 +246,11 @@ class OperationRunner:
         Raises:
             ConflictError: requests ran for longer than the drain time-out; they continue.
         """
-        self._calls.hold()
+        self._requests.hold()
         try:
-            if not is_abrupt and not await self._until(lambda: not self._calls.in_engine):
+            if not is_abrupt and not await self._until(lambda: not self._requests.in_engine):
                 raise ConflictError(
-                    f"{self._calls.in_engine} requests were still running after "
+                    f"{self._requests.in_engine} requests were still running after "
                     f"{self._drain_timeout_seconds:.0f} s, so there was no time for {what}.",
                     remedy="try again when fewer requests are running, or raise --drain-timeout.",
                 )

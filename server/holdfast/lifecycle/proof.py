@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from holdfast.engine.interface import Engine
 from holdfast.errors import EngineLostError, ProbeFailedError
+from holdfast.lifecycle.death_task import DeathTask, death_within, run_unless_dead
+from holdfast.lifecycle.host import Prober
 from holdfast.lifecycle.learning import Learning, has_rejection
-from holdfast.lifecycle.races import DeathTask, death_within, run_unless_dead
-from holdfast.lifecycle.start_phases import timed
+from holdfast.lifecycle.start_times import timed
 from holdfast.probe.sizes import full_prompt_tokens
 from holdfast.probe.suite import reason_to_skip
 from holdfast.records import Death, EngineFacts, ProbeReport, ProbeStep
@@ -20,7 +21,7 @@ from holdfast.telemetry.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-MOST_PASSES = 3
+MAX_PASSES = 3
 """The most passes of the suite in one engine, until one succeeds without growth."""
 DEATH_DEADLINE_SECONDS = 2.0
 """The time between a death and the report of the probe that met it, in either order."""
@@ -35,16 +36,6 @@ _REMEDY_OF_NONE = (
 )
 
 ProofOutcome = Literal["proven", "again", "died"]
-
-
-class Prober(Protocol):
-    """Runs the suite against one engine; `probe.Prober` implements it."""
-
-    async def run(self, *, suite: Suite | None = None) -> ProbeReport:
-        """Run one pass, of the configured suite by default; a failure is in the report."""
-
-    async def run_again(self) -> ProbeReport:
-        """Run one request, which is enough if the proof is valid."""
 
 
 class Proof:
@@ -74,8 +65,8 @@ class Proof:
         return self.report.slowest_step_seconds if self.report else None
 
     @property
-    def what(self) -> str:
-        """Describe what the next proof runs."""
+    def next_run(self) -> str:
+        """What the next proof runs."""
         return "one request" if self._is_valid else f"the {self._settings.suite} suite"
 
     def invalidate(self) -> None:
@@ -99,7 +90,7 @@ class Proof:
         Raises:
             ProbeFailedError: the worst case was not served.
         """
-        for attempt in range(1, MOST_PASSES + 1):
+        for attempt in range(1, MAX_PASSES + 1):
             report = await self._pass(engine, prober, death_task, attempt)
             death = await death_within(death_task, 0.0 if report.passed else DEATH_DEADLINE_SECONDS)
             ranks = engine.ranks()
@@ -119,7 +110,7 @@ class Proof:
                 return "proven"
             self._is_valid = False
         raise ProbeFailedError(
-            f"a workspace still grew in pass {MOST_PASSES} of the probe",
+            f"a workspace still grew in pass {MAX_PASSES} of the probe",
             remedy="reserve more with --workspace-reserve.",
         )
 
@@ -132,7 +123,7 @@ class Proof:
         suite proves the next generation.
         """
         engine.limit_context(None)
-        for _ in range(MOST_PASSES):
+        for _ in range(MAX_PASSES):
             report = await self._reported_pass(engine, prober.run(suite=suite), death_task)
             if not (report.passed and report.grew):
                 break
@@ -226,7 +217,7 @@ def proven_context_tokens(report: ProbeReport, facts: EngineFacts) -> int | None
 
 def _is_to_blame(report: ProbeReport, death: Death) -> bool:
     """Whether the proof itself ended the engine, so that another start would end the same way."""
-    return not report.passed and death.is_accusing
+    return not report.passed and death.blames_requests
 
 
 def _is_as_wide(report: ProbeReport, current: ProbeReport) -> bool:

@@ -1,11 +1,14 @@
-"""The states of the server and the only moves between them.
+"""What state is the server in, why and since when? The states, and the only moves between them.
 
 Everything that depends on the state (gate, health routes, metric, dashboard) derives from this
-table. One owner, `holdfast.lifecycle.supervisor`, moves it.
+table. Only the supervisor and its helpers in `holdfast.lifecycle` change the state.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -47,13 +50,13 @@ class Generation:
         """The state of the server until the proof begins."""
         return State.STARTING if self.replaces is None else State.RECOVERING
 
-    def after(self, outcome: LifeOutcome) -> Generation:
+    def after(self, outcome: GenerationOutcome) -> Generation:
         """Return the next one; after a learned restart it makes up for the same death."""
         return Generation(self.number + 1, outcome.death or self.replaces)
 
 
 @dataclass(frozen=True, slots=True)
-class LifeOutcome:
+class GenerationOutcome:
     """How a generation ended."""
 
     death: Death | None = None
@@ -91,3 +94,61 @@ HOPELESS = frozenset({State.FAILED})
 def is_allowed(source: State, target: State) -> bool:
     """Whether the table has the move from `source` to `target`."""
     return target in TRANSITIONS[source]
+
+
+class StateMachine:
+    """Holds the state, allows only `TRANSITIONS`, and wakes those that wait for a change.
+
+    `on_change` is called with each new state and its reason.
+    """
+
+    def __init__(self, on_change: Callable[[State, str], None]) -> None:
+        self._on_change = on_change
+        self._moved = asyncio.Event()
+        self.state = State.STARTING
+        self.reason = "importing vLLM"
+        """The reason for the state, in our words, which anyone may read."""
+        self.detail = ""
+        """What the engine or an operator said about it: for operators, since it may name paths."""
+        self.since_unix_seconds = time.time()
+        self.generation = Generation()
+        """The generation of the engine that the state is about."""
+        self.has_been_ready = False
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether an engine that was lost, or served, is being replaced or proven again."""
+        is_back_soon = self.has_been_ready or self.generation.replaces is not None
+        return self.state is State.RECOVERING or (self.state is State.PROBING and is_back_soon)
+
+    async def until_moved(self) -> None:
+        """Return when the state has changed."""
+        await self._moved.wait()
+
+    def enter(self, target: State, reason: str, detail: str = "") -> None:
+        """Follow the engine into a state, or set a new reason for the present one.
+
+        While the server drains, the engine may end and start, and the state stays DRAINING.
+        """
+        if target is self.state:
+            self._set(target, reason, detail)
+        elif self.state is not State.DRAINING:
+            self.move(target, reason, detail)
+
+    def move(self, target: State, reason: str, detail: str = "") -> None:
+        """Change the state.
+
+        Raises:
+            RuntimeError: the table has no such move.
+        """
+        if not is_allowed(self.state, target):
+            raise RuntimeError(f"no transition from {self.state} to {target}")
+        self._set(target, reason, detail)
+
+    def _set(self, state: State, reason: str, detail: str) -> None:
+        self.state, self.since_unix_seconds = state, time.time()
+        self.reason, self.detail = reason, detail
+        self.has_been_ready = self.has_been_ready or state is State.READY
+        self._on_change(state, f"{reason}: {detail}" if detail else reason)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.engine.interface import Engine, EngineLauncher
-from holdfast.engine.replay import Calls
+from holdfast.engine.replay import ReplayManager
 from holdfast.errors import (
     RETRY_AFTER_SECONDS,
     ConflictError,
@@ -19,17 +19,14 @@ from holdfast.errors import (
     HoldfastError,
     NotReadyError,
 )
-from holdfast.lifecycle.commands import Command, RestartCommand
 from holdfast.lifecycle.death_handler import DeathHandler
-from holdfast.lifecycle.forecast import Forecast
+from holdfast.lifecycle.death_task import DeathTask, run_unless_dead
 from holdfast.lifecycle.host import Host
 from holdfast.lifecycle.learning import Learning
-from holdfast.lifecycle.operations import OperationRunner
+from holdfast.lifecycle.operations import Command, OperationRunner, RestartCommand
 from holdfast.lifecycle.proof import Proof, ProofOutcome, proven_text
-from holdfast.lifecycle.races import DeathTask, run_unless_dead
-from holdfast.lifecycle.start_phases import timed, watched
-from holdfast.lifecycle.state_machine import StateMachine
-from holdfast.lifecycle.states import LifeOutcome, State
+from holdfast.lifecycle.start_times import Forecast, timed, watched
+from holdfast.lifecycle.states import GenerationOutcome, State, StateMachine
 from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
 from holdfast.telemetry.counters import EngineDeaths
@@ -55,11 +52,11 @@ class Supervisor:
         self._forecast = forecast
         self._progress = progress
         self._host = host
-        self._state_machine = StateMachine(progress)
+        self._state_machine = StateMachine(progress.state_changed)
         self._report = EngineReport()
         self._engine: Engine | None = None
         self._facts: EngineFacts | None = None
-        self._calls: Calls | None = None
+        self._requests: ReplayManager | None = None
         self._last_ranks: tuple[RankStats, ...] = ()
         self._phases: dict[str, float] = {}
         self._proof = Proof(
@@ -152,7 +149,7 @@ class Supervisor:
         else:
             self.submit(RestartCommand(reason))
 
-    def engine_at_work(self) -> Engine:
+    def serving_engine(self) -> Engine:
         """Return the engine that serves.
 
         Raises:
@@ -179,26 +176,26 @@ class Supervisor:
             HoldfastError: the server cannot become or stay ready, and the state is FAILED.
         """
         self._forecast.began("start")
-        living = asyncio.create_task(self._live(), name="engine")
+        generations = asyncio.create_task(self._run_generations(), name="engine")
         stopping = asyncio.create_task(self._stop_requested.wait(), name="stop requested")
         try:
-            await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not living.done():
-                await self._drain(living)
+            await asyncio.wait({generations, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not generations.done():
+                await self._drain(generations)
         finally:
-            is_cut = not living.done()
+            is_cut = not generations.done()
             stopping.cancel()
-            living.cancel()
-            await asyncio.wait({living, stopping})
-        self._conclude(None if is_cut or living.cancelled() else living.exception())
+            generations.cancel()
+            await asyncio.wait({generations, stopping})
+        self._conclude(None if is_cut or generations.cancelled() else generations.exception())
 
-    async def _live(self) -> None:
+    async def _run_generations(self) -> None:
         with timed("import", self._phases, self._progress):
             launcher = await self._host.load()
-        self._calls = launcher.calls
+        self._requests = launcher.requests
         self._learning.open(launcher.fingerprint)
         while True:
-            outcome = await self._one_life(launcher)
+            outcome = await self._run_generation(launcher)
             self._state_machine.generation = self._state_machine.generation.after(outcome)
             if outcome.death is None:
                 again = self._state_machine.generation.starts_in
@@ -206,34 +203,34 @@ class Supervisor:
             else:
                 await self._deaths.back_off(outcome.death)
 
-    async def _one_life(self, launcher: EngineLauncher) -> LifeOutcome:
+    async def _run_generation(self, launcher: EngineLauncher) -> GenerationOutcome:
         """Start one generation, prove it and serve with it until it ends.
 
         Raises:
             EngineStartError: the first start failed; ProbeFailedError: the proof did.
         """
-        calls = launcher.calls
+        requests = launcher.requests
         try:
             async with (
                 self._running(launcher) as engine,
-                self._deaths.watching(engine, calls) as (death_task, requested_end),
+                self._deaths.watching(engine, requests) as (death_task, requested_end),
             ):
                 proof = await self._prove(engine, death_task)
                 if proof == "again":
-                    return LifeOutcome()
-                if proof == "proven" and await self._has_tried_suspects(calls, death_task):
-                    async with self._serving(engine, calls, death_task, requested_end):
+                    return GenerationOutcome()
+                if proof == "proven" and await self._has_tried_suspects(requests, death_task):
+                    async with self._serving(engine, requests, death_task, requested_end):
                         await death_task
                 death, start_seconds = await death_task, self._report.last_start_seconds
                 return await self._deaths.record_death(
-                    engine, calls, death, start_seconds=start_seconds
+                    engine, requests, death, start_seconds=start_seconds
                 )
         except EngineStartError as error:
             start_seconds = self._report.last_start_seconds
             return self._deaths.record_failed_start(error, start_seconds=start_seconds)
 
     async def _prove(self, engine: Engine, death_task: DeathTask) -> ProofOutcome:
-        self._state_machine.enter(State.PROBING, f"running {self._proof.what}")
+        self._state_machine.enter(State.PROBING, f"running {self._proof.next_run}")
         return await self._proof.prove(
             engine,
             self._host.prober(engine),
@@ -242,10 +239,10 @@ class Supervisor:
             is_first=self._state_machine.generation.replaces is None,
         )
 
-    async def _has_tried_suspects(self, calls: Calls, death_task: DeathTask) -> bool:
+    async def _has_tried_suspects(self, requests: ReplayManager, death_task: DeathTask) -> bool:
         """Try the requests that may have ended the last engine; False if this one dies of them."""
         start_seconds = self._report.last_start_seconds or 0.0
-        return bool(await run_unless_dead(death_task, calls.try_suspects(start_seconds)))
+        return bool(await run_unless_dead(death_task, requests.try_suspects(start_seconds)))
 
     @asynccontextmanager
     async def _running(self, launcher: EngineLauncher) -> AsyncIterator[Engine]:
@@ -278,20 +275,20 @@ class Supervisor:
     async def _serving(
         self,
         engine: Engine,
-        calls: Calls,
+        requests: ReplayManager,
         death_task: DeathTask,
         requested_end: asyncio.Future[Death],
     ) -> AsyncIterator[None]:
         """While entered, a proven engine serves, and carries out operators' commands."""
-        self._become_ready(engine, calls)
+        self._become_ready(engine, requests)
         self._operations = OperationRunner(
             engine,
-            calls,
+            requests,
             death_task,
             state_machine=self._state_machine,
             proof=self._proof,
             prober=lambda: self._host.prober(engine),
-            become_ready=lambda: self._become_ready(engine, calls),
+            become_ready=lambda: self._become_ready(engine, requests),
             requested_end=requested_end,
             drain_timeout_seconds=self._supervision.drain_timeout_seconds,
         )
@@ -301,7 +298,7 @@ class Supervisor:
             operations, self._operations = self._operations, None
             await operations.end()
 
-    def _become_ready(self, engine: Engine, calls: Calls) -> None:
+    def _become_ready(self, engine: Engine, requests: ReplayManager) -> None:
         if self.state is not State.DRAINING:
             if not self._state_machine.has_been_ready:
                 self._host.became_ready()
@@ -310,9 +307,9 @@ class Supervisor:
             if is_news:
                 self._progress.ready(f"READY: {engine.facts.model}, {self.reason}")
         self._forecast.ready()
-        calls.opened()
+        requests.open()
 
-    async def _drain(self, living: asyncio.Task[None]) -> None:
+    async def _drain(self, generations: asyncio.Task[None]) -> None:
         """Let requests in flight finish, even if an engine dies meanwhile."""
         self._state_machine.move(State.DRAINING, "asked to stop")
         if self._operations is not None:
@@ -321,7 +318,7 @@ class Supervisor:
             return
         idling = asyncio.create_task(self._host.until_idle(), name="until idle")
         try:
-            await asyncio.wait({living, idling}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({generations, idling}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             idling.cancel()
             await asyncio.wait({idling})
@@ -329,9 +326,9 @@ class Supervisor:
     def _conclude(self, error: BaseException | None) -> None:
         if isinstance(error, HoldfastError):
             self._deaths.last_exit = error.cause
-        if self._calls is not None:
+        if self._requests is not None:
             end = NotReadyError("The server has shut down.")
-            self._calls.fail(end, "engine_lost" if error else "drained")
+            self._requests.fail(end, "engine_lost" if error else "drained")
         if error is None:
             self._state_machine.move(State.STOPPED, "stopped")
             return

@@ -22,7 +22,7 @@ PAUSE_SECONDS = 0.1
 EVICTED_AT_ONCE = 16
 """Connections evicted then, so that health checks find a descriptor."""
 WARNING_INTERVAL_SECONDS = 60.0
-LONGEST_TLS_CLOSE_SECONDS = 3600.0
+MAX_TLS_CLOSE_SECONDS = 3600.0
 """The limit of a TLS shutdown; `BoundedTransport` ends one sooner if the client does not read."""
 KEEPALIVE_IDLE_SECONDS = 60
 KEEPALIVE_INTERVAL_SECONDS = 15
@@ -109,7 +109,7 @@ class Acceptor:
                 await connect(
                     ssl=self._context,
                     ssl_handshake_timeout=self._table.limits.header_timeout_seconds or None,
-                    ssl_shutdown_timeout=LONGEST_TLS_CLOSE_SECONDS,
+                    ssl_shutdown_timeout=MAX_TLS_CLOSE_SECONDS,
                 )
             has_arrived = True
         except (OSError, asyncio.CancelledError) as error:
@@ -147,7 +147,7 @@ class Acceptor:
 
 
 def _prepare(sock: socket.socket) -> None:
-    """Send small parts immediately, and detect clients whose machine is gone.
+    """Send small parts immediately, and detect clients on a machine that is gone.
 
     On Linux an accepted socket inherits the options of the listening one.
     """

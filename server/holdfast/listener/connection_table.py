@@ -1,24 +1,45 @@
-"""Every open connection: what each waits for, and which one is evicted if there are too many."""
+"""Every open connection: its deadlines and slot, and which is evicted if there are too many."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import resource
 from collections import OrderedDict
 from collections.abc import Callable
 
 from holdfast.errors import UsageError
-from holdfast.listener.deadline_queue import DeadlineQueue
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.counters import Refusals
 
-MOST_CONNECTIONS = 16_384
-"""The default limit."""
+DEFAULT_MAX_CONNECTIONS = 16_384
 RESERVED_FILES = 1024
 """Files reserved for everything except clients: libraries, models, sockets to the engine, pipes to
 children, and the spare connections for health checks."""
+SPARE_CONNECTIONS = 64
+"""Connections over the limit, for health checks only: an orchestrator that gets no answer would
+restart the server just when it is busiest. Further connections are closed without an answer."""
+LINGER_SECONDS = 1.0
+"""The silence between the last answer and the close. A client that is still sending at the close
+loses the answer, and most clients read it only after they have sent everything."""
+SILENT_SECONDS = 10.0
+"""A WebSocket that has been silent for this long may be evicted."""
+MIN_BYTES_PER_SECOND = 1024
+"""The minimum per second of an arriving body or a departing answer; a slower client would occupy
+a connection for nothing."""
+LATE_AT_ONCE = 32
+"""Thousands that start together are late together, and other work must not wait for all of them."""
+
 _ENOUGH_FILES = 65_536
 """vLLM raises the limit to this. Without a hard limit a higher one would slow down programs that
 iterate over all possible descriptors."""
+
+OnRefused = Callable[[str, bytes, int], None]
+"""Receives the method, the URL and the status of a request that its connection refused."""
+Evict = Callable[[], None]
+"""Closes a connection in favour of another; at most its last answer may still be sent."""
+OnLate = Callable[[], None]
+"""A bound method of the waiting object: it identifies the entry, and is called when it is late."""
 
 
 def connection_limit(asked: int | None) -> int:
@@ -36,7 +57,7 @@ def connection_limit(asked: int | None) -> int:
             remedy="raise the hard limit (`ulimit -Hn`, `docker run --ulimit nofile=N`), or lower "
             "--max-connections.",
         )
-    return min(MOST_CONNECTIONS, available) if asked is None else asked
+    return min(DEFAULT_MAX_CONNECTIONS, available) if asked is None else asked
 
 
 def spare_limit(asked: int) -> int:
@@ -58,22 +79,6 @@ def _raised_limit(wanted: int) -> int:
         return soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
-
-
-OnRefused = Callable[[str, bytes, int], None]
-"""Receives the method, the URL and the status of a request that its connection refused."""
-
-SPARE_CONNECTIONS = 64
-"""Connections over the limit, for health checks only: an orchestrator that gets no answer would
-restart the server just when it is busiest. Further connections are closed without an answer."""
-LINGER_SECONDS = 1.0
-"""The silence between the last answer and the close. A client that is still sending at the close
-loses the answer, and most clients read it only after they have sent everything."""
-SILENT_SECONDS = 10.0
-"""A WebSocket that has been silent for this long may be evicted."""
-LEAST_RATE_BYTES = 1024
-"""The minimum per second of an arriving body or a departing answer; a slower client would occupy
-a connection for nothing."""
 
 
 class ConnectionTable:
@@ -119,13 +124,9 @@ class ConnectionTable:
         """Return a slot for a new connection, evicting another if needed; None if there is none."""
         return next((slot for pool in self._pools if (slot := pool.take_slot())), None)
 
-    def evict_up_to(self, most: int) -> int:
-        """Evict up to `most` connections without a running request; return their number."""
-        return sum(1 for _ in range(most) if any(pool.evict_first() for pool in self._pools))
-
-
-Evict = Callable[[], None]
-"""Closes a connection in favour of another; at most its last answer may still be sent."""
+    def evict_up_to(self, count: int) -> int:
+        """Evict up to `count` connections without a running request; return their number."""
+        return sum(1 for _ in range(count) if any(pool.evict_first() for pool in self._pools))
 
 
 class ConnectionSlot:
@@ -194,3 +195,45 @@ class ConnectionSlots:
         slot.release()
         evict()
         return True
+
+
+class DeadlineQueue:
+    """Calls each `late` when its time has run out; a time of 0 means never.
+
+    All entries have the same duration, so their order is that of their deadlines: each costs a
+    dictionary entry and no timer. It belongs to one event loop.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds or math.inf
+        self._due: OrderedDict[OnLate, float] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __contains__(self, late: OnLate) -> bool:
+        return late in self._due
+
+    def start(self, late: OnLate) -> None:
+        """Start, or restart, the full time of an entry."""
+        self._due[late] = asyncio.get_running_loop().time() + self._seconds
+        self._due.move_to_end(late)
+        self._arm()
+
+    def stop(self, late: OnLate) -> None:
+        """Remove an entry: what it waited for has happened, or the connection is gone."""
+        self._due.pop(late, None)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for _ in range(LATE_AT_ONCE):
+            if not self._due or next(iter(self._due.values())) > now:
+                break
+            late, _ = self._due.popitem(last=False)
+            late()
+        self._arm()
+
+    def _arm(self) -> None:
+        """Set the timer for the oldest entry. A timer that is set already fires no later."""
+        due = next(iter(self._due.values()), math.inf)
+        if self._timer is None and due < math.inf:
+            self._timer = asyncio.get_running_loop().call_at(due, self._expire)

@@ -13,28 +13,28 @@ def malformed() -> RefusedError:
     return RefusedError("The request is not valid HTTP/1.1.", reason="malformed", http_status=400)
 
 
-def url_too_long(most_bytes: int) -> RefusedError:
+def url_too_long(max_bytes: int) -> RefusedError:
     """Return the error for a request line that is too long."""
     return RefusedError(
-        f"The URL of the request is longer than {most_bytes} bytes (--max-url-length).",
+        f"The URL of the request is longer than {max_bytes} bytes (--max-url-length).",
         reason="url_too_long",
         http_status=414,
     )
 
 
-def too_many_headers(most: int) -> RefusedError:
+def too_many_headers(max_headers: int) -> RefusedError:
     """Return the error for too many headers or trailers."""
     return RefusedError(
-        f"The request has more than {most} headers (--max-headers).",
+        f"The request has more than {max_headers} headers (--max-headers).",
         reason="too_many_headers",
         http_status=431,
     )
 
 
-def headers_too_large(most_bytes: int) -> RefusedError:
+def headers_too_large(max_bytes: int) -> RefusedError:
     """Return the error for headers, trailers or chunk framing that are too large."""
     return RefusedError(
-        f"The headers of the request are larger than {most_bytes} bytes (--max-header-size).",
+        f"The headers of the request are larger than {max_bytes} bytes (--max-header-size).",
         reason="headers_too_large",
         http_status=431,
     )
@@ -49,10 +49,10 @@ def slow_headers(seconds: float) -> RefusedError:
     )
 
 
-def body_too_large(most_bytes: int) -> RefusedError:
+def body_too_large(max_bytes: int) -> RefusedError:
     """Return the error for a body that is too large, as announced or as received."""
     return RefusedError(
-        f"The body of the request is larger than {most_bytes} bytes (--max-body-size).",
+        f"The body of the request is larger than {max_bytes} bytes (--max-body-size).",
         reason="body_too_large",
         http_status=413,
     )
@@ -68,10 +68,10 @@ def slow_body(seconds: float) -> RefusedError:
     )
 
 
-def too_many_connections(most: int) -> RefusedError:
+def too_many_connections(max_connections: int) -> RefusedError:
     """Return the error for a connection over the limit."""
     return RefusedError(
-        f"All {most} connections are in use (--max-connections).",
+        f"All {max_connections} connections are in use (--max-connections).",
         reason="too_many_connections",
         http_status=503,
         openai_type="service_unavailable",

@@ -19,9 +19,16 @@ from holdfast.listener import errors
 from holdfast.listener.bounded_connection import BoundedConnection
 from holdfast.listener.websocket_connection import WebSocketConnection
 
-Headers = Iterable[tuple[bytes, bytes]]
+MAX_PIPELINED = 128
+"""Requests on one connection that wait for the answer to an earlier one; each takes kilobytes."""
 
 _UPGRADE_OPTIONS = frozenset({b"upgrade", b"http2-settings"})
+_HEADER_FRAME_BYTES = 4
+"""Colon, space and line break."""
+_CHUNK_FRAME_FACTOR = 9
+"""A chunk of one byte takes six on the wire, and a few more with leading zeros."""
+
+Headers = Iterable[tuple[bytes, bytes]]
 
 
 def announces_body(headers: Headers) -> bool:
@@ -42,14 +49,6 @@ def without_upgrade_offer(method: bytes, url: bytes, version: str, headers: Head
         if name not in _UPGRADE_OPTIONS and (value or name != b"connection"):
             lines.append(name + b": " + value)
     return b"\r\n".join([*lines, b"", b""])
-
-
-MOST_PIPELINED = 128
-"""Requests on one connection that wait for the answer to an earlier one; each takes kilobytes."""
-_HEADER_FRAME_BYTES = 4
-"""Colon, space and line break."""
-_CHUNK_FRAME_FACTOR = 9
-"""A chunk of one byte takes six on the wire, and a few more with leading zeros."""
 
 
 class HttpConnection(BoundedConnection):
@@ -91,7 +90,7 @@ class HttpConnection(BoundedConnection):
 
     def on_message_begin(self) -> None:
         """Begin a request at its first byte."""
-        if len(self.pipeline) >= MOST_PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED:
             raise errors.malformed()
         self._unset_keepalive_if_required()
         super().on_message_begin()

@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 START_DEADLINE_SECONDS = 30.0
 STOP_DEADLINE_SECONDS = 3.0
 """The time for the last bytes of answers; requests have been drained before."""
-MOST_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """The largest WebSocket message, if `--max-body-size` allows it."""
 ALWAYS_ANSWERED = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping", "/metrics"})
 """The paths of health checks and scrapes, which work even when all connections are in use."""
 
 
 @contextmanager
-def bound(settings: ListenSettings) -> Iterator[socket.socket]:
+def bound_socket(settings: ListenSettings) -> Iterator[socket.socket]:
     """Bind the socket; the file of a Unix socket is removed at the end.
 
     Raises:
@@ -71,7 +71,7 @@ def bound(settings: ListenSettings) -> Iterator[socket.socket]:
 
 
 @asynccontextmanager
-async def serving(  # noqa: PLR0913 - where to listen, what to serve, where to count refusals
+async def listening(  # noqa: PLR0913 - where to listen, what to serve, where to count refusals
     app: Callable[..., Any],
     sock: socket.socket,
     settings: ListenSettings,
@@ -196,7 +196,7 @@ def _config(
         ssl_ca_certs=settings.ssl_ca_certs,
         ssl_cert_reqs=settings.ssl_cert_reqs,
         ssl_ciphers=settings.ssl_ciphers,
-        ws_max_size=min(MOST_MESSAGE_BYTES, limits.max_body_bytes),
+        ws_max_size=min(MAX_MESSAGE_BYTES, limits.max_body_bytes),
         # A few kilobytes could expand to many megabytes, and one read may contain several messages.
         ws_per_message_deflate=False,
     )

@@ -25,7 +25,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 @asynccontextmanager
-async def refreshed(
+async def certificates_refreshed(
     context: ssl.SSLContext | None, settings: ListenSettings, identity: Path | None = None
 ) -> AsyncIterator[None]:
     """Use replaced files for the next handshake while entered, if `--enable-ssl-refresh` is set.
@@ -92,7 +92,7 @@ def end_of_certificate(path: Path) -> datetime:
     return x509.load_pem_x509_certificates(path.read_bytes())[0].not_valid_after_utc
 
 
-def admit(context: ssl.SSLContext | None, identity: Path | None) -> None:
+def accept_identity(context: ssl.SSLContext | None, identity: Path | None) -> None:
     """Accept `identity` as a client certificate in handshakes from now on."""
     if context is not None and identity is not None:
         context.load_verify_locations(identity)
@@ -109,9 +109,9 @@ async def _follow(context: ssl.SSLContext, settings: ListenSettings, identity: P
         try:
             renewed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             _load(renewed, settings)
-            admit(renewed, identity)
+            accept_identity(renewed, identity)
         except OSError as error:  # ssl.SSLError is one
-            logger.error("kept the old certificate, as the renewed one is invalid: %s", error)  # noqa: TRY400 - the line says it all
+            logger.error("kept the old certificate, because the renewed one is invalid: %s", error)  # noqa: TRY400 - the line says it all
         else:
             # The listener's own context cannot be replaced, but each handshake can get another.
             context.sni_callback = partial(_hand_over, renewed)

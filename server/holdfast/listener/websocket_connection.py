@@ -12,13 +12,10 @@ from holdfast.errors import RefusedError
 from holdfast.listener import errors
 from holdfast.listener.connection_table import ConnectionSlot, ConnectionTable
 
-MOST_FRAGMENTS = 16_384
+MAX_FRAGMENTS = 16_384
 """The limit per message. An empty fragment costs the client six bytes and counts as 0 bytes."""
-
-
-MOST_AT_ONCE = 8 * 1024
+MAX_BYTES_AT_ONCE = 8 * 1024
 """Bytes of frames parsed in one turn: a read may contain thousands of tiny ones."""
-
 
 _ACTIVITY = frozenset({"websocket.accept", "websocket.send"})
 
@@ -65,12 +62,12 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self._unparsed += data
             self.transport.pause_reading()
             return
-        super().data_received(data[:MOST_AT_ONCE])
+        super().data_received(data[:MAX_BYTES_AT_ONCE])
         if not self.handshake_initiated and not self.transport.is_closing():
             # `websockets` accepts shorter headers than HTTP does here, and fails silently.
             self._refuse(errors.malformed())
         elif not self.transport.is_closing():
-            self._defer(data[MOST_AT_ONCE:])
+            self._defer(data[MAX_BYTES_AT_ONCE:])
 
     def _defer(self, data: bytes) -> None:
         """Pause reading until these bytes have had their turn, and while pongs are not read."""
@@ -101,7 +98,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def handle_cont(self, event: Frame) -> None:
         """Handle another fragment of a message."""
         self._note_activity()
-        if len(self.frames) >= MOST_FRAGMENTS:
+        if len(self.frames) >= MAX_FRAGMENTS:
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, "too many fragments")
             self.handle_parser_exception()
             return

@@ -1,14 +1,14 @@
 """Every change to vLLM's own code. Runs in the front end and in vLLM's processes.
 
-`PATCHES` is the list of them: what stands in the place of code of vLLM, of the standard library, or
-of a library between us and vLLM, wherever in this package it is put there. One that a guarantee
-needs ends the start with exit 3 where its site is missing; any other is left out with a warning.
-This module imports nothing heavy: the fork server and every worker import it.
+`PATCHES` lists everything in Holdfast that replaces code of vLLM, of the standard library, or of a
+library between us and vLLM. If a patch that a guarantee needs does not fit, the start ends with
+exit 3. Any other patch that does not fit is left out with a warning. This module imports nothing
+heavy: the fork server and every worker import it.
 """
 
 from __future__ import annotations
 
-from holdfast.patches.fitting import Patch, Process, is_fit, require
+from holdfast.patches.patch import Patch, Process, is_fit, require
 
 _BASE = "vllm.renderers.base:BaseRenderer"
 _HF = "vllm.renderers.hf:HfRenderer"
@@ -32,7 +32,7 @@ PATCHES: tuple[Patch, ...] = (
             f"{_CHAT}:ChatCompletionResponseStreamChoice",
             f"{_CHAT}:ChatCompletionStreamResponse",
         ),
-        "three models for each token cost 9 of the 60 to 80 us that a token takes",
+        "vLLM builds three models per token, 9 of the 60 to 80 us that a token takes",
         is_guarantee=False,
     ),
     Patch(
@@ -46,14 +46,14 @@ PATCHES: tuple[Patch, ...] = (
             f"{_HF}._replace_executor",
             "vllm.renderers.base:asyncio",
         ),
-        "two hand-overs to a thread cost a tenth of the time to the first token at 16 clients",
+        "handing a prompt to a thread twice is a tenth of the time to first token at 16 clients",
         is_guarantee=False,
     ),
     Patch(
-        "engine.openai_app.with_frequent_first",
+        "engine.openai_app.put_frequent_first",
         "front end",
         ("starlette.routing:Router.routes",),
-        "a request is compared with one route after the other",
+        "a request is compared with one route after another",
         is_guarantee=False,
     ),
     # What keeps the front end alive and fair
@@ -65,7 +65,7 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.parser.engine.incremental_lexer:IncrementalLexer.feed",
             "vllm.parser.engine.parser_engine:ParserEngine._events_to_delta",
         ),
-        "parsers take the square of an answer's length on the event loop: minutes",
+        "parsing on the event loop takes time quadratic in an answer's length: minutes",
         upstream=f"{_VLLM}57677",
     ),
     Patch(
@@ -84,7 +84,7 @@ PATCHES: tuple[Patch, ...] = (
         "patches.tokenizer.bound_tool_calls",
         "front end",
         (f"{_MESSAGES}:_postprocess_messages or {_MESSAGES}.chat_message:_postprocess_messages",),
-        "arguments of tool calls are read on the event loop, at any size and depth",
+        "arguments of tool calls are parsed on the event loop, at any size and depth",
     ),
     Patch(
         "patches.tokenizer.score_in_a_thread",
@@ -102,7 +102,7 @@ PATCHES: tuple[Patch, ...] = (
         "patches.request_bodies.stop_at_first_error",
         "front end",
         ("pydantic_core.core_schema:list_schema", "fastapi._compat:ModelField._type_adapter"),
-        "200 KB of wrong messages keep the event loop for 10 s and take a gigabyte",
+        "200 KB of invalid messages block the event loop for 10 s and take a gigabyte",
         upstream=f"{_VLLM}49239",
     ),
     Patch(
@@ -131,17 +131,17 @@ PATCHES: tuple[Patch, ...] = (
         "engine.media.formats.check_audio",
         "front end",
         ("vllm.multimodal.media.audio:load_audio", f"{_SPEECH}:load_audio"),
-        "FFmpeg takes files that have it open others, or listen on the network",
+        "FFmpeg reads files that make it open other files or listen on the network",
     ),
     Patch(
         "engine.media.realtime.bound_realtime_audio",
         "front end",
         (f"{_REALTIME}.__init__", f"{_REALTIME}.cleanup"),
-        "a WebSocket that appends sound and never commits takes all memory",
+        "a WebSocket that appends audio and never commits takes all memory",
         upstream=f"{_VLLM}48130",
     ),
     Patch(
-        "engine.grammars.requests.keep_native_code_out",
+        "engine.grammars.requests.check_in_workers",
         "front end",
         (
             "vllm.v1.structured_output.backend_xgrammar:validate_xgrammar_grammar",
@@ -161,14 +161,16 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.v1.engine.core_client:EngineCoreClient.add_request_async",
             "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
             "vllm.v1.engine.output_processor:OutputProcessor.request_states",
+            "vllm.v1.engine.core_client:BackgroundResources.engine_dead",
         ),
-        "a request with a number of more than 64 bits is never removed; sequences take turns",
+        "a request with a number of more than 64 bits is never removed, and calls to a stopped "
+        "engine never return; sequences take turns",
     ),
     Patch(
         "patches.front_end.accept_nulls",
         "front end",
         ("vllm.entrypoints.openai.responses.protocol:ResponsesResponse.from_request",),
-        "`background: null` breaks a stream off at its first event",
+        "`background: null` ends a stream at its first event",
         upstream=f"{_VLLM}48319",
     ),
     Patch(
@@ -183,7 +185,7 @@ PATCHES: tuple[Patch, ...] = (
         "patches.front_end.kill_trees_by",
         "front end",
         ("vllm.v1.utils:kill_process_tree",),
-        "it raises if a process ends meanwhile, and leaves the rest of the shutdown undone",
+        "it raises if a process ends meanwhile, and skips the rest of the shutdown",
     ),
     Patch(
         "patches.front_end.kept_renderer",
@@ -192,37 +194,31 @@ PATCHES: tuple[Patch, ...] = (
         "every serving object keeps the first renderer, which ends with its engine",
     ),
     Patch(
-        "engine.compat.declare_dead",
-        "front end",
-        ("vllm.v1.engine.core_client:BackgroundResources.engine_dead",),
-        "calls to a stopped engine never return",
-    ),
-    Patch(
         "patches.stat_logger.LastingStatLogger",
         "front end",
         (f"{_STATS}.record", f"{_STATS}._gauge_cls", f"{_LOGGERS}:unregister_vllm_metrics"),
-        "a new engine takes all counters off the page, and the probe would count as traffic",
+        "a new engine unregisters all counters, and the probe would count as traffic",
     ),
     Patch(
-        "engine.openai_app.leaving_counts_to_the_front_end",
+        "engine.openai_app.without_instrumentator",
         "front end",
         ("prometheus_fastapi_instrumentator:Instrumentator.instrument",),
-        "requests that the front end answers itself count under the same names",
+        "the front end counts the requests that it answers itself under the same names",
     ),
     # How processes are started, named and ended
     Patch(
         "patches.front_end.forked_cores",
         "front end",
         ("vllm.v1.engine.utils:get_mp_context",),
-        "an EngineCore that is spawned imports for seconds, at every restart",
+        "a spawned EngineCore spends seconds on imports at every restart",
         is_guarantee=False,
         upstream=f"{_VLLM}45483",
     ),
     Patch(
-        "patches.engine_core.fork_workers",
+        "patches.engine.fork_workers",
         "fork server",
         ("vllm.v1.executor.multiproc_executor:get_mp_context",),
-        "a worker that is spawned imports for seconds, at every restart",
+        "a spawned worker spends seconds on imports at every restart",
         is_guarantee=False,
         upstream=f"{_VLLM}45483",
     ),
@@ -239,14 +235,14 @@ PATCHES: tuple[Patch, ...] = (
         seen_in="CPython 3.11 to 3.13",
     ),
     Patch(
-        "processes.exit_codes.note_in",
+        "processes.exits.record_exit_codes",
         "fork server",
         ("os:waitpid",),
-        "the fork server alone learns which signal ended a process, and tells nobody",
+        "only the fork server learns which signal ended a process, and discards it",
         seen_in="CPython 3.11 to 3.13",
     ),
     Patch(
-        "worker.lifetime.tie_spawned",
+        "worker.lifetime.make_spawned_die_with_parent",
         "engine",
         ("multiprocessing.spawn:get_command_line",),
         "a process whose parent ends while it imports lives on, with its memory",
@@ -254,10 +250,10 @@ PATCHES: tuple[Patch, ...] = (
         seen_in="CPython 3.11 to 3.13",
     ),
     Patch(
-        "worker.ipc_names.use_names_of",
+        "worker.ipc_names.name_ipc_after",
         "engine",
         ("multiprocessing.shared_memory:_SHM_NAME_PREFIX",),
-        "what a killed process leaves in /dev/shm is nobody's where names are random",
+        "with random names, nothing tells which engine left a file in /dev/shm",
         is_guarantee=False,
         seen_in="CPython 3.11 to 3.13",
     ),
@@ -265,7 +261,7 @@ PATCHES: tuple[Patch, ...] = (
         "worker.crash_records.record_causes",
         "engine",
         ("traceback:print_exc",),
-        "each process would print the traceback that vLLM has logged already",
+        "each process would print a traceback that vLLM has already logged",
         is_guarantee=False,
         seen_in="CPython 3.11 to 3.13",
     ),
@@ -282,7 +278,7 @@ PATCHES: tuple[Patch, ...] = (
         upstream=f"{_VLLM}43357",
     ),
     Patch(
-        "worker.hooks.WorkerFollower",
+        "worker.hooks.WorkerHooks",
         "worker",
         (
             f"{_WORKER}.load_model",
@@ -297,13 +293,13 @@ PATCHES: tuple[Patch, ...] = (
         upstream=f"{_VLLM}48179",
     ),
     Patch(
-        "workspace.moe_permute.follow",
+        "workspace.moe_permute.guard",
         "worker",
         ("vllm.model_executor.layers.fused_moe.moe_permute_unpermute:MoEPermuteScratch.reserve",),
-        "it frees tensors whose addresses graphs hold, and is refused growth after the lock",
+        "it frees tensors whose addresses graphs hold, and cannot grow after the lock",
     ),
     Patch(
-        "patches.worker.take_plain_functions",
+        "patches.engine.accept_plain_functions",
         "engine",
         ("torch.compiler:load_compiled_function",),
         "on the CPU every start compiles the model again",
@@ -311,14 +307,14 @@ PATCHES: tuple[Patch, ...] = (
         upstream=f"{_VLLM}24274",
     ),
     Patch(
-        "patches.worker.keep_seeds",
+        "patches.engine.withhold_unused_seeds",
         "worker",
         ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",),
         "on the CPU a seed in a request whose prompt takes two steps ends the engine",
         upstream=f"{_VLLM}10097",
     ),
     Patch(
-        "worker.builds.keep_builds",
+        "patches.engine.keep_builds",
         "engine",
         ("vllm.distributed.device_communicators.pynccl_allocator:tempfile",),
         "every recovery with NCCL's symmetric memory would wait for a compiler",
@@ -328,16 +324,16 @@ PATCHES: tuple[Patch, ...] = (
         "planning.command.plan",
         "plan",
         ("vllm.platforms:_current_platform", "vllm.engine.arg_utils:current_platform"),
-        "vLLM takes the sizes of a plan from the device that it runs on, and needs one",
+        "vLLM reads sizes from the device that it runs on, which a plan may not have",
     ),
 )
 
 
 def check(process: Process) -> None:
-    """Look for everything that a guarantee needs in such a process.
+    """Check that the patches that guarantees need in such a process fit.
 
     Raises:
-        EngineStartError: something is missing.
+        EngineStartError: one does not.
     """
     for patch in PATCHES:
         if patch.is_guarantee and patch.process == process:
@@ -345,6 +341,6 @@ def check(process: Process) -> None:
 
 
 def fits(by: str) -> bool:
-    """Whether the patch that is made `by` that function can be made; `is_fit` says more."""
+    """Whether the patch that the function `by` applies fits; see `is_fit`."""
     [patch] = [patch for patch in PATCHES if patch.by == by]
     return is_fit(patch)

@@ -1,9 +1,9 @@
-"""Answers of a model are searched for reasoning and tool calls for a while, and not for ever.
+"""Limits the time for which vLLM searches an answer for reasoning and tool calls.
 
-vLLM's parsers do that on the event loop (0.32). Many take time with the square of an answer's
-length or worse, and what a model says is up to its client: 60,000 times `[f(` keep some at it for
-minutes. A thread would not help, as regular expressions keep the interpreter to themselves. They do
-look for signals, so that a timer of the CPU ends one search with an error.
+vLLM's parsers run on the event loop (0.32). Many take time quadratic in an answer's length or
+worse, and clients decide what a model says: 60,000 repetitions of `[f(` take some parsers minutes.
+A thread would not help, because regular expressions hold the interpreter's lock. They do check for
+signals, so a CPU timer can end a search with an error.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from holdfast.request_context import current_request
 logger = logging.getLogger("holdfast.engine")
 
 LIMIT_SECONDS = 0.5
-"""Of the CPU, for one search."""
-SECONDS_A_CHARACTER = 2e-5
-"""And so much for each character of the answer: three times what honest tool calls take."""
+"""The CPU time for one search, however short the answer is."""
+SECONDS_PER_CHARACTER = 2e-5
+"""The additional CPU time for each character: three times what honest tool calls take."""
 FREE_CHARACTERS = 2048
-"""In so short an answer no search takes longer than that."""
+"""The length up to which no search takes longer than `LIMIT_SECONDS`."""
 SLICE_CHARACTERS = 2048
-"""vLLM's lexer copies what it still has to read, with numbers for each character, at each mark."""
+"""The text that vLLM's lexer gets at once: at each mark it copies everything that is unread."""
 MANY_EVENTS = 64
-"""So many are in no delta of a stream, which stays as it is."""
+"""More events than one delta of a stream has, which stays as it is."""
 _TICK_SECONDS = 0.02
 _PACKAGES = ("vllm", "partial_json_parser", "regex", "re", "json")
 _SEARCHERS = ("vllm.parser.", "vllm.reasoning.", "vllm.tool_parsers.")
@@ -46,15 +46,15 @@ _MARK = "holdfast_bounded"
 
 
 def bound_answer_parsers() -> None:
-    """Have parsers that vLLM makes from now on end in time; calling it again changes nothing."""
+    """Limit the parsers that vLLM makes from now on; calling it again changes nothing."""
     original = ParserManager.get_parser
     if hasattr(original, _MARK):
         return
-    watch = _Watch()
+    timer = _SearchTimer()
 
     def get_parser(*arguments: Any, **options: Any) -> Any:
         parser = original(*arguments, **options)
-        return None if parser is None else _bounded(parser, watch)
+        return None if parser is None else _bounded(parser, timer)
 
     setattr(get_parser, _MARK, True)
     _read_in_slices()
@@ -63,9 +63,9 @@ def bound_answer_parsers() -> None:
 
 
 def _read_in_slices() -> None:
-    """Have vLLM's lexer find the same tokens in a long text in a time that grows with its length.
+    """Make vLLM's lexer find the same tokens in a time linear in the text's length.
 
-    Without that honest answers of some models' formats take seconds.
+    Otherwise honest answers in some models' formats take seconds.
     """
     read_at_once: Any = IncrementalLexer.feed
 
@@ -93,8 +93,9 @@ def _read_in_slices() -> None:
 
 
 def _convert_arguments_once() -> None:
-    """Have the argument of a tool call converted as often as there is more of it to send, and not
-    for each piece that it is read in: a file of 60 KB as an argument took half a minute.
+    """Convert the argument of a tool call once per delta, and not once per piece that is parsed.
+
+    With a file of 60 KB as its argument, a call took half a minute.
     """
     convert_each = ParserEngine._events_to_delta  # noqa: SLF001 - there is no other way in
 
@@ -107,7 +108,7 @@ def _convert_arguments_once() -> None:
 
 
 def _runs(events: list[Any]) -> Iterator[list[Any]]:
-    """Pieces of one argument as one piece, and all other events as they are."""
+    """Yield the pieces of one argument as one piece, and all other events unchanged."""
     for (kind, index), run in groupby(events, key=lambda one: (one.type, one.tool_index)):
         if kind is not EventType.ARG_VALUE_CHUNK:
             yield list(run)
@@ -118,60 +119,60 @@ def _runs(events: list[Any]) -> Iterator[list[Any]]:
         yield [SemanticEvent(kind, value=text, tool_index=index, token_count=tokens)]
 
 
-def _bounded(parser: Any, watch: _Watch) -> Any:
-    """The same class of parsers, whose searches end in time."""
+def _bounded(parser: Any, timer: _SearchTimer) -> Any:
+    """Return a subclass of a parser class with limited searches."""
 
-    class Bounded(parser):  # type: ignore[misc]  # known when it runs
+    class Bounded(parser):  # type: ignore[misc]  # a class of vLLM's registry
         _characters = 0
 
         def parse(self, model_output: str, *arguments: Any, **options: Any) -> Any:
-            with watch.over(len(model_output)):
+            with timer.limited(len(model_output)):
                 return super().parse(model_output, *arguments, **options)
 
         def parse_delta(self, delta_text: str, *arguments: Any, **options: Any) -> Any:
             self._characters += len(delta_text)
             if self._characters <= FREE_CHARACTERS:
                 return super().parse_delta(delta_text, *arguments, **options)
-            with watch.over(self._characters):
+            with timer.limited(self._characters):
                 return super().parse_delta(delta_text, *arguments, **options)
 
     Bounded.__name__, Bounded.__qualname__ = parser.__name__, parser.__qualname__
     return Bounded
 
 
-class _OutOfTime(BaseException):
-    """Nothing that a parser catches."""
+class _SearchTimeout(BaseException):
+    """Ends a search; no parser catches it."""
 
 
-class _Watch:
-    """Ends what runs too long in the main thread, where the event loop is; elsewhere nothing."""
+class _SearchTimer:
+    """Ends searches that take too long in the main thread, which runs the event loop."""
 
     def __init__(self) -> None:
         self._ends_seconds: float | None = None
-        """By the CPU time of the thread; None while nothing is watched."""
+        """A CPU time of the thread; None while no search runs."""
         self._is_able = threading.current_thread() is threading.main_thread()
         if self._is_able:
-            # It stays: a signal that comes late would end the process if nobody took it.
+            # It stays: without a handler, a late signal would end the process.
             signal.signal(signal.SIGVTALRM, self._expire)
             signal.siginterrupt(signal.SIGVTALRM, False)
 
     @contextmanager
-    def over(self, characters: int) -> Iterator[None]:
-        """While entered, a search of so much text runs.
+    def limited(self, characters: int) -> Iterator[None]:
+        """Limit the search of a text of this length while entered.
 
         Raises:
-            GenerationError: it took too long.
+            GenerationError: the search took too long.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not (self._is_able and is_main and characters > FREE_CHARACTERS) or self._ends_seconds:
             yield
             return
-        limit_seconds = LIMIT_SECONDS + characters * SECONDS_A_CHARACTER
+        limit_seconds = LIMIT_SECONDS + characters * SECONDS_PER_CHARACTER
         self._ends_seconds = time.thread_time() + limit_seconds
         signal.setitimer(signal.ITIMER_VIRTUAL, limit_seconds, _TICK_SECONDS)
         try:
             yield
-        except _OutOfTime:
+        except _SearchTimeout:
             self._ends_seconds = None
             logger.warning(
                 "the search of a %d-character answer for reasoning and tool calls was stopped, "
@@ -187,12 +188,12 @@ class _Watch:
 
     def _expire(self, _signal: int, frame: FrameType | None) -> None:
         is_over = self._ends_seconds is not None and time.thread_time() >= self._ends_seconds
-        if is_over and _may_be_left(frame):
-            raise _OutOfTime
+        if is_over and _is_interruptible(frame):
+            raise _SearchTimeout
 
 
-def _may_be_left(frame: FrameType | None) -> bool:
-    """Whether it is code that only searches: what it uses, such as a log, may hold a lock."""
+def _is_interruptible(frame: FrameType | None) -> bool:
+    """Whether this is code that only searches; other code, such as logging, may hold a lock."""
     name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
     if name.startswith("vllm."):
         return name.startswith(_SEARCHERS)
@@ -201,7 +202,7 @@ def _may_be_left(frame: FrameType | None) -> bool:
 
 
 def _error() -> GenerationError:
-    """What vLLM answers cleanly before and within a stream."""
+    """Return an error that vLLM reports well both before and within a stream."""
     error = GenerationError(
         "It takes too long to search the answer of the model for reasoning and tool calls."
     )

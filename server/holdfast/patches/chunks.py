@@ -1,9 +1,9 @@
-"""The chunks of a chat stream that carry text and nothing else, written without models.
+"""Writes the chunks of a chat stream that carry only text, without pydantic models.
 
-For every token vLLM makes three pydantic models, each validated in Python, and writes them as JSON:
-9 of the 60 to 80 microseconds that its front end spends on a token. Most chunks differ in one
-string. Those are written here byte for byte as vLLM writes them; every other chunk (the first, the
-last, log-probs, tool calls, reasoning, token ids, usage) is made of vLLM's models as before.
+For every token vLLM builds three pydantic models, each validated in Python, and serialises them: 9
+of the 60 to 80 microseconds that its front end spends on a token. Most chunks differ in one string.
+Those are written here byte for byte as vLLM writes them. Every other chunk (the first, the last,
+log-probs, tool calls, reasoning, token ids, usage) still consists of vLLM's models.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _OPTIONS = {"exclude_unset": True}
 
 
 def write_text_directly() -> bool:
-    """Have vLLM's chat streams use this from now on; calling it again changes nothing.
+    """Make vLLM's chat streams write text directly; calling it again changes nothing.
 
-    False, and nothing has changed, where this version of vLLM writes such a chunk otherwise.
+    Return False and change nothing if this version of vLLM writes such a chunk differently.
     """
     try:
         is_exact = _is_exact()
-    except (TypeError, ValueError):  # other fields are needed there; pydantic's is a ValueError
+    except (TypeError, ValueError):  # other fields are required; pydantic's error is a ValueError
         is_exact = False
     if not is_exact:
         logger.info(
@@ -48,13 +48,13 @@ def write_text_directly() -> bool:
 
 
 def delta(**fields: Any) -> Any:
-    """Stands where vLLM makes a DeltaMessage."""
+    """Replaces vLLM's DeltaMessage."""
     content = fields.get("content")
     return _TextDelta(content) if type(content) is str and len(fields) == 1 else _DELTA(**fields)
 
 
 def choice(**fields: Any) -> Any:
-    """Stands where vLLM makes a ChatCompletionResponseStreamChoice."""
+    """Replaces vLLM's ChatCompletionResponseStreamChoice."""
     text = fields["delta"]
     if type(text) is not _TextDelta:
         return ChatCompletionResponseStreamChoice(**fields)
@@ -66,7 +66,7 @@ def choice(**fields: Any) -> Any:
 
 
 def chunk(**fields: Any) -> Any:
-    """Stands where vLLM makes a ChatCompletionStreamResponse."""
+    """Replaces vLLM's ChatCompletionStreamResponse."""
     choices = fields["choices"]
     if len(choices) != 1 or type(choices[0]) is not _TextChoice:
         return ChatCompletionStreamResponse(**fields)
@@ -76,7 +76,7 @@ def chunk(**fields: Any) -> Any:
 
 
 class _TextDelta:
-    """What vLLM reads of a DeltaMessage that has only content."""
+    """The attributes that vLLM reads of a DeltaMessage with only content."""
 
     __slots__ = ("content",)
     reasoning = None
@@ -90,7 +90,7 @@ class _TextDelta:
 
 
 class _TextChoice:
-    """What vLLM reads of the choice with such a delta."""
+    """The attributes that vLLM reads of a choice with such a delta."""
 
     __slots__ = ("fields",)
     finish_reason = None
@@ -105,13 +105,13 @@ class _TextChoice:
 
 
 class _TextChunk:
-    """A chunk with such a choice. What vLLM sets on it later makes it a model again."""
+    """A chunk with such a choice. If vLLM sets an attribute on it, it becomes a model again."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
 
     def model_dump_json(self, **options: Any) -> str:
-        """As that of the model."""
+        """Return what the model's method of this name returns."""
         fields = self._fields
         if len(self.__dict__) > 1 or options != _OPTIONS:
             return str(self._model().model_dump_json(**options))
@@ -134,7 +134,7 @@ class _TextChunk:
 
 
 def _is_exact() -> bool:
-    """Whether a chunk written here is the one that vLLM's models write."""
+    """Whether a chunk written here equals the one that vLLM's models write."""
     text = choice(
         index=1,
         delta=delta(content='a"\\\n\x7fü'),

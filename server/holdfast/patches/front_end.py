@@ -1,4 +1,4 @@
-"""What is put in place of vLLM's own code in the front end, or changed in what it makes there."""
+"""Patches vLLM in the front end: how it starts, ends and keeps its engine's parts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from holdfast.patches import fits
 
 
 def spare_front_end(config: Any) -> None:
-    """Have the profiler leave this process alone, and take the engine's.
+    """Make vLLM profile only its engine's processes, and not this one.
 
-    vLLM ends the front end's own profile in another thread than it began it in, and torch answers
-    with SIGSEGV, which ends the server with every request in it (seen on 0.32 with torch 2.13,
-    `AsyncLLM.stop_profile`).
+    vLLM stops the front end's profile in another thread than it started it in, which crashes torch
+    with SIGSEGV, and the server with it (seen on 0.32 with torch 2.13, `AsyncLLM.stop_profile`).
     """
     config.profiler_config.ignore_frontend = True
 
@@ -29,17 +28,17 @@ def spare_front_end(config: Any) -> None:
 def kill_trees_by(kill_tree: Callable[[int], None]) -> None:
     """Have vLLM's shutdown of an engine kill its processes by `kill_tree`.
 
-    vLLM's own raises where one of them ends by itself meanwhile, and leaves the rest of the
-    shutdown undone (`vllm.utils.system_utils.kill_process_tree`, 0.32).
+    vLLM's own function raises if one of them ends by itself meanwhile, and the rest of the shutdown
+    is skipped (`vllm.utils.system_utils.kill_process_tree`, 0.32).
     """
     v1_utils.kill_process_tree = kill_tree
 
 
 def accept_nulls() -> None:
-    """Let `background` and `truncation` of a request to `/v1/responses` be null, as its type says.
+    """Accept null for `background` and `truncation` in `/v1/responses`, as the request's type does.
 
-    The type of the answer takes none, so that a stream broke off at its first event, and an answer
-    that was made already was a 400 (`ResponsesResponse.from_request`, 0.32).
+    The response's type does not, so a stream would end at its first event, and a complete answer
+    would become a 400 (`ResponsesResponse.from_request`, 0.32).
     """
     from vllm.entrypoints.openai.responses import protocol  # noqa: PLC0415 - for the front end only
 
@@ -55,10 +54,11 @@ def accept_nulls() -> None:
 
 
 def lasting(renderer: Any) -> Any:
-    """A renderer that no AsyncLLM shuts down.
+    """Return `renderer`, which from now on no AsyncLLM can shut down.
 
-    Each does when it ends, and when it is collected after its constructor has failed; the next
-    generation and every serving object would hold dead thread pools (0.32, 0.33).
+    Each AsyncLLM shuts its renderer down when it ends, and when it is collected after its
+    constructor has failed. The next generation and every serving object would be left with dead
+    thread pools (0.32, 0.33).
     """
     renderer.shutdown = lambda: None
     return renderer
@@ -66,10 +66,10 @@ def lasting(renderer: Any) -> Any:
 
 @contextmanager
 def kept_renderer(renderer: Any | None) -> Iterator[None]:
-    """Make the next AsyncLLM use `renderer`, so that tokenisation outlives an engine.
+    """While entered, make a new AsyncLLM use `renderer`, so that tokenisation outlives an engine.
 
-    `AsyncLLM.shutdown` closes the renderer's thread pools; every serving object of vLLM's OpenAI
-    layer holds on to the first one. The name is bound in `vllm.v1.engine.async_llm` (0.32, 0.33).
+    Every serving object of vLLM's OpenAI layer keeps the first renderer. `renderer_from_config` is
+    bound in `vllm.v1.engine.async_llm` (0.32, 0.33).
     """
     if renderer is None:
         yield
@@ -84,21 +84,21 @@ def kept_renderer(renderer: Any | None) -> Iterator[None]:
 
 @contextmanager
 def forked_cores(config: Any, forking: Any) -> Iterator[None]:
-    """Have vLLM start its EngineCores in the context `forking`, where that is sound.
+    """While entered, make vLLM start its EngineCores in the context `forking`, where that is safe.
 
-    It asks for one by `get_mp_context`, which is bound in `vllm.v1.engine.utils` (0.32, 0.33) and
-    knows only `spawn` and `fork`. NUMA binding puts a wrapper before the executable, so it needs
-    `spawn`; the drivers of other platforms, and WSL's, do not bear a fork.
+    vLLM gets its context from `get_mp_context`, which is bound in `vllm.v1.engine.utils` (0.32,
+    0.33) and knows only `spawn` and `fork`. NUMA binding wraps the executable, so it needs `spawn`.
+    The drivers of other platforms, and of WSL, do not survive a fork.
     """
     can_fork = current_platform.is_cpu() or current_platform.is_cuda()
-    is_sound = can_fork and not config.parallel_config.numa_bind and not system_utils.in_wsl()
-    if not (is_sound and fits("patches.front_end.forked_cores")):
+    is_safe = can_fork and not config.parallel_config.numa_bind and not system_utils.in_wsl()
+    if not (is_safe and fits("patches.front_end.forked_cores")):
         yield
         return
     original = engine_utils.get_mp_context
 
     def forking_context() -> Any:
-        original()  # prepares the environment of what is started
+        original()  # prepares the environment of the processes to come
         return forking
 
     engine_utils.get_mp_context = forking_context
@@ -110,10 +110,10 @@ def forked_cores(config: Any, forking: Any) -> Iterator[None]:
 
 @contextmanager
 def variables_read_once() -> Iterator[None]:
-    """While entered, vLLM takes each of its variables from the environment once.
+    """While entered, vLLM reads each of its variables from the environment only once.
 
-    Its engine's processes do so from their start on; its front end reads one for each token, which
-    is 6 % of what a token costs there (`IterationStats.update_from_output`, 0.32).
+    Its engine's processes always do. Its front end reads one for each token, 6 % of a token's cost
+    there (`IterationStats.update_from_output`, 0.32).
     """
     envs.enable_envs_cache()
     try:

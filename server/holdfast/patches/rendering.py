@@ -1,14 +1,14 @@
-"""Short prompts are rendered where they come in: two hand-overs to a thread cost more than they do.
+"""Renders short prompts on the event loop: handing them to a thread costs more than the work.
 
 vLLM hands each chat to a thread twice, for its template and for its tokens (`BaseRenderer`, 0.32).
-Under load the thread has to wait for the interpreter each time, for up to a switch interval, and
-the loop for it: a tenth of the time to the first token at 16 clients. What could keep the loop
-for long is handed over as before: long prompts, many at once, templates and values of a client.
-What is very long is handed to a thread of its own, or everybody would wait for it.
+Under load the thread waits for the interpreter's lock each time, for up to a switch interval, and
+the loop waits for the thread: a tenth of the time to first token at 16 clients. Whatever could
+block the loop still goes to a thread: long prompts, many at once, and a client's templates and
+values. Very long prompts have a thread of their own, so that others do not wait for them.
 
-It also makes a task of each step, to run those of several prompts side by side. A request with one
-prompt, as nearly all are, waits through twelve turns of the loop for that, while the engine waits
-for the request: its steps are awaited one after the other.
+vLLM also makes each step a task, to run the steps of several prompts concurrently. Nearly all
+requests have one prompt, and such a request spends twelve iterations of the loop on that while the
+engine waits, so its steps are awaited one after another.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from vllm.utils.async_utils import make_async
 
 from holdfast.patches.tokenizer import has_more_text_than
 
-LONGEST_CHARACTERS = 2048
-"""Of one prompt, or of one chat: tokenized in a millisecond, or three of rare characters."""
-MOST_MESSAGES = 16
-CHARACTERS_A_TURN = 8 * LONGEST_CHARACTERS
-"""Of all that is rendered within one turn of the loop."""
+MAX_CHARACTERS = 2048
+"""The longest prompt or chat to render on the loop: 1 ms of tokenizing, 3 ms if it is exotic."""
+MAX_MESSAGES = 16
+CHARACTERS_PER_TURN = 8 * MAX_CHARACTERS
+"""The most text to render in one iteration of the loop."""
 LONG_CHARACTERS = 64 * 1024
-"""Of all prompts of a request: from here on they keep a thread for too long for others to wait."""
+"""The text of a request's prompts from which they occupy a thread for too long to share it."""
 
 _MARK = "holdfast_turn"
 _IS_LONG: ContextVar[bool] = ContextVar("is_long", default=False)
-"""Whether all prompts of the request together are very long, though none may be."""
+"""Whether the prompts of the request are very long together, even if none is."""
 
 
 def render_short_prompts_at_once(renderer: Any, *, trusts_templates: bool) -> None:
-    """Have a renderer of Hugging Face tokenizers do so; calling it again changes nothing.
+    """Make a Hugging Face renderer do so; calling it again changes nothing.
 
-    Its tokenizer lends each thread a copy, so that the loop may be one of them.
-    `trusts_templates` says that a client may send a template, which nothing bounds.
+    Its tokenizer lends each thread a copy, so the loop's thread can use one too. With
+    `trusts_templates`, clients may send templates, which nothing bounds, so chats go to a thread.
     """
     if not isinstance(renderer, hf.HfRenderer) or hasattr(renderer, _MARK):
         return
@@ -73,7 +73,7 @@ def render_short_prompts_at_once(renderer: Any, *, trusts_templates: bool) -> No
 
 
 def _give_long_prompts_a_thread(renderer: Any) -> None:
-    """Have what is very long wait for its like alone."""
+    """Give very long prompts a thread of their own, in which they wait only for each other."""
     tokenize_among_others = renderer._tokenize_prompt_async  # noqa: SLF001 - there is no other way in
     tokenize_one_by_one = renderer.tokenize_prompts_async
     apply_among_others = renderer._apply_chat_template_async  # noqa: SLF001 - as above
@@ -110,12 +110,12 @@ def _give_long_prompts_a_thread(renderer: Any) -> None:
 
 
 def await_one_without_a_task() -> None:
-    """Have vLLM's renderers await a single step as it is; calling it again changes nothing."""
+    """Make vLLM's renderers await a single step directly; calling it again changes nothing."""
     base.asyncio = SimpleNamespace(**{**vars(asyncio), "gather": _gather})
 
 
 async def _gather(*steps: Awaitable[Any]) -> list[Any]:
-    """What `asyncio.gather` returns."""
+    """Return what `asyncio.gather` returns."""
     if len(steps) == 1:
         return [await steps[0]]
     return await asyncio.gather(*steps)
@@ -123,20 +123,20 @@ async def _gather(*steps: Awaitable[Any]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """A prompt that is there already, for which no timer needs to run."""
+    """A prompt that is rendered already, so that it needs no timeout."""
 
     prompt: Any
 
 
 class _Turn:
-    """What was rendered since the loop last looked at anything else."""
+    """Counts what was rendered in this iteration of the loop."""
 
     def __init__(self) -> None:
         self._characters = 0
 
     def takes(self, characters: int) -> bool:
-        """Whether so many more may be rendered now; then they count."""
-        if characters > LONGEST_CHARACTERS or self._characters > CHARACTERS_A_TURN:
+        """Whether this many characters may be rendered now; if so, count them."""
+        if characters > MAX_CHARACTERS or self._characters > CHARACTERS_PER_TURN:
             return False
         if not self._characters:
             asyncio.get_running_loop().call_soon(self._begin)
@@ -148,19 +148,19 @@ class _Turn:
 
 
 def _are_plain(options: Mapping[str, Any]) -> bool:
-    """Whether no template can be kept busy by a value: no tools, no documents, no number."""
+    """Whether no option can keep a template busy: no tools, no documents, no numbers."""
     return all(value is None or isinstance(value, bool | str) for value in options.values())
 
 
 def _characters(conversation: Sequence[Mapping[str, Any]]) -> int:
-    """The text of all messages; more than is taken, where it is not text alone, or many."""
-    if len(conversation) > MOST_MESSAGES:
-        return LONGEST_CHARACTERS + 1
+    """Count the text of all messages; return too many for the loop unless all are plain text."""
+    if len(conversation) > MAX_MESSAGES:
+        return MAX_CHARACTERS + 1
     characters = 0
     for message in conversation:
-        # Whatever else it has, such as calls of tools, may be of any size, and kept in a loop.
+        # Anything else, such as tool calls, may have any size and keep a template's loop busy.
         is_plain = message.keys() <= {"role", "content"}
         if not is_plain or not all(isinstance(text, str) for text in message.values()):
-            return LONGEST_CHARACTERS + 1
+            return MAX_CHARACTERS + 1
         characters += sum(map(len, message.values()))
     return characters

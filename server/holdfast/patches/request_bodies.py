@@ -1,12 +1,12 @@
-"""Bodies that vLLM's routes fail on, or work on for too long, are 400 and not 500.
+"""Answers 400 to bodies that vLLM's routes fail on, and bounds the work of validating them.
 
-Some of vLLM's checks read a body before its types are known: `structured_outputs: "none"` in a chat
-is an AttributeError (`ChatCompletionRequest.check_structured_outputs_count`), and so is a list as
-the body of `/scale_elastic_ep` (0.32). pydantic and FastAPI let these through as failures.
+Some of vLLM's checks read a body before its types are validated: `structured_outputs: "none"` in a
+chat raises AttributeError (`ChatCompletionRequest.check_structured_outputs_count`), and so does a
+list as the body of `/scale_elastic_ep` (0.32). pydantic and FastAPI pass such errors on, as a 500.
 
-vLLM's types of requests try each message and each item against dozens of types, and pydantic
-collects what each of them says, on the event loop and without letting go of the interpreter (0.32):
-200 KB of `{"messages": [{}, {}, ...]}` keep everything for 10 s and take a gigabyte.
+vLLM's request types try each message and each item against dozens of types. pydantic collects all
+their errors, on the event loop and with the interpreter's lock held (0.32): 200 KB of
+`{"messages": [{}, {}, ...]}` block everything for 10 s and take a gigabyte.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.exceptions import VLLMValidationError
 
 _KINDS = (AttributeError, LookupError, TypeError)
-"""What code raises that takes a value for one of another type."""
+"""What code raises on a value of an unexpected type."""
 _PACKAGE = "vllm.entrypoints."
 _READERS = ("protocol", "api_router")
-"""The modules of vLLM that read bodies: the types of requests, and the routes themselves."""
+"""The modules of vLLM that read bodies: the request types and the routes themselves."""
 
 
 def refuse_wrong_bodies(app: Any) -> None:
-    """Have vLLM's application answer 400 where a value of the body is of a type it cannot read.
+    """Make vLLM's application answer 400 if a value in the body has a type that it cannot read.
 
-    Any other failure of the same kind is answered as before.
+    Other errors of the same classes are handled as before.
     """
     for kind in _KINDS:
         app.add_exception_handler(kind, _Handler(app.exception_handlers.get(kind)))
-    # SageMaker's part of vLLM's app has built the stack, handlers included; it is built again.
+    # SageMaker's part of vLLM's app has built the stack and its handlers; it must be rebuilt.
     app.middleware_stack = None
 
 
 class _Handler:
-    """Answers one kind of exception."""
+    """Handles one class of exception."""
 
     def __init__(self, otherwise: Any) -> None:
         self._otherwise = otherwise
 
     async def __call__(self, request: Request, error: Exception) -> Response:
-        if _is_of_a_reader(error.__traceback__):
+        if _was_raised_by_reader(error.__traceback__):
             refusal = create_error_response(
                 "A value in the body has a type that this route does not accept.",
                 status_code=HTTPStatus.BAD_REQUEST,
@@ -62,8 +62,8 @@ class _Handler:
         return answer
 
 
-def _is_of_a_reader(traceback: TracebackType | None) -> bool:
-    """Whether it was raised in code that reads a body, and not below it."""
+def _was_raised_by_reader(traceback: TracebackType | None) -> bool:
+    """Whether code that reads a body raised an error itself, and not something that it called."""
     name = ""
     while traceback is not None:
         name = str(traceback.tb_frame.f_globals.get("__name__", ""))
@@ -71,13 +71,16 @@ def _is_of_a_reader(traceback: TracebackType | None) -> bool:
     return name.startswith(_PACKAGE) and name.rpartition(".")[2] in _READERS
 
 
-MOST_ITEMS = 16 * 1024
-"""Of a list whose items are more than numbers and texts: messages, tools, parts of a message."""
+MAX_ITEMS = 16 * 1024
+"""The longest list of composite items, such as messages, tools and parts of a message."""
 _PLAIN = {"int", "float", "str", "bool", "any"}
 
 
 def stop_at_first_error(routes: Iterable[Any]) -> None:
-    """Have the lists in the bodies of all routes read so; again changes nothing."""
+    """Make validation of lists in bodies stop at the first invalid item, and bound their length.
+
+    Calling it again changes nothing.
+    """
     fields = [
         route.body_field
         for route in routes
@@ -88,12 +91,12 @@ def stop_at_first_error(routes: Iterable[Any]) -> None:
         for model in sorted(models, key=lambda one: one.__qualname__):
             model.model_rebuild(force=True)
     for field in fields:
-        annotation = Annotated[field.field_info.annotation, field.field_info]  # type: ignore[name-defined]  # known when it runs
+        annotation = Annotated[field.field_info.annotation, field.field_info]  # type: ignore[name-defined]  # known only at run time
         field._type_adapter = TypeAdapter(annotation)  # noqa: SLF001 - FastAPI makes it once
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that a type is made of."""
+    """Yield the models that a type consists of."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
@@ -102,14 +105,14 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 @contextmanager
 def _short_lists() -> Iterator[None]:
-    """While entered, lists of new schemas stop at the first error, and have a most length."""
+    """While entered, lists in new schemas stop at the first error and have a maximum length."""
     original = core_schema.list_schema
 
     def list_schema(items_schema: Any = None, **options: Any) -> Any:
         schema = original(items_schema, **options)
         schema.setdefault("fail_fast", True)
         if items_schema is not None and items_schema["type"] not in _PLAIN:
-            schema.setdefault("max_length", MOST_ITEMS)
+            schema.setdefault("max_length", MAX_ITEMS)
         return schema
 
     core_schema.list_schema = list_schema
@@ -123,10 +126,10 @@ _MARK = "holdfast_most_prompts"
 
 
 def bound_prompts(renderer: Any, most: float) -> None:
-    """Have `renderer` refuse more prompts than that at once; calling it again changes nothing.
+    """Make `renderer` refuse requests with more prompts than `most`; again changes nothing.
 
-    vLLM 0.32 bounds those of a completion, but neither the inputs of embeddings nor of scores. A
-    body of 32 MiB has room for eight million, each of which is rendered by itself.
+    vLLM 0.32 bounds the prompts of completions, but not the inputs of embeddings and scores. A body
+    of 32 MiB has room for eight million, and each is rendered separately.
     """
     if hasattr(renderer, _MARK):
         return

@@ -1,8 +1,8 @@
-"""vLLM's own metrics: over all generations of the engine, and without the probe's traffic.
+"""Keeps vLLM's own metrics across all generations of the engine, without the probe's traffic.
 
-vLLM makes one logger for each engine, and its constructor takes every `vllm:` metric off the page
-before it makes them anew (0.32, 0.33). Here the logger of each generation writes to the metrics of
-the first, so counters and histograms go on where they stood, at any moment of a restart.
+vLLM makes one logger per engine, whose constructor unregisters every `vllm:` metric before it
+creates them again (0.32, 0.33). Here the logger of each generation writes to the metrics of the
+first, so counters and histograms never start again at 0.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _HOOK_SUFFIX = "_cls"
 _INFO_SUFFIX = "_info"
 
 
-NEWS_SECONDS = 10.0
-"""What a scheduler said is old after so long: one that defers goes round and says so each time."""
+STALE_SECONDS = 10.0
+"""The age at which a report is stale: a scheduler that defers requests reports in every cycle."""
 
 
 class Queues:
-    """Requests that run, wait and are deferred in each engine, as its scheduler last said.
+    """The requests that run, wait and are deferred in each engine, as its scheduler last reported.
 
-    Deferred is what something else holds back: a grammar, a transfer, an adapter.
+    A deferred request waits for something else: a grammar, a transfer or an adapter.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,11 +40,11 @@ class Queues:
         self._by_engine: dict[int, tuple[int, int]] = {}
         self._blocked_since: dict[int, float] = {}
         self._deferring_since: dict[int, float] = {}
-        self._said_seconds: dict[int, float] = {}
+        self._updated_seconds: dict[int, float] = {}
 
-    def said(self, engine: int, running: int, waiting: int, deferred: int = 0) -> None:
-        """Take in what a scheduler said."""
-        now = self._said_seconds[engine] = self._clock()
+    def update(self, engine: int, running: int, waiting: int, deferred: int = 0) -> None:
+        """Record a scheduler's report."""
+        now = self._updated_seconds[engine] = self._clock()
         self._by_engine[engine] = (running, waiting)
         if waiting and not running:
             self._blocked_since.setdefault(engine, now)
@@ -56,48 +56,50 @@ class Queues:
             self._deferring_since.pop(engine, None)
 
     def clear(self) -> None:
-        """The engine is gone, and what it had with it."""
+        """Forget all reports: the engine is gone."""
         self._by_engine.clear()
         self._blocked_since.clear()
         self._deferring_since.clear()
-        self._said_seconds.clear()
+        self._updated_seconds.clear()
 
     def blocked_since_seconds(self) -> Mapping[int, float]:
-        """Since when each engine's scheduler has said that requests wait and none runs.
+        """Return since when, in each such engine, requests have been waiting while none runs.
 
-        What is deferred does not count as waiting in vLLM.
+        vLLM does not count deferred requests as waiting.
         """
         return dict(self._blocked_since)
 
     def deferring(self) -> frozenset[int]:
-        """The engines whose scheduler says now that it defers all that it has."""
-        oldest = self._clock() - NEWS_SECONDS
-        return frozenset(one for one in self._deferring_since if self._said_seconds[one] >= oldest)
+        """Return the engines whose scheduler currently reports only deferred requests."""
+        oldest = self._clock() - STALE_SECONDS
+        return frozenset(
+            one for one in self._deferring_since if self._updated_seconds[one] >= oldest
+        )
 
     def deferring_seconds(self) -> float:
-        """For how long nothing but what is deferred has been in any engine; 0 if something is."""
+        """Return for how long all engines have had only deferred requests; 0 if one has others."""
         if any(any(counts) for counts in self._by_engine.values()):
             return 0.0
         return self._clock() - max(self._deferring_since.values(), default=self._clock())
 
     def totals(self) -> tuple[int, int]:
-        """(running, waiting) over all engines."""
+        """Return the running and the waiting requests over all engines."""
         counts = tuple(self._by_engine.values())
         return sum(running for running, _ in counts), sum(waiting for _, waiting in counts)
 
 
 class LastingMetrics:
-    """The metrics of vLLM's loggers, each made once, by name. Safe to call from any thread."""
+    """The metrics of vLLM's loggers, each created once. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: dict[str, Any] = {}
 
     def maker(self, kind: _Kind) -> Callable[..., Any]:
-        """Stands where vLLM names the class of a metric, and hands out the one that is there.
+        """Return a replacement for a metric's class that returns the existing metric of a name.
 
-        The first one stays as it was made: a histogram cannot change its buckets, which follow
-        `max_model_len`, and keep its counts.
+        The first metric is kept as it is: a histogram, whose buckets follow `max_model_len`, cannot
+        change them and keep its counts.
         """
 
         def make(name: str, *arguments: Any, **options: Any) -> Any:
@@ -108,20 +110,20 @@ class LastingMetrics:
 
         return make
 
-    def rest(self) -> None:
-        """Say of no engine what only holds of one that runs: gauges are 0, facts are gone."""
+    def reset_gauges(self) -> None:
+        """Reset what is true only of a running engine: gauges become 0, info metrics disappear."""
         with self._lock:
             made = [(name, made) for name, made in self._made.items() if isinstance(made, Gauge)]
         for name, gauge in made:
             _zero(gauge)
-            # The labels are the facts. Files of multi-process mode keep them, and they stay at 0.
+            # An info metric is its labels. Files of multi-process mode keep them, at 0.
             if name.endswith(_INFO_SUFFIX) and not _is_multi_process():
                 gauge.clear()
 
 
 @dataclass(slots=True)
 class _Shared:
-    """What the loggers of all generations of one server have in common."""
+    """What the loggers of all generations of one server share."""
 
     metrics: LastingMetrics
     queues: Queues
@@ -130,12 +132,12 @@ class _Shared:
 
 
 class LastingStatLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is Any
-    """The logger of one generation; `prometheus_logger` makes the class that an engine is given."""
+    """The logger of one generation; `prometheus_logger` makes the class to pass to an engine."""
 
     shared: ClassVar[_Shared]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        # The generation before may have failed to start, after it had a logger.
+        # The previous generation may have failed to start after it made a logger.
         self.generation_ended()
         with _nothing_unregistered():
             super().__init__(*arguments, **options)
@@ -143,14 +145,14 @@ class LastingStatLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is 
 
     @classmethod
     def generation_ended(cls) -> None:
-        """Zero what only holds of an engine that runs, and take nothing more from the one that did.
+        """Reset what is true only of a running engine, and ignore further reports of this one.
 
-        vLLM's task that reads from a dead engine goes on until its shutdown, and would bring the
-        length of its queues back.
+        vLLM's task that reads from a dead engine continues until its shutdown, and would restore
+        the lengths of its queues.
         """
         cls.shared.newest = None
         cls.shared.queues.clear()
-        cls.shared.metrics.rest()
+        cls.shared.metrics.reset_gauges()
 
     def record(
         self,
@@ -160,11 +162,11 @@ class LastingStatLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is 
         engine_idx: int = 0,
         **options: Any,
     ) -> None:
-        """Record what users ask for: nothing while the probe or a canary is the only one."""
+        """Record users' requests; nothing while only the probe or a canary is admitted."""
         if self.shared.newest is not self:
             return
         if scheduler_stats is not None:
-            self.shared.queues.said(
+            self.shared.queues.update(
                 engine_idx,
                 scheduler_stats.num_running_reqs,
                 scheduler_stats.num_waiting_reqs,
@@ -177,10 +179,9 @@ class LastingStatLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is 
 
 
 def prometheus_logger(is_probing: Callable[[], bool], queues: Queues) -> type[LastingStatLogger]:
-    """A class for `AsyncLLM(stat_loggers=[...])`, which takes the place of vLLM's default one.
+    """Return a class for `AsyncLLM(stat_loggers=[...])` that replaces vLLM's default one.
 
-    All generations of a server are given the same class, whose `generation_ended` is called when
-    one is over.
+    Pass the same class to all generations of a server, and call its `generation_ended` after each.
     """
     metrics = LastingMetrics()
     hooks = _hooks(PrometheusStatLogger, metrics)
@@ -189,7 +190,7 @@ def prometheus_logger(is_probing: Callable[[], bool], queues: Queues) -> type[La
 
 
 def _hooks(owner: type, metrics: LastingMetrics) -> dict[str, Any]:
-    """What replaces the attributes by which vLLM's class names its metrics and its parts."""
+    """Return replacements for the attributes with which vLLM's class names its metrics' classes."""
     names = (name for name in dir(owner) if name.endswith(_HOOK_SUFFIX))
     return {name: _hook(getattr(owner, name), metrics) for name in names}
 
@@ -212,7 +213,7 @@ def _is_multi_process() -> bool:
 
 @contextmanager
 def _nothing_unregistered() -> Iterator[None]:
-    """Keep what is on the page: ours, and what vLLM's parsers and routes count by themselves."""
+    """While entered, keep all metrics registered: ours, and those of vLLM's parsers and routes."""
     original = loggers.unregister_vllm_metrics
     loggers.unregister_vllm_metrics = lambda: None
     try:

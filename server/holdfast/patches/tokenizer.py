@@ -1,12 +1,12 @@
-"""The tokenizer of vLLM's front end, which no text keeps busy for long, by whatever route it comes.
+"""Bounds the texts that vLLM's front end tokenizes, whatever route they come by.
 
-vLLM 0.32 counts the characters of a prompt before it tokenizes it, but not on every road:
-`/tokenize`, `bad_words`, scores and what is truncated go to the tokenizer as they are. A text of
-30 MB takes it 90 s and 8 GB. So the bound is the tokenizer's own: what cannot be a prompt is
-refused before, and what is cut anyway is cut before.
+vLLM 0.32 counts the characters of a prompt before it tokenizes it, but not everywhere: `/tokenize`,
+`bad_words`, scores and truncated inputs reach the tokenizer unchecked. A text of 30 MB takes it
+90 s and 8 GB. So the tokenizer itself has the bound: it refuses a text that cannot be a prompt, and
+cuts a text that will be truncated, before it tokenizes.
 
-How many tokens a text has is known only when it is tokenized. A long one is counted in pieces, and
-no further than to the bound: what one text costs is what the longest prompt costs, twice.
+The number of tokens of a text is known only once it is tokenized. A long text is counted in pieces,
+and only up to the bound, so it costs at most twice as much as the longest prompt.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from vllm.entrypoints.generate.generative_scoring.serving import ServingGenerati
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from holdfast.patches.replaced import is_replaced, original, replace
+from holdfast.patches.patch import is_replaced, original, replace
 
 try:
     from vllm.renderers.chat_utils import chat_message
 except ImportError:  # one module in 0.32
     from vllm.renderers import chat_utils as chat_message
 
-TOKENS_A_CONTEXT = 4
-"""Of a text that need not fit into one, in contexts: somebody asks how much too long it is."""
-CHARACTERS_A_TOKEN = 32
-"""No text has more of them on average; a tokenizer has single tokens of 128 spaces."""
+CONTEXTS_PER_TEXT = 4
+"""How many contexts long a text may be: clients ask by how much a text is too long."""
+CHARACTERS_PER_TOKEN = 32
+"""More than any text has on average, although tokenizers have single tokens of 128 spaces."""
 PIECE_CHARACTERS = 16 * 1024
 LOOP_CHARACTERS = 64 * 1024
-"""Of a text that is tokenized on the event loop: at worst some 60 ms."""
+"""The longest text to tokenize on the event loop, which takes 60 ms at worst."""
 
 _BORDER_TOKENS = 128
-"""By so many may the tokens of two pieces exceed those of the whole, where a word was cut."""
+"""How many tokens more than the whole two pieces may have, because a word was cut."""
 _MARGIN = 1.25
 _MEDIA_KINDS = ("image", "audio", "video", "input_image", "input_audio", "input_video")
 _MEDIA_KINDS_END = ("_url", "_embeds")
 
 
 def bound_tokenizer(renderer: Any) -> None:
-    """Bound the tokenizer that `renderer` lends to all of the front end; again changes nothing."""
+    """Bound the tokenizer of `renderer`, which all of the front end uses; again changes nothing."""
     tokenizer = renderer.tokenizer
     if tokenizer is None or isinstance(tokenizer, _Bounded):
         return
     kind = type(tokenizer)
-    # vLLM answers with the name of its class, on `/tokenizer_info`.
+    # `/tokenizer_info` reports the name of the class.
     bounded = type(kind.__name__, (_Bounded, kind), {})
     tokenizer.__class__ = bounded
     tokenizer.holdfast_bounds = _Bounds(
@@ -58,14 +58,14 @@ def bound_tokenizer(renderer: Any) -> None:
 
 
 def bound_bad_words() -> None:
-    """Have `bad_words` refused before they are tokenized, on the event loop; again changes nothing.
+    """Refuse long `bad_words` before the event loop tokenizes them; again changes nothing.
 
-    vLLM 0.32 counts the tokens of all of them afterwards.
+    vLLM 0.32 counts their tokens only afterwards.
     """
     as_vllm = original(SamplingParams, "update_from_tokenizer")
 
     def update_from_tokenizer(self: Any, tokenizer: Any) -> None:
-        most = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS * CHARACTERS_A_TOKEN
+        most = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS * CHARACTERS_PER_TOKEN
         if self.bad_words and sum(map(len, self.bad_words)) > most:
             raise VLLMValidationError(
                 f"The bad_words are longer than {most} characters.", parameter="bad_words"
@@ -76,16 +76,16 @@ def bound_bad_words() -> None:
 
 
 def bound_tool_calls(renderer: Any) -> None:
-    """Have the arguments of tools refused that are too much for a prompt; again changes nothing.
+    """Refuse arguments of tool calls that are too long for a prompt; again changes nothing.
 
-    vLLM 0.32 reads them, a JSON text within the JSON of a chat, on the event loop.
+    vLLM 0.32 parses them, JSON within the JSON of a chat, on the event loop.
     """
     if renderer.tokenizer is None or is_replaced(chat_message, "_postprocess_messages"):
         return
     as_vllm = original(chat_message, "_postprocess_messages")
 
     def postprocess_messages(messages: list[Any]) -> None:
-        most = renderer.tokenizer.holdfast_bounds.most_characters
+        most = renderer.tokenizer.holdfast_bounds.max_characters
         if has_more_text_than(most, [messages]):
             raise _refused(f"{most} characters", "in one chat")
         try:
@@ -99,9 +99,9 @@ def bound_tool_calls(renderer: Any) -> None:
 
 
 def score_in_a_thread() -> None:
-    """Have the texts of `/generative_scoring` tokenized in a thread; again changes nothing.
+    """Tokenize the texts of `/generative_scoring` in a thread; again changes nothing.
 
-    vLLM 0.32 does so in a coroutine that awaits nothing, that is on the event loop.
+    vLLM 0.32 tokenizes them in a coroutine that never awaits, which blocks the event loop.
     """
     as_vllm = original(ServingGenerativeScoring, "_build_prompts")
 
@@ -112,7 +112,7 @@ def score_in_a_thread() -> None:
 
 
 def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine returns that awaits nothing."""
+    """Return the result of a coroutine that never awaits."""
     try:
         coroutine.send(None)
     except StopIteration as returned:
@@ -121,7 +121,7 @@ def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def has_more_text_than(characters: int, values: list[Any]) -> bool:
-    """Whether there are more of them in all texts of `values`; looks no further than it must."""
+    """Whether all texts in `values` have more characters; stops counting as soon as it is sure."""
     for value in _parts(values):
         characters -= len(value) if isinstance(value, str) else 1
         if characters < 0:
@@ -130,40 +130,40 @@ def has_more_text_than(characters: int, values: list[Any]) -> bool:
 
 
 class _Bounds:
-    """What one text may be, at this moment: the context may be limited to what is proven."""
+    """The current bounds of a text: the context may be limited to the length that is proven."""
 
-    def __init__(self, context_tokens: Callable[[], int], characters_a_token: int) -> None:
+    def __init__(self, context_tokens: Callable[[], int], characters_per_token: int) -> None:
         self._context_tokens = context_tokens
-        self._characters_a_token = min(characters_a_token, CHARACTERS_A_TOKEN)
+        self._characters_per_token = min(characters_per_token, CHARACTERS_PER_TOKEN)
 
     @property
-    def most_tokens(self) -> int:
-        return TOKENS_A_CONTEXT * self._context_tokens()
+    def max_tokens(self) -> int:
+        return CONTEXTS_PER_TEXT * self._context_tokens()
 
     @property
-    def most_characters(self) -> int:
-        return self._context_tokens() * self._characters_a_token
+    def max_characters(self) -> int:
+        return self._context_tokens() * self._characters_per_token
 
     def is_short(self, text: str) -> bool:
-        """Whether it may be tokenized without a count: at worst 4 tokens a character."""
+        """Whether a text needs no count: it has at most 4 tokens per character."""
         return len(text) <= self._context_tokens()
 
     @staticmethod
     def check_loop(text: str) -> None:
-        """Refuse what would keep the event loop, if this is its thread."""
+        """Refuse a text that would block the event loop, if this is the loop's thread."""
         if len(text) > LOOP_CHARACTERS and asyncio._get_running_loop() is not None:  # noqa: SLF001 - public, but named so
             raise _refused(f"{LOOP_CHARACTERS} characters", "in one parameter")
 
 
 class _Bounded:
-    """Comes before the class of a tokenizer, and hands on what is within its bounds."""
+    """A mixin before the class of a tokenizer: it passes on what is within the bounds."""
 
     holdfast_bounds: _Bounds
 
     def __call__(self, text: Any = None, text_pair: Any = None, **options: Any) -> Any:
-        tokenize = partial(_without_panic, super().__call__, **options)  # type: ignore[misc]  # a mixin
+        tokenize = partial(_call_native, super().__call__, **options)  # type: ignore[misc]  # a mixin
         kept = options.get("max_length") if options.get("truncation") else None
-        # Where a token is in the text is counted from its left, which may not be cut off then.
+        # Offsets of tokens count from the left, so the left must not be cut off then.
         if kept is None or (options.get("return_offsets_mapping") and self._cuts_left()):
             return tokenize(*_present(self._checked(text), self._checked(text_pair)))
         cut = (self._cut(text, kept), self._cut(text_pair, kept))
@@ -173,31 +173,31 @@ class _Bounded:
         return tokens
 
     def encode(self, text: Any, *args: Any, **options: Any) -> Any:
-        return _without_panic(super().encode, self._checked(text), *args, **options)  # type: ignore[misc]  # a mixin
+        return _call_native(super().encode, self._checked(text), *args, **options)  # type: ignore[misc]  # a mixin
 
     def decode(self, token_ids: Any, *args: Any, **options: Any) -> Any:
-        most = self.holdfast_bounds.most_tokens
+        most = self.holdfast_bounds.max_tokens
         if isinstance(token_ids, Sequence) and len(token_ids) > most:
             raise _refused(f"{most} tokens", "to decode")
-        return _without_panic(super().decode, token_ids, *args, **options)  # type: ignore[misc]  # a mixin
+        return _call_native(super().decode, token_ids, *args, **options)  # type: ignore[misc]  # a mixin
 
     def apply_chat_template(self, conversation: Any, *args: Any, **options: Any) -> Any:
         given = [conversation, options.get("tools"), options.get("documents")]
         texts = [value for value in _parts(given) if isinstance(value, str)]
-        if sum(map(len, texts)) > (most := self.holdfast_bounds.most_characters):
+        if sum(map(len, texts)) > (most := self.holdfast_bounds.max_characters):
             raise _refused(f"{most} characters", "in one chat")
         if options.get("tokenize", True):
             self._checked("".join(texts))
-        return _without_panic(super().apply_chat_template, conversation, *args, **options)  # type: ignore[misc]  # a mixin
+        return _call_native(super().apply_chat_template, conversation, *args, **options)  # type: ignore[misc]  # a mixin
 
     def _cuts_left(self) -> bool:
         return getattr(self, "truncation_side", "right") == "left"
 
     def _checked(self, text: Any) -> Any:
-        """A text, or several, none of which is too long.
+        """Return a text, or several, unchanged.
 
         Raises:
-            VLLMValidationError: one is.
+            VLLMValidationError: one is too long.
         """
         for one in text if isinstance(text, list) else [text]:
             if isinstance(one, str):
@@ -207,20 +207,20 @@ class _Bounded:
     def _check(self, text: str) -> None:
         bounds = self.holdfast_bounds
         if not bounds.is_short(text):
-            if len(text) > bounds.most_characters:
-                raise _refused(f"{bounds.most_characters} characters", "in one text")
-            if self._characters_of(text, bounds.most_tokens) < len(text):
-                raise _refused(f"{bounds.most_tokens} tokens", "in one text")
+            if len(text) > bounds.max_characters:
+                raise _refused(f"{bounds.max_characters} characters", "in one text")
+            if self._characters_of(text, bounds.max_tokens) < len(text):
+                raise _refused(f"{bounds.max_tokens} tokens", "in one text")
         bounds.check_loop(text)
 
     def _cut(self, text: Any, tokens: int) -> Any:
-        """The part of a text that has more than so many tokens, from the side that is kept."""
+        """Return a part of a text with more than this many tokens, from the side that is kept."""
         bounds = self.holdfast_bounds
         if not isinstance(text, str) or bounds.is_short(text):
             return self._checked(text)
         bounds.check_loop(text)
         is_left = self._cuts_left()
-        most = bounds.most_characters
+        most = bounds.max_characters
         part = text[-most:] if is_left else text[:most]
         characters = self._characters_of(part, tokens, is_from_right=is_left)
         if characters == len(part) < len(text):
@@ -228,10 +228,10 @@ class _Bounded:
         return part[-characters:] if is_left else part[:characters]
 
     def _characters_of(self, text: str, tokens: int, *, is_from_right: bool = False) -> int:
-        """After how many characters there are surely more than so many tokens; at most all."""
+        """Return a number of characters that surely have more tokens; at most all of them."""
         counted, characters = 0, 0
         for piece in _pieces(text, is_from_right=is_from_right):
-            found = _without_panic(super().__call__, piece, add_special_tokens=False)  # type: ignore[misc]  # a mixin
+            found = _call_native(super().__call__, piece, add_special_tokens=False)  # type: ignore[misc]  # a mixin
             counted += max(0, len(found["input_ids"]) - _BORDER_TOKENS)
             characters += len(piece)
             if counted > tokens * _MARGIN:
@@ -240,7 +240,7 @@ class _Bounded:
 
 
 def _parts(values: list[Any]) -> Iterator[Any]:
-    """Every value in them, but for media, which are not in the prompt."""
+    """Yield every nested value except media, which are not in the prompt."""
     while values:
         value = values.pop()
         yield value
@@ -262,14 +262,14 @@ def _pieces(text: str, *, is_from_right: bool) -> Iterator[str]:
 
 
 def _present(*texts: Any) -> tuple[Any, ...]:
-    """Without the second of a pair, where there is none."""
+    """Drop the second text of a pair if it is None."""
     return texts if texts[1] is not None else texts[:1]
 
 
-def _without_panic(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What it returns; a panic of native code is the text's fault, and no BaseException.
+def _call_native(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Return the function's result; report a panic of native code as the text's fault.
 
-    pyo3 derives PanicException from BaseException, and exports it nowhere:
+    pyo3 derives PanicException from BaseException and does not export it:
     https://docs.rs/pyo3/latest/pyo3/panic/struct.PanicException.html
     """
     try:

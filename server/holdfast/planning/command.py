@@ -1,7 +1,7 @@
-"""`holdfast plan`: what would be reserved, from a model's files and flags, without an engine.
+"""`holdfast plan`: plans reservations from a model's files and the flags, without an engine.
 
-Nothing is guessed: what the files and flags do not tell is reported as measured at first start.
-Nothing is downloaded either: a model is a directory, or lies in the cache of the Hugging Face Hub.
+Nothing is guessed: what files and flags do not determine is reported as "measured at first start".
+Nothing is downloaded: the model is a local directory, or is in the Hugging Face cache.
 """
 
 from __future__ import annotations
@@ -23,14 +23,20 @@ from holdfast.engine import arguments as vllm_arguments
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import ExitCode, UsageError
 from holdfast.patches import check
+from holdfast.planning import PlanFlags
 from holdfast.planning.config import DEVICES, PlannedConfig, planned_config
-from holdfast.planning.flags import PlanFlags
 from holdfast.planning.kv_cost import KvCost, kv_cost
 from holdfast.planning.report import PlanReport, RankPlan, SlotPlan, TermCost
 from holdfast.settings import Settings
 from holdfast.workspace.plan import Reservation, Slot, Term, reserve, terms_of
-from holdfast.workspace.reservers import ReserverContext, Survey, Undetermined, survey
-from holdfast.workspace.reservers.registry import Device, device_of_platform
+from holdfast.workspace.reservers import (
+    Device,
+    ReserverContext,
+    Survey,
+    Undetermined,
+    device_of_platform,
+    survey,
+)
 
 _LEARNED_NOTE = (
     "The plan leaves out what earlier runs learned, which depends on the configuration that an "
@@ -41,11 +47,11 @@ _FITTED_NOTE = (
     "start, the reservation is for the longest that fits."
 )
 _FITTED = -1
-"""What vLLM's parser makes of `--max-model-len auto`."""
+"""The value into which vLLM's parser turns `--max-model-len auto`."""
 
 
 def print_plan(settings: Settings, flags: PlanFlags) -> ExitCode:
-    """Print the plan on standard output: a table, or JSON if that was asked for.
+    """Print the plan on standard output, as a table or as JSON.
 
     Raises:
         UsageError: a flag is wrong, or the model cannot be read.
@@ -61,11 +67,11 @@ def print_plan(settings: Settings, flags: PlanFlags) -> ExitCode:
 
 
 def plan(settings: Settings, device_name: str | None) -> PlanReport:
-    """The reservation of every slot of every rank, and what is only known at the first start.
+    """Plan every slot of every rank, and name what only the first start can measure.
 
     Raises:
         UsageError: a flag is wrong, or the model cannot be read.
-        EngineStartError: vLLM lacks what has to be changed for a plan.
+        EngineStartError: the installed vLLM lacks something that the plan has to patch.
     """
     check("plan")
     device = DEVICES[device_name] if device_name is not None else device_of_platform()
@@ -80,7 +86,7 @@ def plan(settings: Settings, device_name: str | None) -> PlanReport:
 
 @contextmanager
 def _parsing_anywhere() -> Iterator[None]:
-    """vLLM cannot even build its parser where it finds no device: it may take the CPU for one."""
+    """Let vLLM build its parser on a machine without a device, by presenting the CPU as one."""
     found = platforms.current_platform
     if found.device_type:
         yield
@@ -103,7 +109,7 @@ def _directory(namespace: argparse.Namespace) -> Path:
         return model
     try:
         cached = try_to_load_from_cache(namespace.model, "config.json", revision=namespace.revision)
-    except ValueError:  # huggingface_hub's HFValidationError: no name of a repository
+    except ValueError:  # huggingface_hub's HFValidationError: not the name of a repository
         cached = None
     if not isinstance(cached, str):
         raise UsageError(
@@ -166,7 +172,7 @@ def _report(
 
 
 def _slots(arguments: AsyncEngineArgs, device: Device | None) -> tuple[Slot, ...]:
-    """As vLLM makes them: two ubatches for dual-batch overlap, two lanes for DSpark drafts."""
+    """Return vLLM's slots: two ubatches for dual-batch overlap, two lanes for DSpark drafts."""
     if device is not None and not device.is_cuda:
         return ((0, 0),)
     speculation = arguments.speculative_config or {}
@@ -176,7 +182,7 @@ def _slots(arguments: AsyncEngineArgs, device: Device | None) -> tuple[Slot, ...
 
 
 def _ranks(arguments: AsyncEngineArgs, config: PlannedConfig) -> list[tuple[int, int]]:
-    """Every rank of one engine, with its number of layers."""
+    """Return every rank of one engine, with its number of layers."""
     stages, width = arguments.pipeline_parallel_size, arguments.tensor_parallel_size
     total = config.model_config.architecture.total_num_hidden_layers
     bounds = [get_pp_indices(total, stage, stages) for stage in range(stages)]

@@ -1,6 +1,6 @@
-"""What is known of an engine's configuration from files and flags, without a device to resolve it.
+"""The part of an engine's configuration that files and flags determine, without a device.
 
-The names are those of vLLM's configuration, so that a reserver reads both alike.
+Its names are those of vLLM's configuration, so that a reserver can read either.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DEVICES = {
     "cpu": Device("cpu", is_cuda=False),
 }
 _MEMORY_GB = {"rtxpro6000": 102, "h100": 85, "h200": 150, "b200": 192}
-"""What their drivers say that they have, in 10^9 bytes; NVML does not tell it of unified memory."""
+"""The memory that their drivers report, in 10^9 bytes; NVML reports none for unified memory."""
 _MINOR = {"gb10": 1}
-"""Of the compute capability, where it is not 0."""
+"""The minor compute capability, unless it is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model's configuration, with those methods of vLLM's ModelConfig that reservers use."""
+    """A model's configuration, with the methods of vLLM's ModelConfig that reservers use."""
 
     hf_config: Any
     hf_text_config: Any
@@ -47,23 +47,23 @@ class PlannedModel:
     max_model_len: int
 
     def get_head_size(self) -> int:
-        """Elements of one head of keys or values."""
+        """Return the size of one head, in elements."""
         return int(self.architecture.head_size)
 
     def get_num_attention_heads(self, parallel_config: Any) -> int:
-        """Query heads of one rank."""
+        """Return the number of query heads of one rank."""
         heads = int(self.architecture.total_num_attention_heads)
         return heads // int(parallel_config.tensor_parallel_size)
 
     def get_num_kv_heads(self, parallel_config: Any) -> int:
-        """Key heads of one rank; ranks beyond their number share."""
+        """Return the number of KV heads of one rank; ranks beyond the number of heads share."""
         heads = int(self.architecture.total_num_kv_heads)
         return max(1, heads // int(parallel_config.tensor_parallel_size))
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedScheduler:
-    """The sizes of a step; None for one that depends on an unknown device."""
+    """The sizes of a step; None if a size depends on an unknown device."""
 
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -81,7 +81,7 @@ class PlannedCache:
 
 @dataclass(frozen=True, slots=True)
 class PlannedConfig:
-    """The part of vLLM's configuration that is known without resolving it for a device."""
+    """The part of vLLM's configuration that does not depend on the device."""
 
     model_config: PlannedModel
     parallel_config: Any
@@ -93,9 +93,9 @@ class PlannedConfig:
 def planned_config(
     arguments: AsyncEngineArgs, device: Device | None, *, is_named: bool
 ) -> PlannedConfig:
-    """What the model's files, the flags and the defaults for `device` say.
+    """Read the configuration from the model's files, the flags and vLLM's defaults for `device`.
 
-    vLLM's errors for files that it cannot use are raised as they are.
+    vLLM's own errors about files that it cannot use pass through.
     """
     model = _read_model(arguments)
     step_tokens, sequences = _sizes(arguments, model, device, is_named=is_named)
@@ -104,7 +104,7 @@ def planned_config(
         attention.backend = type(attention).validate_backend_before(arguments.attention_backend)
     return PlannedConfig(
         model_config=model,
-        # The command line has the sizes under the names of vLLM's ParallelConfig.
+        # The arguments have the same names as vLLM's ParallelConfig.
         parallel_config=arguments,
         scheduler_config=PlannedScheduler(step_tokens, sequences, arguments.enable_chunked_prefill),
         cache_config=PlannedCache(
@@ -140,7 +140,7 @@ def _read_model(arguments: AsyncEngineArgs) -> PlannedModel:
 def _sizes(
     arguments: AsyncEngineArgs, model: PlannedModel, device: Device | None, *, is_named: bool
 ) -> tuple[int | None, int | None]:
-    """`max_num_batched_tokens` and `max_num_seqs`: given, or vLLM's default for the device."""
+    """Return `max_num_batched_tokens` and `max_num_seqs`, as given or by vLLM's default."""
     tokens, sequences = arguments.max_num_batched_tokens, arguments.max_num_seqs
     if device is None or (tokens is not None and sequences is not None):
         return tokens, sequences
@@ -162,14 +162,14 @@ def _default_sizes(
     arguments: AsyncEngineArgs, device: Device, *, is_named: bool
 ) -> tuple[int, int]:
     world = arguments.pipeline_parallel_size * arguments.tensor_parallel_size
-    with _asked_of(device) if is_named else nullcontext():
+    with _defaults_for(device) if is_named else nullcontext():
         tokens, sequences = arguments.get_batch_defaults(world)
     return tokens[UsageContext.OPENAI_API_SERVER], sequences[UsageContext.OPENAI_API_SERVER]
 
 
 @contextmanager
-def _asked_of(device: Device) -> Iterator[None]:
-    """While entered, vLLM's defaults are those for `device`, whatever is here."""
+def _defaults_for(device: Device) -> Iterator[None]:
+    """Make vLLM's defaults those for `device`, whatever this machine has."""
     found = arg_utils.current_platform
     arg_utils.current_platform = _platform(device)
     try:
@@ -179,10 +179,10 @@ def _asked_of(device: Device) -> Iterator[None]:
 
 
 def _platform(device: Device) -> Platform:
-    """What vLLM's own class says of a platform with the numbers of `device`.
+    """Return a platform of vLLM's class that reports the numbers of `device`.
 
-    vLLM takes whatever fails there for a small device. So it takes GB10: 0.32 since NVML does not
-    tell its memory, 0.33 by its capability (`EngineArgs.get_batch_defaults`).
+    If a query raises, vLLM assumes a small device, as it does for GB10: 0.32 because NVML does not
+    report its memory, 0.33 by its compute capability (`EngineArgs.get_batch_defaults`).
     """
 
     class Named(Platform):  # type: ignore[misc]  # vLLM is Any to us
@@ -207,6 +207,6 @@ def _platform(device: Device) -> Platform:
 
 
 def _has_other_default(arguments: AsyncEngineArgs, model: PlannedModel) -> bool:
-    """Whether vLLM looks at more than the device: an image must fit, or experts are batched."""
+    """Return whether vLLM's default depends on more than the device: on images or experts."""
     is_batched = arguments.enable_expert_parallel and arguments.data_parallel_size > 1
     return bool(model.architecture.is_mm_prefix_lm or is_batched)

@@ -1,4 +1,4 @@
-"""What does a token cost in the KV cache of one rank? From the model's configuration alone."""
+"""What does a token cost in the KV cache of one rank, by the model's configuration?"""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _STATE_SPACE = ("layers_block_type", "hybrid_override_pattern", "ssm_cfg", "line
 
 @dataclass(frozen=True, slots=True)
 class KvCost:
-    """Bytes of one token in one layer of one rank; None if that is no single number."""
+    """The bytes of one token in one layer of one rank; None if layers or tokens differ."""
 
     bytes_per_token_and_layer: int | None
     meaning: str
 
     def bytes_per_token(self, layers: int) -> int | None:
-        """What a token takes on a rank with so many layers."""
+        """Return the bytes of a token on a rank with this many layers."""
         if self.bytes_per_token_and_layer is None or not layers:
             return None
         return self.bytes_per_token_and_layer * layers
 
     def tokens(self, size_bytes: int, layers: int) -> int | None:
-        """How many tokens fewer the KV cache of the rank holds for `size_bytes`."""
+        """Return by how many tokens `size_bytes` shrink the KV cache of a rank."""
         token_bytes = self.bytes_per_token(layers)
         return None if token_bytes is None else -(-size_bytes // token_bytes)
 
 
 def kv_cost(model: Any, parallel: Any, cache_dtype: str, model_dtype: str) -> KvCost:
-    """The cost in a uniform KV cache, or the reason why there is no such number."""
+    """Return the cost in a uniform KV cache, or the reason why it is unknown."""
     text, architecture = model.hf_text_config, model.architecture
     if reason := _irregularity(text, architecture, parallel):
         return KvCost(None, f"unknown: {reason}")
@@ -65,9 +65,9 @@ def _irregularity(text: Any, architecture: Any, parallel: Any) -> str:
     checks = {
         "its compressed layers keep fewer entries than tokens": hasattr(text, "compress_ratios"),
         "its indexer has its own cache": getattr(text, "index_topk", None) is not None,
-        "its layers differ": bool(kinds - {"full_attention"})
+        "its layers are of several kinds": bool(kinds - {"full_attention"})
         or architecture.per_layer_overrides is not None,
-        "its sliding window bounds what a request keeps": not kinds
+        "its sliding window limits what a request keeps": not kinds
         and getattr(text, "sliding_window", None) is not None,
         "some layers have a state instead of a KV cache": any(
             getattr(text, name, None) is not None for name in _STATE_SPACE
@@ -87,5 +87,5 @@ def _element_bytes(text: Any, cache_dtype: str, model_dtype: str) -> int | None:
     if model_dtype != "auto":
         return _ELEMENT_BYTES.get(model_dtype)
     stored = str(getattr(text, "dtype", None) or "").removeprefix("torch.")
-    # vLLM's `auto` narrows what is stored in 32 bits; it takes 16 where nothing is said.
+    # With `auto`, vLLM narrows 32-bit weights to 16 bits, and assumes 16 if no type is given.
     return 2 if stored in {"", "float32", "float16", "bfloat16"} else None

@@ -1,4 +1,4 @@
-"""How is a plan shown? As JSON, as a table on a terminal, as aligned text elsewhere."""
+"""A plan, and its layouts: JSON, a table for a terminal, aligned text for anything else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADINGS = ("rank", "ubatch", "lane", "term", "asked by", "size", "KV-cache tok
 
 @dataclass(frozen=True, slots=True)
 class TermCost:
-    """One reason for a reservation."""
+    """One term of a reservation, and what it costs."""
 
     source: str
     asked_by: str
@@ -30,7 +30,7 @@ class TermCost:
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """The reservation of one slot, and every term that was weighed."""
+    """The reservation of one slot, and every term that was considered."""
 
     ubatch: int
     lane: int
@@ -41,7 +41,7 @@ class SlotPlan:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """One rank of one engine."""
+    """The plan of one rank of an engine."""
 
     rank: int
     layers: int
@@ -51,7 +51,7 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What `holdfast plan` knows; None stands for what it does not."""
+    """The result of `holdfast plan`; None for what it does not know."""
 
     model: str
     architectures: tuple[str, ...]
@@ -67,11 +67,11 @@ class PlanReport:
     notes: tuple[str, ...]
 
     def to_json(self) -> str:
-        """The report as one JSON object."""
+        """Return the report as one JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def lines(self) -> Iterator[str]:
-        """The report as aligned text."""
+        """Yield the report as lines of aligned text."""
         yield from self._head()
         rows = [_HEADINGS, *self._rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
@@ -82,7 +82,7 @@ class PlanReport:
         yield from self._tail()
 
     def print_table(self, console: Console) -> None:
-        """The report with a table, for a terminal."""
+        """Print the report with a table, for a terminal."""
         table = Table(*_HEADINGS)
         for row in self._rows():
             table.add_row(*row)
@@ -104,25 +104,25 @@ class PlanReport:
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         known = "largest known" if self.measured_at_first_start else "largest"
-        for ranks, slots in self._alike():
+        for ranks, slots in self._equal_ranks():
             for slot in slots:
                 place = (ranks, str(slot.ubatch), str(slot.lane))
                 for term in slot.terms:
                     size = _size(term.needed_bytes)
                     yield (*place, term.source, term.asked_by, size, _known(term.kv_tokens))
-                for open_term in self.measured_at_first_start:
-                    yield (*place, "declared", open_term.asked_by, FIRST_START, "")
+                for unmeasured in self.measured_at_first_start:
+                    yield (*place, "declared", unmeasured.asked_by, FIRST_START, "")
                 size = _size(slot.size_bytes)
                 basis = f"{known} + {self.headroom:.0%}"
                 yield (*place, "reserved", basis, size, _known(slot.kv_tokens))
 
-    def _alike(self) -> Iterator[tuple[str, tuple[SlotPlan, ...]]]:
-        for slots, alike in groupby(self.ranks, key=attrgetter("slots")):
-            yield _range(rank.rank for rank in alike), slots
+    def _equal_ranks(self) -> Iterator[tuple[str, tuple[SlotPlan, ...]]]:
+        for slots, ranks in groupby(self.ranks, key=attrgetter("slots")):
+            yield _range(rank.rank for rank in ranks), slots
 
     def _tail(self) -> Iterator[str]:
-        for open_term in self.measured_at_first_start:
-            yield f"{FIRST_START}: {open_term.asked_by}: {open_term.reason}."
+        for unmeasured in self.measured_at_first_start:
+            yield f"{FIRST_START}: {unmeasured.asked_by}: {unmeasured.reason}."
         yield from self.notes
 
 

@@ -200,7 +200,7 @@ async def _send_beside(
     session: ProbeSession, running: int, prompts: Sequence[int]
 ) -> measure.Mark | None:
     messages = session.messages(prompts, session.prompts.fresh)
-    async with asyncio.TaskGroup() as group, session.engine.scheduling_held():
+    async with asyncio.TaskGroup() as group, session.engine.scheduling_paused():
         if await session.engine.queued_requests() != running:
             return None
         since = session.mark()

@@ -28,9 +28,15 @@ from holdfast.records import EngineFacts
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 CLIP_SECONDS = 30
 """vLLM cuts longer audio into clips of this length, so no encoder gets more (0.32)."""
-_SAMPLES_A_SECOND = 16_000
+IMAGE_OUTPUT_TOKENS = 2
+ADAPTER_PROMPT_TOKENS = 8
+ADAPTER_OUTPUT_TOKENS = 8
+
+_SAMPLES_PER_SECOND = 16_000
 _DECODERS = ("soundfile", "av", "torchcodec")
 """The packages that vLLM can read audio with. vLLM installs none of them."""
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_BIT_DEPTH, _PNG_RGB = 8, 2
 
 
 async def transcribe(http: httpx.AsyncClient, facts: EngineFacts, tokens: int) -> None:
@@ -60,8 +66,8 @@ def silence() -> bytes:
     with wave.open(file, "wb") as audio:
         audio.setnchannels(1)
         audio.setsampwidth(2)
-        audio.setframerate(_SAMPLES_A_SECOND)
-        audio.writeframes(bytes(2 * _SAMPLES_A_SECOND * CLIP_SECONDS))
+        audio.setframerate(_SAMPLES_PER_SECOND)
+        audio.writeframes(bytes(2 * _SAMPLES_PER_SECOND * CLIP_SECONDS))
     return file.getvalue()
 
 
@@ -69,10 +75,6 @@ def _missing_decoder() -> str:
     if any(map(find_spec, _DECODERS)):
         return ""
     return " (no installed package decodes audio: pip install 'vllm[audio]')"
-
-
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_BITS_OF_A_SAMPLE, _RED_GREEN_BLUE = 8, 2
 
 
 def image_chat(facts: EngineFacts, width: int, height: int, random: Random, tokens: int) -> Body:
@@ -92,21 +94,16 @@ def image_chat(facts: EngineFacts, width: int, height: int, random: Random, toke
 
 def png(width: int, height: int, colour: bytes) -> bytes:
     """Make a PNG file of one colour (https://www.w3.org/TR/png-3/)."""
-    header = struct.pack(">IIBBBBB", width, height, _BITS_OF_A_SAMPLE, _RED_GREEN_BLUE, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, _PNG_BIT_DEPTH, _PNG_RGB, 0, 0, 0)
     packer = zlib.compressobj(1)
     row = b"\0" + colour * width
     rows = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
-    return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", rows) + _chunk(b"IEND", b"")
+    return _PNG_SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", rows) + _chunk(b"IEND", b"")
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
     checksum = zlib.crc32(kind + content)
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
-
-
-IMAGE_OUTPUT_TOKENS = 2
-ADAPTER_PROMPT_TOKENS = 8
-ADAPTER_OUTPUT_TOKENS = 8
 
 
 async def first_image(session: ProbeSession) -> StepResult:

@@ -36,7 +36,7 @@ class ProbeJournal:
 
     @property
     def forbidden_tokens(self) -> int | None:
-        """The smallest context whose attempt never ended; none of its size or more is tried."""
+        """The smallest context with an attempt that never ended; no larger one is tried either."""
         return min(self._left.values(), default=None)
 
     @property

@@ -21,11 +21,18 @@ from holdfast.probe import measure
 from holdfast.probe.budget import Budget
 from holdfast.probe.client import COMPLETIONS, Body, Message, completion, exchange, pooling
 from holdfast.probe.sizes import Limits, is_pooling, is_transcribing
-from holdfast.processes.stacks import compiles_inside
+from holdfast.processes.stacks import is_compiling_in_process
 from holdfast.records import EngineFacts, RankStats, StepName
 from holdfast.telemetry.progress import Progress
 
+logger = logging.getLogger(__name__)
+
 NONCE_TOKENS = 8
+POLL_SECONDS = 0.01
+PROMPTS_PER_MESSAGE = 256
+"""Well below vLLM's limit of 1,024 prompts in one request."""
+
+Answer = TypeVar("Answer")
 
 
 class Prompts:
@@ -59,15 +66,6 @@ class StepResult:
     limited: bool = False
     is_skipped: bool = False
     reason: str = ""
-
-
-T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
-
-POLL_SECONDS = 0.01
-PROMPTS_PER_MESSAGE = 256
-"""Well below vLLM's limit of 1,024 prompts in one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +170,9 @@ class ProbeSession:
             for group in grouped(lengths, PROMPTS_PER_MESSAGE)
         ]
 
-    async def run_bounded(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+    async def run_bounded(
+        self, work: Coroutine[Any, Any, Answer], seconds: float | None = None
+    ) -> Answer:
         """Return the result of `work`, within `seconds` or all the time that is left.
 
         Raises:
@@ -222,7 +222,7 @@ class ProbeSession:
         if self.engine.is_compiling():
             return True
         stacks = await self.engine.dump_stacks()
-        if compiles_inside(stacks):
+        if is_compiling_in_process(stacks):
             return True
         logger.error("the engine hangs at %s\n%s", self.attempt, stacks)
         return False
@@ -239,7 +239,7 @@ class ProbeSession:
     async def exchange_in_one_step(self, messages: Sequence[Message], running: int = 0) -> None:
         """Send so that one engine step takes all messages, beside `running` earlier requests."""
         expected = running + sum(message.prompts for message in messages)
-        async with asyncio.TaskGroup() as group, self.engine.scheduling_held():
+        async with asyncio.TaskGroup() as group, self.engine.scheduling_paused():
             for message in messages:
                 group.create_task(exchange(self.client, message))
             await self.until_queued(expected)

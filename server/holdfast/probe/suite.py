@@ -36,6 +36,8 @@ from holdfast.records import (
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import Progress
 
+CLEANUP_STEPS = 3
+
 Step = Callable[[ProbeSession], Awaitable[StepResult]]
 
 STEPS: Mapping[StepName, Step] = MappingProxyType(
@@ -77,9 +79,6 @@ def reason_to_skip(step: StepName, facts: EngineFacts) -> str:
         (step == "first_adapter" and not facts.has_lora, "LoRA is off"),
     )
     return next((reason for applies, reason in rules if applies), "")
-
-
-CLEANUP_STEPS = 3
 
 
 def available_memory_bytes() -> int:
@@ -236,7 +235,7 @@ class Prober:
         seconds = max(self._timeouts.cleanup_seconds, session.steps_seconds(CLEANUP_STEPS))
         try:
             async with asyncio.timeout(seconds):
-                await self._engine.forget_prefixes()
+                await self._engine.reset_prefix_cache()
         except TimeoutError:
             return "the prefix cache was not emptied in time"
         except HoldfastError as error:

@@ -1,30 +1,51 @@
-"""Reports at once which processes have ended, in what order, and how."""
+"""Tells which processes have ended, in what order, and how.
+
+The kernel gives an exit code only to the parent, and only once. The engine's processes are children
+of the fork server, which therefore records their exit codes in a directory.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import psutil
 
-from holdfast.processes.exit_codes import signal_name
-from holdfast.processes.tree import is_alive
-
+DIRECTORY_VARIABLE = "HOLDFAST_EXIT_CODES"
+OUT_OF_MEMORY = " (probably for lack of memory)"
 _EXIT_CODE_FIELD = 49
-"""Where `exit_code` stands in /proc/PID/stat, counted from the first field behind the name."""
+"""The position of `exit_code` in /proc/PID/stat, counted from the first field after the name."""
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs; a zombie has ended. A process that cannot be inspected has not ended.
+
+    A killed process is reported as a zombie once its first thread has ended. It holds its memory,
+    and cannot be reaped, until its last thread has ended.
+    """
+    try:
+        if not process.is_running():
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
+    except psutil.NoSuchProcess:
+        return False
+    except OSError:  # too many open files
+        return True
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ProcessExit:
     """The end of one process."""
 
     pid: int
     exit_code: int | None
-    """As `subprocess` has it: the negative number of the signal; None if nobody could say."""
+    """As `subprocess` gives it: negative for a signal; None if it is unknown."""
 
     def __str__(self) -> str:
         if self.exit_code is None:
@@ -34,42 +55,42 @@ class Ending:
         return f"ended with exit code {self.exit_code}"
 
 
-class Endings:
-    """Watches processes while entered, by pidfds; where there are none, `look` has to be called."""
+class ExitWatcher:
+    """Watches processes while entered, by pidfds; without those, only when `exits` is called."""
 
     def __init__(self, processes: Iterable[psutil.Process]) -> None:
         self._processes = tuple(processes)
         self._descriptors: dict[int, psutil.Process] = {}
         self._unwatched: list[psutil.Process] = []
-        self._ended: list[Ending] = []
+        self._exits: list[ProcessExit] = []
         self._changed = asyncio.Event()
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         for process in self._processes:
             descriptor = _pidfd(process.pid)
-            if descriptor is None or not is_alive(process):  # or its number is another's by now
+            if descriptor is None or not is_alive(process):  # its pid may be another's by now
                 self._unwatched.append(process)
                 if descriptor is not None:
                     os.close(descriptor)
                 continue
             self._descriptors[descriptor] = process
-            loop.add_reader(descriptor, self._ends, descriptor)
+            loop.add_reader(descriptor, self._on_exit, descriptor)
         return self
 
     def __exit__(self, *_: object) -> None:
         for descriptor in tuple(self._descriptors):
             self._forget(descriptor)
 
-    def look(self) -> tuple[Ending, ...]:
-        """Return the processes that have ended until now, oldest first."""
+    def exits(self) -> tuple[ProcessExit, ...]:
+        """Return the exits so far, oldest first."""
         for process in [p for p in self._unwatched if not is_alive(p)]:
             self._unwatched.remove(process)
             self._add(process)
-        return tuple(self._ended)
+        return tuple(self._exits)
 
     async def wait(self, timeout_seconds: float) -> None:
-        """Return when another process has ended, `wake` was called or the time is over."""
+        """Return when another process has ended, on `wake`, or after `timeout_seconds`."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._changed.wait()
@@ -78,10 +99,10 @@ class Endings:
         self._changed.clear()
 
     def wake(self) -> None:
-        """Have `wait` return."""
+        """Make `wait` return."""
         self._changed.set()
 
-    def _ends(self, descriptor: int) -> None:
+    def _on_exit(self, descriptor: int) -> None:
         process = self._descriptors[descriptor]
         self._forget(descriptor)
         self._add(process)
@@ -92,20 +113,20 @@ class Endings:
         os.close(descriptor)
 
     def _add(self, process: psutil.Process) -> None:
-        self._ended.append(Ending(process.pid, _exit_code(process.pid)))
+        self._exits.append(ProcessExit(process.pid, _exit_code(process.pid)))
         self._changed.set()
 
 
 def _pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where that is not possible."""
+    """Return a descriptor that becomes readable when the process ends; None if unsupported."""
     try:
         return os.pidfd_open(pid)
-    except OSError:  # it is gone, or the kernel or a seccomp filter does not know the call
+    except OSError:  # the process is gone, or the kernel or a seccomp filter refuses the call
         return None
 
 
 def _exit_code(pid: int) -> int | None:
-    """How a process ended, while its parent has not asked for it."""
+    """Return the exit code of a zombie; None if its parent has reaped it already."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -113,3 +134,93 @@ def _exit_code(pid: int) -> int | None:
     if fields[0] != "Z":
         return None
     return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE_FIELD]))
+
+
+def record_exit_codes(directory: Path) -> None:
+    """Record in `directory` the exit code of every child that this process waits for."""
+    wait = os.waitpid
+
+    def waitpid(pid: int, options: int, /) -> tuple[int, int]:
+        ended_pid, status = wait(pid, options)
+        if ended_pid:
+            with suppress(OSError):  # the front end has ended and taken the directory with it
+                directory.mkdir(exist_ok=True)
+                code = os.waitstatus_to_exitcode(status)
+                (directory / str(ended_pid)).write_text(str(code))
+        return ended_pid, status
+
+    os.waitpid = waitpid
+
+
+def recorded_exits(directory: Path) -> frozenset[Path]:
+    """Return the files of all exit codes that are recorded now."""
+    return frozenset(directory.glob("*"))
+
+
+def recorded_exit_code(directory: Path, pid: int) -> int | None:
+    """Return an exit code as `subprocess` gives it; None if it is unknown."""
+    try:
+        return int((directory / str(pid)).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def first_killed(directory: Path, before: frozenset[Path]) -> str:
+    """Describe the first process that a signal other than SIGTERM killed since `before`."""
+    new = [path for path in recorded_exits(directory) - before if path.name.isdecimal()]
+    for path in sorted(new, key=lambda path: path.stat().st_mtime_ns):
+        code = recorded_exit_code(directory, int(path.name))
+        if code is not None and code < 0 and code != -signal.SIGTERM:
+            return f"its process {path.name} {killed_by(code)}"
+    return ""
+
+
+def killed_by(code: int) -> str:
+    """Describe a process's end by a signal, from its negative exit code."""
+    memory = OUT_OF_MEMORY if code == -signal.SIGKILL else ""
+    return f"was killed by {signal_name(-code)}{memory}"
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, or its number: most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Count the kills in this process's memory cgroup; without one, those of the machine.
+
+    A container's own count excludes its neighbours' kills (cgroup v2 and v1).
+    """
+    for path in (*_cgroup_files(root), root / "proc/vmstat"):
+        count = _count(path)
+        if count is not None:
+            return count
+    return 0
+
+
+def _cgroup_files(root: Path) -> Iterator[Path]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    mounts = root / "sys/fs/cgroup"
+    for line in lines:
+        number, controllers, group = line.split(":", 2)
+        # Within a container, the mount shows the container's own group at its root.
+        for below in (group.lstrip("/"), ""):
+            if number == "0":
+                yield mounts / below / "memory.events"
+            elif "memory" in controllers.split(","):
+                yield mounts / "memory" / below / "memory.oom_control"
+
+
+def _count(path: Path) -> int | None:
+    """Read the line `oom_kill N`, which all these files have."""
+    try:
+        words = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return None
+    return next((int(word[1]) for word in words if word[:1] == ["oom_kill"]), None)

@@ -3,7 +3,7 @@
 A spawned EngineCore or worker spends seconds on imports at every restart. The server is started
 before the front end's own imports, so that the first start gains too, and never initialises a
 device. Its children adopt the environment of the process that asked for them, as if spawned, except
-what native libraries have read already, see `native_env`: a worker that needs other values there is
+what native libraries have read already, see `environment`: a worker that needs other values is
 spawned.
 
 No server runs if the user has asked vLLM to spawn its processes. The server ends itself if its
@@ -33,7 +33,8 @@ from typing import Any
 
 import psutil
 
-from holdfast.processes import environment, exit_codes, native_env
+from holdfast.patches.engine import fork_workers
+from holdfast.processes import environment, exits
 from holdfast.worker import lifetime
 
 PRELOADED: tuple[str, ...] = ("holdfast.processes.preloaded",)
@@ -42,7 +43,7 @@ PRELOADED: tuple[str, ...] = ("holdfast.processes.preloaded",)
 START_METHOD_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 """vLLM's own variable. The user's `spawn` means that nothing may be forked: profilers, sanitizers
 and some drivers break on it. vLLM sets it too, so it is read before vLLM is imported."""
-_SPOILT = "spoilt-"
+_UNSAFE = "unsafe-"
 
 FORK_DEADLINE_SECONDS = 60.0
 """Enough for the server to fork. It imports while the process that will ask it does."""
@@ -59,12 +60,12 @@ def ensure_running(
 
     It is started with `native_variables`, and so is each replacement.
 
-    Call it in the main thread: the server ends with the thread that starts it, see `leash`. If it
-    cannot run, for example because the directory's path is too long for a socket, a warning is
-    logged, and engines are spawned. Nothing is started if `is_in_use` is false.
+    Call it in the main thread: the server ends with the thread that starts it, see `lifetime`. If
+    it cannot run, for example because the directory's path is too long for a socket, a warning is
+    logged, and engines are spawned. Nothing is started if `is_enabled` is false.
     """
-    heed_spoilt_forks()
-    if not is_in_use():
+    stop_forking_if_unsafe()
+    if not is_enabled():
         return
     if native_variables is not None:
         _server().native_variables = dict(native_variables)
@@ -76,27 +77,27 @@ def ensure_running(
         )
 
 
-def use(*, is_allowed: bool) -> None:
-    """Choose whether processes may be forked from now on; otherwise they are spawned."""
-    _server().is_ruled_out = not is_allowed
+def enable(*, is_allowed: bool) -> None:
+    """Choose whether processes are forked from now on; otherwise they are spawned."""
+    _server().is_disabled = not is_allowed
 
 
-def is_allowed(environment: Mapping[str, str]) -> bool:
-    """Whether the user's own environment lets Holdfast choose how processes are started."""
+def is_allowed_by(environment: Mapping[str, str]) -> bool:
+    """Whether the user's environment leaves it to Holdfast how processes are started."""
     return environment.get(START_METHOD_VARIABLE) != "spawn"
 
 
-def is_in_use() -> bool:
-    """Whether processes are forked where that is safe."""
-    return not getattr(_server(), "is_ruled_out", False)
+def is_enabled() -> bool:
+    """Whether processes are forked at all, where that is safe."""
+    return not getattr(_server(), "is_disabled", False)
 
 
-def heed_spoilt_forks() -> None:
+def stop_forking_if_unsafe() -> None:
     """Stop forking, and warn, if the server has ended because of CUDA's driver."""
     pid = server_pid()
-    if is_in_use() and pid is not None and (exit_codes_directory() / f"{_SPOILT}{pid}").exists():
-        use(is_allowed=False)
-        with suppress(ChildProcessError):  # somebody else waited for its end
+    if is_enabled() and pid is not None and (exit_codes_directory() / f"{_UNSAFE}{pid}").exists():
+        enable(is_allowed=False)
+        with suppress(ChildProcessError):  # its exit code was read elsewhere
             _server()._stop()  # noqa: SLF001 - nothing public ends it
         _server()._forkserver_pid = None  # noqa: SLF001 - as above
         logger.warning(
@@ -106,10 +107,10 @@ def heed_spoilt_forks() -> None:
         )
 
 
-def note_spoilt(directory: Path) -> None:
+def record_unsafe_forks(directory: Path) -> None:
     """Record, in the server, that it ends because its children could not use CUDA."""
     directory.mkdir(exist_ok=True)
-    (directory / f"{_SPOILT}{os.getpid()}").touch()
+    (directory / f"{_UNSAFE}{os.getpid()}").touch()
 
 
 def _ensure_running(directory: Path | None) -> None:
@@ -123,12 +124,12 @@ def _ensure_running(directory: Path | None) -> None:
     variables = {
         **getattr(server, "native_variables", {}),
         lifetime.PARENT_VARIABLE: str(os.getpid()),
-        exit_codes.DIRECTORY_VARIABLE: str(exit_codes_directory()),
+        exits.DIRECTORY_VARIABLE: str(exit_codes_directory()),
     }
-    with environment.changed(variables):
+    with environment.overridden(variables):
         try:
             forkserver.ensure_running()
-        except ChildProcessError:  # somebody else waited for its end
+        except ChildProcessError:  # its exit code was read elsewhere
             os.close(server._forkserver_alive_fd)  # noqa: SLF001 - as below
             server._forkserver_pid = None  # noqa: SLF001 - as below
             forkserver.ensure_running()
@@ -157,7 +158,7 @@ def server() -> frozenset[psutil.Process]:
 
 
 def end_if_stopped() -> None:
-    """End a server that a signal has stopped: what waits for it then fails, and it is replaced."""
+    """Kill a server that a signal has stopped, so that what waits for it fails, and replace it."""
     for process in server():
         with suppress(psutil.Error):
             if process.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
@@ -176,7 +177,7 @@ def _server() -> Any:
     return forkserver._forkserver  # noqa: SLF001 - its state has no public name
 
 
-class Process(context.ForkServerProcess):
+class ForkedProcess(context.ForkServerProcess):
     """A process that the server forks; it is spawned instead if no server answers."""
 
     def start(self) -> None:
@@ -192,76 +193,75 @@ class Process(context.ForkServerProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
-        heed_spoilt_forks()
-        if is_in_use():
+        stop_forking_if_unsafe()
+        if is_enabled():
             try:
-                with _answering():
+                with _killing_silent_server():
                     return popen_forkserver.Popen(process_obj)
             except (OSError, EOFError) as error:
-                heed_spoilt_forks()
-                if is_in_use():
-                    said = (
+                stop_forking_if_unsafe()
+                if is_enabled():
+                    logger.warning(
                         "the process that starts engines does not answer (%r), so this one is "
-                        "spawned"
+                        "spawned",
+                        error,
                     )
-                    logger.warning(said, error)
         return popen_spawn_posix.Popen(process_obj)
 
 
-class Core(Process):
+class ForkedCore(ForkedProcess):
     """An EngineCore; its workers are forked too, where that is safe."""
 
     def run(self) -> None:
         if _preloaded() is not None:
-            from holdfast.patches import engine_core  # noqa: PLC0415 - imports vLLM
-
             # Otherwise it would start its own server (CPython 3.11, `ForkServer.ensure_running`).
             _server().ensure_running = resource_tracker.ensure_running
-            engine_core.fork_workers(WorkerContext())
+            fork_workers(WorkerContext())
         super().run()
 
 
-class Worker(Process):
+class ForkedWorker(ForkedProcess):
     """A worker; spawned if native libraries must read other values than in the server."""
 
     def run(self) -> None:
         # OpenMP has bound the server to the CPUs that it would bind this process to.
         self._allowed_cpus = os.sched_getaffinity(0)
-        _ask_for_tiles()
+        _enable_amx()
         super().run()
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
         wanted = process_obj._environment  # noqa: SLF001 - our own
-        if native_env.can_take_over(wanted, _preloaded().STARTED_WITH):
-            return Process._Popen(process_obj)  # noqa: SLF001 - our own
+        if environment.can_adopt(wanted, _preloaded().STARTED_WITH):
+            return ForkedProcess._Popen(process_obj)  # noqa: SLF001 - our own
         return popen_spawn_posix.Popen(process_obj)
 
 
 class Context(context.ForkServerContext):
     """A `multiprocessing` context whose processes the server forks."""
 
-    Process = Process
+    Process = ForkedProcess
 
 
 class CoreContext(Context):
     """The context that vLLM gets for starting its EngineCores."""
 
-    Process = Core
+    Process = ForkedCore
 
 
 class WorkerContext(Context):
     """The context that an EngineCore gets for starting its workers."""
 
-    Process = Worker
+    Process = ForkedWorker
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
-    """End a server that does not answer by the deadline while entered: it may be stopped, or
-    hang in an import. What waits for it then learns that it has ended.
+def _killing_silent_server() -> Iterator[None]:
+    """While entered, kill a server that does not answer by the deadline.
+
+    It may be stopped, or hang in an import. What waits for it then learns that it has ended.
     """
-    timer = threading.Timer(FORK_DEADLINE_SECONDS, _end_silent)
+    timer = threading.Timer(FORK_DEADLINE_SECONDS, _kill_silent_server)
     timer.daemon = True
     timer.start()
     try:
@@ -270,8 +270,8 @@ def _answering() -> Iterator[None]:
         timer.cancel()
 
 
-def _end_silent() -> None:
-    # Its children end with it, see `leash`, so until then it is the parent of a forked process.
+def _kill_silent_server() -> None:
+    # Its children end with it, see `lifetime`, so until then it is the parent of a forked process.
     pid = os.getppid() if _is_forked() else server_pid()
     logger.warning(
         "no process was forked within %.0f s, so the fork server is killed", FORK_DEADLINE_SECONDS
@@ -306,7 +306,7 @@ def _adopt(environment: Mapping[str, str], allowed_cpus: set[int]) -> None:
         torch.set_num_threads(int(threads))
 
 
-def _ask_for_tiles() -> None:
+def _enable_amx() -> None:
     """Ask Linux for the tiles of Intel's AMX, whether this worker was forked or spawned.
 
     vLLM's CPU attention uses them without asking (`cpu_attn.py`, 0.32), which raises SIGILL:

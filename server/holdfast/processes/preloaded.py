@@ -1,7 +1,7 @@
-"""What the fork server imports, so that the processes it forks have it: see `forkserver`.
+"""Prepares the fork server, which imports this module, for the processes that it forks.
 
-Imported for its effects, by that one process. None of this loads a plugin or initialises a device:
-both belong to the processes that are forked.
+Only that process imports it, for its effects; see `forkserver`. It loads no plugin and initialises
+no device: both belong to the forked processes.
 """
 
 from __future__ import annotations
@@ -14,37 +14,38 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.processes import exit_codes, forkserver
+from holdfast.patches.engine import import_engine
+from holdfast.processes import exits, forkserver
 from holdfast.worker import lifetime
 
 STARTED_WITH = dict(os.environ)
-"""What native libraries have read, in this process and in those it forks."""
+"""The environment that native libraries have read, in this process and in those that it forks."""
 
-# Not told if `multiprocessing` itself found the last server dead, a moment ago.
+# Unset if `multiprocessing` itself has just found the last server dead.
 parent_pid = os.environ.get(lifetime.PARENT_VARIABLE)
-lifetime.tie(int(parent_pid) if parent_pid else None)
-os.register_at_fork(after_in_child=lifetime.tie)
-lifetime.outlive_terminal()
+lifetime.die_with_parent(int(parent_pid) if parent_pid else None)
+os.register_at_fork(after_in_child=lifetime.die_with_parent)
+lifetime.ignore_hangup()
 
-if directory := os.environ.get(exit_codes.DIRECTORY_VARIABLE):
-    exit_codes.note_in(Path(directory))
+if directory := os.environ.get(exits.DIRECTORY_VARIABLE):
+    exits.record_exit_codes(Path(directory))
 
-# An import takes seconds, in which the parent may end, so that this stands below.
-importlib.import_module("holdfast.patches.engine_core").import_engine()
+# This takes seconds, in which the parent may end.
+import_engine()
 
-with suppress(ImportError):  # which vLLM does without, too
-    # It finds its place beside the environment that the process was started with; what is forked
-    # has another, and would keep this title.
+with suppress(ImportError):  # it is optional for vLLM, too
+    # It stores the title beside the environment that the process was started with. A forked process
+    # has another environment, so it could not find that place, and would keep this title.
     importlib.import_module("setproctitle").setproctitle("holdfast::forkserver")
 
 
-def has_spoilt_forks() -> bool:
-    """Whether no process that is forked from this one can use CUDA.
+def are_forks_unsafe() -> bool:
+    """Whether processes that are forked from this one cannot use CUDA.
 
-    Importing vLLM has Triton ask torch whether there is a GPU, and torch asks NVML. Where that does
-    not know, for MIG by UUID and on boards without NVML, torch initialises CUDA's driver (2.13,
-    `torch.cuda.device_count`). Its note of that is made for children, so that a child is asked. One
-    that does not answer by the deadline cannot be used either.
+    When vLLM is imported, Triton asks torch for GPUs, and torch asks NVML. If NVML cannot tell, as
+    with MIG by UUID and on boards without NVML, torch initialises CUDA's driver (2.13,
+    `torch.cuda.device_count`). Only a child can see torch's flag for that, so a child is asked. If
+    it does not answer by the deadline, forks are unsafe, too.
     """
     pid = os.fork()
     if not pid:
@@ -58,10 +59,10 @@ def has_spoilt_forks() -> bool:
         return True
 
 
-if directory and has_spoilt_forks():
-    forkserver.note_spoilt(Path(directory))
+if directory and are_forks_unsafe():
+    forkserver.record_unsafe_forks(Path(directory))
     raise SystemExit
 
 gc.collect()
-# A collection in a child would write to every page that it shares with this process.
+# Otherwise a collection in a child would write to every page that it shares with this process.
 gc.freeze()

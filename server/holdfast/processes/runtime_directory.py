@@ -1,7 +1,7 @@
-"""Keeps one server's sockets and engine files, and removes what dead servers left.
+"""Keeps one server's sockets and engine files, and removes those of dead servers.
 
-Whether a server lives is told by a lock that the kernel takes off when its process ends, however
-that is: process numbers would mean something else in another container that shares the directory.
+A server lives as long as its file is locked: the kernel releases the lock when the process ends, in
+whatever way. A pid would mean something else in another container that shares the directory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from holdfast.processes import cleanup
 from holdfast.worker.ipc_names import SHARED_MEMORY
 
 PREFIX = "holdfast-"
-LONGEST_PATH = 60
-"""Of a directory below which each engine has another: Linux takes sockets of 107 bytes, and vLLM
-adds a slash and a UUID.
+MAX_PATH_LENGTH = 60
+"""The longest path of a directory with a directory per engine. Linux accepts socket paths of 107
+bytes, and vLLM appends a slash and a UUID.
 """
-_SHORT_BASES = (Path("/tmp"), Path("/dev/shm"), Path("/var/tmp"))  # noqa: S108 - the shortest that there are
+_SHORT_BASES = (Path("/tmp"), Path("/dev/shm"), Path("/var/tmp"))  # noqa: S108 - the shortest ones
 _OWNER = "owner"
 
 logger = logging.getLogger("holdfast.engine")
@@ -34,22 +34,22 @@ logger = logging.getLogger("holdfast.engine")
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What a server says of itself in the file that it keeps locked."""
+    """The content of the file that a server keeps locked."""
 
     directory: str
-    """The path that its engines use, and name their shared memory after."""
+    """The path that its engines use and name their shared memory after."""
     alias: str
-    """A link that gives the directory a short path; empty if it is short enough."""
+    """A link that shortens the directory's path; empty if the path is short enough."""
 
 
 @contextmanager
 def runtime_directory() -> Iterator[Path]:
-    """A directory of this server's own, removed when left; what dead servers left is, too.
+    """Clean up after dead servers, and make a directory of our own that is removed on leaving.
 
-    A directory for temporary files whose path is too long for a socket is used by a short name.
+    If its path would be too long for a socket, the path of a short link to it is yielded.
 
     Raises:
-        UsageError: no directory can be written.
+        UsageError: the temporary directory cannot be written.
     """
     with ExitStack() as kept:
         try:
@@ -70,7 +70,7 @@ def runtime_directory() -> Iterator[Path]:
 
 
 def remove(directory: Path) -> None:
-    """Remove the directory, and what is named after its engines, of a server that ends at once."""
+    """Remove a server's directory and its engines' shared memory, when it ends at once."""
     real = directory.resolve()
     _remove_engines(directory, real)
     _shared_owner(real).unlink(missing_ok=True)
@@ -79,13 +79,13 @@ def remove(directory: Path) -> None:
 
 
 def sweep() -> None:
-    """Remove what servers of this user left that were killed; of one that lives nothing."""
+    """Remove what killed servers of this user left, and nothing of living ones."""
     found = (
         *Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_OWNER}"),
         *SHARED_MEMORY.glob(f"{PREFIX}*.{_OWNER}"),
     )
     for owner in found:
-        # It may be gone by now: another server starts and does the same.
+        # Another server that starts may have removed it by now.
         with suppress(OSError), _of_dead(owner) as record:
             if record is not None:
                 logger.info("removing what a killed server left behind: %s", record.directory)
@@ -96,11 +96,11 @@ def _remove_left(owner: Path, record: _Record) -> None:
     directory = Path(record.directory)
     if owner.parent == SHARED_MEMORY:
         _remove_engines(directory, directory)
-        # It may have had another directory for temporary files than this one has.
+        # That server may have had another temporary directory.
         beside = directory.resolve() / _OWNER
-        with suppress(OSError), _of_dead(beside) as said:
-            if said is not None:
-                _remove_left(beside, said)
+        with suppress(OSError), _of_dead(beside) as other:
+            if other is not None:
+                _remove_left(beside, other)
         _remove_alias(directory, directory.resolve())
     else:
         _remove_engines(directory, owner.parent)
@@ -111,14 +111,14 @@ def _remove_left(owner: Path, record: _Record) -> None:
 
 
 def _remove_engines(directory: Path, real: Path) -> None:
-    """Remove the shared memory of every engine, whose names follow from the directory's own."""
+    """Remove the shared memory of every engine, whose names follow from the directory's name."""
     cleanup.unlink(cleanup.named_after_engines(directory))
     for engine in real.glob("*/"):
-        cleanup.unlink(cleanup.named_after_meetings(engine))
+        cleanup.unlink(cleanup.named_after_rendezvous(engine))
 
 
 def _shared_owner(real: Path) -> Path:
-    """The second locked file: shared memory may outlive the directory, or have other neighbours."""
+    """Return the second locked file: shared memory may outlive the directory, or be shared more."""
     return SHARED_MEMORY / f"{real.name}.{_OWNER}"
 
 
@@ -131,10 +131,10 @@ def _claimed(owner: Path, directory: Path, real: Path) -> Iterator[None]:
 
 @contextmanager
 def _of_dead(owner: Path) -> Iterator[_Record | None]:
-    """What a server says that has ended, and is locked meanwhile; None of any other file.
+    """Lock the file of a dead server while entered, and yield its record; None for other files.
 
     Raises:
-        OSError: it cannot be opened; of another user's that is so.
+        OSError: the file cannot be opened, for example because it is another user's.
     """
     with left_by_dead_process(owner) as document:
         yield _record(document)
@@ -148,8 +148,8 @@ def _record(document: Any) -> _Record | None:
 
 
 def _short(real: Path) -> Path:
-    """The directory, or a link to it whose path leaves room for a socket, if one can be made."""
-    if len(str(real)) <= LONGEST_PATH:
+    """Return the directory; if its path is too long for a socket, a short link if possible."""
+    if len(str(real)) <= MAX_PATH_LENGTH:
         return real
     for base in _SHORT_BASES:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Ends the process: the first signal asks for a drain, the second ends it at once."""
+"""Ends the process on signals: the first starts a drain, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Handler = Callable[[int, object], NoReturn]
 
 
 @contextmanager
-def remembered() -> Iterator[Callable[[], bool]]:
-    """Only note a signal to end while entered; yield a function that tells whether one came."""
+def deferred() -> Iterator[Callable[[], bool]]:
+    """Only record signals while entered; yield a function that tells whether one has arrived."""
     came: list[int] = []
-    for number in early_signals.heeded():
+    for number in early_signals.handled():
         signal.signal(number, lambda number, _frame: came.append(number))
     yield lambda: bool(came)
 
 
 @contextmanager
-def heeded(
+def draining(
     stop: Callable[[], None], end_now: Handler, *, has_come: Callable[[], bool]
 ) -> Iterator[None]:
-    """While entered, SIGTERM and SIGINT ask for a drain; every further one, and later, ends.
+    """Make the first SIGTERM or SIGINT start a drain; later ones, or any after leaving, end.
 
-    SIGHUP asks for a drain too, and for nothing more: a terminal that is closed sends it twice,
-    from the shell and from the kernel. One that has come before is heeded at once.
+    SIGHUP starts a drain too, but never ends: a closed terminal sends it twice, from the shell and
+    from the kernel. If a signal has arrived before, the drain starts at once.
     """
     loop = asyncio.get_running_loop()
-    handled = early_signals.heeded()
+    handled = early_signals.handled()
     ending = [number for number in handled if number != signal.SIGHUP]
 
     def arm() -> None:
@@ -58,15 +58,15 @@ def heeded(
         arm()
         if signal.SIGHUP in handled:
             loop.remove_signal_handler(signal.SIGHUP)
-            # Else it would end what is being put away, by its default action.
+            # Its default action would end the process in the middle of its clean-up.
             signal.signal(signal.SIGHUP, lambda _number, _frame: None)
 
 
 def end_now(directory: Path, uds: str | None, signal_number: int, _frame: object) -> NoReturn:
-    """End at once, with what no context manager gets the time for.
+    """End at once, doing what the context managers no longer have the time to do.
 
-    The exit code is 128 + the number of the signal, which is what a shell and a container report
-    for a process that a signal ended: this was not a clean stop, but nothing was wrong either.
+    The exit code is 128 + the number of the signal, as shells and containers report for a process
+    that a signal ended: it was not a clean stop, but nothing was wrong either.
     """
     family = tree.children()
     left_behind = cleanup.shared_memory(family)
@@ -76,6 +76,6 @@ def end_now(directory: Path, uds: str | None, signal_number: int, _frame: object
     if uds:
         Path(uds).unlink(missing_ok=True)
     if sys.stderr.isatty():
-        with suppress(OSError):  # it may have been closed
+        with suppress(OSError):  # the terminal may be closed
             os.write(2, b"\x1b[?25h")  # the cursor, which the progress view may have hidden
     os._exit(128 + signal_number)

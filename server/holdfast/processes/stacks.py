@@ -22,29 +22,29 @@ _COMPILER = re.compile(
     r"|cc1(?:plus)?|collect2|lto1|ninja|nvcc|nvrtc_compile|cicc|cudafe\+\+|ptxas|fatbinary|nvlink"
     r"|hipcc|rustc"
 )
-"""What torch's and FlashInfer's extensions, DeepGEMM, Humming, Triton and inductor start."""
-_INSIDE = re.compile(
+"""The tools that extensions of torch and FlashInfer, DeepGEMM, Humming, Triton and inductor run."""
+_IN_PROCESS = re.compile(
     r"\b(?:triton/(?:compiler/code_generator|backends/\w+/compiler)\.py"
     r"|cutlass/base_dsl/compiler\.py|tilelang/engine/"
     r"|torch/_inductor/(?:graph|scheduler|lowering|codegen/(?!multi_kernel)))"
     r"|\bcompile \(triton/compiler/compiler\.py"
     r"|\btriton/compiler/compiler\.py\", line \d+ in compile\b"
 )
-"""Where a thread is that compiles without a process of its own, for example with Triton's LLVM.
+"""Frames of a thread that compiles in its own process, for example with Triton's LLVM.
 
-The same libraries launch kernels in other files or, as Triton does, in other functions of the same
-file: a kernel that hangs is not a compiler.
+The same libraries launch kernels from other files or, as Triton does, from other functions of the
+same file, so a hanging kernel is not taken for a compiler.
 """
 
 
 def is_compiling(processes: Iterable[psutil.Process]) -> bool:
-    """Whether one of `processes` is a compiler, an assembler, a linker or what drives them."""
+    """Whether one of `processes` is a compiler, an assembler, a linker or a driver of these."""
     return any(_COMPILER.fullmatch(_name(process)) for process in processes)
 
 
-def compiles_inside(stacks: str) -> bool:
-    """Whether a thread of these stacks, as `stacks.stacks_of` has them, is in a compiler."""
-    return bool(_INSIDE.search(stacks))
+def is_compiling_in_process(stacks: str) -> bool:
+    """Whether a thread in these stacks, in the format of `stacks_of`, is in a compiler."""
+    return bool(_IN_PROCESS.search(stacks))
 
 
 def _name(process: psutil.Process) -> str:
@@ -60,10 +60,10 @@ _POLL_SECONDS = 0.1
 
 
 async def stacks_of(processes: Iterable[psutil.Process], directory: Path) -> str:
-    """The stacks of all `processes`, of one generation, within `DEADLINE_SECONDS`; never raises.
+    """Return the stacks of all `processes` of a generation within `DEADLINE_SECONDS`; never raise.
 
-    By py-spy, which reads those of a stopped process too, if it is installed and allowed to; else
-    each process is asked by a signal to write them into `directory`.
+    py-spy reads them, even of a stopped process, if it is installed and has the permission.
+    Otherwise a signal asks each process to write them into `directory`.
     """
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -74,7 +74,7 @@ async def stacks_of(processes: Iterable[psutil.Process], directory: Path) -> str
 
 
 async def _section(process: psutil.Process, directory: Path) -> str:
-    stacks = await _spied(process.pid) or await _written(process.pid, directory)
+    stacks = await _py_spy_stacks(process.pid) or await _own_stacks(process.pid, directory)
     return f"{_title(process)}\n{stacks or 'No stack: the process does not answer.'}"
 
 
@@ -86,8 +86,8 @@ def _title(process: psutil.Process) -> str:
     return f"Process {process.pid} ({state}): {command[:80]}"
 
 
-async def _spied(pid: int) -> str:
-    """By py-spy, which does not stop the process for it; empty if that does not work."""
+async def _py_spy_stacks(pid: int) -> str:
+    """Read the stacks with py-spy, without stopping the process; empty if that fails."""
     tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if tool is None:
         return ""
@@ -112,8 +112,8 @@ async def _spied(pid: int) -> str:
     return printed.decode(errors="replace").strip() if spy.returncode == 0 else ""
 
 
-async def _written(pid: int, directory: Path) -> str:
-    """By the process itself; empty if it does not know the signal or does not come to it."""
+async def _own_stacks(pid: int, directory: Path) -> str:
+    """Have the process write its stacks; empty if it does not handle the signal in time."""
     path = stacks_path(directory, pid)
     try:
         size_bytes = path.stat().st_size

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from holdfast.processes import environment, forkserver
+from holdfast.processes.exits import is_alive
 from holdfast.worker import lifetime
 
 KILL_DEADLINE_SECONDS = 10.0
@@ -32,11 +33,11 @@ def owned(directory: Path, native_variables: Mapping[str, str]) -> Iterator[None
     it out; its socket goes into `directory`, and it gets `native_variables`. No child runs after
     leaving.
     """
-    forkserver.use(is_allowed=forkserver.is_allowed(os.environ))
+    forkserver.enable(is_allowed=forkserver.is_allowed_by(os.environ))
     lifetime.adopt_orphans()
-    lifetime.tie_spawned()
+    lifetime.make_spawned_die_with_parent()
     _start_resource_tracker()
-    with lifetime.outliving_terminal():
+    with lifetime.ignoring_hangup():
         forkserver.ensure_running(directory, native_variables)
     try:
         yield
@@ -46,17 +47,22 @@ def owned(directory: Path, native_variables: Mapping[str, str]) -> Iterator[None
 
 
 def children() -> frozenset[psutil.Process]:
-    """Return every living descendant except Python's resource tracker, which outlives engines."""
+    """Return every living descendant except Python's resource tracker, which outlives engines.
+
+    A killed process is one of them until `is_alive` says that it has ended.
+    """
     found = psutil.Process().children(recursive=True)
-    return frozenset(child for child in found if not _is_resource_tracker(child))
+    return frozenset(
+        child for child in found if is_alive(child) and not _is_resource_tracker(child)
+    )
 
 
 def _start_resource_tracker() -> None:
     """Start one that does not warn of what `unlink` removed first; do nothing if one runs."""
     before = os.environ.get("PYTHONWARNINGS")
     # Set only briefly: Python repeats it in the command line of every spawned process.
-    changed = environment.changed({"PYTHONWARNINGS": f"{before},{_QUIET}" if before else _QUIET})
-    with changed, lifetime.outliving_terminal():
+    changed = environment.overridden({"PYTHONWARNINGS": f"{before},{_QUIET}" if before else _QUIET})
+    with changed, lifetime.ignoring_hangup():
         resource_tracker.ensure_running()
 
 
@@ -118,7 +124,7 @@ def kill_tree(pid: int) -> None:
 def reap(known: Collection[psutil.Process]) -> None:
     """Reap the adopted children that have ended, except those in `known`.
 
-    A child whose own parent would have reaped it stays our zombie, see `leash`.
+    A child whose own parent would have reaped it stays our zombie, see `lifetime`.
     """
     for child in psutil.Process().children():
         if child not in known and not is_alive(child):
@@ -131,7 +137,7 @@ def _until_ended(
 ) -> list[psutil.Process]:
     """Wait until none of them runs; return those that still do at the deadline.
 
-    A zombie has ended: an orphan stays one for ever if the init process reaps nothing.
+    A zombie has ended: an orphan stays one forever if the init process reaps nothing.
     """
     deadline = time.monotonic() + deadline_seconds
     remaining = list(processes)
@@ -141,27 +147,11 @@ def _until_ended(
     return remaining
 
 
-def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs; a zombie has ended. A process that cannot be inspected has not ended.
-
-    A killed process is reported as a zombie once its first thread has ended. It holds its memory,
-    and cannot be reaped, until its last thread has ended.
-    """
-    try:
-        if not process.is_running():
-            return False
-        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
-    except psutil.NoSuchProcess:
-        return False
-    except OSError:  # too many open files
-        return True
-
-
 def _is_resource_tracker(process: psutil.Process) -> bool:
     try:
         return any(_TRACKER in word for word in process.cmdline())
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return True
+    except psutil.NoSuchProcess:  # or a zombie, which has no command line any more
+        return False
 
 
 def stopped(processes: Iterable[psutil.Process]) -> tuple[int, ...]:

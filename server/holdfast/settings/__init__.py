@@ -1,8 +1,7 @@
 """Everything that can be set: parsed once, frozen, grouped by owner.
 
-`groups` and `limits` declare our flags, `values` parses their text, `flag` defines what a flag and
-a command's parser are, `config_file` reads flags from a file, and `yaml_file` reads a file that a
-flag names. Sizes are bytes, times are seconds.
+`groups` and `limits` declare our flags, `flag` defines what a flag is and parses its value, and
+`yaml_files` reads the files that flags name. Sizes are bytes, times are seconds.
 """
 
 from __future__ import annotations

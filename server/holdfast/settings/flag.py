@@ -1,17 +1,36 @@
-"""A flag as the parser, the environment, `--help` and the check of the documentation see it."""
+"""What a flag is, the parser of a command's flags, and the parsers of their values.
+
+A parser of values raises a ValueError that says what was expected. Sizes are bytes, times are
+seconds.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast.errors import UsageError
 
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
+}
+_MOST_BYTES = 1 << 50
+_MOST_TOKENS = 1 << 31
+_YEAR_SECONDS = 31_536_000
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"", "0", "false", "no", "off"}
+
 
 class Parser(argparse.ArgumentParser):
-    """Raises our error for bad usage instead of ending the process."""
+    """An argument parser that raises UsageError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}.", remedy=f"see `{self.prog} --help`.")
@@ -81,6 +100,7 @@ def flag(  # noqa: PLR0913 - one row of the table of flags
     is_switch: bool = False,
     is_secret: bool = False,
 ) -> Any:
+    """Return a dataclass field that carries its flag; `shown` is the default in `--help`."""
     declared = Flag(
         name, parse, metavar, shown or str(default), meaning, choices, is_switch, is_secret
     )
@@ -88,4 +108,114 @@ def flag(  # noqa: PLR0913 - one row of the table of flags
 
 
 def choice(name: str, choices: tuple[str, ...], default: str, meaning: str) -> Any:
+    """Return a dataclass field that carries a flag with a few possible values."""
     return flag(name, str, default, "|".join(choices), meaning, choices=choices)
+
+
+def size_bytes(text: str) -> int:
+    """Parse a size such as `64MiB`, `1.5GB` or `1048576`; ValueError for anything else."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError("expected a size such as 64MiB or 1.5GiB, or a number of bytes")
+    size = int(Decimal(match[1]) * _UNITS[match[2]])
+    if size >= _MOST_BYTES:
+        raise ValueError("expected a size below 1 PiB")
+    return size
+
+
+def positive_size_bytes(text: str) -> int:
+    """Parse a size of at least one byte, as `size_bytes` does; ValueError for anything else."""
+    if not (size := size_bytes(text)):
+        raise ValueError("expected a size above 0")
+    return size
+
+
+def headroom_fraction(text: str) -> float:
+    """Parse a fraction from 0 to 10; ValueError for anything else."""
+    value = _number(text)
+    if not 0 <= value <= 10:
+        raise ValueError("expected a fraction from 0 to 10, for example 0.10")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """Parse a time above 0 and below a year; ValueError for anything else."""
+    value = _number(text)
+    if not 0 < value < _YEAR_SECONDS:
+        raise ValueError("expected a number of seconds, more than 0 and less than a year")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Parse a time of 0 or more, below a year; ValueError for anything else."""
+    value = _number(text)
+    if not 0 <= value < _YEAR_SECONDS:
+        raise ValueError("expected a number of seconds, 0 or more and less than a year")
+    return value
+
+
+def token_count(text: str) -> int:
+    """Parse a count of at least 2, the shortest prompt and answer; ValueError for anything else."""
+    if not re.fullmatch("[0-9]{1,10}", text) or not 2 <= int(text) < _MOST_TOKENS:
+        raise ValueError("expected a number of tokens, 2 or more")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """Parse a whole number, 0 or more; ValueError for anything else."""
+    if not re.fullmatch("[0-9]{1,6}", text):
+        raise ValueError("expected a number, 0 or more")
+    return int(text)
+
+
+def positive_count(text: str) -> int:
+    """Parse a whole number, 1 or more; ValueError for anything else."""
+    if not (number := count(text)):
+        raise ValueError("expected a number, 1 or more")
+    return number
+
+
+def directory_or_none(text: str) -> Path | None:
+    """Parse a directory, or None for the word `none`; ValueError if it cannot be a path."""
+    if not text or "\0" in text:
+        raise ValueError("expected a directory, or none")
+    if text == "none":
+        return None
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            "expected a directory; the home directory of that user is not known"
+        ) from None
+
+
+def file_path(text: str) -> Path:
+    """Parse the path of a file; ValueError if it cannot be one."""
+    if not text or "\0" in text:
+        raise ValueError("expected a file")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("expected a file; the home directory of that user is not known") from None
+
+
+def key(text: str) -> str:
+    """Parse a key that a header can carry; the ValueError for anything else does not repeat it."""
+    if not re.fullmatch("[!-~]+", text):
+        raise ValueError("expected a key of visible ASCII characters without spaces")
+    return text
+
+
+def boolean(text: str) -> bool:
+    """Parse a yes or no as people write it in an environment; ValueError for anything else."""
+    if text.lower() not in _TRUE | _FALSE:
+        raise ValueError("expected 1 or 0")
+    return text.lower() in _TRUE
+
+
+def _number(text: str) -> float:
+    # float() would also accept NaN, which passes every range check, `1_0`, and digits of other
+    # scripts.
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", text.strip().lower()):
+        raise ValueError("expected a number")
+    return float(text)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from holdfast.settings.flag import choice, flag
-from holdfast.settings.values import (
+from holdfast.settings.flag import (
     boolean,
+    choice,
     count,
     directory_or_none,
     file_path,
+    flag,
     headroom_fraction,
     key,
     positive_seconds,

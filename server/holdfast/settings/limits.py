@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.settings.flag import flag
-from holdfast.settings.values import positive_count, positive_seconds, positive_size_bytes, seconds
+from holdfast.settings.flag import (
+    flag,
+    positive_count,
+    positive_seconds,
+    positive_size_bytes,
+    seconds,
+)
 
 
 @dataclass(frozen=True, slots=True)

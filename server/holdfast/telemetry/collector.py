@@ -16,17 +16,14 @@ from prometheus_client.registry import Collector
 
 from holdfast.lifecycle.states import State
 from holdfast.records import (
-    GROWTH_PHASES,
     LOSS_REASONS,
-    REJECTION_KINDS,
     LossReason,
     ProbeReport,
     RankStats,
     Status,
 )
-from holdfast.telemetry.counters import EngineDeaths, Refusals
-from holdfast.telemetry.metrics import BY_NAME
-from holdfast.telemetry.totals import Totals
+from holdfast.telemetry.counters import EngineDeaths, Refusals, Totals
+from holdfast.telemetry.metrics import BY_NAME, RANK_METRICS
 
 Label = TypeVar("Label", bound=str)
 Samples = Iterable[tuple[tuple[object, ...], float]]
@@ -83,9 +80,8 @@ class HoldfastCollector(Collector):
         status = self._status()
         self._totals.absorb(status.ranks)
         families = (
-            *_workspace_families(status.ranks),
-            *_memory_families(status.ranks),
-            *_counter_families(self._totals),
+            *_rank_families(status.ranks, self._totals),
+            _family("probe_runs_total", _by_label(self._totals.probe_runs())),
             *_probe_families(status.probe),
             *_engine_families(status),
             *self._engine_deaths.counter.collect(),
@@ -141,57 +137,21 @@ def _by_label(values: Mapping[Label, int]) -> Samples:
     return [((label,), value) for label, value in values.items()]
 
 
-def _workspace_families(ranks: tuple[RankStats, ...]) -> Iterator[Metric]:
-    slots = [((r.engine, r.rank, s.ubatch, s.lane), s) for r in ranks for s in r.slots]
-    yield _family("workspace_size_bytes", [(key, s.size_bytes) for key, s in slots])
-    yield _family("workspace_reserved_bytes", [(key, s.reserved_bytes) for key, s in slots])
-    yield _family("workspace_high_water_bytes", [(key, s.high_water_bytes) for key, s in slots])
-    keyed = [((r.engine, r.rank), r) for r in ranks]
-    yield _family("workspace_retired_bytes", [(key, r.retired_bytes) for key, r in keyed])
-    yield _family("workspace_persistent_bytes", [(key, r.persistent_bytes) for key, r in keyed])
-    yield _family("workspace_locked", [(key, r.is_locked) for key, r in keyed])
-    lamport = [(key, r.lamport_bytes) for key, r in keyed if r.lamport_bytes is not None]
-    yield _family("lamport_workspace_bytes", lamport)
-    yield _family(
-        "workspace_last_rejection_bytes",
-        [(key, r.last_rejection.needed_bytes) for key, r in keyed if r.last_rejection],
-    )
-
-
-def _memory_families(ranks: tuple[RankStats, ...]) -> Iterator[Metric]:
-    yield _family(
-        "workspace_caller_bytes",
-        [((r.engine, r.rank, name), size) for r in ranks for name, size in r.callers.items()],
-    )
-    yield _family(
-        "memory_bytes",
-        [((r.engine, r.rank, kind), size) for r in ranks for kind, size in r.memory.items()],
-    )
-
-
-def _counter_families(totals: Totals) -> Iterator[Metric]:
-    ranks = totals.ranks()
-    yield _family(
-        "workspace_growths_total",
-        [
-            ((*key, phase), count)
-            for key, counters in ranks.items()
-            for phase, count in zip(GROWTH_PHASES, counters.growths, strict=True)
-        ],
-    )
-    yield _family(
-        "workspace_growth_rejections_total",
-        [
-            ((*key, kind), count)
-            for key, counters in ranks.items()
-            for kind, count in zip(REJECTION_KINDS, counters.rejections, strict=True)
-        ],
-    )
-    yield _family("engine_steps_total", [(key, c.steps) for key, c in ranks.items()])
-    yield _family(
-        "engine_scheduled_tokens_total", [(key, c.scheduled_tokens) for key, c in ranks.items()]
-    )
-    yield _family("probe_runs_total", _by_label(totals.probe_runs()))
+def _rank_families(ranks: tuple[RankStats, ...], totals: Totals) -> Iterator[Metric]:
+    counted = totals.ranks()
+    for metric in RANK_METRICS:
+        if metric.kind == "counter":
+            numbers = [(key, counts[metric.name]) for key, counts in counted.items()]
+        else:
+            numbers = [((rank.engine, rank.rank), metric.values(rank)) for rank in ranks]
+        yield _family(
+            metric.name,
+            [
+                ((*key, *labels), value)
+                for key, values in numbers
+                for labels, value in values.items()
+            ],
+        )
 
 
 def _probe_families(probe: ProbeReport | None) -> Iterator[Metric]:

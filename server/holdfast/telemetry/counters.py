@@ -1,20 +1,34 @@
-"""What the front end counts itself. Any thread may count and read.
+"""Counters that never decrease: what the front end counts itself, and what ranks counted.
 
 prometheus_client would register these metrics in its global registry, which vLLM clears. So they
-are in no registry: `HoldfastCollector` collects them.
+are in no registry: `HoldfastCollector` collects them. Any thread may count and read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Generic, TypeVar
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import add
+from typing import Generic, Literal, TypeVar
 
 from prometheus_client import Counter, Histogram
 
-from holdfast.records import DEATH_CAUSES, REFUSAL_REASONS, DeathCause, RefusalReason
-from holdfast.telemetry.metrics import BY_NAME
+from holdfast.records import (
+    DEATH_CAUSES,
+    REFUSAL_REASONS,
+    DeathCause,
+    ProbeReport,
+    RankStats,
+    RefusalReason,
+)
+from holdfast.telemetry.metrics import BY_NAME, RANK_METRICS, Labels
 
 Label = TypeVar("Label", bound=str)
+RankCounts = Mapping[str, Mapping[Labels, float]]
+"""The counters of one rank: the name of the metric, and its values by their labels."""
+ProbeResult = Literal["passed", "failed"]
+PROBE_RESULTS: tuple[ProbeResult, ...] = ("passed", "failed")
 
 WAIT_BOUNDS_SECONDS = (
     *(0.01, 0.04, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
@@ -23,8 +37,11 @@ WAIT_BOUNDS_SECONDS = (
 histogram of the time to the first token has each of them, so both can be queried at one bound."""
 
 
+_RANK_COUNTERS = tuple(metric for metric in RANK_METRICS if metric.kind == "counter")
+
+
 class _Counts(Generic[Label]):
-    """Counts under one label, whose values are a closed set.
+    """Counts by one label, with a closed set of values.
 
     All series are exported from the first scrape on: an alert sees no increase in a series that
     begins at 1.
@@ -59,3 +76,76 @@ def request_waits() -> Histogram:
     """Return a histogram of the time that requests waited in the front end, which may be 0."""
     metric = BY_NAME["request_wait_seconds"]
     return Histogram(metric.full_name, metric.help, buckets=WAIT_BOUNDS_SECONDS, registry=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lives:
+    """The generations of one rank: the sum of the ended ones, and the newest one seen."""
+
+    earlier: RankCounts
+    generation: int
+    newest: RankCounts
+
+
+class Totals:
+    """What ranks and the probe counted, over all generations of the engine.
+
+    The counters of a rank start at zero with each generation, because a new worker writes a new
+    file. So the totals of earlier generations are kept here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lives: dict[tuple[int, int], _Lives] = {}
+        self._probe_runs: dict[ProbeResult, int] = dict.fromkeys(PROBE_RESULTS, 0)
+
+    def absorb(self, ranks: Iterable[RankStats]) -> None:
+        """Add what the ranks wrote; repeated values and late, older ones add nothing.
+
+        The owner of the engine calls this when a generation ends, since the last values of a dying
+        generation would be lost if no scrape came between its death and the next start.
+        """
+        with self._lock:
+            for rank in ranks:
+                key = (rank.engine, rank.rank)
+                self._lives[key] = _after(self._lives.get(key), rank)
+
+    def probe_ran(self, report: ProbeReport) -> None:
+        """Count one finished run of the probe."""
+        with self._lock:
+            self._probe_runs["passed" if report.passed else "failed"] += 1
+
+    def ranks(self) -> Mapping[tuple[int, int], RankCounts]:
+        """Return the totals by (engine, rank), for every rank ever seen."""
+        with self._lock:
+            lives = sorted(self._lives.items())
+        return {key: _each(add, life.earlier, life.newest) for key, life in lives}
+
+    def probe_runs(self) -> Mapping[ProbeResult, int]:
+        """Return how often the probe ended with each result."""
+        with self._lock:
+            return dict(self._probe_runs)
+
+
+def _after(known: _Lives | None, rank: RankStats) -> _Lives:
+    seen = {metric.name: metric.values(rank) for metric in _RANK_COUNTERS}
+    if known is None:
+        return _Lives({name: {} for name in seen}, rank.generation, seen)
+    if rank.generation < known.generation:
+        return known
+    if rank.generation == known.generation:
+        return _Lives(known.earlier, known.generation, _each(max, known.newest, seen))
+    return _Lives(_each(add, known.earlier, known.newest), rank.generation, seen)
+
+
+def _each(
+    join: Callable[[float, float], float], left: RankCounts, right: RankCounts
+) -> dict[str, Mapping[Labels, float]]:
+    """Join each counter of both; one that is missing counts as 0."""
+    return {
+        name: {
+            labels: join(left[name].get(labels, 0), right[name].get(labels, 0))
+            for labels in {**left[name], **right[name]}
+        }
+        for name in right
+    }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
+
+from holdfast.records import RankStats
 
 PREFIX = "holdfast_"
+Labels = tuple[object, ...]
 
 _RANK = ("engine", "rank")
 _SLOT = ("engine", "rank", "ubatch", "lane")
@@ -27,71 +31,126 @@ class Metric:
         return PREFIX + self.name
 
 
-METRICS: tuple[Metric, ...] = (
-    Metric("workspace_size_bytes", "gauge", "Current size of the workspace of a slot.", _SLOT),
-    Metric(
+@dataclass(frozen=True, slots=True)
+class RankMetric(Metric):
+    """A family with a number of each rank. A counter may start again with each generation."""
+
+    read: Callable[[RankStats], float | Mapping[Any, float] | None] = field(kw_only=True)
+    """The number, or several by their labels after `engine` and `rank`; None if it is unknown."""
+
+    def values(self, rank: RankStats) -> Mapping[Labels, float]:
+        """Return what is known, by the labels after `engine` and `rank`."""
+        read = self.read(rank)
+        if read is None:
+            return {}
+        if not isinstance(read, Mapping):
+            return {(): read}
+        return {key if isinstance(key, tuple) else (key,): value for key, value in read.items()}
+
+
+RANK_METRICS: tuple[RankMetric, ...] = (
+    RankMetric(
+        "workspace_size_bytes",
+        "gauge",
+        "Current size of the workspace of a slot.",
+        _SLOT,
+        read=lambda rank: {(slot.ubatch, slot.lane): slot.size_bytes for slot in rank.slots},
+    ),
+    RankMetric(
         "workspace_reserved_bytes",
         "gauge",
         "Bytes reserved for a slot before the KV cache was sized.",
         _SLOT,
+        read=lambda rank: {(slot.ubatch, slot.lane): slot.reserved_bytes for slot in rank.slots},
     ),
-    Metric(
+    RankMetric(
         "workspace_high_water_bytes",
         "gauge",
         "Largest number of bytes that any caller requested from a slot.",
         _SLOT,
+        read=lambda rank: {(slot.ubatch, slot.lane): slot.high_water_bytes for slot in rank.slots},
     ),
-    Metric(
+    RankMetric(
         "workspace_retired_bytes",
         "gauge",
         "Bytes of outgrown buffers that are kept because a captured graph may use them.",
         _RANK,
+        read=lambda rank: rank.retired_bytes,
     ),
-    Metric(
+    RankMetric(
         "workspace_persistent_bytes",
         "gauge",
         "Bytes of persistent resources held in addition to the scratch buffers.",
         _RANK,
+        read=lambda rank: rank.persistent_bytes,
     ),
-    Metric("workspace_locked", "gauge", "Whether the workspaces are locked (1) or not (0).", _RANK),
-    Metric("lamport_workspace_bytes", "gauge", "Size of the Lamport all-reduce workspace.", _RANK),
-    Metric(
+    RankMetric(
+        "workspace_locked",
+        "gauge",
+        "Whether the workspaces are locked (1) or not (0).",
+        _RANK,
+        read=lambda rank: rank.is_locked,
+    ),
+    RankMetric(
+        "lamport_workspace_bytes",
+        "gauge",
+        "Size of the Lamport all-reduce workspace.",
+        _RANK,
+        read=lambda rank: rank.lamport_bytes,
+    ),
+    RankMetric(
         "workspace_growths_total",
         "counter",
         "Number of times a workspace grew, by phase: warmup, sealed, locked.",
         (*_RANK, "phase"),
+        read=lambda rank: rank.growths,
     ),
-    Metric(
+    RankMetric(
         "workspace_growth_rejections_total",
         "counter",
         "Workspace requests that were refused, by kind: scratch, persistent, permute.",
         (*_RANK, "kind"),
+        read=lambda rank: rank.rejections,
     ),
-    Metric(
+    RankMetric(
         "workspace_last_rejection_bytes",
         "gauge",
         "Bytes needed by the last workspace request that was refused.",
         _RANK,
+        read=lambda rank: rank.last_rejection.needed_bytes if rank.last_rejection else None,
     ),
-    Metric(
+    RankMetric(
         "workspace_caller_bytes",
         "gauge",
         "Largest need of a caller; at most 16 callers per rank.",
         (*_RANK, "caller"),
+        read=lambda rank: rank.callers,
     ),
-    Metric(
+    RankMetric(
         "memory_bytes",
         "gauge",
         "What uses the device memory, as far as it was measured.",
         (*_RANK, "kind"),
+        read=lambda rank: rank.memory,
     ),
-    Metric("engine_steps_total", "counter", "Engine steps finished.", _RANK),
-    Metric(
+    RankMetric(
+        "engine_steps_total",
+        "counter",
+        "Engine steps finished.",
+        _RANK,
+        read=lambda rank: rank.steps,
+    ),
+    RankMetric(
         "engine_scheduled_tokens_total",
         "counter",
         "Tokens scheduled in finished engine steps.",
         _RANK,
+        read=lambda rank: rank.scheduled_tokens,
     ),
+)
+
+METRICS: tuple[Metric, ...] = (
+    *RANK_METRICS,
     Metric(
         "probe_passed",
         "gauge",

@@ -21,11 +21,11 @@ from vllm.distributed.parallel_state import get_world_group
 from holdfast.errors import EngineStartError
 
 _FITTED = -1
-"""The value of `original_max_model_len` when vLLM is to choose."""
+"""The value of `original_max_model_len` with which vLLM chooses the length."""
 
 
 def is_length_fitted(vllm_config: Any) -> bool:
-    """Whether vLLM is to choose the longest context."""
+    """Whether vLLM chooses the longest context."""
     return getattr(vllm_config.model_config, "original_max_model_len", None) == _FITTED
 
 
@@ -43,11 +43,11 @@ def fitted_tokens(
     available_bytes: int,
     reserved_bytes: Callable[[int], int],
 ) -> int:
-    """The longest context that EngineCore may choose beside its reservation; 0 if no token fits.
+    """Return the longest context that fits beside its reservation on this rank; 0 if none fits.
 
-    `specs` is what `get_kv_cache_spec` of a worker answers. EngineCore's own length is shorter by
-    the block that it keeps back, and where it pads groups of layers. Of a world it is that of the
-    rank with the least, on which the caller agrees with the others.
+    `specs` is what a worker's `get_kv_cache_spec` returns. EngineCore chooses a shorter length, as
+    it keeps one block back and pads groups of layers. The ranks of a world have to agree on the
+    shortest of their lengths, which is the caller's task.
     """
 
     def kv_bytes(tokens: int) -> int:
@@ -60,12 +60,12 @@ def fitted_tokens(
     )
     if not tokens:
         return 0
-    # KV caches come in blocks and reservations in 2 MiB, so that some tokens more may fit.
+    # KV caches grow by blocks and reservations by 2 MiB, so a few more tokens may fit.
     return bisect_right(lengths, available_bytes - reserved_bytes(tokens), key=kv_bytes)
 
 
 AGREEMENT_SECONDS = 600.0
-"""For the slowest rank to come, unless vLLM's `--cpu-distributed-timeout-seconds` says another: one
+"""The wait for the slowest rank, unless vLLM's `--cpu-distributed-timeout-seconds` is given: a rank
 may compile what another has in its cache."""
 _SIGNATURE = 0x484F_4C44_4641_5354
 

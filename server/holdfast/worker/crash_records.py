@@ -1,7 +1,7 @@
-"""Keeps the root cause of an engine process's failure; vLLM says only "see root cause above".
+"""Records why an engine process failed; vLLM's front end says only "see root cause above".
 
-vLLM logs every fatal exception in the process where it happened, and tells the front end nothing
-of it (`EngineDeadError` carries a fixed text; `Engine core initialization failed` names no cause).
+vLLM logs every fatal exception in the process that raised it, and does not tell the front end
+(`EngineDeadError` has a fixed text; `Engine core initialization failed` names no cause).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from holdfast.atomic_files import files_with_suffix
 from holdfast.patches import fits
 
 _SUFFIX = ".cause"
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Past this size, a process keeps only exceptions that end it."""
-_MOST_CHARACTERS = 64 * 1024
+_MAX_CHARACTERS = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Cause:
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the process ends with it; an RPC that failed, `add_lora` say, ends nothing."""
+        """Whether it ends the process; a failed RPC, for example `add_lora`, does not."""
         return self.logged.startswith(_FATAL)
 
 
@@ -62,10 +62,10 @@ _TERMINATED_SUFFIX = ".terminated"
 
 
 class _CauseHandler(logging.Handler):
-    """Appends each logged exception to a file of this process, which does not grow without end.
+    """Appends each logged exception to a file of this process, up to a limit.
 
-    What ends the process is kept however long the file is. A disk that takes nothing costs the
-    cause, and not the thread that logs it.
+    An exception that ends the process is kept even beyond the limit. If the disk is full, the
+    exception is lost, but logging it does not fail.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,20 +80,20 @@ class _CauseHandler(logging.Handler):
             os.getpid(),
             time.monotonic(),
             record.getMessage(),
-            f"{type(error).__name__}: {error}"[:_MOST_CHARACTERS],
-            "".join(traceback.format_exception(error))[-_MOST_CHARACTERS:],
+            f"{type(error).__name__}: {error}"[:_MAX_CHARACTERS],
+            "".join(traceback.format_exception(error))[-_MAX_CHARACTERS:],
         )
         try:
             with self._path.open("a") as file:
-                if cause.is_fatal or file.tell() < MOST_BYTES:
-                    # The line before may have been cut off by a full disk.
+                if cause.is_fatal or file.tell() < MAX_BYTES:
+                    # A full disk may have truncated the previous line.
                     file.write(f"\n{json.dumps(asdict(cause))}\n")
         except OSError:
             self.handleError(record)
 
 
 class _WithoutTraceback(logging.Filter):
-    """Puts the last line of an error's traceback in the place of the whole, while `is_quiet`."""
+    """Replaces an error's traceback by its last line while `is_quiet`."""
 
     def __init__(self, is_quiet: Callable[[], bool]) -> None:
         super().__init__()
@@ -108,8 +108,8 @@ class _WithoutTraceback(logging.Filter):
         return True
 
 
-class _Noted(logging.Handler):
-    """Keeps what was logged last as an exception."""
+class _LastException(logging.Handler):
+    """Keeps the last line of the exception that was logged last."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -121,19 +121,22 @@ class _Noted(logging.Handler):
 
 
 @contextmanager
-def logged_causes() -> Iterator[Callable[[], str]]:
-    """While entered, the last line of the exception that vLLM logged last; empty if it did not."""
-    logger, noted = logging.getLogger("vllm"), _Noted()
-    # The first, see `record_causes`.
-    logger.handlers.insert(0, noted)
+def last_logged_exception() -> Iterator[Callable[[], str]]:
+    """While entered, watch vLLM's log; yield a function that returns the last exception's line.
+
+    It is empty if vLLM has logged no exception.
+    """
+    logger, recorded = logging.getLogger("vllm"), _LastException()
+    # As the first handler, see `record_causes`.
+    logger.handlers.insert(0, recorded)
     try:
-        yield lambda: noted.line
+        yield lambda: recorded.line
     finally:
-        logger.removeHandler(noted)
+        logger.removeHandler(recorded)
 
 
 def last_line(error: BaseException) -> str:
-    """What was raised, on one line; of another process's traceback its last one."""
+    """Return an exception as one line; the last one if it contains another process's traceback."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and _TRACEBACK in text:
@@ -142,47 +145,47 @@ def last_line(error: BaseException) -> str:
 
 
 def record_causes(directory: Path) -> None:
-    """Keep what vLLM logs as exceptions in this process in a file under `directory`.
+    """Record the exceptions that vLLM logs in this process in a file under `directory`.
 
-    Unless vLLM logs at level debug, the tracebacks are kept there and not printed: the front end
-    prints the one that matters, where it matters.
+    Their tracebacks are not printed, unless vLLM logs at level debug: the front end prints the one
+    that matters.
     """
     logger = logging.getLogger("vllm")
     if any(isinstance(handler, _CauseHandler) for handler in logger.handlers):
         return
     if not logger.isEnabledFor(logging.DEBUG):
-        without_tracebacks(lambda: True)
+        shorten_tracebacks(lambda: True)
         if fits("worker.crash_records.record_causes"):
-            # How `multiprocessing` prints what ends a process, which vLLM has logged before.
+            # `multiprocessing` prints what ends a process with it, and vLLM has logged it already.
             traceback.print_exc = _print_nothing
-    # The first, because the filter takes the traceback from the record that all handlers share.
+    # As the first handler, because the filter removes the traceback from the shared record.
     logger.handlers.insert(0, _CauseHandler(directory / f"{os.getpid()}{_SUFFIX}"))
 
 
-def note_termination(directory: Path) -> None:
-    """Leave a file under `directory` when this process is asked to end, and go on as before.
+def record_termination(directory: Path) -> None:
+    """Leave a file under `directory` when this process gets SIGTERM; handle it as before.
 
-    vLLM's EngineCore takes seconds for its end, and answers `abort` to every request meanwhile.
+    vLLM's EngineCore takes seconds to end, and meanwhile answers `abort` to every request.
     """
     handle = signal.getsignal(signal.SIGTERM)
     if not callable(handle):
         return
 
-    def noted(number: int, frame: FrameType | None) -> None:
+    def recorded(number: int, frame: FrameType | None) -> None:
         with suppress(OSError):  # the disk may be full
             (directory / f"{os.getpid()}{_TERMINATED_SUFFIX}").touch()
         handle(number, frame)
 
-    signal.signal(signal.SIGTERM, noted)
+    signal.signal(signal.SIGTERM, recorded)
 
 
 def was_terminated(directory: Path) -> bool:
-    """Whether a process of the generation was asked to end."""
+    """Whether a process of the generation got SIGTERM."""
     return bool(files_with_suffix(_TERMINATED_SUFFIX, directory))
 
 
-def without_tracebacks(is_quiet: Callable[[], bool]) -> None:
-    """Have vLLM's log lines in this process stand without their tracebacks while `is_quiet`."""
+def shorten_tracebacks(is_quiet: Callable[[], bool]) -> None:
+    """Replace tracebacks in vLLM's log of this process by their last lines while `is_quiet`."""
     for handler in logging.getLogger("vllm").handlers:
         handler.addFilter(_WithoutTraceback(is_quiet))
 
@@ -192,7 +195,7 @@ def _print_nothing(*_: object, **__: object) -> None:
 
 
 def read_causes(directory: Path) -> tuple[Cause, ...]:
-    """What the processes of a generation left behind, oldest first; half-written lines left out."""
+    """Return the causes that a generation's processes recorded, oldest first, if readable."""
     found: list[Cause] = []
     for path in files_with_suffix(_SUFFIX, directory):
         try:
@@ -213,12 +216,12 @@ def tracebacks(directory: Path) -> str:
 
 
 def root_cause(directory: Path) -> str:
-    """The oldest exception that is not the echo of another process's; empty if there is none."""
+    """Return the oldest exception that does not echo another process's; empty if none is known."""
     cause = root_of(read_causes(directory))
     return cause.error if cause else ""
 
 
 def root_of(causes: Sequence[Cause]) -> Cause | None:
-    """The oldest of `causes` that is not the echo of another; the oldest, if all are echoes."""
+    """Return the oldest of `causes` that does not echo another; the oldest if all do."""
     first = next((cause for cause in causes if not cause.is_consequence), None)
     return first or next(iter(causes), None)

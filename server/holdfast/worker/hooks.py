@@ -1,4 +1,4 @@
-"""Follows one worker: reserve before the KV cache is sized, lock after warm-up, count each step.
+"""Hooks around one worker: reserve before the KV cache is sized, lock after warm-up, count steps.
 
 The order of vLLM's start (0.32, 0.33): init_device -> load_model -> determine_available_memory ->
 initialize_from_config -> compile_or_warm_up_model. The reservation stands at the start of
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,9 @@ from holdfast.worker.agreement import (
     with_length,
 )
 from holdfast.worker.step_requests import StepRequests
-from holdfast.worker.steps import StepFollower
-from holdfast.workspace.device import is_unified_memory, read_device
+from holdfast.worker.steps import StepTracker
 from holdfast.workspace.manager import WorkspaceManager, bound_class
-from holdfast.workspace.memory_ledger import MemoryLedger, as_table
+from holdfast.workspace.memory_ledger import MemoryLedger, as_table, is_unified_memory, read_device
 from holdfast.workspace.plan import (
     GrowthPolicy,
     Reservation,
@@ -43,19 +44,19 @@ from holdfast.workspace.reservers import ReserverContext, declared_terms
 from holdfast.workspace.reservers.lamport import lamport_bytes
 from holdfast.workspace.stats import StatsWriter
 
-_LEAVING = (SystemExit, KeyboardInterrupt)
+_ORDERLY_EXITS = (SystemExit, KeyboardInterrupt)
 """How vLLM's worker obeys a signal in the middle of its work: these are not failures."""
 
 logger = logging.getLogger("vllm.holdfast")
 
 
-class WorkerFollower:
-    """Follows one worker of vLLM, with its workspace manager and its stats file."""
+class WorkerHooks:
+    """Hooks around one worker of vLLM, with its workspace manager and its stats file."""
 
     def __init__(
         self, worker: Any, vllm_config: Any, spec: WorkspaceSpec, *, shared: Path | None = None
     ) -> None:
-        """Start writing its files; `shared` says where in memory, see `mapped`.
+        """Start writing its files; `shared` says where in memory, see `stats.mapped_files`.
 
         Raises:
             OSError: there is not enough room for them.
@@ -78,31 +79,37 @@ class WorkerFollower:
             self._directory,
             engine=vllm_config.parallel_config.data_parallel_index,
             rank=worker.rank,
-            most_requests=vllm_config.scheduler_config.max_num_seqs,
-            most_steps=vllm_config.max_concurrent_batches,
+            max_requests=vllm_config.scheduler_config.max_num_seqs,
+            max_steps=vllm_config.max_concurrent_batches,
             shared=shared,
         )
-        self._steps = StepFollower(vllm_config, worker.rank, self._stats, requests, self._lost)
+        self._steps = StepTracker(
+            vllm_config, worker.rank, self._stats, requests, self._record_fatal_error
+        )
 
     @contextmanager
     def device_initialised(self) -> Iterator[None]:
-        """Wrap `init_device`; on leaving, follow the rest of the start too."""
-        with self._fatal():
+        """Wrap `init_device`; on leaving, hook the rest of the start."""
+        try:
             # vLLM looks the class up at each call, so a manager that replaces this one is ours too.
             workspace.WorkspaceManager = bound_class(self._bind)
             if current_platform.is_cpu() and not workspace.is_workspace_manager_initialized():
                 # vLLM creates no manager on the CPU, so the mechanism would go untested there.
                 workspace.init_workspace_manager(torch.device("cpu"), 1, 1)
             yield
+        except BaseException as error:
+            self._record_fatal_error(error)
+            raise
         self._bind(self._manager)  # one that existed before
-        self._stats.unified_memory(is_unified=is_unified_memory(self._worker.device))
-        self._follow("load_model", self._loading)
-        self._follow("determine_available_memory", self._sizing)
-        self._follow("initialize_from_config", self._caching)
-        self._follow("compile_or_warm_up_model", self._warming_up)
-        self._guard("sample_tokens", self._steps.sample)
-        self._guard("execute_dummy_batch", lambda call: call())
-        self._follow_capture()
+        is_unified = is_unified_memory(self._worker.device)
+        self._stats.update(lambda report: replace(report, is_unified_memory=is_unified))
+        self._wrap("load_model", self._load)
+        self._wrap("determine_available_memory", self._size_kv_cache)
+        self._wrap("initialize_from_config", self._allocate_kv_cache)
+        self._wrap("compile_or_warm_up_model", self._warm_up)
+        self._wrap("sample_tokens", self._steps.sample, is_start=False)
+        self._wrap("execute_dummy_batch", lambda call: call(), is_start=False)
+        self._seal_before_capture()
 
     def step(self, scheduler_output: Any, execute_model: Callable[[], Any]) -> Any:
         """Return what `execute_model` returns; record a failure before raising it.
@@ -113,8 +120,8 @@ class WorkerFollower:
             return execute_model()
         try:
             return self._steps.execute(scheduler_output, execute_model)
-        except BaseException as error:  # as `_fatal`, which costs a microsecond more
-            self._lost(error)
+        except BaseException as error:
+            self._record_fatal_error(error)
             raise
 
     def set_growth(self, policy: GrowthPolicy) -> None:
@@ -137,37 +144,28 @@ class WorkerFollower:
             )
         return manager
 
-    def _follow(self, name: str, around: Callable[[Callable[[], Any]], Any]) -> None:
+    def _wrap(
+        self, name: str, around: Callable[[Callable[[], Any]], Any], *, is_start: bool = True
+    ) -> None:
+        """Wrap a method of the worker, if it has it: record a failure before raising it."""
         method = getattr(self._worker, name, None)
         if method is None:
             return
 
         @functools.wraps(method)
-        def followed(*args: Any, **kwargs: Any) -> Any:
-            if self._is_started:  # vLLM calls it again when it rebuilds an elastic engine
-                return around(lambda: method(*args, **kwargs))
-            with self._fatal():
-                return around(lambda: method(*args, **kwargs))
-
-        setattr(self._worker, name, followed)
-
-    def _guard(self, name: str, around: Callable[[Callable[[], Any]], Any]) -> None:
-        """Follow a method that is called repeatedly: record a failure before raising it."""
-        method = getattr(self._worker, name, None)
-        if method is None:
-            return
-
-        @functools.wraps(method)
-        def followed(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            # vLLM starts a worker again when it rebuilds an elastic engine.
+            is_fatal = not (is_start and self._is_started)
             try:
                 return around(lambda: method(*args, **kwargs))
-            except BaseException as error:  # as `_fatal`, which costs a microsecond more
-                self._lost(error)
+            except BaseException as error:
+                if is_fatal:
+                    self._record_fatal_error(error)
                 raise
 
-        setattr(self._worker, name, followed)
+        setattr(self._worker, name, wrapped)
 
-    def _follow_capture(self) -> None:
+    def _seal_before_capture(self) -> None:
         """Seal the manager just before the first lasting graph is captured."""
         runner = self._worker.model_runner
         capture = getattr(runner, "capture_model", None)
@@ -181,54 +179,47 @@ class WorkerFollower:
                 return capture(*args, **kwargs)
             self._manager.seal()
             size_bytes = capture(*args, **kwargs)
-            self._ledger.captured(size_bytes)
+            self._ledger.record_graphs(size_bytes)
             return size_bytes
 
         runner.capture_model = sealed
 
-    @contextmanager
-    def _fatal(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self._lost(error)
-            raise
-
-    def _lost(self, error: BaseException) -> None:
-        if not isinstance(error, _LEAVING):
+    def _record_fatal_error(self, error: BaseException) -> None:
+        if not isinstance(error, _ORDERLY_EXITS):
             self._stats.fatal_error(f"{type(error).__name__}: {error}")
 
     def _phase(self, name: StartPhase) -> None:
-        self._stats.phase(name)
+        phase = {name: time.monotonic()}
+        self._stats.update(lambda report: replace(report, phases={**report.phases, **phase}))
 
-    def _loading(self, call: Callable[[], Any]) -> Any:
+    def _load(self, call: Callable[[], Any]) -> Any:
         self._phase("load")
-        before_bytes = self._manager.books.held_bytes
+        before_bytes = self._manager.accounting.held_bytes
         answer = call()
-        made_bytes = self._manager.books.held_bytes - before_bytes
-        self._ledger.loaded(made_workspace_bytes=made_bytes)
+        made_bytes = self._manager.accounting.held_bytes - before_bytes
+        self._ledger.record_weights(made_workspace_bytes=made_bytes)
         if held_bytes := lamport_bytes():
-            self._stats.lamport(held_bytes)
+            self._stats.update(lambda report: replace(report, lamport_bytes=held_bytes))
         return answer
 
-    def _sizing(self, call: Callable[[], int]) -> int:
+    def _size_kv_cache(self, call: Callable[[], int]) -> int:
         self._phase("kv_sizing")
         is_fitted = is_length_fitted(self._vllm_config)
         # A model's longest context may not fit, and neither may the reservation for it.
         self._reserve(with_length(self._vllm_config, 1) if is_fitted else self._vllm_config)
-        self._ledger.sizing()
+        self._ledger.begin_sizing()
         available_bytes = call()
-        self._ledger.sized(workspace_bytes=self._manager.books.held_bytes)
+        self._ledger.record_sizing(workspace_bytes=self._manager.accounting.held_bytes)
         if self._vllm_config.cache_config.kv_cache_memory_bytes is not None:
             available_bytes = self._deduct(available_bytes)
-        return self._fit(available_bytes) if is_fitted else available_bytes
+        return self._reserve_longest_context(available_bytes) if is_fitted else available_bytes
 
     def _deduct(self, given_bytes: int) -> int:
         """Deduct the reservation from a given KV cache size, which bypasses vLLM's own sizing.
 
         Without Holdfast, workspaces would have grown as needed beside the given size.
         """
-        reserved_bytes = self._manager.unasked_bytes()
+        reserved_bytes = self._manager.unused_bytes()
         if reserved_bytes >= given_bytes:
             raise ValueError(
                 f"the workspaces reserve {reserved_bytes} bytes, but the KV cache was given only "
@@ -236,33 +227,33 @@ class WorkerFollower:
             )
         return given_bytes - reserved_bytes
 
-    def _fit(self, available_bytes: int) -> int:
+    def _reserve_longest_context(self, available_bytes: int) -> int:
         """Reserve for the longest context that fits beside its reservation; return what is left.
 
         The context must fit in every rank's memory: vLLM takes the shortest, while ranks that each
         reserved for their own would all reserve what the longest takes.
         """
-        config, books = self._vllm_config, self._manager.books
-        before_bytes = books.held_bytes
+        config, accounting = self._vllm_config, self._manager.accounting
+        before_bytes = accounting.held_bytes
         tokens = fitted_tokens(
             config, self._worker.get_kv_cache_spec(), available_bytes, self._missing_bytes
         )
         agreed_tokens = self._smallest(max(1, tokens), Subject.CONTEXT_LENGTH)
         self._reserve(with_length(config, agreed_tokens))
-        return available_bytes - (books.held_bytes - before_bytes)
+        return available_bytes - (accounting.held_bytes - before_bytes)
 
     def _missing_bytes(self, tokens: int) -> int:
         """Return how much a reservation for contexts of this length would add."""
         config = with_length(self._vllm_config, tokens)
         sizes = self._manager.slot_sizes()
-        planned = self._planned(config, is_told=False)
+        planned = self._planned(config, is_logged=False)
         return sum(max(0, each.size_bytes - sizes[each.slot]) for each in planned)
 
-    def _caching(self, call: Callable[[], Any]) -> Any:
+    def _allocate_kv_cache(self, call: Callable[[], Any]) -> Any:
         self._phase("kv_cache")
         return call()
 
-    def _warming_up(self, call: Callable[[], Any]) -> Any:
+    def _warm_up(self, call: Callable[[], Any]) -> Any:
         self._phase("warmup")
         # Repeated: a model without KV cache or a worker that joins an elastic engine skips sizing.
         self._reserve(self._vllm_config)
@@ -275,7 +266,7 @@ class WorkerFollower:
 
     def _close_ledger(self) -> None:
         ledger = self._ledger
-        ledger.closed(workspace_bytes=self._manager.books.held_bytes)
+        ledger.finish(workspace_bytes=self._manager.accounting.held_bytes)
         engine = self._vllm_config.parallel_config.data_parallel_index
         title = f"Memory of rank {self._worker.rank} of engine {engine}:"
         logger.info("%s", as_table(title, ledger.sizes, ledger.used_bytes()))
@@ -283,9 +274,9 @@ class WorkerFollower:
     def _reserve(self, config: Any) -> None:
         manager = self._manager
         manager.reserve(self._agreed(self._planned(config)))
-        manager.level()
+        manager.equalize_ubatches()
 
-    def _planned(self, config: Any, *, is_told: bool = True) -> tuple[Reservation, ...]:
+    def _planned(self, config: Any, *, is_logged: bool = True) -> tuple[Reservation, ...]:
         slots = self._manager.slots
         scheduler, model = config.scheduler_config, config.model_config
         # Not every runner of vLLM has it.
@@ -300,7 +291,7 @@ class WorkerFollower:
             draft_model=ask_for_draft() if ask_for_draft is not None else None,
             draft_lane=max(lane for _, lane in slots),
         )
-        return plan_reservations(self._spec, slots, declared_terms(context, is_told=is_told))
+        return plan_reservations(self._spec, slots, declared_terms(context, is_logged=is_logged))
 
     def _lock(self) -> None:
         """Lock the manager with a growth limit that every rank can hold.

@@ -1,6 +1,6 @@
 """Names shared memory and semaphores after the engine that they belong to.
 
-`multiprocessing` gives them random names, so nothing tells whose leftovers they are.
+`multiprocessing` gives them random names, so nothing tells which engine left them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def shared_path(directory: Path) -> Path:
     return SHARED_MEMORY / name_prefix(directory)
 
 
-def use_names_of(directory: Path) -> None:
+def name_ipc_after(directory: Path) -> None:
     """Name after `directory` what this process and its children create from now on."""
     prefix = "/" + name_prefix(directory)
     # Neither is public. Read at each use in CPython 3.11 to 3.14; elsewhere names stay random.
-    if fits("worker.ipc_names.use_names_of"):
+    if fits("worker.ipc_names.name_ipc_after"):
         shared_memory._SHM_NAME_PREFIX = prefix  # type: ignore[attr-defined]  # noqa: SLF001 - as above
     process.current_process()._config["semprefix"] = prefix  # type: ignore[attr-defined]  # noqa: SLF001 - as above

@@ -22,12 +22,12 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_MARK = "prctl"
+_MARK = "death_signal"
 PARENT_VARIABLE = "HOLDFAST_PARENT_PID"
 """Tells a process whose command line is not ours the pid of the process that started it."""
 
 
-def tie(parent_pid: int | None = None) -> None:
+def die_with_parent(parent_pid: int | None = None) -> None:
     """Have the kernel kill this process when the thread that started it ends.
 
     If `parent_pid` is given but is not its parent any more, that has ended, and so does this one.
@@ -48,7 +48,7 @@ def end_if_orphan() -> None:
         os._exit(1)
 
 
-def outlive_terminal() -> None:
+def ignore_hangup() -> None:
     """Ignore a closed terminal, which the kernel reports to every process: the front end decides.
 
     Children inherit this.
@@ -58,7 +58,7 @@ def outlive_terminal() -> None:
 
 
 @contextmanager
-def outliving_terminal() -> Iterator[None]:
+def ignoring_hangup() -> Iterator[None]:
     """Shield the children started while entered from a closed terminal."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -70,16 +70,17 @@ def outliving_terminal() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-def tie_spawned() -> None:
-    """Have every process that this one spawns from now on tie itself before it imports anything.
+def make_spawned_die_with_parent() -> None:
+    """Have every process that this one spawns die with it, from before its first import.
 
-    Imports take seconds, during which nothing would end it. Processes that a short-lived thread
-    spawns are left alone: they would be killed with that thread. vLLM 0.32 starts its workers in
-    the main thread, and we start its EngineCores in asyncio's executor; these threads last.
+    Imports take seconds, during which nothing else would end it. Processes that a short-lived
+    thread spawns are left alone: they would be killed with that thread. vLLM 0.32 starts its
+    workers in the main thread, and we start its EngineCores in asyncio's executor; these threads
+    last.
     """
     original = spawn.get_command_line
     if sys.platform == "linux" and _MARK not in original.__name__:
-        spawn.get_command_line = _tied(original)
+        spawn.get_command_line = _with_death_signal(original)
 
 
 def adopt_orphans() -> None:
@@ -88,8 +89,8 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _tied(get_command_line: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    def with_prctl(**arguments: object) -> list[str]:
+def _with_death_signal(get_command_line: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    def with_death_signal(**arguments: object) -> list[str]:
         command = get_command_line(**arguments)
         thread = threading.current_thread()
         if thread is not threading.main_thread() and not thread.name.startswith("asyncio_"):
@@ -101,7 +102,7 @@ def _tied(get_command_line: Callable[..., list[str]]) -> Callable[..., list[str]
         )
         return command
 
-    return with_prctl
+    return with_death_signal
 
 
 logger = logging.getLogger(__name__)
@@ -111,11 +112,11 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 
 def stacks_path(directory: Path, pid: int) -> Path:
-    """Return where the process writes its stacks; no file means it would not heed the signal."""
+    """Return where the process writes its stacks; without that file, it ignores the signal."""
     return directory / f"{pid}.stacks"
 
 
-def offer_stacks(directory: Path, pid: int) -> None:
+def write_stacks_on_signal(directory: Path, pid: int) -> None:
     """Have this process, whose pid is given, write all its stacks at each `STACKS_SIGNAL`.
 
     It does so even within C code that holds the interpreter's lock.

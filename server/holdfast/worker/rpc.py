@@ -1,7 +1,7 @@
-"""Answers what the front end asks of a worker beside its steps, never with an exception.
+"""Serves the front end's calls of a worker, other than its steps, and never raises.
 
-One worker that raises leaves the answers of the others unread, and every later call gets the answer
-of the one before (seen on vLLM 0.32, `MultiprocExecutor.collective_rpc`).
+If one worker raises, the answers of the others stay unread, and every later call gets the answer of
+the one before (seen on vLLM 0.32, `MultiprocExecutor.collective_rpc`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.workspace.plan import GrowthPolicy
+
 logger = logging.getLogger("vllm.holdfast")
 
 CALLABLE = frozenset(
     {"add_lora", "remove_lora", "pin_lora", "reload_weights", "save_sharded_state"}
 )
+
+
+def set_growth(wrapper: Any, policy: GrowthPolicy) -> dict[str, str]:
+    """Set how requests for more workspace are treated; return the policy, or an error."""
+    if wrapper.holdfast_hooks is None:
+        return {"error": "the workspace plugin does not observe this rank"}
+    wrapper.holdfast_hooks.set_growth(policy)
+    return {"growth": policy}
 
 
 def call(wrapper: Any, method: str, arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -25,10 +35,10 @@ def call(wrapper: Any, method: str, arguments: Mapping[str, Any]) -> dict[str, s
     try:
         getattr(wrapper.worker, method)(**_as_vllm_takes_them(method, arguments))
     except Exception as error:  # the edge of an RPC, see above
-        told = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         # A mistyped path does not deserve a traceback in the log, except at the debug level.
-        logger.warning("%s failed: %s", method, told, exc_info=logger.isEnabledFor(logging.DEBUG))
-        return {"error": told}
+        logger.warning("%s failed: %s", method, text, exc_info=logger.isEnabledFor(logging.DEBUG))
+        return {"error": text}
     return {"error": ""}
 
 

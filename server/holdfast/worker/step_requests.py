@@ -24,7 +24,7 @@ from holdfast.workspace.stats.mapped_files import new_mapping
 
 REQUEST_BYTES = 256
 """Room for a request's name and its numbers; the front end never sends a longer name."""
-LEAST_STEPS = 2
+MIN_STEPS = 2
 """The previous step is kept even if an engine runs one step at a time."""
 
 _SUFFIX = ".step"
@@ -48,21 +48,21 @@ class StepRequests:
         *,
         engine: int,
         rank: int,
-        most_requests: int,
-        most_steps: int,
+        max_requests: int,
+        max_steps: int,
         shared: Path | None = None,
     ) -> None:
         """Make the file, for as many steps as are in flight at once.
 
-        `shared` says where in memory, see `mapped`.
+        `shared` says where in memory, see `stats.mapped_files`.
 
         Raises:
             OSError: there is not enough room for it.
         """
         self.begun = 0
         """The number of the step that began last."""
-        self._steps = max(LEAST_STEPS, most_steps)
-        self._room_bytes = REQUEST_BYTES * max(1, most_requests)
+        self._steps = max(MIN_STEPS, max_steps)
+        self._room_bytes = REQUEST_BYTES * max(1, max_requests)
         self._copy_numbers = (_COPY.size + self._room_bytes) // _NUMBER_BYTES
         copy_bytes = self._copy_numbers * _NUMBER_BYTES
         path = directory / f"engine-{engine}-rank-{rank}{_SUFFIX}"

@@ -25,7 +25,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from holdfast.worker.step_requests import StepRequests
 from holdfast.workspace.stats import StatsWriter
 
-MOST_LAUNCHED = 64
+MAX_LAUNCHED = 64
 """More than vLLM launches before it asks for the first output (`max_concurrent_batches`): a step
 whose output it never asks for ends with its launch."""
 
@@ -44,7 +44,7 @@ class LaunchedStep:
     """The number of the step in this rank, as `StepRequests` counts."""
 
 
-class StepFollower:
+class StepTracker:
     """Counts and times the steps of one rank, and records their requests.
 
     vLLM launches from one thread, and may ask for outputs from another.
@@ -56,31 +56,31 @@ class StepFollower:
         rank: int,
         stats: StatsWriter,
         requests: StepRequests,
-        lost: Callable[[BaseException], None],
+        record_fatal_error: Callable[[BaseException], None],
     ) -> None:
         self._vllm_config = vllm_config
         self._rank = rank
         self._stats = stats
         self._requests = requests
-        self._lost = lost
-        self._are_requests_unknown = False
+        self._record_fatal_error = record_fatal_error
+        self._has_warned = False
         self._launched: deque[LaunchedStep] = deque()
         self._unsampled: LaunchedStep | None = None
         """The step that `sample_tokens` will complete."""
         self._changing = threading.Lock()
 
     def execute(self, scheduler_output: Any, execute_model: Callable[[], Any]) -> Any:
-        """Return the result of `execute_model`, wrapped in a follower if its output is pending."""
+        """Return the result of `execute_model`, wrapped in `StepOutput` if its output is due."""
         step = LaunchedStep(
             scheduler_output.total_num_scheduled_tokens, len(scheduler_output.num_scheduled_tokens)
         )
         self._begin(step, scheduler_output)
         answer = execute_model()
         step.launched_seconds = time.monotonic()
-        if answer is None and not self._pools:
+        if answer is None and not self._is_pooling:
             self._unsampled = step
             return None
-        return self._followed(step, answer)
+        return self._tracked(step, answer)
 
     def sample(self, sample_tokens: Callable[[], Any]) -> Any:
         """Return the result of `sample_tokens`, wrapped as in `execute`."""
@@ -89,7 +89,7 @@ class StepFollower:
         if step is None:  # nothing was scheduled
             return answer
         step.launched_seconds = time.monotonic()
-        return self._followed(step, answer)
+        return self._tracked(step, answer)
 
     def end(self, step: LaunchedStep) -> None:
         """Note that the output of a step has arrived."""
@@ -97,23 +97,23 @@ class StepFollower:
             if step in self._launched:
                 self._end(step)
 
-    def lose(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Note that getting an output failed; its step still counts as running."""
-        self._lost(error)
+        self._record_fatal_error(error)
 
     def _begin(self, step: LaunchedStep, scheduler_output: Any) -> None:
         with self._changing:
-            if self._unsampled is not None or len(self._launched) >= MOST_LAUNCHED:
+            if self._unsampled is not None or len(self._launched) >= MAX_LAUNCHED:
                 forgotten = self._unsampled or self._launched[0]
                 self._unsampled = None
                 self._end(forgotten, forgotten.launched_seconds)
             self._launched.append(step)
-            self._note_requests(scheduler_output)
+            self._record_requests(scheduler_output)
             step.number = self._requests.begun
             self._stats.step_started()
 
-    def _followed(self, step: LaunchedStep, answer: Any) -> Any:
-        if self._is_asked and isinstance(answer, AsyncModelRunnerOutput):
+    def _tracked(self, step: LaunchedStep, answer: Any) -> Any:
+        if self._is_output_rank and isinstance(answer, AsyncModelRunnerOutput):
             return StepOutput(answer, step, self)
         self.end(step)
         return answer
@@ -130,22 +130,22 @@ class StepFollower:
         running = self._launched[0].number if self._launched else self._requests.begun + 1
         self._requests.ended(running - 1)
 
-    def _note_requests(self, scheduler_output: Any) -> None:
+    def _record_requests(self, scheduler_output: Any) -> None:
         try:
             self._requests.began(scheduler_output)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             # vLLM may have changed the scheduler's output; the step itself matters more.
-            if not self._are_requests_unknown:
+            if not self._has_warned:
                 logger.warning("Cannot tell which requests are in a step: %s", error)
-            self._are_requests_unknown = True
+            self._has_warned = True
 
     @functools.cached_property
-    def _pools(self) -> bool:
+    def _is_pooling(self) -> bool:
         """Whether `execute_model` is the whole of a step, as in `EngineCore.step`."""
         return bool(self._vllm_config.model_config.runner_type == "pooling")
 
     @functools.cached_property
-    def _is_asked(self) -> bool:
+    def _is_output_rank(self) -> bool:
         """Whether vLLM asks this rank for its outputs (`MultiprocExecutor._get_output_rank`)."""
         parallel = self._vllm_config.parallel_config
         width = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
@@ -160,7 +160,7 @@ class StepOutput:
     """
 
     def __init__(
-        self, output: AsyncModelRunnerOutput, step: LaunchedStep, steps: StepFollower
+        self, output: AsyncModelRunnerOutput, step: LaunchedStep, steps: StepTracker
     ) -> None:
         self._output = output
         self._step = step
@@ -174,7 +174,7 @@ class StepOutput:
         try:
             output = self._output.get_output()
         except BaseException as error:
-            self._steps.lose(error)
+            self._steps.fail(error)
             raise
         self._steps.end(self._step)
         return output

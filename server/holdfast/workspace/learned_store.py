@@ -1,7 +1,7 @@
-"""What did an earlier run need? One small JSON file for each fingerprint; never a reason to fail.
+"""What did an earlier run need? One small JSON file per fingerprint, which never fails a start.
 
-The fingerprint names everything that a need depends on, so a file is either right for a run or not
-found by it. Knows neither vLLM nor torch.
+The fingerprint covers everything that a need depends on, so a run finds the right file or none.
+Knows neither vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from holdfast.workspace.plan import MIB, Slot
 from holdfast.workspace.stats import MAX_SLOTS
 
 SCHEMA = 1
-MOST_BYTES = 1 << 40
-"""A need is below 1 TiB; more is a mistake that would end every start."""
+MAX_NEEDED_BYTES = 1 << 40
+"""More than 1 TiB is a mistake that would end every start."""
 _FINGERPRINT = re.compile(r"[A-Za-z0-9_-]{1,128}")
 logger = logging.getLogger(__name__)
 
 
 def default_directory() -> Path:
-    """Where this user's learned reservations and probe journals are kept."""
+    """Return the directory of this user's learned reservations and probe journals."""
     return user_state_path("holdfast", appauthor=False)
 
 
 def learned_path(directory: Path, fingerprint: str) -> Path:
-    """The file of one fingerprint."""
+    """Return the file of a fingerprint."""
     if not _FINGERPRINT.fullmatch(fingerprint):
         raise ValueError(
             f"a fingerprint consists of letters, digits, - and _, unlike {fingerprint!r}"
@@ -44,10 +44,10 @@ def learned_path(directory: Path, fingerprint: str) -> Path:
 
 
 def read(directory: Path, fingerprint: str) -> Mapping[Slot, int]:
-    """The need of each slot in bytes, as learned; empty if nothing is known.
+    """Return the learned need of each slot in bytes; empty if nothing is known.
 
-    What is broken or of another make, or no file at all, is renamed to `*.broken`, with a warning;
-    a file that cannot be read now is left alone.
+    A broken or foreign file, or anything else in its place, is renamed to `*.broken` with a
+    warning. A file that cannot be read is left alone.
     """
     path = learned_path(directory, fingerprint)
     try:
@@ -58,9 +58,9 @@ def read(directory: Path, fingerprint: str) -> Mapping[Slot, int]:
 
 
 def write(directory: Path, fingerprint: str, slots: Mapping[Slot, int]) -> None:
-    """Keep the larger of what is known and `slots`, whole or not at all, whoever else writes.
+    """Keep the larger of what is known and `slots`, atomically and beside other writers.
 
-    A directory that cannot be written is a warning: the next start learns again.
+    A directory that cannot be written causes a warning: the next start learns again.
     """
     for slot, needed_bytes in slots.items():
         _checked(slot, needed_bytes)
@@ -82,9 +82,10 @@ def _merged(known: Mapping[Slot, int], slots: Mapping[Slot, int]) -> Mapping[Slo
 
 
 def _load(path: Path, fingerprint: str, *, is_alone: bool = False) -> Mapping[Slot, int]:
-    """What is known. What is wrong is set aside by one process alone, which looks again first.
+    """Return what is known; set a broken file aside.
 
-    Else a good file that another process put there since would be taken for the broken one.
+    Only one process at a time does that, and reads the file again before: another process may have
+    just written a good one.
     """
     try:
         return _parsed(read_record(path), fingerprint)
@@ -117,7 +118,7 @@ def _readable(size_bytes: int) -> str:
 
 
 def _set_aside(path: Path, error: Exception) -> None:
-    # The second name is for a directory that is in the way.
+    # The second name is needed if a directory has the first.
     for aside in (path.with_suffix(".broken"), path.with_suffix(f".{time.time_ns()}.broken")):
         try:
             path.replace(aside)
@@ -130,7 +131,7 @@ def _set_aside(path: Path, error: Exception) -> None:
 
 
 def _parsed(record: Any, fingerprint: str) -> Mapping[Slot, int]:
-    """The slots of a file; a ValueError says what is wrong with it."""
+    """Return the slots of a file; a ValueError says what is wrong with it."""
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise ValueError(f"its schema version is not {SCHEMA}")
     if record.get("fingerprint") != fingerprint:
@@ -155,6 +156,6 @@ def _checked(slot: tuple[Any, Any], needed_bytes: Any) -> tuple[Slot, int]:
     ubatch, lane = slot
     if not all(type(number) is int and 0 <= number < MAX_SLOTS for number in slot):
         raise ValueError(f"there is no slot {slot!r}")
-    if type(needed_bytes) is not int or not 0 <= needed_bytes < MOST_BYTES:
+    if type(needed_bytes) is not int or not 0 <= needed_bytes < MAX_NEEDED_BYTES:
         raise ValueError(f"slot {slot!r} cannot need {needed_bytes!r} bytes")
     return (ubatch, lane), needed_bytes

@@ -1,8 +1,8 @@
 """Where does scratch memory come from, and when may it grow? vLLM's manager, with a policy.
 
-Three moments close it to change, in this order: the reservation (before the KV cache is sized), the
-seal (a graph has captured addresses: nothing is freed any more) and the lock (warm-up is over:
-growth follows the policy). Without `bind` it behaves as vLLM's own, refusals included.
+Three events restrict changes, in this order: the reservation (before the KV cache is sized), the
+seal (a graph has captured addresses, so nothing is freed any more) and the lock (warm-up is over,
+so growth follows the policy). Without `bind` it behaves like vLLM's own, including its refusals.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import torch
 from vllm.v1.worker import workspace as vllm_workspace
 
-from holdfast.workspace.accounting import Books, Holdings
-from holdfast.workspace.buffers import Allocator, Scratch, Spec
+from holdfast.workspace.accounting import RetainedMemory, WorkspaceAccounting
+from holdfast.workspace.buffers import Allocator, ScratchBuffers, TensorSpec
 from holdfast.workspace.growth import GrowthGate
 from holdfast.workspace.plan import (
     RESERVE_GRANULE_BYTES,
@@ -40,7 +40,7 @@ _is_tracing = torch.compiler.is_dynamo_compiling
 
 
 class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  # vLLM is Any to us
-    """vLLM's workspace manager with reservations, a seal, a growth policy and books."""
+    """vLLM's workspace manager with reservations, a seal, a growth policy and accounting."""
 
     _num_lanes: int
     _current_workspaces: list[torch.Tensor | None]
@@ -58,64 +58,64 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         self.slots: tuple[Slot, ...] = tuple(
             divmod(index, num_lanes) for index in range(len(self._current_workspaces))
         )
-        self.books = Books(self.slots)
+        self.accounting = WorkspaceAccounting(self.slots)
         self.declared: dict[tuple[str, tuple[int, ...]], Term] = {}
-        """What models asked for through `reserve_workspace`, by caller and lanes."""
-        # Nothing below refers back to the manager, so that one that is dropped frees at once.
-        self._gate = GrowthGate(self.books, partial(_is_capturing, device))
-        self._holdings = Holdings(self.books, self._persistent_resources)
-        self._scratch = Scratch(
+        """What models requested through `reserve_workspace`, by caller and lanes."""
+        # Nothing below refers back to the manager: a dropped manager frees its memory at once.
+        self._gate = GrowthGate(self.accounting, partial(_is_capturing, device))
+        self._retained = RetainedMemory(self.accounting, self._persistent_resources)
+        self._scratch = ScratchBuffers(
             self._current_workspaces,
             self.slots,
             Allocator(device, alloc_context),
             self._gate,
-            self._holdings,
+            self._retained,
         )
-        self._resources = Resources(self._gate, self._holdings, _current_resources)
+        self._resources = Resources(self._gate, self._retained, _current_resources)
         self._memos = self._scratch.memos
         self._given_limit_bytes: int | None = None
 
     def bind(
         self, stats: StatsWriter | None, policy: GrowthPolicy, growth_limit_bytes: int | None = None
     ) -> None:
-        """Follow `policy` after the lock, and keep the books in `stats`, if any, from now on.
+        """Follow `policy` after the lock, and write what happens to `stats` from now on, if given.
 
-        Without a limit, the lock sets the default: the largest slot and 256 MiB.
+        Without a limit, the lock sets the default: the largest slot plus 256 MiB.
         """
         with self._gate.changing:
             self._gate.rule.policy = policy
             self._given_limit_bytes = growth_limit_bytes
-            self._scratch.is_levelled = True
-            self.books.bind(stats)
+            self._scratch.is_equalized = True
+            self.accounting.bind(stats)
 
     def set_policy(self, policy: GrowthPolicy) -> None:
-        """Follow `policy` from now on, also if the manager is locked already."""
+        """Follow `policy` from now on, even if the manager is already locked."""
         with self._gate.changing:
             self._gate.rule.policy = policy
 
     def slot_sizes(self) -> dict[Slot, int]:
-        """The current size of each slot in bytes."""
-        return dict(zip(self.slots, self.books.size_bytes, strict=True))
+        """Return the current size of each slot in bytes."""
+        return dict(zip(self.slots, self.accounting.size_bytes, strict=True))
 
-    def unasked_bytes(self) -> int:
-        """What the slots hold beyond the largest request of each: reserved, and not yet needed."""
-        books = self.books
-        sizes = zip(books.size_bytes, books.high_water_bytes, strict=True)
+    def unused_bytes(self) -> int:
+        """Return what the slots hold beyond their largest requests so far."""
+        accounting = self.accounting
+        sizes = zip(accounting.size_bytes, accounting.high_water_bytes, strict=True)
         return sum(max(0, size_bytes - needed_bytes) for size_bytes, needed_bytes in sizes)
 
     # Life
 
     def reserve(self, reservations: Iterable[Reservation]) -> None:
-        """Make each slot at least as large as its reservation, whichever thread asks.
+        """Make each slot at least as large as its reservation; any thread may call it again.
 
-        On the CPU the new bytes are written, because memory that was never touched is not resident
-        and so not seen by the sizing of the KV cache. Doing it again changes nothing.
+        On the CPU the new bytes are written: memory that was never touched is not resident, so the
+        sizing of the KV cache would miss it.
         """
         for reservation in reservations:
             self._scratch.reserve(self.slots.index(reservation.slot), reservation.size_bytes)
 
     def declare(self, term: Term) -> None:
-        """Reserve `term` for each ubatch of its lanes before the lock; kept for the plan."""
+        """Reserve `term` for each ubatch of its lanes before the lock, and keep it for the plan."""
         key = term.asked_by, term.lanes
         with self._gate.changing:
             known = self.declared.get(key)
@@ -128,66 +128,66 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
                 if terms_of(slot, (term,))
             )
 
-    def level(self) -> None:
-        """Make the ubatches of each lane alike, if it is bound: as large as the largest of them.
+    def equalize_ubatches(self) -> None:
+        """Make the slots of each lane as large as the largest of them, if the manager is bound.
 
-        After the lock it changes nothing: growth is then for the slot that asks, see `lock`.
+        After the lock it changes nothing, because growth is then for one slot only.
         """
-        self._scratch.level()
+        self._scratch.equalize_ubatches()
 
     def seal(self) -> None:
-        """From now on no buffer is freed: a graph is about to capture addresses.
+        """Free no buffer from now on, because a graph is about to capture addresses.
 
-        After the lock it changes no buffer, and what grew since the lock counts towards the limit.
+        After the lock it changes no buffer. What has grown since then counts towards the limit.
         """
         with self._gate.changing:
-            self._scratch.level()
-            self.books.closed(is_sealed=True, is_locked=self._locked)
+            self._scratch.equalize_ubatches()
+            self.accounting.set_lock(is_sealed=True, is_locked=self._locked)
 
     @property
     def is_sealed(self) -> bool:
         """Whether buffers may no longer be freed."""
-        return self.books.is_sealed
+        return self.accounting.is_sealed
 
     def lock(self, limit_bytes: int | None = None) -> None:
-        """From now on growth follows the policy; `limit_bytes` wins over the limit of `bind`.
+        """Let growth follow the policy from now on; `limit_bytes` overrides the limit of `bind`.
 
-        Locking a locked manager again changes the limit only, if one is given.
+        Locking a locked manager again changes only the limit, if one is given.
         """
         rule = self._gate.rule
         with self._gate.changing:
             if not self._locked:
-                self._scratch.level()
-                self._holdings.weigh()
-                rule.locked_bytes = self.books.held_bytes
+                self._scratch.equalize_ubatches()
+                self._retained.update()
+                rule.locked_bytes = self.accounting.held_bytes
                 rule.limit_bytes = growth_limit_bytes(self._given_limit_bytes, self.slot_sizes())
             if limit_bytes is not None:
                 rule.limit_bytes = limit_bytes
             super().lock()
-            self.books.closed(is_sealed=self.is_sealed, is_locked=True)
+            self.accounting.set_lock(is_sealed=self.is_sealed, is_locked=True)
 
     def unlock(self) -> None:
-        """Growth is free again until the next lock, but the seal stays: nothing is freed.
+        """Allow growth again until the next lock; the seal stays, so nothing is freed.
 
-        vLLM unlocks around elastic EP, after it released the graphs of the target model; those of
-        an encoder or of a draft model may live. So what is retired stays so as long as the manager
-        lives, on the books, and the limit of the next lock counts from there.
+        vLLM unlocks around elastic EP, after it has released the graphs of the target model. Those
+        of an encoder or a draft model may still exist, so retired buffers stay until the manager
+        goes, and the limit of the next lock counts from there.
         """
         with self._gate.changing:
             super().unlock()
-            self.books.closed(is_sealed=self.is_sealed, is_locked=False)
+            self.accounting.set_lock(is_sealed=self.is_sealed, is_locked=False)
 
     def is_locked(self) -> bool:
-        """Whether warm-up is over; not for a thread of permute scratch whose growth is admitted."""
+        """Return whether warm-up is over; False in a thread whose permute scratch may grow now."""
         return self._locked and not self._resources.is_admitted()
 
     # Requests
 
-    def get_simultaneous(self, *shapes_and_dtypes: Spec) -> list[torch.Tensor]:
-        """Views into the slot of this thread and lane, one per spec, that do not overlap.
+    def get_simultaneous(self, *shapes_and_dtypes: TensorSpec) -> list[torch.Tensor]:
+        """Return views into the slot of this thread and lane, one per spec, that do not overlap.
 
-        A spec that was asked before costs one look-up: the list is new, the tensors are the same.
-        So nothing is entered in the books then: its need stands with the caller that first had it.
+        A repeated request costs one look-up: the list is new, the tensors are the same. It is not
+        counted again, so its size is reported for the caller that made it first.
         """
         if _is_tracing():
             traced: list[torch.Tensor] = super().get_simultaneous(*shapes_and_dtypes)
@@ -200,10 +200,10 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         return self._scratch.new_views(index, shapes_and_dtypes) if views is None else [*views]
 
     def get_persistent_resource(self, key: Hashable, factory: Callable[[], Resource]) -> Resource:
-        """As in vLLM; under `alongside` also after the lock, within the limit once sealed.
+        """Do as vLLM; with `alongside` also after the lock, within the limit once sealed.
 
-        What a late resource needs is known once its factory ran for any slot: the first one counts
-        towards the limit of the next growth, and under the same key the next one is held to it.
+        What a late resource needs is known once its factory has run for any slot. So the first one
+        counts towards the limit of the next growth, and later ones with the same key must fit.
         """
         of_slot = self._persistent_resources[self._get_workspace_id()]
         return self._resources.get(of_slot, key, factory)
@@ -216,9 +216,9 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         *,
         zero_init: bool = False,
     ) -> torch.Tensor:
-        """As in vLLM; after the lock as `get_persistent_resource`, with a need that is known."""
+        """Do as vLLM; after the lock as `get_persistent_resource`, with a known size."""
         if self._locked:
-            self._resources.will_need((torch.Tensor, key), prod(shape) * dtype.itemsize)
+            self._resources.expect((torch.Tensor, key), prod(shape) * dtype.itemsize)
         tensor: torch.Tensor = super().get_persistent(key, shape, dtype, zero_init=zero_init)
         return tensor
 
@@ -226,7 +226,7 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         lane = _lane()
         if lane >= self._num_lanes:
             super()._get_workspace_id()  # raises vLLM's error
-        # Not bound once: tests of vLLM and of ours replace it in vLLM's module.
+        # Looked up each time: tests of vLLM and of ours replace it in vLLM's module.
         index: int = vllm_workspace.dbo_current_ubatch_id() * self._num_lanes + lane
         return index
 
@@ -235,9 +235,9 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
 
 
 def bound_class(bind: Callable[[WorkspaceManager], None]) -> type[WorkspaceManager]:
-    """A manager class whose objects are handed to `bind` as soon as they are made.
+    """Return a manager class that passes each new object to `bind`.
 
-    vLLM makes a new manager whenever an engine is rebuilt in its process, and tells nobody.
+    vLLM makes a new manager without notice whenever an engine is rebuilt in its process.
     """
 
     class BoundWorkspaceManager(WorkspaceManager):
@@ -253,7 +253,7 @@ def _is_capturing(device: torch.device) -> bool:
 
 
 def _current_resources() -> Resources | None:
-    """Those of the manager of this process, if it is one of ours."""
+    """Return the resources of this process's manager, if it is one of ours."""
     if not vllm_workspace.is_workspace_manager_initialized():
         return None
     manager = vllm_workspace.current_workspace_manager()

@@ -1,38 +1,94 @@
 """Where did the memory of one rank go? The ledger of its start, checked against the device.
 
-On a GPU the device's own reading is what is in use on it, by whomever; on the CPU it is what is
-resident of the worker's process, since `malloc` tells nothing of what it gave to whom.
+On a GPU, what is in use is the device's own reading, which includes other processes. On the CPU it
+is what is resident of the worker's process, because `malloc` keeps no account by user.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
 import torch
 from vllm import envs
+from vllm.platforms import current_platform
+from vllm.utils.mem_utils import MemorySnapshot
 
 from holdfast.records import MEMORY_KINDS, MemoryKind
 from holdfast.workspace.accounting import tensor_bytes
-from holdfast.workspace.device import DeviceReading, read_device
 from holdfast.workspace.plan import MIB
 from holdfast.workspace.stats import StatsWriter
 
-TERMS: tuple[MemoryKind, ...] = ("weights", "kv_cache", "workspace", "cuda_graphs", "non_torch")
-"""What is held for good, so that its sum explains the reading; `activation_peak` comes and goes."""
+HELD_KINDS: tuple[MemoryKind, ...] = (
+    "weights",
+    "kv_cache",
+    "workspace",
+    "cuda_graphs",
+    "non_torch",
+)
+"""What is held permanently, so its sum explains the reading; `activation_peak` is temporary."""
 
+MARGIN_BYTES = 256 * MIB
+"""Left free on the device when ranks agree on how much each may grow."""
 logger = logging.getLogger("vllm.holdfast")
 
 
-class MemoryLedger:
-    """Filled in while a worker starts. A kind that could not be measured stays absent.
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """One reading of a device. On the CPU, what torch keeps is unknown."""
 
-    `non_torch` is what is in use beyond weights and workspaces when the KV cache is about to be
+    free_bytes: int
+    total_bytes: int
+    cached_bytes: int = 0
+    """Held by torch's allocator, but used by no tensor."""
+    transient_peak_bytes: int = 0
+    """The most that tensors used beyond what they use now, since the peak was reset."""
+
+    @property
+    def used_bytes(self) -> int:
+        """In use on the device, by any process."""
+        return self.total_bytes - self.free_bytes
+
+    def growable_bytes(self, activation_peak_bytes: int) -> int:
+        """Return what workspaces may take so that the activations of the largest step still fit.
+
+        Torch's cache serves activations first. vLLM empties it around the capture of graphs, so
+        most of their memory looks free at the lock.
+        """
+        claimed_bytes = max(0, activation_peak_bytes - self.cached_bytes)
+        return max(0, self.free_bytes - claimed_bytes - MARGIN_BYTES)
+
+
+def read_device(device: torch.device) -> DeviceReading:
+    """Return the device's own reading; on the CPU, the host's."""
+    if device.type == "cpu":
+        memory = psutil.virtual_memory()
+        return DeviceReading(int(memory.available), int(memory.total))
+    snapshot = MemorySnapshot(device=device)
+    return DeviceReading(
+        free_bytes=int(snapshot.free_memory),
+        total_bytes=int(snapshot.total_memory),
+        # vLLM's allocator for sleep mode bypasses torch's count of what it holds.
+        cached_bytes=max(0, int(snapshot.torch_memory - snapshot.torch_allocated)),
+        transient_peak_bytes=max(0, int(snapshot.torch_peak - snapshot.torch_allocated)),
+    )
+
+
+def is_unified_memory(device: torch.device) -> bool:
+    """Return whether filling the device's memory fills the host's, as on GB10 and on the CPU."""
+    return device.type == "cpu" or bool(current_platform.is_integrated_gpu(device.index))
+
+
+class MemoryLedger:
+    """Records sizes while a worker starts. A kind that could not be measured stays absent.
+
+    `non_torch` is what is in use beyond weights and workspaces just before the KV cache is
     allocated, with torch's own cache emptied: contexts, NCCL, other processes and buffers of the
     runner on a GPU; interpreter, libraries, compiled code and buffers of the runner on the CPU.
-    Torch's `memory_reserved` would not do, since vLLM's allocator for sleep mode goes past it.
+    Torch's `memory_reserved` would miss what vLLM's allocator for sleep mode holds.
     """
 
     def __init__(self, worker: Any, stats: StatsWriter) -> None:
@@ -41,62 +97,62 @@ class MemoryLedger:
         self._is_peak_reset = False
         self.sizes: dict[MemoryKind, int] = {}
 
-    def loaded(self, *, made_workspace_bytes: int) -> None:
-        """Enter the weights; what constructors made of workspaces stands under `workspace`."""
+    def record_weights(self, *, made_workspace_bytes: int) -> None:
+        """Record the weights, without the workspaces that constructors made."""
         if self._is_on_cpu:
-            self._enter("weights", tensor_bytes(_weights(self._worker)))
+            self._record("weights", tensor_bytes(_weights(self._worker)))
             return
         usage_bytes = getattr(self._worker.model_runner, "model_memory_usage", None)
         if usage_bytes is not None:
-            self._enter("weights", int(usage_bytes) - made_workspace_bytes)
+            self._record("weights", int(usage_bytes) - made_workspace_bytes)
 
     @property
     def activation_peak_bytes(self) -> int:
-        """What a step takes beyond what is held for good; 0 where nobody measured it."""
+        """What a step takes beyond what is held permanently; 0 if it was not measured."""
         return self.sizes.get("activation_peak", 0)
 
-    def sizing(self) -> None:
-        """Told before the KV cache is sized: the peak of the activations counts from here."""
+    def begin_sizing(self) -> None:
+        """Begin to measure the peak of the activations, before the KV cache is sized."""
         if not self._is_on_cpu:
             torch.accelerator.reset_peak_memory_stats(self._worker.device)
             self._is_peak_reset = True
 
-    def sized(self, *, workspace_bytes: int) -> None:
-        """Enter what the sizing of the KV cache found out."""
+    def record_sizing(self, *, workspace_bytes: int) -> None:
+        """Record what the sizing of the KV cache has measured."""
         worker = self._worker
         if "weights" in self.sizes:
             if not self._is_on_cpu:
                 torch.accelerator.empty_cache()
             known_bytes = self.sizes["weights"] + workspace_bytes
-            self._enter("non_torch", self.used_bytes() - known_bytes)
-        # vLLM adds its estimate of the graphs to the peak, if it is told to.
+            self._record("non_torch", self.used_bytes() - known_bytes)
+        # vLLM adds its estimate of the graphs to the peak if it is configured to.
         peak_bytes = getattr(worker, "peak_activation_memory", None)
         if peak_bytes is not None:
-            self._enter("activation_peak", int(peak_bytes) - _applied_estimate_bytes(worker))
-        elif self._is_peak_reset:  # vLLM runs a step, but measures none, for a given KV cache size
-            self._enter("activation_peak", self._reading().transient_peak_bytes)
+            self._record("activation_peak", int(peak_bytes) - _applied_estimate_bytes(worker))
+        elif self._is_peak_reset:  # vLLM runs a step unmeasured if the KV cache size is given
+            self._record("activation_peak", self._reading().transient_peak_bytes)
 
-    def captured(self, size_bytes: object) -> None:
-        """Enter what `capture_model` says the graphs take; it says 0 if it captured none."""
+    def record_graphs(self, size_bytes: object) -> None:
+        """Record what `capture_model` returned for the graphs; it returns 0 without any."""
         if isinstance(size_bytes, int) and size_bytes > 0:
-            self._enter("cuda_graphs", size_bytes)
+            self._record("cuda_graphs", size_bytes)
 
-    def closed(self, *, workspace_bytes: int) -> None:
-        """Enter what is known once warm-up is over."""
+    def finish(self, *, workspace_bytes: int) -> None:
+        """Record what is known once warm-up is over."""
         worker = self._worker
-        self._enter("workspace", workspace_bytes)
+        self._record("workspace", workspace_bytes)
         if caches := getattr(worker.model_runner, "kv_caches", None):
-            # Not `kv_cache_tensors[].size`: vLLM lays those over each other in one allocation.
-            self._enter("kv_cache", tensor_bytes([caches]))
+            # Not `kv_cache_tensors[].size`: vLLM lets those overlap in one allocation.
+            self._record("kv_cache", tensor_bytes([caches]))
         budget_bytes = getattr(
             worker, "requested_cpu_memory" if self._is_on_cpu else "requested_memory", None
         )
         if budget_bytes is not None:
-            self._enter("budget", int(budget_bytes))
-        self._enter("total", self._reading().total_bytes)
+            self._record("budget", int(budget_bytes))
+        self._record("total", self._reading().total_bytes)
 
     def used_bytes(self) -> int:
-        """The device's own reading; on the CPU what is resident of this process."""
+        """Return what is in use on the device; on the CPU, what is resident of this process."""
         if self._is_on_cpu:
             return int(psutil.Process().memory_info().rss)
         return self._reading().used_bytes
@@ -108,27 +164,27 @@ class MemoryLedger:
     def _reading(self) -> DeviceReading:
         return read_device(self._worker.device)
 
-    def _enter(self, kind: MemoryKind, size_bytes: int) -> None:
+    def _record(self, kind: MemoryKind, size_bytes: int) -> None:
         # A difference of two readings can fall below zero, and a size cannot.
         self.sizes[kind] = max(0, size_bytes)
-        self._stats.memory(kind, self.sizes[kind])
+        self._stats.update(lambda report: replace(report, memory=dict(self.sizes)))
 
 
 def unexplained_bytes(sizes: Mapping[MemoryKind, int], used_bytes: int) -> int:
-    """What the device holds beyond the terms of the ledger; negative if they are too large."""
-    return used_bytes - sum(sizes.get(kind, 0) for kind in TERMS)
+    """Return what is in use beyond what the ledger explains; negative if that is too much."""
+    return used_bytes - sum(sizes.get(kind, 0) for kind in HELD_KINDS)
 
 
 def as_table(title: str, sizes: Mapping[MemoryKind, int], used_bytes: int) -> str:
-    """The ledger in MiB, one line a kind, the terms first and then what they leave unexplained."""
+    """Return the ledger in MiB, one line per kind: what is held, what is unexplained, the rest."""
     rest_bytes = unexplained_bytes(sizes, used_bytes)
     share = rest_bytes / used_bytes if used_bytes else 0.0
     lines = [
         title,
-        *(_line(kind, sizes.get(kind)) for kind in TERMS),
+        *(_line(kind, sizes.get(kind)) for kind in HELD_KINDS),
         f"{_line('unexplained', rest_bytes)}  {share:.1%} of what is in use",
         _line("in use", used_bytes),
-        *(_line(kind, sizes.get(kind)) for kind in MEMORY_KINDS if kind not in TERMS),
+        *(_line(kind, sizes.get(kind)) for kind in MEMORY_KINDS if kind not in HELD_KINDS),
     ]
     return "\n".join(lines)
 
@@ -139,10 +195,12 @@ def _line(name: str, size_bytes: int | None) -> str:
 
 
 def _weights(worker: Any) -> list[torch.Tensor]:
-    """The parameters and buffers of the model and of a draft model; some share their storage."""
-    # Not each of vLLM's runners has both.
-    askers = (getattr(worker.model_runner, name, None) for name in ("get_model", "get_draft_model"))
-    models = [ask() for ask in askers if ask is not None]
+    """Return the parameters and buffers of the model and of a draft model; some share storage."""
+    # Not every runner of vLLM has both.
+    getters = (
+        getattr(worker.model_runner, name, None) for name in ("get_model", "get_draft_model")
+    )
+    models = [get() for get in getters if get is not None]
     return [
         tensor
         for model in models

@@ -1,8 +1,8 @@
-"""The third refusal: MoE permute scratch, which vLLM keeps beside the workspaces and grows by rows.
+"""MoE permute scratch, which vLLM keeps besides the workspaces and grows by rows.
 
 vLLM's `MoEPermuteScratch.reserve` knows the lock but neither the growth policy nor the seal: before
-the lock it frees tensors whose addresses graphs may hold, and after it nothing is ever granted.
-Importing its module costs seconds, so the class is met when a manager first makes one of it.
+the lock it frees tensors although graphs may hold their addresses, and after it nothing may grow.
+Importing its module takes seconds, so the class is changed when a manager first creates an object.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ from typing import Any, Protocol
 import torch
 
 from holdfast.records import GrowthPhase, Rejection
-from holdfast.workspace.buffers import first_frame
+from holdfast.workspace.buffers import nearest_caller
 from holdfast.workspace.growth import permute_message
 
 MODULE = "vllm.model_executor.layers.fused_moe.moe_permute_unpermute"
 CLASS_NAME = "MoEPermuteScratch"
-_MARK = "_is_followed_by_holdfast"
+_MARK = "_is_guarded_by_holdfast"
 _ROW_TENSORS = 7
 _ROW_ITEM_BYTES = 4
 
 
 class Owner(Protocol):
-    """What this needs of a manager; `WorkspaceManager` says what each does."""
+    """Decides whether permute scratch may grow: `resources.Resources`."""
 
     @property
     def phase(self) -> GrowthPhase:
-        """How far the manager is closed to change."""
+        """Which rules of growth apply now."""
 
     def growing(
         self, request: Rejection, message: Callable[[str], str]
     ) -> AbstractContextManager[None]:
-        """Entered around growth outside of the slots, or refused."""
+        """Admit growth outside the slots while entered, or refuse it."""
 
-    def replaced(self, tensors: list[torch.Tensor]) -> None:
-        """Count a growth outside of the slots, and keep `tensors` where that is due."""
+    def record_replacement(self, tensors: list[torch.Tensor]) -> None:
+        """Count a growth outside the slots; once sealed, keep the old `tensors` alive."""
 
 
-def follow(made: object, owner_of: Callable[[], Owner | None]) -> None:
-    """If `made` is MoE permute scratch, its class asks the owner from now on before it grows.
+def guard(resource: object, owner_of: Callable[[], Owner | None]) -> None:
+    """If `resource` is MoE permute scratch, have its class ask the owner before it grows.
 
-    The owner is asked for at each growth, since vLLM may replace its manager. Without one the class
-    stays vLLM's own.
+    The owner is looked up at each growth, because vLLM may replace its manager. Without one, the
+    class behaves like vLLM's own.
     """
-    kind: Any = type(made)
+    kind: Any = type(resource)
     if (kind.__module__, kind.__name__) == (MODULE, CLASS_NAME) and _MARK not in vars(kind):
-        kind.reserve = _followed(kind.reserve, owner_of)
+        kind.reserve = _guarded(kind.reserve, owner_of)
         setattr(kind, _MARK, True)
 
 
 def needed_bytes(scratch: Any, rows: int) -> int:
-    """What `scratch` allocates to hold `rows`: seven tensors of int32, and room for the sorter."""
+    """Return what `scratch` allocates for `rows`: seven int32 tensors, and the sorter's space."""
     sorter: int = torch.ops._moe_C.moe_permute_sort_workspace_size(  # noqa: SLF001 - so it is called
         rows, scratch.num_experts
     )
     return rows * _ROW_TENSORS * _ROW_ITEM_BYTES + sorter
 
 
-def _followed(
+def _guarded(
     reserve: Callable[[Any, int], None], owner_of: Callable[[], Owner | None]
 ) -> Callable[[Any, int], None]:
     @functools.wraps(reserve)
-    def followed(scratch: Any, expanded_rows: int) -> None:
+    def guarded(scratch: Any, expanded_rows: int) -> None:
         held_rows = scratch.max_expanded_rows
         if expanded_rows <= held_rows:
             return
@@ -76,7 +76,7 @@ def _followed(
             return
         _grow(scratch, expanded_rows, owner, reserve)
 
-    return followed
+    return guarded
 
 
 def _grow(scratch: Any, rows: int, owner: Owner, reserve: Callable[[Any, int], None]) -> None:
@@ -84,7 +84,7 @@ def _grow(scratch: Any, rows: int, owner: Owner, reserve: Callable[[Any, int], N
     before = _tensors(scratch) if held_rows else {}
     request = Rejection(
         "permute",
-        first_frame(_is_outside),
+        nearest_caller(_is_outside),
         needed_bytes(scratch, rows),
         sum(tensor.nbytes for tensor in before.values()),
         f"needs {rows} rows, holds {held_rows}",
@@ -94,11 +94,11 @@ def _grow(scratch: Any, rows: int, owner: Owner, reserve: Callable[[Any, int], N
         try:
             reserve(scratch, rows)
         finally:
-            # Also after half of it: what is no longer referenced may stand in a graph.
+            # Even if it failed halfway: a graph may use what is no longer referenced.
             after = _tensors(scratch)
             old = [tensor for name, tensor in before.items() if after[name] is not tensor]
             if old:
-                owner.replaced(old)
+                owner.record_replacement(old)
 
 
 def _tensors(scratch: Any) -> dict[str, torch.Tensor]:

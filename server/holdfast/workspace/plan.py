@@ -1,4 +1,4 @@
-"""How large is each workspace, and why? Pure arithmetic on bytes; knows neither vLLM nor torch."""
+"""How large is each workspace, and why? Arithmetic on bytes, which knows neither vLLM nor torch."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Literal, Self
 
 MIB = 1024 * 1024
 RESERVE_GRANULE_BYTES = 2 * MIB
-"""Segments of the CUDA caching allocator are multiples of 2 MiB, so less would be wasted anyway."""
+"""Segments of the CUDA caching allocator are multiples of 2 MiB, so the rest would be wasted."""
 GROWTH_LIMIT_ABOVE_LARGEST_SLOT_BYTES = 256 * MIB
 
 GrowthPolicy = Literal["deny", "alongside"]
 Slot = tuple[int, int]
 """(ubatch, lane)."""
 TARGET_LANE = 0
-"""Where the model itself asks. Drafts of DSpark ask in a lane of their own, other drafts here."""
+"""The lane of the model itself. Drafts of DSpark have a lane of their own, others use this."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceSpec:
-    """What the front end tells the workers of one engine generation, as a JSON file.
+    """What the front end passes to the workers of one engine generation, as a JSON file.
 
-    The path of the file travels in the environment variable `SPEC_VARIABLE`; without it the plugin
-    does nothing, so that a plain `vllm serve` beside Holdfast stays plain.
+    The environment variable `SPEC_VARIABLE` holds its path. Without it the plugin does nothing, so
+    that `vllm serve` on the same machine stays as it is.
     """
 
     stats_directory: str
@@ -35,10 +35,10 @@ class WorkspaceSpec:
     growth: GrowthPolicy
     growth_limit_bytes: int | None
     learned: tuple[tuple[int, int, int], ...] = ()
-    """(ubatch, lane, bytes) of an earlier run under the same fingerprint."""
+    """(ubatch, lane, bytes) of an earlier run with the same fingerprint."""
 
     def write(self, path: Path) -> None:
-        """Write the spec to `path`, readable by this user alone."""
+        """Write the spec to `path`, readable only by this user."""
         path.touch(mode=0o600)
         path.write_text(json.dumps(asdict(self)))
 
@@ -50,7 +50,7 @@ class WorkspaceSpec:
         return cls(**record)
 
     def learned_bytes(self, slot: Slot) -> int:
-        """What an earlier run needed in `slot`; 0 if nothing is known."""
+        """Return what an earlier run needed in `slot`; 0 if nothing is known."""
         return next((size for u, lane, size in self.learned if (u, lane) == slot), 0)
 
 
@@ -59,18 +59,18 @@ SPEC_VARIABLE = "HOLDFAST_WORKSPACE_SPEC"
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One reason for a reservation: who asked for how much."""
+    """One reason for a reservation: what needs how much."""
 
     source: Literal["floor", "learned", "declared"]
     asked_by: str
     needed_bytes: int
     lanes: tuple[int, ...] = (TARGET_LANE,)
-    """Where a declared need arises. A floor holds in each slot, and what was learned in its own."""
+    """Where a declared need arises. A floor applies to every slot, a learned need to its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The size of one slot and every term that was weighed."""
+    """The size of one slot, and every term that was considered."""
 
     slot: Slot
     terms: tuple[Term, ...]
@@ -78,14 +78,15 @@ class Reservation:
 
 
 def round_up(size_bytes: int, granule_bytes: int) -> int:
-    """The smallest multiple of `granule_bytes` that is not below `size_bytes`."""
+    """Return the smallest multiple of `granule_bytes` that is at least `size_bytes`."""
     return -(-size_bytes // granule_bytes) * granule_bytes
 
 
 def reserve(slot: Slot, terms: Iterable[Term], headroom: float) -> Reservation:
-    """Size = max(terms) x (1 + headroom), rounded up to 2 MiB; nothing asked, nothing reserved.
+    """Return max(terms) x (1 + headroom), rounded up to 2 MiB; 0 bytes without a term.
 
-    Floor, learned and declared are bounds of the same need, so the largest holds, not their sum.
+    Floor, learned and declared terms are bounds of the same need, so the largest counts, not their
+    sum.
     """
     weighed = tuple(terms)
     needed = max((term.needed_bytes for term in weighed), default=0)
@@ -93,7 +94,7 @@ def reserve(slot: Slot, terms: Iterable[Term], headroom: float) -> Reservation:
 
 
 def growth_limit_bytes(given_bytes: int | None, slot_sizes: Mapping[Slot, int]) -> int:
-    """The most a rank may hold above its size at the lock: the given, or largest slot + 256 MiB."""
+    """Return how much a rank may add after the lock: as given, or the largest slot + 256 MiB."""
     if given_bytes is not None:
         return given_bytes
     return max(slot_sizes.values(), default=0) + GROWTH_LIMIT_ABOVE_LARGEST_SLOT_BYTES
@@ -102,10 +103,10 @@ def growth_limit_bytes(given_bytes: int | None, slot_sizes: Mapping[Slot, int]) 
 def plan_reservations(
     spec: WorkspaceSpec, slots: Iterable[Slot], declared: Iterable[Term]
 ) -> tuple[Reservation, ...]:
-    """The reservation of each slot: what the user, an earlier run and the reservers ask for.
+    """Return the reservation of each slot: what the user, an earlier run or the reservers need.
 
-    A declared term holds for every ubatch of its lanes. That all ranks reserve the same is up to
-    the caller.
+    A declared term applies to every ubatch of its lanes. The caller makes all ranks reserve the
+    same.
     """
     terms = tuple(declared)
     return tuple(
@@ -115,7 +116,7 @@ def plan_reservations(
 
 
 def terms_of(slot: Slot, declared: Iterable[Term]) -> tuple[Term, ...]:
-    """Those that arise in the lane of `slot`."""
+    """Return the terms that arise in the lane of `slot`."""
     _, lane = slot
     return tuple(term for term in declared if lane in term.lanes)
 

@@ -1,7 +1,7 @@
-"""Memory that layers keep beside scratch: persistent resources, and MoE permute scratch among them.
+"""Memory that layers keep besides scratch: persistent resources, such as MoE permute scratch.
 
-vLLM refuses a resource that is missing after the lock. Under `alongside` it is made then, within
-the limit; what it needs is known once its factory ran for any slot, or where it is a plain tensor.
+vLLM refuses a resource that is missing after the lock. With `alongside` it is created then, within
+the limit. Its size is known if it is a plain tensor, or once its factory has run for any slot.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 from holdfast.records import GrowthPhase, Rejection
 from holdfast.workspace import moe_permute
-from holdfast.workspace.accounting import Holdings, tensor_bytes
-from holdfast.workspace.buffers import asking_frame
+from holdfast.workspace.accounting import RetainedMemory, tensor_bytes
+from holdfast.workspace.buffers import outside_caller
 from holdfast.workspace.growth import GrowthGate, resource_message
 
 Resource = TypeVar("Resource")
@@ -26,61 +26,61 @@ logger = logging.getLogger(__name__)
 
 
 class Resources:
-    """Makes the resources of one manager, and is the owner that permute scratch asks to grow."""
+    """Creates the resources of one manager, and decides whether permute scratch may grow."""
 
     def __init__(
         self,
         gate: GrowthGate,
-        holdings: Holdings,
+        retained: RetainedMemory,
         owner_of: Callable[[], moe_permute.Owner | None],
     ) -> None:
-        """`owner_of` finds the owner of this process at the time of a growth."""
-        self._books = gate.books
+        """Create the resources; `owner_of` returns the owner at the time of a growth."""
+        self._accounting = gate.accounting
         self._gate = gate
-        self._holdings = holdings
+        self._retained = retained
         self._owner_of = owner_of
         self._known_bytes: dict[Hashable, int] = {}
         self._admitted_thread: int | None = None
 
     @property
     def phase(self) -> GrowthPhase:
-        """How far the manager is closed to change."""
-        return self._books.phase
+        """Which rules of growth apply now."""
+        return self._accounting.phase
 
     def is_admitted(self) -> bool:
-        """Whether the growth of this thread is admitted, see `growing`."""
+        """Return whether this thread is inside `growing`."""
         return self._admitted_thread == threading.get_ident()
 
-    def will_need(self, key: Hashable, size_bytes: int) -> None:
-        """Say what the resource will hold, where that is known before it is made."""
+    def expect(self, key: Hashable, size_bytes: int) -> None:
+        """Record the size of a resource that is known before it is created."""
         self._known_bytes[key] = size_bytes
 
     def get(
         self, of_slot: dict[Hashable, object], key: Hashable, factory: Callable[[], Resource]
     ) -> Resource:
-        """What the slot has under `key`, made if it is missing and may be made.
+        """Return the slot's resource under `key`, created if it is missing and may be created.
 
-        The factory runs outside of our lock, because it is foreign code.
+        The factory runs outside our lock, because it is foreign code.
         """
         if key not in of_slot:
-            if self._books.is_locked:
+            if self._accounting.is_locked:
                 self._check_late(key)
             try:
                 made = factory()
             except torch.OutOfMemoryError as error:
-                if self._books.is_locked:
+                if self._accounting.is_locked:
                     self._refuse(key, f"out of memory: {error}")
                 raise
-            moe_permute.follow(made, self._owner_of)
+            moe_permute.guard(made, self._owner_of)
             self._keep(of_slot, key, made)
         return cast("Resource", of_slot[key])
 
     @contextmanager
     def growing(self, request: Rejection, message: Callable[[str], str]) -> Iterator[None]:
-        """Entered around growth outside of the slots; refused if what `request` needs may not be.
+        """Admit growth outside the slots while entered, or refuse what `request` needs.
 
-        `request` becomes the rejection: its reason names what is needed, and why not is added.
-        `message` makes of the latter what is raised.
+        `request` becomes the rejection: its reason says what is needed, and the reason against it
+        is appended. `message` turns that reason into the message of the error.
         """
         with self._gate.changing:
             reason = self._gate.reason_against(request.needed_bytes)
@@ -90,41 +90,41 @@ class Resources:
             try:
                 yield
             except RuntimeError as error:  # the allocator's, torch.OutOfMemoryError among them
-                if not self._books.is_locked:
+                if not self._accounting.is_locked:
                     raise
                 reason = f"out of memory: {error}"
                 self._gate.refuse(_because(request, reason), message(reason))
             finally:
                 self._admitted_thread = None
-                self._holdings.weigh()
+                self._retained.update()
 
-    def replaced(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count a growth outside of the slots; once sealed, `tensors` are kept alive."""
+    def record_replacement(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count a growth outside the slots; once sealed, keep the old `tensors` alive."""
         with self._gate.changing:
-            self._holdings.retire(tensors)
-            self._books.grew(self._books.phase)
+            self._retained.retire(tensors)
+            self._accounting.record_growth(self._accounting.phase)
 
     def _keep(self, of_slot: dict[Hashable, object], key: Hashable, made: object) -> None:
         with self._gate.changing:
             of_slot[key] = made
             self._known_bytes[key] = tensor_bytes([made])
-            self._holdings.weigh()
-            if self._books.is_locked:
-                self._books.grew("locked")
+            self._retained.update()
+            if self._accounting.is_locked:
+                self._accounting.record_growth("locked")
 
     def _check_late(self, key: Hashable) -> None:
-        # Where the need is unknown one byte: refused as soon as the limit is reached.
+        # One byte if the size is unknown: refused as soon as the limit is reached.
         with self._gate.changing:
             reason = self._gate.reason_against(self._known_bytes.get(key, 1))
         if reason:
             self._refuse(key, reason)
-        caller = asking_frame()
+        caller = outside_caller()
         logger.warning("Persistent workspace %r is created after the lock for '%s'", key, caller)
 
     def _refuse(self, key: Hashable, reason: str) -> NoReturn:
         needed_bytes = self._known_bytes.get(key, 0)
-        held_bytes = self._books.persistent_bytes
-        rejection = Rejection("persistent", asking_frame(), needed_bytes, held_bytes, reason)
+        held_bytes = self._accounting.persistent_bytes
+        rejection = Rejection("persistent", outside_caller(), needed_bytes, held_bytes, reason)
         self._gate.refuse(rejection, resource_message(key, reason))
 
 

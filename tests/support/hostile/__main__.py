@@ -19,7 +19,7 @@ from hostile.target import Outcomes, Target
 ATTACKS = {**connections.ATTACKS, **bodies.ATTACKS, **grammars.ATTACKS, **doors.ATTACKS}
 NICENESS = 10
 PAUSE_SECONDS = 0.5
-"""Between two attacks of a lane: what is tested is a server, not who sends more."""
+"""The pause between two attacks of a lane, so that the test is not about bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ async def attack(plan: Plan, name: str, seed: int) -> None:
         outcomes = Outcomes(["reset"])
     seconds = time.monotonic() - started
     said = {"name": name, "seed": seed, "started": started, "seconds": seconds}
-    print(json.dumps(said | {"outcomes": outcomes}), flush=True)  # noqa: T201 - to who started it
+    print(json.dumps(said | {"outcomes": outcomes}), flush=True)  # noqa: T201 - to the parent process
 
 
 async def lane(
@@ -79,7 +79,7 @@ async def lane(
 
 
 async def main() -> None:
-    """Attack until nobody wants it any more."""
+    """Attack until standard input ends."""
     plan = Plan(**json.loads(sys.stdin.readline()))
     connection_limit(None)
     os.nice(NICENESS)

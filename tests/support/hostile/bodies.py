@@ -84,7 +84,7 @@ async def brackets(target: Target) -> Outcomes:
 
 
 async def many_tokenized(target: Target) -> Outcomes:
-    """31 MiB from each of many connections, all held but for their last bytes."""
+    """31 MiB from each of many connections, each held back before its last bytes."""
     paths = ("/tokenize", "/detokenize", "/v1/chat/completions")
     return await told(_held_back(target, target.chosen.choice(paths)) for _ in range(12))
 
@@ -120,7 +120,7 @@ async def long_prompts(target: Target) -> Outcomes:
 
 
 async def large_tool_calls(target: Target) -> Outcomes:
-    """A chat whose text is empty, and whose tool calls are megabytes."""
+    """A chat with empty text and megabytes of tool calls."""
     name = f"f{target.chosen.random()}"
     called = {"name": name, "arguments": json.dumps({"x": "y" * target.chosen.choice((1, 2, 12))})}
     call = {"id": "x", "type": "function", "function": called}

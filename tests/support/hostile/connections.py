@@ -67,7 +67,7 @@ async def upgrades_to_http2(target: Target) -> Outcomes:
 
 
 async def unread_answers(target: Target) -> Outcomes:
-    """Pipelined requests, with and without a key, whose answers nobody reads."""
+    """Pipelined requests, with and without a key, with answers that nobody reads."""
     heads = (target.head("GET", "/livez", has_key=False) * 20, target.head("GET", "/v1/models"))
     return await told(_unread(target, target.chosen.choice(heads)) for _ in range(60))
 

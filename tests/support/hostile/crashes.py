@@ -24,7 +24,7 @@ def poison(target: Target, ending: str) -> Mapping[str, Any]:
 
 
 async def one(ending: str, target: Target) -> Outcomes:
-    """One request, whose client waits for its answer."""
+    """One request, with a client that waits for the answer."""
     return await told([target.complete(poison(target, ending), prompt=[30 + len(ending)] * 9)])
 
 

@@ -42,7 +42,7 @@ async def many_properties(target: Target) -> Outcomes:
 
 
 async def chained_rules(target: Target) -> Outcomes:
-    """Rules of which each calls the next one."""
+    """Rules that each call the next one."""
     name = _name(target)
     rules = [f"{name}{number} ::= {name}{number + 1}" for number in range(RULES)]
     grammar = "\n".join([f"root ::= {name}0", *rules, f'{name}{RULES} ::= "a"'])

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from certificates_of_tests import certificate
 from holdfast.doctor.findings import Finding, Severity
-from holdfast.doctor.front_checks import check_front
-from holdfast.doctor.media import check_media
+from holdfast.doctor.front_checks import check_front, check_media
 from holdfast.settings import KeySettings, ListenSettings, Settings
 from machines import doctor, findings
+from self_signed import certificate
 
 LOCAL = Settings(listen=ListenSettings(host="127.0.0.1", port=0))
 NOW = datetime.now(UTC)

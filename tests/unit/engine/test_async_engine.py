@@ -13,9 +13,9 @@ from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from fakes import FACTS
+from fake_engine import FACTS
 from holdfast.engine import async_engine
-from holdfast.engine.async_engine import Upkeep
+from holdfast.engine.async_engine import Maintenance
 from holdfast.engine.loras import Loras
 from holdfast.engine.proxy import EngineProxy
 from holdfast.errors import (
@@ -86,16 +86,16 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 def test_a_sleeping_engine_rests_until_all_of_it_is_awake() -> None:
     """Only what sleeps is woken: vLLM wakes nothing if one of the tags is awake."""
     llm = ScriptedLLM()
-    engine = Upkeep(llm, FACTS)
+    engine = Maintenance(llm, FACTS)
 
     async def live() -> None:
         await engine.sleep(1)
-        assert engine.is_resting
+        assert engine.stops_steps
         assert await engine.wake(frozenset({"weights"})) == {"kv_cache"}
-        assert engine.is_resting
+        assert engine.stops_steps
         assert await engine.wake(frozenset({"weights"})) == {"kv_cache"}
         assert await engine.wake(SLEEP_TAGS) == frozenset()
-        assert not engine.is_resting
+        assert not engine.stops_steps
 
     run(live())
     assert llm.asked == [("sleep", 1, "abort"), ("wake", ["weights"]), ("wake", ["kv_cache"])]
@@ -115,13 +115,13 @@ def test_a_wake_up_by_vllms_route_says_whether_all_is_awake(*, is_awake: bool) -
     proxy = EngineProxy()
     proxy._current = Sleeper()
     assert run(proxy.wake_up(None)) is is_awake
-    assert proxy.calls.is_paused is not is_awake
+    assert proxy.requests.is_paused is not is_awake
 
 
 def test_weights_of_level_two_are_read_again() -> None:
     """vLLM leaves them empty, and would answer nonsense."""
     llm = ScriptedLLM()
-    engine = Upkeep(llm, FACTS)
+    engine = Maintenance(llm, FACTS)
 
     async def live() -> None:
         await engine.sleep(2)
@@ -129,7 +129,7 @@ def test_weights_of_level_two_are_read_again() -> None:
 
     run(live())
     assert llm.asked[-1] == ("reload_weights", {})
-    assert engine.has_forgotten_weights
+    assert engine.has_discarded_weights
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_vllm_raises_is_ours(raised: Exception, error: type[Exception]) -> 
     llm = ScriptedLLM()
     llm.raised = raised
     with pytest.raises(error):
-        run(Upkeep(llm, FACTS).sleep(1))
+        run(Maintenance(llm, FACTS).sleep(1))
 
 
 def test_an_engine_that_does_not_answer_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,39 +153,42 @@ def test_an_engine_that_does_not_answer_is_silent(monkeypatch: pytest.MonkeyPatc
     llm = ScriptedLLM()
     llm.is_silent = True
     with pytest.raises(EngineSilentError, match="did not fall asleep"):
-        run(Upkeep(llm, FACTS).sleep(1))
+        run(Maintenance(llm, FACTS).sleep(1))
 
 
 def test_a_profile_needs_a_profiler() -> None:
     """Without one it is a conflict, with the flag."""
     llm = ScriptedLLM()
-    for work in (Upkeep(llm, FACTS).start_profile(None), Upkeep(llm, FACTS).stop_profile()):
+    for work in (
+        Maintenance(llm, FACTS).start_profile(None),
+        Maintenance(llm, FACTS).stop_profile(),
+    ):
         with pytest.raises(ConflictError) as caught:
             run(work)
         assert "--profiler-config" in caught.value.remedy
-    run(Upkeep(llm, PROFILED).start_profile("evening"))
+    run(Maintenance(llm, PROFILED).start_profile("evening"))
     assert llm.asked == [("profile", "evening")]
 
 
 def test_a_cache_in_use_is_a_conflict() -> None:
     """vLLM says so by a False that nobody reads."""
     llm = ScriptedLLM()
-    run(Upkeep(llm, FACTS).reset_caches(frozenset({"mm", "encoder"})))
+    run(Maintenance(llm, FACTS).reset_caches(frozenset({"mm", "encoder"})))
     llm.is_cache_free = False
     with pytest.raises(ConflictError, match="prefix cache is in use"):
-        run(Upkeep(llm, FACTS).reset_caches(frozenset({"prefix"})))
+        run(Maintenance(llm, FACTS).reset_caches(frozenset({"prefix"})))
 
 
 def test_state_is_saved_by_every_worker() -> None:
     """One that fails says why, and that no step ended meanwhile is no stall."""
     llm = ScriptedLLM()
-    engine = Upkeep(llm, FACTS)
+    engine = Maintenance(llm, FACTS)
     run(engine.save_sharded_state("/out", pattern=None, max_size_bytes=7))
     assert llm.asked == [("save_sharded_state", {"path": "/out", "pattern": None, "max_size": 7})]
     llm.errors["save_sharded_state"] = "OSError: no space"
     with pytest.raises(EngineRefusedError, match="could not save its state: OSError: no space"):
         run(engine.save_sharded_state("/out", pattern=None, max_size_bytes=None))
-    assert not engine.is_resting
+    assert not engine.stops_steps
 
 
 class Models:
@@ -293,7 +296,7 @@ def test_an_adapter_is_taken_from_the_engine_when_nobody_uses_it() -> None:
     arguments = {"prompt": "hello", "lora_request": shelf.models.lora_requests["a"]}
 
     async def use() -> None:
-        async for _ in shelf.proxy.calls.run("generate", arguments):
+        async for _ in shelf.proxy.requests.run("generate", arguments):
             pass
 
     async def live() -> None:
@@ -317,7 +320,7 @@ def test_a_request_whose_adapter_is_lost_is_told() -> None:
     arguments = {"prompt": "hello", "lora_request": shelf.models.lora_requests["a"]}
 
     async def use() -> None:
-        async for _ in shelf.proxy.calls.run("generate", arguments):
+        async for _ in shelf.proxy.requests.run("generate", arguments):
             pass
 
     async def live() -> None:

@@ -44,6 +44,11 @@ class Asked:
         return 0
 
 
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What our own loggers wrote: asyncio may log tasks that other tests have left."""
+    return [record.message for record in caplog.records if record.name.startswith("holdfast")]
+
+
 async def two_starts(readings: Readings, deadline_seconds: float) -> None:
     """Before the first engine, and before the second."""
     memory = DeviceMemory(readings)
@@ -64,7 +69,7 @@ def test_a_restart_waits_until_the_memory_is_back(caplog: pytest.LogCaptureFixtu
     readings = Readings([BEFORE_BYTES, ENGINE_BYTES, ENGINE_BYTES, within, ENGINE_BYTES])
     asyncio.run(two_starts(readings, 60))
     assert readings.taken == 4
-    assert not caplog.records
+    assert not warnings_in(caplog)
 
 
 def test_memory_that_stays_away_is_told_and_not_waited_for(
@@ -83,7 +88,7 @@ def test_a_device_of_which_nothing_is_known_is_not_waited_for(
     read = Readings(readings)
     asyncio.run(two_starts(read, 60))
     assert read.taken == 2
-    assert not caplog.records
+    assert not warnings_in(caplog)
 
 
 def test_the_cpu_has_its_memory_back_when_the_process_is_gone() -> None:

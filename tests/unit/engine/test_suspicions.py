@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeClock
-from holdfast.atomic_files import LARGEST_RECORD_BYTES
+from fake_engine import FakeClock
+from holdfast.atomic_files import MAX_RECORD_BYTES
 from holdfast.engine.suspicions import (
     CHARGED_SECONDS,
     REMEMBERED,
@@ -60,7 +60,7 @@ def test_suspects_do_not_push_out_what_is_quarantined(tmp_path: Path) -> None:
         known.quarantine(digest(f"q{number}"), "key-01234567")
     assert not known.is_quarantined(digest("first"))
     known.save()
-    assert path.stat().st_size < LARGEST_RECORD_BYTES
+    assert path.stat().st_size < MAX_RECORD_BYTES
     assert Suspicions(path).charged("key-01234567") == REMEMBERED_CHARGES
 
 
@@ -112,7 +112,7 @@ def test_a_clock_that_was_put_back_keeps_nothing_for_ever(tmp_path: Path) -> Non
             {"schema": 1, "suspicions": [], "charges": [{"key": "a\n", "at_unix_seconds": 1}]}
         ),
         '{"schema": 1, "suspicions": [], "charges": [{"key": "a", "at_unix_seconds": 1e999}]}',
-        "x" * (LARGEST_RECORD_BYTES + 1),
+        "x" * (MAX_RECORD_BYTES + 1),
     ],
 )
 def test_a_broken_file_is_as_if_there_were_none(tmp_path: Path, content: str) -> None:

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.atomic_files import LARGEST_RECORD_BYTES, read_record
-from holdfast.lifecycle.forecast import LONGEST_SECONDS, Forecast
+from holdfast.atomic_files import MAX_RECORD_BYTES, read_record
+from holdfast.lifecycle.start_times import MAX_SECONDS, Forecast
 from holdfast.probe import ProbeJournal
-from holdfast.processes.native_env import NativeVariables
+from holdfast.processes.environment import NativeVariables
 
 DEADLINE_SECONDS = 60.0
 ARGUMENTS = ("model",)
 START = """
 import sys
 from pathlib import Path
-from holdfast.processes.native_env import NativeVariables
-from holdfast.lifecycle.forecast import Forecast
+from holdfast.processes.environment import NativeVariables
+from holdfast.lifecycle.start_times import Forecast
 from holdfast.probe import ProbeJournal
 
 directory = Path(sys.argv[1])
@@ -47,7 +47,7 @@ def _huge(path: Path) -> None:
 
 
 def _deep(path: Path) -> None:
-    path.write_text("[" * (LARGEST_RECORD_BYTES - 1))
+    path.write_text("[" * (MAX_RECORD_BYTES - 1))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_start_goes_on_whatever_is_in_the_place_of_a_record(
         "9" * 400,
         "9" * 5000,
         '"40"',
-        str(10 * LONGEST_SECONDS),
+        str(10 * MAX_SECONDS),
     ],
 )
 def test_a_time_that_is_none_is_not_promised(tmp_path: Path, seconds: str) -> None:
@@ -120,8 +120,8 @@ def test_an_attempt_of_no_size_forbids_nothing(tmp_path: Path, tokens: str) -> N
 def test_a_record_of_the_largest_size_is_read(tmp_path: Path) -> None:
     """A record one byte longer is not read."""
     path = tmp_path / "record.json"
-    path.write_text(json.dumps("x" * (LARGEST_RECORD_BYTES - 2)))
-    assert len(read_record(path)) == LARGEST_RECORD_BYTES - 2
-    path.write_text(json.dumps("x" * (LARGEST_RECORD_BYTES - 1)))
+    path.write_text(json.dumps("x" * (MAX_RECORD_BYTES - 2)))
+    assert len(read_record(path)) == MAX_RECORD_BYTES - 2
+    path.write_text(json.dumps("x" * (MAX_RECORD_BYTES - 1)))
     with pytest.raises(ValueError, match="too large"):
         read_record(path)

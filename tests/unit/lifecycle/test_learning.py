@@ -14,7 +14,7 @@ from holdfast.records import RankStats, SlotStats
 from holdfast.settings import LearnedRestart, WorkspaceSettings
 from holdfast.workspace import learned_store
 from holdfast.workspace.plan import MIB, GrowthPolicy, WorkspaceSpec
-from statuses import a_rank
+from sample_status import a_rank
 
 FINGERPRINT = "f00d"
 SLOW_SECONDS = QUICK_START_SECONDS + 1
@@ -45,7 +45,7 @@ class GrowthRecorder:
     def __init__(self) -> None:
         self.policies: list[GrowthPolicy] = []
 
-    def last_words(self) -> str:
+    def process_tracebacks(self) -> str:
         return ""
 
     async def set_growth(self, policy: GrowthPolicy) -> None:

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from callers import Output
-from counted import counted
-from fakes import FACTS
+from counter_values import counter_values
+from fake_engine import FACTS
 from holdfast.errors import (
     ConflictError,
     EngineRefusedError,
     HoldfastError,
     NotReadyError,
 )
-from holdfast.lifecycle.commands import (
+from holdfast.lifecycle.operations import (
     Command,
     ProbeCommand,
     ProbeResult,
@@ -41,6 +40,7 @@ from scripted_life import (
     World,
     lived,
 )
+from scripted_llm import Output
 
 QUICK = ProbeCommand("quick")
 SLEEP = SleepCommand(1, is_abrupt=False)
@@ -65,7 +65,7 @@ class Client:
 
     async def _call(self) -> None:
         arguments = {"prompt": self.prompt, "is_consumed": self.is_consumed}
-        async for output in self.life.world.calls.run("generate", arguments):
+        async for output in self.life.world.requests.run("generate", arguments):
             self.outputs.append(output)
             self.first.set()
 
@@ -148,7 +148,7 @@ def test_a_probe_that_fails_costs_the_engine(tmp_path: Path) -> None:
         await life.until(State.READY)
 
     life = lived(world, in_service(act))
-    assert counted(life.engine_deaths)["unknown"] == 1
+    assert counter_values(life.engine_deaths)["unknown"] == 1
     assert "full_context: attention.py:10" in life.supervisor.status().engine.last_exit
     assert world.suites == [None, "quick", None]
     assert "one request" not in world.events
@@ -183,7 +183,7 @@ def test_a_probe_waits_for_what_runs_and_what_comes_waits_for_it(tmp_path: Path)
         llm.release()
         await running.task
         await halt.entered.wait()
-        assert (world.calls.in_engine, world.calls.held) == (0, 1)
+        assert (world.requests.in_engine, world.requests.held) == (0, 1)
         halt.released.set()
         await answer
         await waiting.task
@@ -294,7 +294,7 @@ def test_an_engine_that_cannot_fall_asleep_is_replaced(tmp_path: Path) -> None:
         await life.until(State.READY)
 
     life = lived(world, in_service(act))
-    assert counted(life.engine_deaths)["unknown"] == 1
+    assert counter_values(life.engine_deaths)["unknown"] == 1
 
 
 def test_sleep_needs_the_flag(tmp_path: Path) -> None:
@@ -335,8 +335,8 @@ def test_a_restart_lets_streams_end_and_replays_the_rest(tmp_path: Path) -> None
         await life.until(State.READY)
 
     life = lived(world, in_service(act))
-    assert counted(life.engine_deaths)["requested"] == 1
-    assert sum(world.calls.lost.values()) == 0
+    assert counter_values(life.engine_deaths)["requested"] == 1
+    assert sum(world.requests.lost.values()) == 0
 
 
 def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:
         await life.until(State.READY)
 
     lived(world, in_service(act), supervision=IMPATIENT)
-    assert world.calls.lost["stream_broken"] == 1
+    assert world.requests.lost["stream_broken"] == 1
 
 
 def test_commands_need_an_engine(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_a_death_ends_a_command(tmp_path: Path) -> None:
         await life.supervisor.submit(QUICK)
 
     life = lived(world, in_service(act))
-    assert counted(life.engine_deaths)["core_exit"] == 1
+    assert counter_values(life.engine_deaths)["core_exit"] == 1
 
 
 async def _nothing() -> None:
@@ -469,7 +469,7 @@ def test_a_stop_takes_the_place_of_a_restart(tmp_path: Path) -> None:
     life = lived(world, act)
     assert life.error is None
     assert len(world.engines) == 1
-    assert sum(world.calls.lost.values()) == 0
+    assert sum(world.requests.lost.values()) == 0
 
 
 def test_an_engine_that_is_proven_for_a_drain_is_not_restarted(tmp_path: Path) -> None:

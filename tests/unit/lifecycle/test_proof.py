@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from fakes import FACTS, FakeEngine
+from fake_engine import FACTS, FakeEngine
+from holdfast.lifecycle.death_task import first_death
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.proof import Proof, proven_context_tokens
-from holdfast.lifecycle.races import first_death
 from holdfast.records import Death, Outcome, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite, WorkspaceSettings
 from holdfast.telemetry.progress import LogProgress

@@ -10,7 +10,7 @@ from holdfast.lifecycle.states import (
     SERVING,
     TRANSITIONS,
     Generation,
-    LifeOutcome,
+    GenerationOutcome,
     State,
     is_allowed,
 )
@@ -58,7 +58,7 @@ def test_no_state_follows_itself(state: State) -> None:
 
 @pytest.mark.parametrize("state", [s for s in State if s not in ENDING])
 def test_a_stop_is_possible_while_it_lives(state: State) -> None:
-    """Every state of a living server leads to DRAINING, and may fail."""
+    """Every state of a generations server leads to DRAINING, and may fail."""
     assert is_allowed(state, State.DRAINING)
     assert is_allowed(state, State.FAILED)
 
@@ -77,7 +77,7 @@ def test_what_is_derived_from_the_state() -> None:
 
 def test_a_generation_keeps_what_it_makes_up_for() -> None:
     """A learned restart of the first is a start; that of a later one is still a recovery."""
-    died, learned = LifeOutcome(Death("core_exit", "gone")), LifeOutcome()
+    died, learned = GenerationOutcome(Death("core_exit", "gone")), GenerationOutcome()
     generations = [Generation()]
     for outcome in (learned, died, learned):
         generations.append(generations[-1].after(outcome))

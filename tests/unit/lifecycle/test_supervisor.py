@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from callers import LiftedError, Output
-from counted import counted
+from counter_values import counter_values
 from holdfast.errors import (
     ConflictError,
     EngineLostError,
@@ -18,10 +17,9 @@ from holdfast.errors import (
     ProbeFailedError,
     UsageError,
 )
-from holdfast.lifecycle.proof import MOST_PASSES
-from holdfast.lifecycle.restart_budget import BROWNOUT_SECONDS
-from holdfast.lifecycle.state_machine import StateMachine
-from holdfast.lifecycle.states import TRANSITIONS, State
+from holdfast.lifecycle.death_handler import MIN_BROWNOUT_SECONDS
+from holdfast.lifecycle.proof import MAX_PASSES
+from holdfast.lifecycle.states import TRANSITIONS, State, StateMachine
 from holdfast.records import (
     Death,
 )
@@ -50,6 +48,7 @@ from scripted_life import (
     stopped_in,
     unplugged_in,
 )
+from scripted_llm import AnsweredError, Output
 
 
 def test_a_proven_engine_is_ready_until_the_stop(tmp_path: Path) -> None:
@@ -247,8 +246,8 @@ def test_growth_without_end_is_a_failure(tmp_path: Path) -> None:
     world = World(tmp_path, reports=(GREW,))
     life = lived(world, workspace=WorkspaceSettings(learned_restart="never"))
     assert isinstance(life.error, ProbeFailedError)
-    assert f"pass {MOST_PASSES}" in life.error.cause
-    assert world.events.count("probe counted") == MOST_PASSES
+    assert f"pass {MAX_PASSES}" in life.error.cause
+    assert world.events.count("probe counted") == MAX_PASSES
 
 
 def test_deny_is_in_force_before_ready(tmp_path: Path) -> None:
@@ -273,7 +272,7 @@ def test_an_engine_that_dies_of_its_policy_is_replaced(tmp_path: Path) -> None:
 
     life = lived(world, act, workspace=WorkspaceSettings(growth="deny"))
     assert life.error is None
-    assert counted(life.engine_deaths)["core_exit"] == 1
+    assert counter_values(life.engine_deaths)["core_exit"] == 1
 
 
 def test_a_limited_proof_is_ready_and_says_so(tmp_path: Path) -> None:
@@ -303,7 +302,7 @@ def test_a_limited_proof_is_a_failure_where_a_whole_one_is_required(tmp_path: Pa
 def test_no_move_is_made_that_is_not_in_the_table(source: State) -> None:
     """Such a move would be our bug, so it raises."""
     for target in set(State) - TRANSITIONS[source]:
-        state_machine = StateMachine(Moves())
+        state_machine = StateMachine(Moves().state_changed)
         state_machine.state = source
         with pytest.raises(RuntimeError, match=f"no transition from {source} to {target}"):
             state_machine.move(target, "for fun")
@@ -316,7 +315,7 @@ def test_a_dead_engine_is_replaced(tmp_path: Path) -> None:
     life = _revived(world, PLUG_PULLED)
     assert life.error is None
     assert life.states[3:6] == ["RECOVERING", "PROBING", "READY"]
-    assert counted(life.engine_deaths)["core_exit"] == 1
+    assert counter_values(life.engine_deaths)["core_exit"] == 1
     report = life.supervisor.status().engine
     assert (report.generation, report.restarts, report.starts) == (2, 1, 2)
     assert "a test pulled the plug" in report.last_exit
@@ -331,7 +330,7 @@ def test_a_call_that_comes_after_the_death_goes_to_the_next_engine(tmp_path: Pat
     async def act(life: Life) -> None:
         await _die(life, RAISED)
         await stopping.entered.wait()
-        asking = asyncio.create_task(_ask(world.calls, "late"))
+        asking = asyncio.create_task(_ask(world.requests, "late"))
         await world.engines[0].llm.until_received(1)
         stopping.released.set()
         await life.until(State.READY)
@@ -375,7 +374,7 @@ def test_a_proof_that_stands_is_not_given_again(tmp_path: Path) -> None:
 def test_a_refused_workspace_takes_the_whole_proof_again(tmp_path: Path) -> None:
     """The whole suite runs with the size that was learned from the refusal."""
     world = World(tmp_path)
-    _revived(world, Death("workspace_rejection", "rank 0", is_accusing=True))
+    _revived(world, Death("workspace_rejection", "rank 0", blames_requests=True))
     assert "one request" not in world.events
     assert world.specs[1].learned
 
@@ -403,7 +402,7 @@ def test_a_first_proof_that_ends_the_engine_is_a_failure(tmp_path: Path) -> None
 
     life = lived(world, act)
     assert isinstance(life.error, ProbeFailedError)
-    assert counted(life.engine_deaths)["worker_exception"] == 1
+    assert counter_values(life.engine_deaths)["worker_exception"] == 1
     assert len(world.specs) == 1
 
 
@@ -425,7 +424,7 @@ def test_a_start_that_fails_while_recovering_is_tried_again(tmp_path: Path) -> N
 
     life = lived(world, act)
     assert life.error is None
-    assert counted(life.engine_deaths)["start_failure"] == 1
+    assert counter_values(life.engine_deaths)["start_failure"] == 1
     assert life.supervisor.restarts_left == SupervisionSettings().max_engine_restarts - 2
 
 
@@ -451,10 +450,10 @@ def test_requests_alone_do_not_end_the_server(tmp_path: Path) -> None:
         for number in range(2):
             await life.until(State.READY)
             world.engines[-1].llm.hold()
-            killer = asyncio.create_task(_ask(world.calls, f"killer {number}"))
+            killer = asyncio.create_task(_ask(world.requests, f"killer {number}"))
             await world.engines[-1].llm.until_received(1)
             world.engines[-1].die(RAISED)
-            with pytest.raises(LiftedError):
+            with pytest.raises(AnsweredError):
                 await killer
             await life.until(State.RECOVERING)
         while "next start is in 60 s" not in life.supervisor.reason:  # noqa: ASYNC110 - as above
@@ -465,7 +464,7 @@ def test_requests_alone_do_not_end_the_server(tmp_path: Path) -> None:
     life = lived(world, act, supervision=SupervisionSettings(max_engine_restarts=1))
     assert life.error is None
     assert State.FAILED not in life.states
-    assert seen[0] > BROWNOUT_SECONDS - DEADLINE_SECONDS
+    assert seen[0] > MIN_BROWNOUT_SECONDS - DEADLINE_SECONDS
 
 
 def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
@@ -479,7 +478,7 @@ def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
         life.supervisor.request_stop()
 
     life = lived(World(tmp_path), act)
-    assert counted(life.engine_deaths)["requested"] == 1
+    assert counter_values(life.engine_deaths)["requested"] == 1
     assert life.supervisor.restarts_left == SupervisionSettings().max_engine_restarts
     with pytest.raises(ConflictError, match="STOPPED"):
         life.supervisor.request_restart("nothing runs any more")

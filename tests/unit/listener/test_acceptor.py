@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from echo_app import GET, HOUR_SECONDS, App, run_scene
+from file_limits import no_more_files
 from holdfast.listener import connection_table
 from holdfast.settings import LimitSettings
 from listening import DEADLINE_SECONDS, LOCAL, Listening, Wire
-from playing import GET, HOUR_SECONDS, App, played
-from scarcity import no_more_files
 
 
 @asynccontextmanager
@@ -32,7 +32,7 @@ async def asking(server: Listening, sock: socket.socket) -> AsyncIterator[Wire]:
         writer.transport.abort()
 
 
-def test_who_comes_when_no_file_can_be_opened_waits(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_waits_while_no_file_can_be_opened(caplog: pytest.LogCaptureFixture) -> None:
     """And is answered when one can be; one line says what happened."""
 
     async def scene(server: Listening) -> int:
@@ -43,14 +43,14 @@ def test_who_comes_when_no_file_can_be_opened_waits(caplog: pytest.LogCaptureFix
                 scarcity.close()
                 return (await wire.answer()).status
 
-    assert played(scene) == 200
+    assert run_scene(scene) == 200
     lines = [
         r.getMessage() for r in caplog.records if "cannot accept connections" in r.getMessage()
     ]
     assert len(lines) == 1
 
 
-def test_an_idle_connection_gives_its_file_to_who_comes() -> None:
+def test_an_idle_connection_gives_its_file_to_a_new_one() -> None:
     """Health is answered though nothing can be opened."""
     app = App()
 
@@ -62,7 +62,10 @@ def test_an_idle_connection_gives_its_file_to_who_comes() -> None:
                 async with asking(server, sock) as wire:
                     return (await wire.answer()).status, await idle.rest()
 
-    assert played(scene, LimitSettings(keep_alive_timeout_seconds=HOUR_SECONDS), app) == (200, b"")
+    assert run_scene(scene, LimitSettings(keep_alive_timeout_seconds=HOUR_SECONDS), app) == (
+        200,
+        b"",
+    )
 
 
 def test_a_client_whose_machine_is_gone_is_found_out() -> None:
@@ -81,7 +84,7 @@ def test_a_client_whose_machine_is_gone_is_found_out() -> None:
             )
             return [sock.getsockopt(*option) for option in options]
 
-    assert played(scene) == [1, 60, 1]
+    assert run_scene(scene) == [1, 60, 1]
 
 
 def test_a_unix_socket_has_the_same_limits(tmp_path: Path) -> None:
@@ -101,7 +104,7 @@ def test_a_unix_socket_has_the_same_limits(tmp_path: Path) -> None:
         return rest, status
 
     limits = LimitSettings(max_connections=1, header_timeout_seconds=HOUR_SECONDS)
-    assert played(scene, limits, settings=replace(LOCAL, uds=path)) == (b"", 200)
+    assert run_scene(scene, limits, settings=replace(LOCAL, uds=path)) == (b"", 200)
 
 
 def test_what_is_over_the_limit_fits_into_what_is_left() -> None:

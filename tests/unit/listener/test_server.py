@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from certificates_of_tests import certificate
 from holdfast.errors import AddressInUseError, UsageError
 from holdfast.listener import server
+from holdfast.listener.server import bound_socket, listening, own_client
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
+from self_signed import certificate
 
 LOCAL = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="critical")
 
@@ -46,12 +47,10 @@ def served(
     """What `act` returns while `hello` listens."""
 
     async def run(sock: socket.socket) -> Any:
-        async with server.serving(
-            hello, sock, settings, limits=LimitSettings(), refusals=Refusals()
-        ):
+        async with listening(hello, sock, settings, limits=LimitSettings(), refusals=Refusals()):
             return await act(sock)
 
-    with server.bound(settings) as sock:
+    with bound_socket(settings) as sock:
         return asyncio.run(run(sock))
 
 
@@ -59,7 +58,7 @@ def asked(settings: ListenSettings) -> tuple[int, str]:
     """The answer that our own client gets."""
 
     async def ask(sock: socket.socket) -> tuple[int, str]:
-        async with server.own_client(sock, settings, {}) as client:
+        async with own_client(sock, settings, {}) as client:
             response = await client.get("/")
             return response.status_code, response.text
 
@@ -143,18 +142,18 @@ def test_a_port_in_use_is_its_own_error(host: str) -> None:
         port = other.getsockname()[1]
         with (
             pytest.raises(AddressInUseError, match=f"{host}:{port} is in use"),
-            server.bound(ListenSettings(host=host, port=port)),
+            bound_socket(ListenSettings(host=host, port=port)),
         ):
             pass
 
 
 def test_a_port_that_one_of_ours_has_bound_is_in_use() -> None:
     """From the moment it is bound, so that two starts never both go on."""
-    with server.bound(LOCAL) as first:
+    with bound_socket(LOCAL) as first:
         port = first.getsockname()[1]
         with (
             pytest.raises(AddressInUseError),
-            server.bound(ListenSettings(host="127.0.0.1", port=port)),
+            bound_socket(ListenSettings(host="127.0.0.1", port=port)),
         ):
             pass
 
@@ -170,7 +169,7 @@ def test_an_existing_path_is_in_use_and_stays(tmp_path: Path, kind: str) -> None
             path.touch()
         with (
             pytest.raises(AddressInUseError, match=f"unix:{path} is in use") as caught,
-            server.bound(ListenSettings(uds=str(path))),
+            bound_socket(ListenSettings(uds=str(path))),
         ):
             pass
     assert "remove the socket file" in caught.value.remedy
@@ -183,7 +182,7 @@ def test_a_path_that_cannot_be_is_bad_usage(tmp_path: Path) -> None:
     for path in (tmp_path / ("s" * 120), tmp_path / "none" / "s", tmp_path / "file" / "s"):
         with (
             pytest.raises(UsageError, match="cannot listen on unix:") as caught,
-            server.bound(ListenSettings(uds=str(path))),
+            bound_socket(ListenSettings(uds=str(path))),
         ):
             pass
         assert caught.value.remedy
@@ -194,7 +193,7 @@ def test_a_host_of_another_machine_is_bad_usage(host: str) -> None:
     """It cannot be bound, or is none."""
     with (
         pytest.raises(UsageError, match="cannot listen on") as caught,
-        server.bound(ListenSettings(host=host, port=0)),
+        bound_socket(ListenSettings(host=host, port=0)),
     ):
         pass
     assert "--host" in caught.value.remedy
@@ -216,15 +215,13 @@ def test_a_request_that_is_cut_at_the_end_is_no_error(
         await asyncio.Event().wait()
 
     async def run(sock: socket.socket) -> None:
-        async with server.serving(
-            endless, sock, settings, limits=LimitSettings(), refusals=Refusals()
-        ):
+        async with listening(endless, sock, settings, limits=LimitSettings(), refusals=Refusals()):
             _, writer = await asyncio.open_connection(*sock.getsockname())
             writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
             await entered.wait()
         writer.close()
 
-    with server.bound(settings) as sock:
+    with bound_socket(settings) as sock:
         asyncio.run(run(sock))
     printed = capsys.readouterr().err
     assert "ASGI callable returned without" in printed
@@ -236,7 +233,7 @@ def test_the_socket_file_is_gone_after_a_failure(tmp_path: Path) -> None:
     path = tmp_path / "s"
 
     def fail() -> None:
-        with server.bound(ListenSettings(uds=str(path))):
+        with bound_socket(ListenSettings(uds=str(path))):
             assert path.is_socket()
             raise ZeroDivisionError
 

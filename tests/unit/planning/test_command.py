@@ -16,8 +16,7 @@ from vllm.usage.usage_lib import UsageContext
 
 from holdfast import cli
 from holdfast.errors import UsageError
-from holdfast.planning import command, config
-from holdfast.planning.flags import DEVICE_NAMES, take_plan_flags
+from holdfast.planning import DEVICE_NAMES, command, config, take_plan_flags
 from holdfast.planning.report import FIRST_START, PlanReport, SlotPlan
 from holdfast.workspace.plan import MIB
 from model_configs import DEEPSEEK_V4, written
@@ -62,7 +61,7 @@ def open_terms(report: PlanReport) -> list[str]:
 
 
 def test_a_model_with_a_reserver(tmp_path: Path) -> None:
-    """Each term is there with who asked, and the slot is the largest with headroom."""
+    """Each term names its caller, and the slot is the largest term plus headroom."""
     report = planned(
         written(tmp_path, DEEPSEEK_V4),
         *("--max-num-batched-tokens", "65536", "--workspace-reserve", "64MiB"),
@@ -110,14 +109,14 @@ def test_an_unknown_device_leaves_all_open(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_model_without_a_reserver_is_left_to_the_probe(tmp_path: Path) -> None:
-    """The plan says that nothing is known, and who finds it out."""
+    """The plan says that nothing is known, and that the probe will find out."""
     report = planned(written(tmp_path, LLAMA))
     assert "no reserver for LlamaForCausalLM: the probe" in report.notes[0]
     assert only_slot(report).size_bytes == 0
 
 
 def test_a_model_with_only_open_terms_has_a_reserver(tmp_path: Path) -> None:
-    """Nothing sends the reader to the probe who is told what is measured."""
+    """A plan that names what is measured does not point to the probe."""
     report = planned(written(tmp_path, DEEPSEEK_V3))
     assert not any("no reserver" in note for note in report.notes)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dying_probe import die_in_the_last_of
 from holdfast.errors import ProbeFailedError
 from holdfast.probe import ProbeJournal
+from killed_probe import kill_during_last
 
 
 def test_attempt_cut_off_by_a_kill_is_forbidden(tmp_path: Path) -> None:
     """If a process is killed in its second attempt, only the second size is forbidden."""
-    die_in_the_last_of(tmp_path / "new", "f", 128, 256)
+    kill_during_last(tmp_path / "new", "f", 128, 256)
     assert ProbeJournal(tmp_path / "new", "f").forbidden_tokens == 256
 
 
@@ -30,7 +30,7 @@ def test_ended_attempts_are_allowed(tmp_path: Path) -> None:
 
 def test_forbidden_size_survives_later_attempts(tmp_path: Path) -> None:
     """A size that took the machine down stays forbidden while smaller sizes are tried."""
-    die_in_the_last_of(tmp_path, "f", 512)
+    kill_during_last(tmp_path, "f", 512)
     journal = ProbeJournal(tmp_path, "f")
     with journal.attempt(128):
         pass
@@ -49,8 +49,8 @@ def test_an_attempt_under_way_forbids_nothing(tmp_path: Path) -> None:
 
 def test_the_smallest_of_several_is_forbidden(tmp_path: Path) -> None:
     """Of two servers that went down, and one that runs, the smaller lost size counts."""
-    die_in_the_last_of(tmp_path, "f", 512)
-    die_in_the_last_of(tmp_path, "f", 256)
+    kill_during_last(tmp_path, "f", 512)
+    kill_during_last(tmp_path, "f", 256)
     with ProbeJournal(tmp_path, "f").attempt(128):
         journal = ProbeJournal(tmp_path, "f")
     assert journal.forbidden_tokens == 256
@@ -61,7 +61,7 @@ def test_the_smallest_of_several_is_forbidden(tmp_path: Path) -> None:
 
 def test_fingerprints_do_not_meet(tmp_path: Path) -> None:
     """Another configuration has another journal."""
-    die_in_the_last_of(tmp_path, "f", 512)
+    kill_during_last(tmp_path, "f", 512)
     assert ProbeJournal(tmp_path, "another").forbidden_tokens is None
 
 

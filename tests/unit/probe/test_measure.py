@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.probe.measure import Run, expected_seconds, leaves_margin, quiet_seconds
-from statuses import a_rank
+from sample_status import a_rank
 
 GIB = 1024**3
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import FACTS
+from fake_engine import FACTS
 from holdfast.probe.sizes import (
     Limits,
     batch_sizes,

@@ -20,8 +20,7 @@ import uvloop
 from PIL import Image
 
 from asgi_server import serving
-from dying_probe import die_in_the_last_of
-from fakes import (
+from fake_engine import (
     ADAPTER,
     FACTS,
     IMAGE_PROMPT,
@@ -30,8 +29,8 @@ from fakes import (
     FakeRequest,
     FakeStep,
     Faults,
-    openai_app,
 )
+from fake_openai_app import openai_app
 from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
 from holdfast.records import (
     PROBE_STEPS,
@@ -43,6 +42,7 @@ from holdfast.records import (
 )
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import LogProgress
+from killed_probe import kill_during_last
 
 SHORT_TIMEOUTS = ProbeTimeouts(proof_seconds=0.1, death_seconds=0.1, cleanup_seconds=5.0)
 GIB = 1024**3
@@ -380,7 +380,7 @@ def test_small_kv_cache_is_never_exceeded() -> None:
 
 def test_size_in_the_journal_is_not_tried_again(tmp_path: Path) -> None:
     """A size whose attempt never ended is left out with all above it, and the proof is limited."""
-    die_in_the_last_of(tmp_path, "f", 512)
+    kill_during_last(tmp_path, "f", 512)
     report, the_bed = probe(journal=ProbeJournal(tmp_path, "f"))
     assert report.passed, report
     assert report.limited

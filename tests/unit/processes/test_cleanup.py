@@ -17,7 +17,7 @@ MAKES = """
 import multiprocessing, os, sys
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
-from holdfast.worker.ipc_names import use_names_of
+from holdfast.worker.ipc_names import name_ipc_after
 
 def die():
     # Its tracker first, which would tidy up after it.
@@ -31,7 +31,7 @@ def makes(lock):
     die()
 
 if __name__ == "__main__":
-    use_names_of(Path(sys.argv[1]))
+    name_ipc_after(Path(sys.argv[1]))
     lock = multiprocessing.get_context("spawn").Lock()
     child = multiprocessing.get_context("fork").Process(target=makes, args=(lock,))
     child.start()
@@ -46,7 +46,7 @@ def named_after(directory: Path) -> list[str]:
 
 
 def test_what_a_killed_process_made_is_removed_by_its_name(generation: Path) -> None:
-    """A ring of a child and a semaphore, of processes of which nothing can be asked any more."""
+    """A ring of a child and a semaphore, after both processes have been killed."""
     subprocess.run(
         [sys.executable, "-c", MAKES, str(generation)],
         check=False,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,13 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.processes.deaths import Core, DeathWatch, Evidence, classified, oom_kills
-from holdfast.processes.exits import Ending, Endings
+from file_limits import no_more_files
+from holdfast.processes.deaths import CoreProcess, DeathWatch, Evidence, classify
+from holdfast.processes.exits import ProcessExit
 from holdfast.records import Death, RankStats, Rejection, Suspect
-from holdfast.worker.crash_records import Cause, note_termination
+from holdfast.worker.crash_records import Cause
 from holdfast.workspace.stats import StatsWriter
-from scarcity import no_more_files
-from statuses import a_rank
+from sample_status import a_rank
 
 CORE, WORKER, PEER = 11, 22, 33
 NAMES = {CORE: "EngineCore"}
@@ -52,21 +50,21 @@ def cause(pid: int, logged: str, error: str) -> Cause:
         (Evidence(NAMES, ranks=(rank(error=REFUSAL),)), "worker_exception"),
         (Evidence(NAMES, ranks=(rank(error="ValueError: x", refused=True),)), "worker_exception"),
         (Evidence(NAMES, ranks=(rank(error="OutOfMemoryError: CUDA"),)), "out_of_memory"),
-        (Evidence(NAMES, endings=(Ending(CORE, -9),)), "core_exit"),
-        (Evidence(NAMES, endings=(Ending(WORKER, -9), Ending(CORE, -9))), "core_exit"),
-        (Evidence(NAMES, endings=(Ending(CORE, None),)), "core_exit"),
-        (Evidence(NAMES, endings=(Ending(WORKER, -11),), ranks=(rank(),)), "worker_exit"),
-        (Evidence(NAMES, endings=(Ending(CORE, -9),), had_oom_kill=True), "out_of_memory"),
-        (Evidence(NAMES, endings=(Ending(WORKER, -11),), had_oom_kill=True), "worker_exit"),
-        (Evidence(NAMES, endings=(Ending(CORE, -15),)), "terminated"),
-        (Evidence(NAMES, endings=(Ending(CORE, 0),), was_terminated=True), "terminated"),
+        (Evidence(NAMES, exits=(ProcessExit(CORE, -9),)), "core_exit"),
+        (Evidence(NAMES, exits=(ProcessExit(WORKER, -9), ProcessExit(CORE, -9))), "core_exit"),
+        (Evidence(NAMES, exits=(ProcessExit(CORE, None),)), "core_exit"),
+        (Evidence(NAMES, exits=(ProcessExit(WORKER, -11),), ranks=(rank(),)), "worker_exit"),
+        (Evidence(NAMES, exits=(ProcessExit(CORE, -9),), had_oom_kill=True), "out_of_memory"),
+        (Evidence(NAMES, exits=(ProcessExit(WORKER, -11),), had_oom_kill=True), "worker_exit"),
+        (Evidence(NAMES, exits=(ProcessExit(CORE, -15),)), "terminated"),
+        (Evidence(NAMES, exits=(ProcessExit(CORE, 0),), was_terminated=True), "terminated"),
         (Evidence(NAMES, was_terminated=True), "terminated"),
         (Evidence(NAMES), "unknown"),
     ],
 )
 def test_a_death_has_the_name_of_its_cause(evidence: Evidence, expected: str) -> None:
-    """Each cause is told from the others by what the processes left."""
-    assert classified(evidence).cause == expected
+    """Each cause is recognised by what the processes left."""
+    assert classify(evidence).cause == expected
 
 
 @pytest.mark.parametrize(
@@ -85,19 +83,19 @@ def test_a_death_has_the_name_of_its_cause(evidence: Evidence, expected: str) ->
 )
 def test_whoever_runs_out_of_memory_says_so_in_words_of_its_own(error: str) -> None:
     """torch, cuBLAS, cuDNN, NCCL, Triton and the driver."""
-    assert classified(Evidence(NAMES, ranks=(rank(error=error),))).cause == "out_of_memory"
+    assert classify(Evidence(NAMES, ranks=(rank(error=error),))).cause == "out_of_memory"
 
 
 def test_an_error_of_cuda_that_is_not_of_memory_is_an_exception() -> None:
     """As most are."""
     found = rank(error="AcceleratorError: CUDA error: an illegal memory access was encountered")
-    assert classified(Evidence(NAMES, ranks=(found,))).cause == "worker_exception"
+    assert classify(Evidence(NAMES, ranks=(found,))).cause == "worker_exception"
 
 
 def test_a_killed_worker_is_not_blamed_on_the_peer_that_lost_it() -> None:
     """The other rank fails in the collective; the first cause is the end of the worker."""
     ranks = (rank(0, PEER, "RuntimeError: Connection closed by peer"), rank(1, WORKER))
-    death = classified(Evidence(NAMES, endings=(Ending(WORKER, -9),), ranks=ranks))
+    death = classify(Evidence(NAMES, exits=(ProcessExit(WORKER, -9),), ranks=ranks))
     assert death.cause == "worker_exit"
     assert death.reason == "the worker of rank 1 of engine 0 (process 22) was killed by SIGKILL"
 
@@ -105,7 +103,7 @@ def test_a_killed_worker_is_not_blamed_on_the_peer_that_lost_it() -> None:
 def test_a_worker_that_ends_after_its_own_exception_is_an_exception() -> None:
     """What a rank wrote before it ended is why it ended."""
     ranks = (rank(error="RuntimeError: no kernel image"),)
-    death = classified(Evidence(NAMES, endings=(Ending(WORKER, 1),), ranks=ranks))
+    death = classify(Evidence(NAMES, exits=(ProcessExit(WORKER, 1),), ranks=ranks))
     assert death.cause == "worker_exception"
 
 
@@ -115,7 +113,7 @@ def test_a_core_that_ends_after_its_own_exception_is_an_exception() -> None:
         cause(WORKER, "WorkerProc failed.", "RuntimeError: cancelled"),
         cause(CORE, "EngineCore encountered a fatal error.", "KeyError: 'request'"),
     )
-    death = classified(Evidence(NAMES, endings=(Ending(CORE, 1),), causes=causes))
+    death = classify(Evidence(NAMES, exits=(ProcessExit(CORE, 1),), causes=causes))
     assert death.cause == "worker_exception"
     assert death.reason == "process 11: KeyError: 'request'"
 
@@ -123,34 +121,34 @@ def test_a_core_that_ends_after_its_own_exception_is_an_exception() -> None:
 def test_an_rpc_that_failed_before_is_not_why_a_core_was_killed() -> None:
     """A failed `add_lora` is logged as an exception and ends nothing."""
     causes = (cause(CORE, "Invocation of add_lora method failed", "ValueError: no such adapter"),)
-    assert classified(Evidence(NAMES, endings=(Ending(CORE, None),), causes=causes)).cause == (
+    assert classify(Evidence(NAMES, exits=(ProcessExit(CORE, None),), causes=causes)).cause == (
         "core_exit"
     )
 
 
 @pytest.mark.parametrize(
-    ("evidence", "is_accusing"),
+    ("evidence", "blames_requests"),
     [
         (Evidence(NAMES, ranks=(rank(error="ValueError: x"),)), True),
         (Evidence(NAMES, ranks=(rank(error=REFUSAL, refused=True),)), True),
-        (Evidence(NAMES, endings=(Ending(CORE, -11),)), True),
-        (Evidence(NAMES, endings=(Ending(WORKER, -6),), ranks=(rank(),)), True),
-        (Evidence(NAMES, endings=(Ending(WORKER, -7),)), True),
-        (Evidence(NAMES, endings=(Ending(WORKER, -8),)), True),
-        (Evidence(NAMES, endings=(Ending(CORE, 1), Ending(WORKER, -4))), True),
-        (Evidence(NAMES, endings=(Ending(WORKER, -6), Ending(CORE, None))), False),
-        (Evidence(NAMES, endings=(Ending(WORKER, -6), Ending(CORE, -9))), False),
-        (Evidence(NAMES, endings=(Ending(CORE, -9),)), False),
-        (Evidence(NAMES, endings=(Ending(CORE, 1),)), False),
-        (Evidence(NAMES, endings=(Ending(CORE, -9),), had_oom_kill=True), False),
+        (Evidence(NAMES, exits=(ProcessExit(CORE, -11),)), True),
+        (Evidence(NAMES, exits=(ProcessExit(WORKER, -6),), ranks=(rank(),)), True),
+        (Evidence(NAMES, exits=(ProcessExit(WORKER, -7),)), True),
+        (Evidence(NAMES, exits=(ProcessExit(WORKER, -8),)), True),
+        (Evidence(NAMES, exits=(ProcessExit(CORE, 1), ProcessExit(WORKER, -4))), True),
+        (Evidence(NAMES, exits=(ProcessExit(WORKER, -6), ProcessExit(CORE, None))), False),
+        (Evidence(NAMES, exits=(ProcessExit(WORKER, -6), ProcessExit(CORE, -9))), False),
+        (Evidence(NAMES, exits=(ProcessExit(CORE, -9),)), False),
+        (Evidence(NAMES, exits=(ProcessExit(CORE, 1),)), False),
+        (Evidence(NAMES, exits=(ProcessExit(CORE, -9),), had_oom_kill=True), False),
         (Evidence(NAMES, was_terminated=True), False),
     ],
 )
-def test_what_a_process_does_to_itself_accuses(evidence: Evidence, is_accusing: bool) -> None:
-    """An exception, and a signal that nobody sends from outside; the suspects are named."""
-    death = classified(replace(evidence, suspects={0: SUSPECTS}))
-    assert death.is_accusing is is_accusing
-    if is_accusing:
+def test_what_a_process_does_to_itself_accuses(evidence: Evidence, blames_requests: bool) -> None:
+    """An exception, and a signal that does not come from outside; the suspects are named."""
+    death = classify(replace(evidence, suspects={0: SUSPECTS}))
+    assert death.blames_requests is blames_requests
+    if blames_requests:
         assert death.suspects == SUSPECTS
 
 
@@ -158,13 +156,13 @@ def test_only_the_engine_that_died_has_suspects() -> None:
     """Of two engines the other one runs requests too."""
     others = (Suspect("other", 1, is_prefill=True),)
     ranks = (rank(0, WORKER, "ValueError: x"),)
-    death = classified(Evidence(NAMES, ranks=ranks, suspects={0: SUSPECTS, 1: others}))
+    death = classify(Evidence(NAMES, ranks=ranks, suspects={0: SUSPECTS, 1: others}))
     assert death.suspects == SUSPECTS
 
 
 def test_an_engine_that_ran_nothing_has_no_suspects_by_name() -> None:
     """What its core did between two steps may be for any request that it has."""
-    death = classified(Evidence(NAMES, ranks=(rank(error="ValueError: x"),)))
+    death = classify(Evidence(NAMES, ranks=(rank(error="ValueError: x"),)))
     assert death.suspects is None
 
 
@@ -181,7 +179,7 @@ async def watched_death(
     has_errored: Callable[[], bool] = lambda: False,
 ) -> Death:
     """The death that a watch of one core tells of after `strike`."""
-    core = {process.pid: Core("EngineCore", lambda: None)}
+    core = {process.pid: CoreProcess("EngineCore", lambda: None)}
     known = [psutil.Process(process.pid)]
     watch = DeathWatch(directory, known, core, has_errored=has_errored)
     waiting = asyncio.create_task(watch.death())
@@ -192,7 +190,7 @@ async def watched_death(
 
 
 def test_the_end_of_a_process_is_seen(tmp_path: Path) -> None:
-    """A killed process is told with its signal."""
+    """The reason names the signal that killed the process."""
     with start_sleeper() as process:
         death = asyncio.run(watched_death(tmp_path, process, lambda _: process.kill()))
     assert death.cause == "core_exit"
@@ -212,14 +210,14 @@ def test_an_engine_that_cannot_be_looked_at_is_not_dead(
             return False
 
     async def scene(process: subprocess.Popen[bytes]) -> Death:
-        core = {process.pid: Core("EngineCore", lambda: None)}
+        core = {process.pid: CoreProcess("EngineCore", lambda: None)}
         known = [psutil.Process(process.pid)]
         watch = DeathWatch(tmp_path, known, core, has_errored=has_errored)
         waiting = asyncio.create_task(watch.death())
         await asyncio.sleep(0)
         with no_more_files():
             async with asyncio.timeout(DEADLINE_SECONDS):
-                while looks < 4 and not waiting.done():  # noqa: ASYNC110 - it tells nobody
+                while looks < 4 and not waiting.done():  # noqa: ASYNC110 - it has no event
                     await asyncio.sleep(0.01)
         process.kill()
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -261,7 +259,9 @@ def test_an_abort_that_nobody_asked_for_is_a_termination(tmp_path: Path) -> None
     """The process still runs, and the death is known."""
     with start_sleeper() as process:
         try:
-            death = asyncio.run(watched_death(tmp_path, process, DeathWatch.accuse_termination))
+            death = asyncio.run(
+                watched_death(tmp_path, process, DeathWatch.report_unexplained_abort)
+            )
             assert process.poll() is None
         finally:
             process.kill()
@@ -282,92 +282,3 @@ def test_a_rank_that_is_lost_is_seen_while_its_process_runs(tmp_path: Path) -> N
             process.kill()
     assert death.cause == "worker_exception"
     assert death.reason == f"rank 1 of engine 0 (process {os.getpid()}): ValueError: x"
-
-
-def open_descriptors() -> int:
-    """How many this process has."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-async def ends_in_order(processes: list[subprocess.Popen[bytes]]) -> list[Ending]:
-    """Kill them one after the other, each when the one before was seen."""
-    with Endings([psutil.Process(process.pid) for process in processes]) as endings:
-        for count, process in enumerate(processes, start=1):
-            process.kill()
-            while len(endings.look()) < count:
-                await endings.wait(0.05)
-        return list(endings.look())
-
-
-def refuse(_pid: int) -> int:
-    """As a kernel or a seccomp filter that does not know the call."""
-    raise OSError(errno.ENOSYS, "Function not implemented")
-
-
-@pytest.mark.parametrize("has_pidfds", [True, False])
-def test_ends_are_told_in_their_order(has_pidfds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With pidfds and, where the kernel has none, by looking."""
-    if not has_pidfds:
-        monkeypatch.setattr(os, "pidfd_open", refuse)
-    processes = [start_sleeper() for _ in range(3)]
-    try:
-        before = open_descriptors()
-        ended = asyncio.run(ends_in_order(processes))
-        assert [ending.pid for ending in ended] == [process.pid for process in processes]
-        assert open_descriptors() == before
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def test_a_request_to_end_is_noted_and_obeyed(tmp_path: Path) -> None:
-    """The process leaves its note, and its own handler runs as before."""
-    program = (
-        "import signal, sys; from pathlib import Path\n"
-        "from holdfast.worker.crash_records import note_termination, was_terminated\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
-        "note_termination(Path(sys.argv[1]))\n"
-        "assert not was_terminated(Path(sys.argv[1]))\n"
-        "signal.raise_signal(signal.SIGTERM)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
-    assert ended.returncode == 7
-    assert [path.suffix for path in tmp_path.iterdir()] == [".terminated"]
-
-
-def test_a_process_without_a_handler_is_left_as_it_is(tmp_path: Path) -> None:
-    """Nothing is installed where SIGTERM simply ends the process."""
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    note_termination(tmp_path)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def write(path: Path, text: str) -> None:
-    """A file of the kernel's."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("groups", "file"),
-    [
-        ("0::/system.slice/a\n", "sys/fs/cgroup/system.slice/a/memory.events"),
-        ("0::/host/path\n", "sys/fs/cgroup/memory.events"),
-        ("4:cpu,memory:/a\n0::/\n", "sys/fs/cgroup/memory/a/memory.oom_control"),
-        ("0::/\n", "proc/vmstat"),
-    ],
-)
-def test_kills_are_counted_where_the_kernel_counts_them(
-    tmp_path: Path, groups: str, file: str
-) -> None:
-    """Both versions of cgroups, within a container and outside, and else the whole machine."""
-    write(tmp_path / "proc/vmstat", "nr_free_pages 1\noom_kill 0\n")
-    write(tmp_path / "proc/self/cgroup", groups)
-    write(tmp_path / file, "low 0\noom_kill 3\noom_group_kill 0\n")
-    assert oom_kills(tmp_path) == 3
-
-
-def test_this_kernel_counts_its_kills() -> None:
-    """The real files are readable, whichever this machine has."""
-    assert oom_kills() >= 0

@@ -14,7 +14,7 @@ from holdfast.processes.forkserver import START_METHOD_VARIABLE as METHOD
 PROGRAM = """
 import logging, os, signal, sys, tempfile
 from pathlib import Path
-from holdfast.processes import environment, forkserver, tree
+from holdfast.processes import environment, exits, forkserver, tree
 
 def say(connection):
     connection.send((os.environ.get("SAID"), os.environ.get("UNSAID"), tempfile.gettempdir()))
@@ -25,7 +25,7 @@ def ask():
     child.start()
     print(*receiver.recv(), flush=True)
     child.join()
-    print(child.exitcode, tree.is_alive(psutil.Process(forkserver.server_pid())), flush=True)
+    print(child.exitcode, exits.is_alive(psutil.Process(forkserver.server_pid())), flush=True)
 
 if __name__ == "__main__":
     import psutil
@@ -42,7 +42,7 @@ if __name__ == "__main__":
             os.kill(forkserver.server_pid(), signal.SIGSTOP)
         if sys.argv[2] in {"stopped", "stuck"}:
             forkserver.FORK_DEADLINE_SECONDS = 0.5
-        with environment.changed({"SAID": "now", "TMPDIR": sys.argv[1]}):
+        with environment.overridden({"SAID": "now", "TMPDIR": sys.argv[1]}):
             ask()
         assert len(tree.children()) <= 1
     assert not tree.children()
@@ -52,7 +52,7 @@ if __name__ == "__main__":
 def asked(
     directory: Path, case: str, *preloaded: str, path: Path | None = None
 ) -> tuple[list[str], str]:
-    """What a process said of its environment, and what was logged."""
+    """Return what a process reported of its environment, and what was logged."""
     program = directory / "program.py"
     program.write_text(PROGRAM)
     done = subprocess.run(
@@ -69,24 +69,24 @@ def asked(
 
 def test_a_child_has_the_environment_of_the_moment(tmp_path: Path) -> None:
     """Not that of the server's start: what came since is there, and what went is not."""
-    said, log = asked(tmp_path, "running")
-    assert said == [f"now None {tmp_path}", "0 True"]
+    reported, log = asked(tmp_path, "running")
+    assert reported == [f"now None {tmp_path}", "0 True"]
     assert log == ""
 
 
 def test_a_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
     """The next child comes from another one, and a warning says so."""
-    said, log = asked(tmp_path, "killed")
-    assert said == [f"now None {tmp_path}", "0 True"]
+    reported, log = asked(tmp_path, "killed")
+    assert reported == [f"now None {tmp_path}", "0 True"]
     assert "had ended and was replaced" in log
 
 
 def test_a_child_is_spawned_where_no_server_answers(tmp_path: Path) -> None:
     """A server that fails while it imports costs time, and no start."""
     (tmp_path / "broken_import.py").write_text("raise RuntimeError('broken')\n")
-    said, log = asked(tmp_path, "running", "broken_import", path=tmp_path)
-    assert said[0] == f"now None {tmp_path}"
-    assert said[1].startswith("0 ")
+    reported, log = asked(tmp_path, "running", "broken_import", path=tmp_path)
+    assert reported[0] == f"now None {tmp_path}"
+    assert reported[1].startswith("0 ")
     assert "so this one is spawned" in log
 
 
@@ -96,8 +96,8 @@ def test_a_server_that_does_not_answer_is_ended(
 ) -> None:
     """A start does not wait for one that is stopped, or that hangs in an import."""
     (tmp_path / "endless_import.py").write_text("import time\ntime.sleep(600)\n")
-    said, log = asked(tmp_path, case, *preloaded, path=tmp_path)
-    assert said == [f"now None {tmp_path}", "0 False"]
+    reported, log = asked(tmp_path, case, *preloaded, path=tmp_path)
+    assert reported == [f"now None {tmp_path}", "0 False"]
     assert "so this one is spawned" in log
 
 
@@ -105,7 +105,7 @@ STOPPED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from holdfast.processes import forkserver, tree
-from holdfast.engine.canary import until_stuck
+from holdfast.engine.startup import until_stuck
 
 async def main():
     pid = forkserver.server_pid()
@@ -150,8 +150,8 @@ def test_a_directory_with_a_long_path_has_no_server(tmp_path: Path) -> None:
     """A socket's path is short: its engines are spawned, and the log says that this is slower."""
     directory = tmp_path / ("long" * 25)
     directory.mkdir()
-    said, log = asked(directory, "running")
-    assert said == [f"now None {directory}", "0 True"]
+    reported, log = asked(directory, "running")
+    assert reported == [f"now None {directory}", "0 True"]
     assert "so they start more slowly" in log
 
 
@@ -176,7 +176,7 @@ if __name__ == "__main__":
     with tree.owned(Path(sys.argv[1]), {}):
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as vLLM itself does
         forkserver.ensure_running()
-        print(forkserver.is_in_use(), forkserver.server_pid() is not None, ask(), flush=True)
+        print(forkserver.is_enabled(), forkserver.server_pid() is not None, ask(), flush=True)
 """
 
 

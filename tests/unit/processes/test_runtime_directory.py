@@ -77,7 +77,7 @@ def test_what_a_killed_server_left_is_swept(
 
 
 def test_shared_memory_outlives_the_directory_and_is_swept(temporary: Path) -> None:
-    """A container that starts anew has lost its own files, and shares the memory of the host."""
+    """A container that restarts has lost its own files, and shares the memory of the host."""
     elsewhere = temporary / "of another container"
     with server(temporary / "one") as (_, _, ring):
         pass
@@ -98,7 +98,7 @@ def test_a_server_with_another_directory_is_swept(temporary: Path, name: str) ->
 
 
 def test_what_a_living_server_has_is_left_alone(temporary: Path) -> None:
-    """Whoever starts beside it."""
+    """Another server starts beside it."""
     with server(temporary) as (real, known, ring):
         runtime_directory.sweep()
         assert all(path.exists() for path in (real, known, ring))
@@ -107,7 +107,7 @@ def test_what_a_living_server_has_is_left_alone(temporary: Path) -> None:
 
 
 def test_what_says_nothing_of_its_owner_is_left_alone(temporary: Path) -> None:
-    """A directory of that name may be anybody's, and so may a file that we cannot read."""
+    """A directory of that name may belong to any program, and so may a file that we cannot read."""
     (temporary / "holdfast-notes").mkdir()
     broken = temporary / "holdfast-broken"
     broken.mkdir()
@@ -147,7 +147,7 @@ def test_a_path_has_room_for_a_socket(
     place.mkdir(exist_ok=True)
     monkeypatch.setattr("tempfile.tempdir", str(place))
     with runtime_directory.runtime_directory() as directory:
-        assert len(str(directory)) <= runtime_directory.LONGEST_PATH
+        assert len(str(directory)) <= runtime_directory.MAX_PATH_LENGTH
         assert directory.resolve().parent == place
         assert (directory.resolve().stat().st_mode & 0o777) == 0o700
     assert not os.path.lexists(directory)
@@ -233,7 +233,7 @@ CHILDREN = """
 import multiprocessing, sys, time
 from pathlib import Path
 import psutil
-from holdfast.processes import tree
+from holdfast.processes import exits, tree
 
 if __name__ == "__main__":
     with tree.owned(Path(sys.argv[1]), {}):
@@ -241,7 +241,7 @@ if __name__ == "__main__":
         child.start()
         known = psutil.Process(child.pid)
         print(known in tree.children())
-    print(tree.is_alive(known))
+    print(exits.is_alive(known))
 """
 
 

@@ -1,4 +1,4 @@
-"""What a process does is told, by whichever way it can be known; a compiler is recognised."""
+"""Stacks are read in whatever way works, and compilers are recognised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.processes.stacks import compiles_inside, is_compiling, stacks_of
+from holdfast.processes.stacks import is_compiling, is_compiling_in_process, stacks_of
 from servers import wait_until
 
 DEADLINE_SECONDS = 30.0
@@ -22,7 +22,7 @@ PYTHON = sys.executable
 BUSY = """
 import os, sys
 from pathlib import Path
-from holdfast.worker.lifetime import offer_stacks
+from holdfast.worker.lifetime import write_stacks_on_signal
 
 def in_a_kernel_that_never_returns():
     print("busy", flush=True)
@@ -30,7 +30,7 @@ def in_a_kernel_that_never_returns():
         pass
 
 if sys.argv[2] == "offers":
-    offer_stacks(Path(sys.argv[1]), os.getpid())
+    write_stacks_on_signal(Path(sys.argv[1]), os.getpid())
 in_a_kernel_that_never_returns()
 """
 
@@ -55,7 +55,7 @@ def without_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
 
-def told(process: psutil.Process, directory: Path) -> str:
+def read_stacks(process: psutil.Process, directory: Path) -> str:
     """The stacks of one process."""
     return asyncio.run(stacks_of([process], directory))
 
@@ -63,7 +63,7 @@ def told(process: psutil.Process, directory: Path) -> str:
 def test_py_spy_reads_a_process_that_says_nothing(tmp_path: Path) -> None:
     """Nothing has to be prepared in it."""
     with busy(tmp_path, offers=False) as process:
-        assert "in_a_kernel_that_never_returns" in told(process, tmp_path)
+        assert "in_a_kernel_that_never_returns" in read_stacks(process, tmp_path)
 
 
 def test_py_spy_reads_a_stopped_process(tmp_path: Path) -> None:
@@ -75,20 +75,20 @@ def test_py_spy_reads_a_stopped_process(tmp_path: Path) -> None:
             deadline_seconds=DEADLINE_SECONDS,
             what=process.status,
         )
-        stacks = told(process, tmp_path)
+        stacks = read_stacks(process, tmp_path)
         assert process.status() == psutil.STATUS_STOPPED
     assert "in_a_kernel_that_never_returns" in stacks
     assert f"Process {process.pid} (stopped)" in stacks
 
 
 def test_without_py_spy_a_process_writes_its_own(tmp_path: Path, without_py_spy: None) -> None:
-    """Each time anew, and goes on."""
+    """It writes them at each signal, and continues."""
     del without_py_spy
     directory = tmp_path / "1"
     directory.mkdir()
     with busy(directory) as process:
-        assert told(process, directory).count("in_a_kernel_that_never_returns") == 1
-        assert told(process, directory).count("in_a_kernel_that_never_returns") == 1
+        assert read_stacks(process, directory).count("in_a_kernel_that_never_returns") == 1
+        assert read_stacks(process, directory).count("in_a_kernel_that_never_returns") == 1
         assert process.is_running()
 
 
@@ -98,7 +98,7 @@ def test_a_process_that_would_not_understand_the_signal_is_not_sent_it(
     """It would end it: one that still imports what registers the signal says nothing."""
     del without_py_spy
     with busy(tmp_path, offers=False) as process:
-        assert "No stack" in told(process, tmp_path)
+        assert "No stack" in read_stacks(process, tmp_path)
         assert process.status() in {psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING}
 
 
@@ -106,7 +106,7 @@ def test_a_process_that_has_ended_is_no_error(tmp_path: Path) -> None:
     """It may end while it is asked."""
     with busy(tmp_path) as process:
         pass
-    assert "has ended" in told(process, tmp_path)
+    assert "has ended" in read_stacks(process, tmp_path)
 
 
 COMPILES = """
@@ -116,7 +116,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from holdfast.worker.lifetime import offer_stacks
+from holdfast.worker.lifetime import write_stacks_on_signal
 
 @triton.jit
 def kernel(pointer, count: tl.constexpr):
@@ -127,7 +127,7 @@ def kernel(pointer, count: tl.constexpr):
     tl.store(pointer + offsets, values)
 
 if len(sys.argv) > 1:
-    offer_stacks(Path(sys.argv[1]), os.getpid())
+    write_stacks_on_signal(Path(sys.argv[1]), os.getpid())
 for count in range(200, 10_000):
     source = ASTSource(kernel, {"pointer": "*fp32", "count": "constexpr"}, {(1,): count})
     triton.compile(source, target=GPUTarget("cuda", 90, 32))
@@ -151,9 +151,9 @@ def test_a_compiler_inside_of_a_process_is_known_by_its_stack(
         process = psutil.Process(started.pid)
         try:
             wait_until(
-                lambda: compiles_inside(told(process, tmp_path)),
+                lambda: is_compiling_in_process(read_stacks(process, tmp_path)),
                 deadline_seconds=4 * DEADLINE_SECONDS,
-                what=lambda: told(process, tmp_path),
+                what=lambda: read_stacks(process, tmp_path),
             )
         finally:
             started.kill()
@@ -163,13 +163,13 @@ LAUNCHES = """
 import os, sys, time
 from pathlib import Path
 from triton.compiler import CompiledKernel
-from holdfast.worker.lifetime import offer_stacks
+from holdfast.worker.lifetime import write_stacks_on_signal
 
 kernel = CompiledKernel.__new__(CompiledKernel)
 kernel.module, kernel._module_pid = object(), None
 kernel.name, kernel.src, kernel.function, kernel.packed_metadata = "kernel", None, None, None
 kernel._run = lambda *arguments: time.sleep(600)
-offer_stacks(Path(sys.argv[1]), os.getpid())
+write_stacks_on_signal(Path(sys.argv[1]), os.getpid())
 kernel[1, 1, 1](stream=0)
 """
 """Triton launches a kernel that was compiled, and does not come back from it."""
@@ -188,15 +188,15 @@ def test_a_kernel_that_is_launched_and_hangs_is_not_a_compiler(
         process = psutil.Process(started.pid)
         try:
             wait_until(
-                lambda: "triton/compiler/compiler.py" in told(process, tmp_path),
+                lambda: "triton/compiler/compiler.py" in read_stacks(process, tmp_path),
                 deadline_seconds=4 * DEADLINE_SECONDS,
-                what=lambda: told(process, tmp_path),
+                what=lambda: read_stacks(process, tmp_path),
             )
-            stacks = told(process, tmp_path)
+            stacks = read_stacks(process, tmp_path)
         finally:
             started.kill()
     assert "runner" in stacks
-    assert not compiles_inside(stacks)
+    assert not is_compiling_in_process(stacks)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_kernel_that_is_launched_and_hangs_is_not_a_compiler(
 )
 def test_a_compiler_is_known_by_its_frame(frame: str) -> None:
     """As py-spy writes it, and as the process does itself."""
-    assert compiles_inside(f"Thread 0x1\n    {frame}\n    main (run.py:1)")
+    assert is_compiling_in_process(f"Thread 0x1\n    {frame}\n    main (run.py:1)")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_compiler_is_known_by_its_frame(frame: str) -> None:
 )
 def test_who_launches_what_is_compiled_does_not_compile(frame: str) -> None:
     """A kernel that hangs has these on its stack."""
-    assert not compiles_inside(frame)
+    assert not is_compiling_in_process(frame)
 
 
 @pytest.mark.parametrize(

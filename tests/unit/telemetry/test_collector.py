@@ -3,13 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
@@ -22,7 +18,6 @@ from holdfast.records import (
     LOSS_REASONS,
     MEMORY_KINDS,
     REFUSAL_REASONS,
-    RankStats,
     Status,
 )
 from holdfast.telemetry.collector import (
@@ -35,12 +30,12 @@ from holdfast.telemetry.counters import (
     WAIT_BOUNDS_SECONDS,
     EngineDeaths,
     Refusals,
+    Totals,
     request_waits,
 )
 from holdfast.telemetry.exposition import format_for, render, vllm_registry
 from holdfast.telemetry.metrics import BY_NAME, METRICS
-from holdfast.telemetry.totals import RankCounters, Totals
-from statuses import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
+from sample_status import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
 
 
 class Server:
@@ -71,11 +66,11 @@ class Server:
         self.registry = OwnRegistry(collector)
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The sample on the page; None if there is no such series."""
+        """Return the sample on the page; None if there is no such series."""
         return self.registry.get_sample_value(f"holdfast_{name}", labels)
 
     def names(self) -> set[str]:
-        """Every family that has a series."""
+        """Return every family that has a series."""
         page = render([self.registry])
         families = text_string_to_metric_families(page.decode())
         return {BY_NAME[name_of(found)].full_name for found in families}
@@ -186,12 +181,12 @@ def test_probe_runs_are_counted_by_result() -> None:
 
 
 def test_the_gate_is_counted() -> None:
-    """What the gate counted stands on the page."""
+    """The page has what the gate counted."""
     assert Server(a_status()).value("requests_in_flight") == 2
 
 
 def test_every_reason_of_a_refusal_counts_from_the_beginning() -> None:
-    """Reasons that turned nothing away yet are 0, not absent."""
+    """Reasons that have refused nothing yet are 0, not absent."""
     server = Server(a_status())
     server.refusals.count("not_ready")
     counts = {r: server.value("requests_refused_total", reason=r) for r in REFUSAL_REASONS}
@@ -211,7 +206,7 @@ def test_every_cause_of_death_counts_from_the_beginning() -> None:
 
 
 def test_every_reason_of_a_loss_counts_from_the_beginning() -> None:
-    """Reasons that no request met yet are 0, not absent."""
+    """Reasons that have met no request yet are 0, not absent."""
     server = Server(a_status())
     server.requests = RequestCounts(lost={"stream_broken": 2})
     counts = {r: server.value("requests_lost_total", reason=r) for r in LOSS_REASONS}
@@ -249,7 +244,7 @@ def test_the_lag_of_the_loop_is_shown() -> None:
 
 
 def test_the_age_is_that_of_the_newest_step() -> None:
-    """An idle rank beside a busy one does not make the engine look stuck."""
+    """An idle rank next to a busy one does not make the engine look stuck."""
     ranks = [a_rank(last_step_ended_seconds=end) for end in (None, 900.0, 1000.0)]
     assert last_step_age_seconds(ranks, 1003.0) == 3.0
 
@@ -260,7 +255,7 @@ def test_no_step_has_no_age() -> None:
 
 
 def test_counters_rise_over_generations() -> None:
-    """A new generation starts at zero, the page goes on from where it was."""
+    """A new generation starts at zero, and the page continues from where it was."""
     server = Server(a_status(ranks=(a_rank(steps=10),)))
     assert server.value("engine_steps_total", engine="0", rank="0") == 10
     server.status = a_status(ranks=(a_rank(generation=2, steps=1),))
@@ -276,7 +271,7 @@ def test_counters_stay_while_there_is_no_engine() -> None:
 
 
 def test_the_last_words_of_a_dying_generation_are_kept_without_a_scrape() -> None:
-    """A rejection that killed the engine is on the page though no scrape came in between."""
+    """A rejection that killed the engine is on the page, although no scrape came in between."""
     server = Server(a_status())
     dying = a_rank(rejections={"scratch": 1, "persistent": 0, "permute": 0})
     server.totals.absorb([dying])
@@ -285,64 +280,8 @@ def test_the_last_words_of_a_dying_generation_are_kept_without_a_scrape() -> Non
     assert server.value("workspace_growth_rejections_total", **labels) == 1
 
 
-def _rank_of(generation: int, steps: int) -> RankStats:
-    return a_rank(generation=generation, steps=steps, scheduled_tokens=2 * steps)
-
-
-@given(lives=st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=5), max_size=5))
-def test_the_total_is_the_sum_of_what_each_generation_reached(lives: list[list[int]]) -> None:
-    """However often and in whatever order a generation was seen, it counts once, with its most."""
-    totals = Totals()
-    for generation, seen in enumerate(lives, start=1):
-        for steps in seen:
-            totals.absorb([_rank_of(generation, steps)])
-            totals.absorb([_rank_of(generation, steps)])
-    expected = sum(max(seen) for seen in lives)
-    counters = totals.ranks().get((0, 0), RankCounters())
-    assert (counters.steps, counters.scheduled_tokens) == (expected, 2 * expected)
-
-
-@given(seen=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 100)), max_size=20))
-def test_totals_never_fall(seen: Sequence[tuple[int, int]]) -> None:
-    """Not even when an old record comes after a new one."""
-    totals, before = Totals(), 0
-    for generation, steps in seen:
-        totals.absorb([_rank_of(generation, steps)])
-        after = totals.ranks()[(0, 0)].steps
-        assert after >= before
-        before = after
-
-
-def test_a_late_record_of_an_earlier_generation_adds_nothing() -> None:
-    """A slow scrape that still holds the dead generation does not count anything twice."""
-    totals = Totals()
-    for generation, steps in ((1, 10), (2, 5), (1, 9), (2, 6)):
-        totals.absorb([_rank_of(generation, steps)])
-    assert totals.ranks()[(0, 0)].steps == 16
-
-
-def test_ranks_are_counted_apart() -> None:
-    """Ranks of one engine, and engines, do not mix."""
-    totals = Totals()
-    totals.absorb([a_rank(engine=e, rank=r, steps=10 * e + r) for e in (0, 1) for r in (0, 1)])
-    steps = {key: counters.steps for key, counters in totals.ranks().items()}
-    assert steps == {(0, 0): 0, (0, 1): 1, (1, 0): 10, (1, 1): 11}
-
-
-def test_scrapes_and_the_supervisor_may_meet() -> None:
-    """Concurrent absorption of the same generation counts it once."""
-    totals = Totals()
-    ranks = [a_rank(rank=rank, steps=steps) for rank in range(4) for steps in range(200)]
-    threads = [threading.Thread(target=totals.absorb, args=(ranks,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert [counters.steps for counters in totals.ranks().values()] == [199] * 4
-
-
 def test_one_page_holds_both_registries() -> None:
-    """Our families and those of another registry stand on the same page."""
+    """Our families and those of another registry are on the same page."""
     other = CollectorRegistry()
     Counter("vllm:prompt_tokens", "Tokens.", registry=other).inc(7)
     page = render([Server(a_status()).registry, other])
@@ -375,7 +314,7 @@ def test_a_caller_with_odd_characters_stays_one_label() -> None:
 def test_multi_process_mode_reads_the_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    """With a multi-process directory vLLM's metrics are read from there, anew each time."""
+    """With a multi-process directory, vLLM's metrics are read from there each time."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     assert vllm_registry() is not vllm_registry()
     page = render([vllm_registry()])
@@ -410,7 +349,7 @@ def test_multi_process_mode_shows_each_family_once(tmp_path: Path) -> None:
 
 
 def test_a_broken_file_of_keys_is_shown_by_its_ring() -> None:
-    """A zero for the other: it is known to be whole."""
+    """The other is 0, because it is known to be valid."""
     server = Server(a_status())
     assert server.value("key_file_broken", ring="api") == 1
     assert server.value("key_file_broken", ring="admin") == 0

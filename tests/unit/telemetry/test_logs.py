@@ -21,7 +21,7 @@ def _loggers_as_before() -> Iterator[None]:
 
 
 def test_a_console_line_names_level_logger_and_message() -> None:
-    """A person reads what happened, how bad it is and who says so."""
+    """A line says what happened, how bad it is and which logger says it."""
     stream = StringIO()
     configure_logging("info", stream=stream)
     logging.getLogger("holdfast.lifecycle").warning("growth of %d bytes", 7)
@@ -39,7 +39,7 @@ def test_the_level_is_the_least_that_is_said() -> None:
 
 
 def test_a_json_line_holds_the_fields() -> None:
-    """A machine reads one object a line, with the values beside the message."""
+    """A machine reads one object per line, with the values next to the message."""
     stream = StringIO()
     configure_logging("info", style="json", stream=stream)
     logging.getLogger("holdfast.x").info("one\ntwo", extra={"fields": {"tokens": 7}})
@@ -62,7 +62,7 @@ def test_a_json_line_holds_the_traceback() -> None:
 
 
 def test_configuring_again_says_nothing_twice() -> None:
-    """The last call counts alone."""
+    """Only the last call counts."""
     first, second = StringIO(), StringIO()
     configure_logging("info", stream=first)
     configure_logging("info", stream=second)

@@ -35,7 +35,7 @@ def test_the_largest_of_the_window_is_that_of_a_list(
 
 
 def test_an_unmeasured_loop_has_no_lag() -> None:
-    """Before it is entered, and after it was left, time alone is no delay."""
+    """Before it is entered and after it is left, time alone is not a delay."""
     lag = LoopLag()
     lag.mark()
 
@@ -66,7 +66,7 @@ def test_a_block_is_the_lag_of_the_last_minute() -> None:
 
 
 def test_a_block_is_seen_while_it_lasts() -> None:
-    """A scrape in a thread tells of a loop that has not come back yet."""
+    """A scrape in a thread sees a loop that is still blocked."""
     lag, is_seen = LoopLag(), threading.Event()
 
     def scrape() -> None:

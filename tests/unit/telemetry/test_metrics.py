@@ -6,7 +6,7 @@ from holdfast.telemetry.metrics import BY_NAME, METRICS
 
 
 def test_names_are_unique() -> None:
-    """No family stands twice in the table."""
+    """No family is in the table twice."""
     assert len(BY_NAME) == len(METRICS)
 
 

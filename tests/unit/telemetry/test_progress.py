@@ -74,7 +74,7 @@ def test_the_log_has_one_line_a_step(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_log_says_at_debug_what_began(caplog: pytest.LogCaptureFixture) -> None:
-    """Who looks for a step that hangs finds that it began, and with which size."""
+    """The log of a step that hangs says that it began, and with which size."""
     caplog.set_level(logging.DEBUG)
     _start_up(LogProgress(logging.getLogger("a.pipe")))
     assert "probe: full_context, 4,095 tokens, one prompt" in _lines(caplog, logging.DEBUG)
@@ -157,7 +157,7 @@ def test_leaving_gives_the_terminal_back_after_a_failure() -> None:
 
 
 def test_a_pipe_gets_log_lines() -> None:
-    """What is not a terminal is never sent control codes."""
+    """Only a terminal gets control codes."""
     assert isinstance(progress_for(StringIO()), LogProgress)
 
 
@@ -173,7 +173,7 @@ def test_a_terminal_gets_the_live_view_if_it_can(
 
 
 def test_lines_of_other_processes_survive_on_a_real_terminal(tmp_path: Path) -> None:
-    """What a child logs to the same terminal stands there whole, from the first column on."""
+    """What a child logs to the same terminal is complete and begins in the first column."""
     script = tmp_path / "start_up.py"
     script.write_text(START_UP)
     rows = _screen(_on_a_terminal([sys.executable, str(script)]))

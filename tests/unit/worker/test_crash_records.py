@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from holdfast.worker.crash_records import read_causes, root_cause, tracebacks
+from holdfast.worker.crash_records import read_causes, record_termination, root_cause, tracebacks
 
 FAILING = """
 import logging, multiprocessing, sys
@@ -67,3 +68,25 @@ def test_half_a_line_is_left_out(tmp_path: Path) -> None:
     _fail(tmp_path, "INFO")
     (tmp_path / "2.cause").write_text('{"pid": 2, "at_sec')
     assert root_cause(tmp_path) == "ValueError: the disk is round"
+
+
+def test_a_request_to_end_is_noted_and_obeyed(tmp_path: Path) -> None:
+    """The process leaves its note, and its own handler runs as before."""
+    program = (
+        "import signal, sys; from pathlib import Path\n"
+        "from holdfast.worker.crash_records import record_termination, was_terminated\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "record_termination(Path(sys.argv[1]))\n"
+        "assert not was_terminated(Path(sys.argv[1]))\n"
+        "signal.raise_signal(signal.SIGTERM)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
+    assert ended.returncode == 7
+    assert [path.suffix for path in tmp_path.iterdir()] == [".terminated"]
+
+
+def test_a_process_without_a_handler_is_left_as_it_is(tmp_path: Path) -> None:
+    """Nothing is installed where SIGTERM simply ends the process."""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    record_termination(tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

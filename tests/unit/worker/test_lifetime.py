@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.processes import tree
+from holdfast.processes import exits, tree
 from servers import descendants, wait_until
 
 DEADLINE_SECONDS = 30.0
@@ -28,8 +28,8 @@ def stay(path):
         pass
 
 if __name__ == "__main__":
-    lifetime.tie_spawned()
-    lifetime.tie_spawned()
+    lifetime.make_spawned_die_with_parent()
+    lifetime.make_spawned_die_with_parent()
     child = multiprocessing.get_context("spawn").Process(target=stay, args=(sys.argv[1],))
     child.start()
     child.join()
@@ -43,7 +43,7 @@ def wait_for_a_word(connection):
     connection.recv()
 
 if __name__ == "__main__":
-    lifetime.tie_spawned()
+    lifetime.make_spawned_die_with_parent()
     receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
     context = multiprocessing.get_context("spawn")
     child = context.Process(target=wait_for_a_word, args=(receiver,))
@@ -117,7 +117,7 @@ def assert_ends_its_children(process: subprocess.Popen[bytes]) -> None:
     assert children
     process.send_signal(signal.SIGKILL)
     wait_until(
-        lambda: not any(map(tree.is_alive, children)),
+        lambda: not any(map(exits.is_alive, children)),
         deadline_seconds=DEADLINE_SECONDS,
         what=lambda: f"still running: {children}",
     )
@@ -135,7 +135,7 @@ def test_a_spawned_process_ends_while_it_starts(tmp_path: Path) -> None:
 
 
 def test_a_spawned_process_ends_while_it_is_busy(tmp_path: Path) -> None:
-    """Whoever never returns to Python's loop is ended by the kernel."""
+    """The kernel ends a process that never returns to Python's loop."""
     running = tmp_path / "runs"
     with program(tmp_path, SPAWNS, str(running)) as process:
         wait_until(running.exists, deadline_seconds=DEADLINE_SECONDS, what=lambda: "no start")
@@ -189,7 +189,7 @@ def test_a_process_lives_until_its_last_thread_has_ended(tmp_path: Path) -> None
             deadline_seconds=DEADLINE_SECONDS,
             what=lambda: f"it is {seen.status()}",
         )
-        assert tree.is_alive(seen)
+        assert exits.is_alive(seen)
         assert tree.kill([seen]) == ()
-        assert not tree.is_alive(seen)
+        assert not exits.is_alive(seen)
         assert process.poll() is not None

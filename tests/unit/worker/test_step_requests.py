@@ -18,7 +18,7 @@ import ctypes, sys
 from pathlib import Path
 from types import SimpleNamespace
 from holdfast.worker.step_requests import StepRequests
-requests = StepRequests(Path(sys.argv[1]), engine=0, rank=0, most_requests=1, most_steps=1)
+requests = StepRequests(Path(sys.argv[1]), engine=0, rank=0, max_requests=1, max_steps=1)
 cached = SimpleNamespace(req_ids=["guilty"], num_computed_tokens=[7], num_output_tokens=[2])
 requests.began(SimpleNamespace(
     scheduled_new_reqs=[], scheduled_cached_reqs=cached, num_scheduled_tokens={"guilty": 1}))
@@ -30,7 +30,7 @@ def requests_of(
     directory: Path, engine: int = 0, rank: int = 0, most: int = 8, steps: int = 1
 ) -> StepRequests:
     """The writer of one rank."""
-    return StepRequests(directory, engine=engine, rank=rank, most_requests=most, most_steps=steps)
+    return StepRequests(directory, engine=engine, rank=rank, max_requests=most, max_steps=steps)
 
 
 def test_the_requests_of_a_step_are_read_from_what_the_scheduler_said(tmp_path: Path) -> None:
@@ -38,12 +38,12 @@ def test_the_requests_of_a_step_are_read_from_what_the_scheduler_said(tmp_path: 
     cached = SimpleNamespace(
         req_ids=["chunk", "decode"], num_computed_tokens=[64, 100], num_output_tokens=[0, 5]
     )
-    said = SimpleNamespace(
+    output = SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(req_id="new", num_computed_tokens=16)],
         scheduled_cached_reqs=cached,
         num_scheduled_tokens={"decode": 1, "chunk": 64, "new": 1},
     )
-    requests_of(tmp_path).began(said)
+    requests_of(tmp_path).began(output)
     assert set(read_suspects(tmp_path)[0]) == {
         Suspect("new", 17, is_prefill=True),
         Suspect("chunk", 128, is_prefill=True),
@@ -84,10 +84,10 @@ def test_a_request_of_several_steps_is_named_once(tmp_path: Path) -> None:
     """With the last of them, which got furthest."""
     requests = requests_of(tmp_path)
     requests.began(step("both"))
-    said = step("both")
-    said.scheduled_cached_reqs.num_computed_tokens = [11]
+    output = step("both")
+    output.scheduled_cached_reqs.num_computed_tokens = [11]
     requests.ended(1)
-    requests.began(said)
+    requests.began(output)
     assert read_suspects(tmp_path)[0] == (Suspect("both", 12, is_prefill=False),)
 
 
@@ -140,7 +140,7 @@ def test_a_process_that_crashes_has_named_its_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("output", "error"),
     [
         (step(*(f"{number:0512}" for number in range(8))), ValueError),
         (SimpleNamespace(), AttributeError),
@@ -148,18 +148,18 @@ def test_a_process_that_crashes_has_named_its_requests(tmp_path: Path) -> None:
     ],
 )
 def test_of_a_step_that_cannot_be_written_nothing_is_believed(
-    tmp_path: Path, said: SimpleNamespace, error: type[Exception]
+    tmp_path: Path, output: SimpleNamespace, error: type[Exception]
 ) -> None:
     """The requests of the step before are not taken for its own."""
     requests = requests_of(tmp_path)
     requests.began(step("before"))
     with pytest.raises(error):
-        requests.began(said)
+        requests.began(output)
     assert not read_suspects(tmp_path)
 
 
 def test_nothing_is_believed_while_one_of_the_steps_in_flight_is_unknown(tmp_path: Path) -> None:
-    """One that has ended is no such step."""
+    """A step that has ended is not such a step."""
     requests = requests_of(tmp_path, steps=3)
     with pytest.raises(AttributeError):
         requests.began(SimpleNamespace())

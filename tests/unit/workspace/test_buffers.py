@@ -11,16 +11,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.worker import workspace
 
-from holdfast.workspace.buffers import MEMO_ENTRIES
+from holdfast.workspace.buffers import MAX_MEMO_ENTRIES
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB, Reservation
-from managers import CPU, held, view
+from workspace_managers import CPU, held, view
 
 SPECS = (((4, 128), torch.bfloat16), ((256, 3), torch.int32), ((7,), torch.int32))
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[misc]  # torch is Any to us
-    """Counts what torch is asked to do."""
+    """Counts the calls of torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def test_a_known_spec_makes_no_tensor() -> None:
 
 
 def test_a_growth_invalidates_known_specs() -> None:
-    """After a growth a known spec is served from the new buffer."""
+    """After growth, a known spec is served from the new buffer."""
     manager = WorkspaceManager(CPU)
     (before,) = manager.get_simultaneous(((16,), torch.int32))
     manager.get_simultaneous(((MIB,), torch.int32))
@@ -61,7 +61,7 @@ def test_a_growth_invalidates_known_specs() -> None:
 
 
 def test_a_reservation_invalidates_known_specs() -> None:
-    """The memo never keeps a buffer that a reservation replaced alive."""
+    """The memo never keeps a buffer alive that a reservation has replaced."""
     manager = WorkspaceManager(CPU)
     old = weakref.ref(manager.get_simultaneous(((16,), torch.int32))[0])
     manager.reserve([Reservation((0, 0), (), 2 * MIB)])
@@ -70,7 +70,7 @@ def test_a_reservation_invalidates_known_specs() -> None:
 
 
 def test_views_of_a_buffer_that_was_replaced_meanwhile_are_not_remembered() -> None:
-    """A thread that was overtaken by a reservation does not pin the old buffer."""
+    """A thread that a reservation overtook does not keep the old buffer alive."""
     manager = WorkspaceManager(CPU)
     old = torch.empty(64, dtype=torch.uint8)
     manager.reserve([Reservation((0, 0), (), 2 * MIB)])
@@ -79,16 +79,16 @@ def test_views_of_a_buffer_that_was_replaced_meanwhile_are_not_remembered() -> N
 
 
 def test_the_memo_is_bounded() -> None:
-    """Ever new sizes do not fill the memory of the host."""
+    """A stream of new sizes does not fill the host's memory."""
     manager = WorkspaceManager(CPU)
-    view(manager, 2 * MEMO_ENTRIES)  # growth would empty the memo
-    for size in range(MEMO_ENTRIES + 10):
+    view(manager, 2 * MAX_MEMO_ENTRIES)  # growth would empty the memo
+    for size in range(MAX_MEMO_ENTRIES + 10):
         view(manager, size)
-    assert len(manager._memos[0]) <= MEMO_ENTRIES
+    assert len(manager._memos[0]) <= MAX_MEMO_ENTRIES
 
 
 def test_shapes_that_are_lists_are_served() -> None:
-    """What vLLM's manager takes, ours takes, known or not."""
+    """Our manager accepts every spec that vLLM's accepts, known or not."""
     manager = WorkspaceManager(CPU)
     for _ in range(2):
         (view,) = manager.get_simultaneous(([2, 3], torch.float32))  # type: ignore[arg-type]
@@ -96,17 +96,17 @@ def test_shapes_that_are_lists_are_served() -> None:
 
 
 def test_empty_requests_are_served() -> None:
-    """No spec gives no view; a spec without elements gives an empty view, also after the lock."""
+    """No spec gives no view, and a spec without elements an empty one, even after the lock."""
     manager = WorkspaceManager(CPU)
     manager.lock()
     assert manager.get_simultaneous() == []
     (view,) = manager.get_simultaneous(((0, 4), torch.float32))
     assert view.shape == (0, 4)
-    assert manager.books.growths["locked"] == 0
+    assert manager.accounting.growths["locked"] == 0
 
 
 def test_a_buffer_made_in_inference_mode_serves_outside_of_it() -> None:
-    """An inference tensor could be written to in that mode alone, as when a sleep discards it."""
+    """An inference tensor could be written only in that mode, not when a sleep discards it."""
     manager = WorkspaceManager(CPU)
     with torch.inference_mode():
         view(manager, MIB)
@@ -114,7 +114,7 @@ def test_a_buffer_made_in_inference_mode_serves_outside_of_it() -> None:
 
 
 def test_views_made_in_inference_mode_serve_outside_of_it() -> None:
-    """A remembered view is written to in either mode."""
+    """A remembered view can be written in either mode."""
     manager = WorkspaceManager(CPU)
     manager.reserve([Reservation((0, 0), (), 2 * MIB)])
     with torch.inference_mode():
@@ -123,7 +123,7 @@ def test_views_made_in_inference_mode_serve_outside_of_it() -> None:
 
 
 def test_each_caller_and_slot_has_a_high_water() -> None:
-    """The largest need stands with the line that had it; needs are aligned as vLLM aligns them."""
+    """The largest need is kept with the line that had it, aligned as vLLM aligns it."""
     manager = WorkspaceManager(CPU)
 
     def small() -> None:
@@ -134,16 +134,16 @@ def test_each_caller_and_slot_has_a_high_water() -> None:
 
     large()
     small()
-    assert manager.books.high_water_bytes == [1024 + 256]
-    assert manager.books.high_water_callers[0].endswith(":large")
-    assert {name.split(":")[2]: size for name, size in manager.books.callers.items()} == {
+    assert manager.accounting.high_water_bytes == [1024 + 256]
+    assert manager.accounting.high_water_callers[0].endswith(":large")
+    assert {name.split(":")[2]: size for name, size in manager.accounting.callers.items()} == {
         "small": 256,
         "large": 1280,
     }
 
 
 def test_compiled_code_gets_the_same_views() -> None:
-    """Under torch.compile a request is served from the buffer of its slot, as outside of it."""
+    """With torch.compile, a request is served from the buffer of its slot, as without it."""
     manager = WorkspaceManager(CPU, num_lanes=2)
     manager.get_simultaneous(((64,), torch.float32))
 

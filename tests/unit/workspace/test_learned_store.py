@@ -1,4 +1,4 @@
-"""What is learned is kept whole, and a bad file is never a reason to fail."""
+"""What is learned is kept whole, and a bad file never fails a start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def slot(**changes: Any) -> dict[str, Any]:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Every slot comes back with its bytes, under its fingerprint alone."""
+    """Every slot comes back with its bytes, and only with its fingerprint."""
     needs = {(0, 0): 21 * MIB, (1, 1): 0}
     learned_store.write(tmp_path / "made", FINGERPRINT, needs)
     assert learned_store.read(tmp_path / "made", FINGERPRINT) == needs
@@ -40,7 +40,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_the_larger_need_stands(tmp_path: Path) -> None:
-    """Under one fingerprint a run that asked for less takes nothing back."""
+    """A run with the same fingerprint that needed less takes nothing back."""
     learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5, (0, 1): 7})
     learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 9, (0, 1): 1})
     assert learned_store.read(tmp_path, FINGERPRINT) == {(0, 0): 9, (0, 1): 7}
@@ -56,7 +56,7 @@ def test_nothing_new_is_not_written(tmp_path: Path) -> None:
 
 
 def test_a_file_says_what_it_is(tmp_path: Path) -> None:
-    """Its JSON names schema, version, fingerprint, time and sizes that people read."""
+    """Its JSON has the schema, the version, the fingerprint, the time and readable sizes."""
     learned_store.write(tmp_path, FINGERPRINT, {(0, 1): 3 * MIB})
     record = json.loads(file_in(tmp_path).read_text())
     assert (record["schema"], record["holdfast"]) == (1, __version__)
@@ -68,7 +68,7 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_writing_leaves_no_other_file(tmp_path: Path) -> None:
-    """The file appears at once, and no part of one stays behind."""
+    """The file appears at once, and no partial file remains."""
     learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5})
     assert list(tmp_path.iterdir()) == [file_in(tmp_path)]
 
@@ -118,13 +118,13 @@ def test_a_bad_file_is_set_aside(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300))
 def test_no_content_is_fatal(content: bytes, tmp_path: Path) -> None:
-    """Whatever lies in the file, reading returns."""
+    """Reading returns whatever the file contains."""
     file_in(tmp_path).write_bytes(content)
     assert learned_store.read(tmp_path, FINGERPRINT) == {}
 
 
 def test_what_cannot_be_opened_is_set_aside(tmp_path: Path) -> None:
-    """A directory in the place of the file goes the way of a broken file."""
+    """A directory in place of the file is set aside like a broken file."""
     file_in(tmp_path).mkdir()
     assert learned_store.read(tmp_path, FINGERPRINT) == {}
     assert file_in(tmp_path).with_suffix(".broken").is_dir()
@@ -133,7 +133,7 @@ def test_what_cannot_be_opened_is_set_aside(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run goes on without having learned."""
+    """The run continues without learning."""
     blocked = tmp_path / "file"
     blocked.touch()
     with caplog.at_level(logging.WARNING):
@@ -144,7 +144,7 @@ def test_a_directory_that_cannot_be_written_is_a_warning(
 
 @pytest.mark.parametrize("needs", [{(0, 0): -1}, {(9, 0): 1}, {(0, 0): 1 << 40}])
 def test_nonsense_is_not_written(needs: dict[tuple[int, int], int], tmp_path: Path) -> None:
-    """What could not be read again is an error of the caller."""
+    """What could not be read back is an error of the caller."""
     with pytest.raises(ValueError, match="slot"):
         learned_store.write(tmp_path, FINGERPRINT, needs)
     assert not list(tmp_path.iterdir())
@@ -152,7 +152,7 @@ def test_nonsense_is_not_written(needs: dict[tuple[int, int], int], tmp_path: Pa
 
 @pytest.mark.parametrize("fingerprint", ["", "../x", "a/b", "a" * 129, "a.b"])
 def test_a_fingerprint_cannot_leave_the_directory(fingerprint: str, tmp_path: Path) -> None:
-    """Only letters, digits, - and _ name a file."""
+    """Only letters, digits, - and _ may be in a name."""
     with pytest.raises(ValueError, match="fingerprint"):
         learned_store.read(tmp_path, fingerprint)
 

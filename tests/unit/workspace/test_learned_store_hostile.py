@@ -61,7 +61,7 @@ def file_in(directory: Path) -> Path:
 
 
 def run(script: str, *arguments: object) -> str:
-    """What another process prints; an error if it fails or hangs."""
+    """Return what another process prints; raise if it fails or hangs."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.run(
         command, check=True, timeout=DEADLINE_SECONDS, capture_output=True, text=True
@@ -69,7 +69,7 @@ def run(script: str, *arguments: object) -> str:
 
 
 def race(directory: Path, rounds: int) -> list[int]:
-    """The exit codes of processes that learn at the same time, each a lane of its own."""
+    """Return the exit codes of processes that learn different lanes at the same time."""
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", RACER, str(directory), str(lane), str(rounds)],
@@ -94,7 +94,7 @@ def race(directory: Path, rounds: int) -> list[int]:
 
 
 def test_processes_that_start_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
-    """Each keeps what it learned, whoever writes in between, and no part of a file stays."""
+    """Each keeps what it learned, although others write meanwhile, and no partial file remains."""
     directory = tmp_path / "made"
     assert race(directory, rounds=15) == [0] * PROCESSES
     expected = {(0, lane): 15 for lane in range(PROCESSES)} | {(1, 0): 15}
@@ -105,7 +105,7 @@ def test_processes_that_start_at_once_lose_nothing_of_each_other(tmp_path: Path)
 
 @pytest.mark.parametrize("room_bytes", [0, 1, 100])
 def test_a_full_disk_keeps_the_record(room_bytes: int, tmp_path: Path) -> None:
-    """What does not fit is not written; what was known stays whole and nothing else remains."""
+    """What does not fit is not written. What was known stays whole, and nothing else remains."""
     learned_store.write(tmp_path, FINGERPRINT, GOOD)
     before = file_in(tmp_path).read_bytes()
     assert run(FULL_DISK, tmp_path, room_bytes) == str(sorted(GOOD.items()))
@@ -114,7 +114,7 @@ def test_a_full_disk_keeps_the_record(room_bytes: int, tmp_path: Path) -> None:
 
 
 def test_a_directory_that_nobody_can_write_is_no_obstacle() -> None:
-    """Not even root makes files there; the start goes on and learns nothing."""
+    """Not even root can create files there. The start continues and learns nothing."""
     directory = Path("/proc/self")
     learned_store.write(directory, FINGERPRINT, GOOD)
     assert learned_store.read(directory, FINGERPRINT) == {}
@@ -189,7 +189,7 @@ def _truncated(path: Path) -> None:
 def test_whatever_is_in_its_place_is_set_aside(
     put: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It neither hangs nor ends the start, it is out of the way, and the next run learns."""
+    """It neither hangs nor ends the start. It is set aside, and the next run learns."""
     monkeypatch.chdir(tmp_path)
     put(file_in(tmp_path))
     assert run(READER, tmp_path) == "0"
@@ -201,7 +201,7 @@ def test_whatever_is_in_its_place_is_set_aside(
 
 
 def test_a_directory_set_aside_before_is_no_obstacle(tmp_path: Path) -> None:
-    """Where the place for broken files is taken, a bad file is out of the way all the same."""
+    """A bad file is set aside even if the name for broken files is taken."""
     for _ in range(3):
         (file_in(tmp_path) / "below").mkdir(parents=True)
         assert learned_store.read(tmp_path, FINGERPRINT) == {}
@@ -213,7 +213,7 @@ def test_a_directory_set_aside_before_is_no_obstacle(tmp_path: Path) -> None:
 def test_a_good_record_is_not_set_aside_for_a_bad_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that read a bad file does not take away the good one that replaced it since."""
+    """A process that read a bad file does not set aside the good one that has replaced it."""
     file_in(tmp_path).write_text("bad")
 
     def overtaken(path: Path) -> object:
@@ -229,7 +229,7 @@ def test_a_good_record_is_not_set_aside_for_a_bad_one(
 def test_a_lock_that_is_held_delays_but_does_not_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that hangs while it writes costs the others a bounded wait, then they write."""
+    """A process that hangs while it writes delays the others for a bounded time."""
     monkeypatch.setattr(atomic_files, "LOCK_SECONDS", 0.2)
     with atomic_files.directory_lock(tmp_path):
         learned_store.write(tmp_path, FINGERPRINT, GOOD)

@@ -15,7 +15,7 @@ import torch
 from holdfast.errors import HoldfastError
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB
-from managers import (
+from workspace_managers import (
     CPU,
     GRANULE,
     CapturingManager,
@@ -32,7 +32,7 @@ IMPOSSIBLE_BYTES = 1 << 50
 
 
 def test_a_reservation_fills_every_slot_from_any_thread() -> None:
-    """Slots of other ubatches and lanes are filled although this thread has neither."""
+    """Slots of other ubatches and lanes are filled, although this thread has neither."""
     manager = WorkspaceManager(CPU, num_ubatches=2, num_lanes=2)
     assert manager.slots == ((0, 0), (0, 1), (1, 0), (1, 1))
     manager.reserve(reservation(slot, (1 + i) * GRANULE) for i, slot in enumerate(manager.slots))
@@ -44,7 +44,7 @@ def test_a_reservation_fills_every_slot_from_any_thread() -> None:
 
 
 def test_reserving_again_changes_nothing() -> None:
-    """A reservation that is met keeps the buffer, also after the lock, and counts no growth."""
+    """A reservation that fits keeps the buffer, even after the lock, and counts no growth."""
     manager = WorkspaceManager(CPU)
     manager.reserve([reservation((0, 0), GRANULE)])
     address = held(manager).data_ptr()
@@ -53,8 +53,8 @@ def test_reserving_again_changes_nothing() -> None:
     manager.lock()
     manager.reserve([reservation((0, 0), MIB)])
     assert held(manager).data_ptr() == address
-    assert manager.books.reserved_bytes == [GRANULE]
-    assert set(manager.books.growths.values()) == {0}
+    assert manager.accounting.reserved_bytes == [GRANULE]
+    assert set(manager.accounting.growths.values()) == {0}
 
 
 def test_a_reservation_is_resident_on_the_cpu() -> None:
@@ -82,7 +82,7 @@ def test_a_reservation_is_made_in_the_allocation_context() -> None:
 
 
 def test_a_reservation_after_the_lock_is_an_error() -> None:
-    """What was not reserved before the lock cannot be reserved after it."""
+    """A slot cannot be reserved after the lock."""
     manager = locked_manager("alongside")
     with pytest.raises(HoldfastError, match="too late") as late:
         manager.reserve([reservation((0, 0), 8 * GRANULE)])
@@ -90,15 +90,15 @@ def test_a_reservation_after_the_lock_is_an_error() -> None:
 
 
 def test_before_the_seal_the_old_buffer_is_freed() -> None:
-    """As in vLLM, growth in the warm-up holds no second buffer."""
+    """As in vLLM, growth during warm-up keeps no second buffer."""
     manager = WorkspaceManager(CPU)
     view(manager, MIB)
     old = weakref.ref(held(manager))
     view(manager, 3 * MIB)
     gc.collect()
     assert old() is None
-    assert manager.books.retired_bytes == 0
-    assert manager.books.growths == {"warmup": 2, "sealed": 0, "locked": 0}
+    assert manager.accounting.retired_bytes == 0
+    assert manager.accounting.growths == {"warmup": 2, "sealed": 0, "locked": 0}
 
 
 def test_before_the_seal_the_old_buffer_is_freed_first() -> None:
@@ -127,39 +127,39 @@ def test_after_the_seal_the_old_buffer_is_kept() -> None:
     view(manager, 3 * MIB)
     gc.collect()
     assert old() is not None
-    assert manager.books.retired_bytes == MIB
-    assert manager.books.growths["sealed"] == 1
+    assert manager.accounting.retired_bytes == MIB
+    assert manager.accounting.growths["sealed"] == 1
 
 
 def test_a_reservation_after_the_seal_keeps_the_old_buffer() -> None:
-    """An engine that scales reserves anew while graphs exist."""
+    """An engine that scales reserves again while graphs exist."""
     manager = WorkspaceManager(CPU)
     manager.reserve([reservation((0, 0), GRANULE)])
     manager.seal()
     manager.reserve([reservation((0, 0), 2 * GRANULE)])
-    assert manager.books.retired_bytes == GRANULE
-    assert manager.books.growths["sealed"] == 1
+    assert manager.accounting.retired_bytes == GRANULE
+    assert manager.accounting.growths["sealed"] == 1
 
 
 def test_alongside_grows_after_the_lock_and_keeps_the_old() -> None:
-    """The request is met in whole MiB pairs, and a view from before keeps its content."""
+    """The request is rounded up to 2 MiB, and an earlier view keeps its content."""
     manager = locked_manager("alongside")
     before = view(manager, MIB).fill_(7)
     assert view(manager, GRANULE + 1).fill_(9).numel() == GRANULE + 1
     assert held(manager).numel() == 2 * GRANULE
     assert bool((before == 7).all())
-    assert manager.books.growths["locked"] == 1
-    assert manager.books.retired_bytes == MIB
+    assert manager.accounting.growths["locked"] == 1
+    assert manager.accounting.retired_bytes == MIB
 
 
 def test_alongside_refuses_beyond_the_limit() -> None:
-    """Retired and current may not exceed the size at the lock by more than the limit."""
+    """Retired and current buffers may not exceed the size at the lock by more than the limit."""
     manager = locked_manager("alongside", limit_bytes=5 * MIB)
     view(manager, 2 * MIB)  # 2 MiB above
     with pytest.raises(AssertionError, match=r"growth limit is 5\.00 MB"):
         view(manager, 4 * MIB)  # would be 6 MiB above
     assert held(manager).numel() == 2 * MIB
-    assert manager.books.rejections["scratch"] == 1
+    assert manager.accounting.rejections["scratch"] == 1
 
 
 def test_a_growth_that_fits_only_unrounded_is_granted() -> None:
@@ -181,7 +181,7 @@ def test_the_limit_of_the_lock_wins_and_can_be_lowered() -> None:
 
 
 def test_the_default_limit_is_the_largest_slot_and_256_mib() -> None:
-    """Without a limit one growth of the largest slot always fits."""
+    """Without a given limit, one growth of the largest slot always fits."""
     manager = locked_manager("alongside")
     assert view(manager, 256 * MIB).numel() == 256 * MIB
     with pytest.raises(AssertionError, match=r"growth limit is 257\.00 MB"):
@@ -189,25 +189,25 @@ def test_the_default_limit_is_the_largest_slot_and_256_mib() -> None:
 
 
 def test_without_a_seal_alongside_only_counts() -> None:
-    """Where nothing was captured the old buffer is freed and no limit holds."""
+    """If nothing was captured, the old buffer is freed and no limit applies."""
     manager = locked_manager("alongside", limit_bytes=0, sealed=False)
     old = weakref.ref(held(manager))
     view(manager, 8 * MIB)
     gc.collect()
     assert old() is None
-    assert manager.books.retired_bytes == 0
-    assert manager.books.growths["locked"] == 1
+    assert manager.accounting.retired_bytes == 0
+    assert manager.accounting.growths["locked"] == 1
 
 
 def test_deny_refuses_also_without_a_seal() -> None:
-    """The policy holds after the lock on every path."""
+    """After the lock, the policy applies on every path."""
     manager = locked_manager("deny", sealed=False)
     with pytest.raises(AssertionError, match=r"requires 2\.00 MB, current size is 1\.00 MB"):
         view(manager, 2 * MIB)
 
 
 def test_the_policy_can_change_after_the_lock() -> None:
-    """What was refused is granted once the policy says so."""
+    """A refused request is granted once the policy allows it."""
     manager = locked_manager("deny")
     with pytest.raises(AssertionError):
         view(manager, 2 * MIB)
@@ -224,12 +224,12 @@ def test_nothing_grows_during_a_capture() -> None:
         view(manager, 2 * MIB)
     with pytest.raises(AssertionError, match="captured into a graph"):
         manager.get_persistent("late", (4,), torch.int32)
-    assert manager.books.rejections == {"scratch": 1, "persistent": 1, "permute": 0}
+    assert manager.accounting.rejections == {"scratch": 1, "persistent": 1, "permute": 0}
 
 
 @pytest.mark.parametrize("sealed", [True, False])
 def test_nothing_grows_during_a_capture_before_the_lock(*, sealed: bool) -> None:
-    """The graphs that are captured before it have the old address; a need that fits is served."""
+    """Graphs captured before have the old address; a request that fits is served."""
     manager = CapturingManager(CPU)
     manager.bind(None, "alongside")
     kept = view(manager, MIB).data_ptr()
@@ -241,19 +241,19 @@ def test_nothing_grows_during_a_capture_before_the_lock(*, sealed: bool) -> None
         view(manager, 2 * MIB)
     assert ("sealed" if sealed else "being captured") in str(refused.value)
     assert view(manager, MIB).data_ptr() == kept
-    assert manager.books.rejections["scratch"] == 1
+    assert manager.accounting.rejections["scratch"] == 1
 
 
 @pytest.mark.parametrize("sealed", [True, False])
 def test_out_of_memory_leaves_the_old_buffer(*, sealed: bool) -> None:
-    """A growth that the allocator cannot serve is a rejection, and the old buffer serves on."""
+    """A growth that the allocator cannot serve is a rejection, and the old buffer stays in use."""
     manager = locked_manager("alongside", limit_bytes=1 << 60, sealed=sealed)
     address = view(manager, MIB).data_ptr()
     with pytest.raises(AssertionError, match="out of memory"):
         view(manager, IMPOSSIBLE_BYTES)
     assert view(manager, MIB).data_ptr() == address
-    assert manager.books.last_rejection is not None
-    assert manager.books.last_rejection.reason.startswith("out of memory: ")
+    assert manager.accounting.last_rejection is not None
+    assert manager.accounting.last_rejection.reason.startswith("out of memory: ")
 
 
 def test_out_of_memory_before_the_lock_is_the_allocators_error() -> None:
@@ -267,7 +267,7 @@ def test_out_of_memory_before_the_lock_is_the_allocators_error() -> None:
 
 
 def test_a_refusal_is_written_before_it_is_raised(tmp_path: Path) -> None:
-    """Who reads the file of a dead rank finds kind, caller, need and holding."""
+    """The file of a dead rank has the kind, the caller, the need and what was held."""
     with stats_of(tmp_path) as writer:
         manager = WorkspaceManager(CPU)
         manager.bind(writer, "deny")
@@ -278,7 +278,7 @@ def test_a_refusal_is_written_before_it_is_raised(tmp_path: Path) -> None:
         stats = written(writer)
     assert stats.rejections == {"scratch": 1, "persistent": 0, "permute": 0}
     assert stats.last_rejection is not None
-    assert stats.last_rejection.caller.startswith("managers.py:")
+    assert stats.last_rejection.caller.startswith("workspace_managers.py:")
     assert f"allocation from '{stats.last_rejection.caller}'" in str(refused.value)
     assert (stats.last_rejection.needed_bytes, stats.last_rejection.held_bytes) == (3 * MIB, MIB)
     assert stats.slots[0].high_water_bytes == 3 * MIB

@@ -14,7 +14,7 @@ from vllm.v1.worker import workspace
 
 from holdfast.workspace.manager import WorkspaceManager, bound_class
 from holdfast.workspace.plan import MIB
-from managers import (
+from workspace_managers import (
     CPU,
     GRANULE,
     held,
@@ -27,7 +27,7 @@ from managers import (
 
 
 def test_sleep_and_wake_change_neither_sizes_nor_views() -> None:
-    """vLLM discards what stands in a workspace and keeps its address, so that the memo holds."""
+    """vLLM discards the content of a workspace and keeps its address, so the memo stays valid."""
     entered: list[bool] = []
 
     @contextmanager
@@ -38,21 +38,21 @@ def test_sleep_and_wake_change_neither_sizes_nor_views() -> None:
     manager = WorkspaceManager(CPU, alloc_context=pool)
     locked_manager("alongside", manager=manager)
     before = view(manager, MIB)
-    sizes, held_bytes = manager.slot_sizes(), manager.books.held_bytes
+    sizes, held_bytes = manager.slot_sizes(), manager.accounting.held_bytes
     held(manager).fill_(0)  # as another owner of the physical memory leaves it
     after = view(manager, MIB)
     assert after.data_ptr() == before.data_ptr()
-    assert (manager.slot_sizes(), manager.books.held_bytes) == (sizes, held_bytes)
+    assert (manager.slot_sizes(), manager.accounting.held_bytes) == (sizes, held_bytes)
     view(manager, 2 * MIB)
     assert len(entered) == 2
 
 
 def test_unlocked_growth_after_the_seal_still_keeps_the_old() -> None:
-    """Elastic scaling unlocks, but nothing says that no graph is left."""
+    """Elastic scaling unlocks, but graphs may be left."""
     manager = locked_manager("deny")
     manager.unlock()
     view(manager, 3 * MIB)
-    assert manager.books.retired_bytes == MIB
+    assert manager.accounting.retired_bytes == MIB
     manager.lock()
     with pytest.raises(AssertionError, match="not allowed after locking"):
         view(manager, 8 * MIB)
@@ -64,12 +64,12 @@ def test_unlocked_growth_moves_the_base_of_the_limit() -> None:
     manager.unlock()
     view(manager, 16 * MIB)
     manager.lock()
-    assert (manager.books.held_bytes, manager.books.retired_bytes) == (17 * MIB, MIB)
+    assert (manager.accounting.held_bytes, manager.accounting.retired_bytes) == (17 * MIB, MIB)
     with pytest.raises(
         AssertionError, match=r"hold 18\.00 MB more than at the lock, .* limit is 4\.00 MB"
     ):
         view(manager, 18 * MIB)
-    assert manager.books.growths == {"warmup": 1, "sealed": 1, "locked": 0}
+    assert manager.accounting.growths == {"warmup": 1, "sealed": 1, "locked": 0}
 
 
 def test_what_is_retired_outlives_elastic_scaling() -> None:
@@ -83,8 +83,11 @@ def test_what_is_retired_outlives_elastic_scaling() -> None:
         manager.lock()
     gc.collect()
     assert all((buffer := ref()) is not None and buffer.data_ptr() == at for ref, at in old)
-    assert (manager.books.retired_bytes, sum(manager.slot_sizes().values())) == (5 * MIB, 8 * MIB)
-    assert manager.books.held_bytes == 13 * MIB
+    assert (manager.accounting.retired_bytes, sum(manager.slot_sizes().values())) == (
+        5 * MIB,
+        8 * MIB,
+    )
+    assert manager.accounting.held_bytes == 13 * MIB
 
 
 def test_a_replaced_manager_is_bound_and_knows_the_policy(
@@ -110,7 +113,7 @@ def test_a_replaced_manager_is_bound_and_knows_the_policy(
 
 
 def test_a_manager_that_was_reset_frees_what_it_held() -> None:
-    """Retired buffers live as long as their manager, and no longer: nothing waits for a sweep."""
+    """Retired buffers are freed with their manager, without a garbage collection."""
     manager = locked_manager("alongside")
     first = weakref.ref(held(manager))
     view(manager, 2 * MIB)
@@ -138,7 +141,7 @@ def test_a_second_manager_starts_its_own_books(tmp_path: Path) -> None:
 
 
 def test_what_came_before_the_bind_is_told_by_it(tmp_path: Path) -> None:
-    """A manager that was used before it is bound writes its sizes, and the largest needs."""
+    """A manager that was used before it is bound writes its sizes and its largest needs."""
     manager = WorkspaceManager(CPU)
     view(manager, MIB)
     view(manager, MIB // 2)
@@ -150,7 +153,7 @@ def test_what_came_before_the_bind_is_told_by_it(tmp_path: Path) -> None:
 
 
 def test_the_stats_follow_the_life_of_the_manager(tmp_path: Path) -> None:
-    """Sizes, reservations, seal, lock and retired bytes are on file as soon as they hold."""
+    """Sizes, reservations, seal, lock and retired bytes are in the file as soon as they apply."""
     with stats_of(tmp_path) as writer:
         manager = WorkspaceManager(CPU, num_lanes=2)
         manager.bind(writer, "alongside")

@@ -22,9 +22,9 @@ from holdfast.records import RankStats
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import Reservation
 from holdfast.workspace.stats import StatsWriter, read_stats
-from managers import CPU, CapturingManager
+from memory_pools import DISCARDED, Graphs, Pool
 from oracle import ALIGNMENT_BYTES, MIB, Oracle, Policy, Refusal, offsets
-from pools import DISCARDED, Graphs, Pool
+from workspace_managers import CPU, CapturingManager
 
 KIB = 1024
 LARGEST_BYTES = 32 * MIB
@@ -42,22 +42,22 @@ REASONS = {
 
 
 def small_kernel(manager: WorkspaceManager, sizes: list[int]) -> list[torch.Tensor]:
-    """One of two that ask."""
+    """The first of two callers."""
     return manager.get_simultaneous(*[((size,), torch.uint8) for size in sizes])
 
 
 def large_kernel(manager: WorkspaceManager, sizes: list[int]) -> list[torch.Tensor]:
-    """The other one; of another type, because a known spec costs too little to see who asks."""
+    """The second caller, with another type: a known spec does not look for its caller."""
     return manager.get_simultaneous(*[((size,), torch.int8) for size in sizes])
 
 
 awake = precondition(lambda self: not self.oracle.is_asleep)
-"""Nothing asks for memory while vLLM sleeps."""
+"""Nothing requests memory while vLLM sleeps."""
 
 limited = precondition(
     lambda self: self.oracle.is_locked and self.oracle.is_sealed and not self.oracle.is_asleep
 )
-"""The growth limit counts."""
+"""The growth limit applies."""
 
 
 class OracleMachine(RuleBasedStateMachine):
@@ -107,7 +107,7 @@ class OracleMachine(RuleBasedStateMachine):
         self.resources: dict[tuple[int, str], torch.Tensor] = {}
 
     def close(self, is_sealed: bool, is_locked: bool) -> None:
-        """Go where most rules hold: closed, with a resource, and with a buffer that is retired."""
+        """Go where most rules apply: locked, with a resource and with a retired buffer."""
         self.resource(0, "a", 64, is_said=True)
         self.grow(0, 4 * KIB)
         if is_sealed:
@@ -184,7 +184,7 @@ class OracleMachine(RuleBasedStateMachine):
             self.current[index] = (largest, self.next_mark)
 
     def check_refusal(self, expected: Refusal, caller: str) -> None:
-        """The stats name it before anyone could catch it."""
+        """The stats have it before the caller can catch the error."""
         found = self.stats().last_rejection
         assert found is not None
         assert (found.kind, found.needed_bytes, found.held_bytes) == (
@@ -269,7 +269,7 @@ class OracleMachine(RuleBasedStateMachine):
             self.hold(slot, key, size_bytes, is_said=is_said)
 
     def hold(self, slot: int, key: str, size_bytes: int, *, is_said: bool) -> None:
-        """One resource of both, and whether it is its own."""
+        """Get one resource from both, and check that it is the slot's own."""
         expected = self.oracle.persistent(slot, key, size_bytes, is_said=is_said)
         try:
             tensor = self.make_resource(key, size_bytes, is_said=is_said)
@@ -284,7 +284,7 @@ class OracleMachine(RuleBasedStateMachine):
         assert self.resources.setdefault((slot, key), tensor) is tensor
 
     def make_resource(self, key: str, size_bytes: int, *, is_said: bool) -> torch.Tensor:
-        """A resource of a slot, as a layer asks for it."""
+        """Return a resource of a slot, as a layer gets it."""
         if is_said:
             return self.manager.get_persistent(key, (size_bytes,), torch.uint8)
         made = self.manager.get_persistent_resource(
@@ -362,9 +362,9 @@ class OracleMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_agree(self) -> None:
-        books = self.manager.books
-        assert books.held_bytes == self.oracle.held_bytes
-        for kind, count in books.rejections.items():
+        accounting = self.manager.accounting
+        assert accounting.held_bytes == self.oracle.held_bytes
+        for kind, count in accounting.rejections.items():
             assert count + self.earlier_rejections[kind] == self.oracle.rank.rejections[kind]
 
     @invariant()
@@ -390,7 +390,7 @@ class OracleMachine(RuleBasedStateMachine):
     @invariant()
     def all_scratch_and_nothing_else_is_in_the_pool(self) -> None:
         scratch = [*filter(lambda buffer: buffer is not None, self.buffers())]
-        scratch += self.manager._holdings.retired
+        scratch += self.manager._retained.retired
         lasting = sorted(tensor.data_ptr() for tensor in self.pool.tensors())
         assert lasting == sorted(buffer.data_ptr() for buffer in scratch)
 
@@ -423,7 +423,7 @@ TestManagerAgainstOracle = OracleMachine.TestCase
 
 
 def test_what_the_seal_replaces_is_freed() -> None:
-    """A reservation in one ubatch levels the other at the seal, before any graph is captured."""
+    """At the seal, a reservation of one ubatch applies to the other, before any capture."""
     machine = OracleMachine()
     calls: list[Callable[[], None]] = [
         lambda: machine.start(2, 1, "alongside", None, closed=(True, True)),

@@ -1,4 +1,4 @@
-"""Where the files lie that a worker writes in each step: in memory, named after the generation."""
+"""The files that a worker writes in each step are in memory, named after the generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduled_steps import step
 
 
 def in_memory(directory: Path) -> list[str]:
-    """What a generation has in shared memory."""
+    """Return the files of a generation in shared memory."""
     return sorted(path.name for path in SHARED_MEMORY.glob(f"{name_prefix(directory)}*"))
 
 
@@ -27,7 +27,7 @@ def test_what_a_worker_writes_is_in_memory_and_read_by_its_path(generation: Path
     with StatsWriter(generation, engine=0, rank=0, generation=7, shared=shared) as writer:
         writer.step_started()
         requests = StepRequests(
-            generation, engine=0, rank=0, most_requests=4, most_steps=1, shared=shared
+            generation, engine=0, rank=0, max_requests=4, max_steps=1, shared=shared
         )
         requests.began(step("guilty"))
         assert [path.parent for path in map(Path.resolve, generation.iterdir())] == [
@@ -40,7 +40,7 @@ def test_what_a_worker_writes_is_in_memory_and_read_by_its_path(generation: Path
 
 
 def test_it_goes_with_its_generation(generation: Path) -> None:
-    """Whoever wrote it was killed long ago, perhaps."""
+    """The process that wrote it may be long dead."""
     StatsWriter(generation, engine=0, rank=0, generation=1, shared=shared_path(generation)).close()
     assert in_memory(generation)
     cleanup.remove(generation)
@@ -48,7 +48,7 @@ def test_it_goes_with_its_generation(generation: Path) -> None:
 
 
 def test_no_other_user_can_read_it(generation: Path) -> None:
-    """Names of requests are in it, and everybody may look into shared memory."""
+    """It contains names of requests, and shared memory is open to every user."""
     StatsWriter(generation, engine=0, rank=0, generation=1, shared=shared_path(generation)).close()
     (name,) = in_memory(generation)
     assert (SHARED_MEMORY / name).stat().st_mode & 0o777 == 0o600
@@ -56,7 +56,7 @@ def test_no_other_user_can_read_it(generation: Path) -> None:
 
 @pytest.mark.parametrize("place", ["missing", "file"])
 def test_where_nothing_can_be_made_in_memory_it_is_at_its_path(tmp_path: Path, place: str) -> None:
-    """In a container that may not write there, say."""
+    """A container may not be allowed to write there."""
     (tmp_path / "file").touch()
     shared = tmp_path / place / "hf"
     with StatsWriter(tmp_path, engine=0, rank=0, generation=1, shared=shared) as writer:
@@ -65,7 +65,7 @@ def test_where_nothing_can_be_made_in_memory_it_is_at_its_path(tmp_path: Path, p
 
 
 def test_a_reader_of_an_earlier_worker_s_file_keeps_it(generation: Path) -> None:
-    """The next worker of the rank has another file."""
+    """The next worker of the rank creates another file."""
     shared = shared_path(generation)
     with StatsWriter(generation, engine=0, rank=0, generation=1, shared=shared) as first:
         earlier = first.path.resolve()
@@ -86,7 +86,7 @@ def test_a_user_who_logs_out_does_not_lose_it(
     has_systemd: bool,
     expected: bool,
 ) -> None:
-    """logind removes what he has in shared memory, but that of system users; not in containers."""
+    """At logout, logind removes files of users that are not system users."""
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     monkeypatch.setattr(mapped_files, "_SYSTEMD", tmp_path if has_systemd else tmp_path / "missing")
     assert is_shared_memory_kept() == expected

@@ -12,17 +12,21 @@ import pytest
 import torch
 
 from holdfast.records import MemoryKind
-from holdfast.workspace.device import DeviceReading
-from holdfast.workspace.memory_ledger import MemoryLedger, as_table, unexplained_bytes
+from holdfast.workspace.memory_ledger import (
+    DeviceReading,
+    MemoryLedger,
+    as_table,
+    unexplained_bytes,
+)
 from holdfast.workspace.plan import MIB
 from holdfast.workspace.stats import StatsWriter, read_stats
-from managers import forget_freed_memory
+from workspace_managers import forget_freed_memory
 
 CPU = torch.device("cpu")
 
 
 class GpuLedger(MemoryLedger):
-    """Reads a GPU of 80 GiB that this machine need not have."""
+    """Reads a GPU of 80 GiB, which this machine does not need."""
 
     used = 0
 
@@ -61,28 +65,28 @@ def cpu_worker(size_bytes: int) -> Any:
 def test_what_was_not_measured_is_absent(writer: StatsWriter) -> None:
     """A worker that keeps none of vLLM's numbers leaves those kinds out, and writes no zero."""
     ledger = GpuLedger(worker_on("cuda", {}), writer)
-    ledger.loaded(made_workspace_bytes=0)
-    ledger.sized(workspace_bytes=MIB)
-    ledger.captured(None)
-    ledger.captured(0)
-    ledger.closed(workspace_bytes=MIB)
+    ledger.record_weights(made_workspace_bytes=0)
+    ledger.record_sizing(workspace_bytes=MIB)
+    ledger.record_graphs(None)
+    ledger.record_graphs(0)
+    ledger.finish(workspace_bytes=MIB)
     assert on_file(writer) == {"workspace": MIB, "total": 80 * 1024 * MIB}
 
 
 def test_workspaces_made_in_constructors_are_no_weights(
     writer: StatsWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They sit inside vLLM's `model_memory_usage`, and are counted once."""
+    """vLLM's `model_memory_usage` contains them, and they count once."""
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     caches = [torch.zeros(3 * MIB, dtype=torch.uint8)]
     runner = {"model_memory_usage": 110 * MIB, "kv_caches": caches}
     worker = worker_on("cuda", runner, requested_memory=70 * MIB, peak_activation_memory=9 * MIB)
     ledger = GpuLedger(worker, writer)
-    ledger.loaded(made_workspace_bytes=10 * MIB)
+    ledger.record_weights(made_workspace_bytes=10 * MIB)
     ledger.used = 150 * MIB
-    ledger.sized(workspace_bytes=12 * MIB)
-    ledger.captured(5 * MIB)
-    ledger.closed(workspace_bytes=14 * MIB)
+    ledger.record_sizing(workspace_bytes=12 * MIB)
+    ledger.record_graphs(5 * MIB)
+    ledger.finish(workspace_bytes=14 * MIB)
     assert on_file(writer) == {
         "weights": 100 * MIB,
         "kv_cache": 3 * MIB,
@@ -98,21 +102,21 @@ def test_workspaces_made_in_constructors_are_no_weights(
 def test_the_estimate_of_the_graphs_is_no_activation(
     writer: StatsWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM adds it to the peak unless it is told not to."""
+    """vLLM adds it to the peak unless that is turned off."""
     worker = worker_on(
         "cuda", {}, peak_activation_memory=9 * MIB, cudagraph_memory_estimate=4 * MIB
     )
     ledger = GpuLedger(worker, writer)
     for flag, peak_bytes in (("1", 5 * MIB), ("0", 9 * MIB)):
         monkeypatch.setenv("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", flag)
-        ledger.sized(workspace_bytes=0)
+        ledger.record_sizing(workspace_bytes=0)
         assert on_file(writer)["activation_peak"] == peak_bytes
 
 
 def test_weights_on_the_cpu_are_counted_once(writer: StatsWriter) -> None:
     """Parameters and buffers by their storage, so that tied ones count once."""
     ledger = MemoryLedger(cpu_worker(4 * MIB), writer)
-    ledger.loaded(made_workspace_bytes=MIB)
+    ledger.record_weights(made_workspace_bytes=MIB)
     assert on_file(writer) == {"weights": 4 * MIB + 1024}
 
 
@@ -122,20 +126,20 @@ def test_layers_that_share_one_kv_cache_count_it_once(writer: StatsWriter) -> No
     worker = cpu_worker(MIB)
     worker.model_runner.kv_caches = [allocation[: 4 * MIB], allocation[4 * MIB :]]
     ledger = MemoryLedger(worker, writer)
-    ledger.closed(workspace_bytes=0)
+    ledger.finish(workspace_bytes=0)
     assert on_file(writer)["kv_cache"] == 8 * MIB
 
 
 def test_the_ledger_explains_this_process(writer: StatsWriter) -> None:
-    """On the CPU the terms add up to what is resident, but for a few percent."""
+    """On the CPU, the terms add up to what is resident, within a few percent."""
     forget_freed_memory()
     worker = cpu_worker(64 * MIB)
     ledger = MemoryLedger(worker, writer)
     workspace = torch.zeros(32 * MIB, dtype=torch.uint8)
-    ledger.loaded(made_workspace_bytes=0)
-    ledger.sized(workspace_bytes=workspace.nbytes)
+    ledger.record_weights(made_workspace_bytes=0)
+    ledger.record_sizing(workspace_bytes=workspace.nbytes)
     worker.model_runner.kv_caches = [torch.zeros(96 * MIB, dtype=torch.int8)]
-    ledger.closed(workspace_bytes=workspace.nbytes)
+    ledger.finish(workspace_bytes=workspace.nbytes)
     sizes = on_file(writer)
     resident_bytes = psutil.Process().memory_info().rss
     assert sizes["budget"] == 8 * 1024 * MIB
@@ -143,18 +147,8 @@ def test_the_ledger_explains_this_process(writer: StatsWriter) -> None:
     assert abs(unexplained_bytes(sizes, resident_bytes)) < 0.05 * resident_bytes
 
 
-def test_the_lamport_workspace_is_unknown_until_it_is_measured(writer: StatsWriter) -> None:
-    """Most models have none, and none is not a size."""
-    before = read_stats(writer.path)
-    writer.lamport(6 * MIB)
-    after = read_stats(writer.path)
-    assert before is not None
-    assert after is not None
-    assert (before.lamport_bytes, after.lamport_bytes) == (None, 6 * MIB)
-
-
 def test_the_table_shows_each_kind_and_the_rest() -> None:
-    """A term that was not measured says so, and what no term explains stands under them."""
+    """A term that was not measured says so, and the unexplained rest follows the terms."""
     sizes: dict[MemoryKind, int] = {
         "weights": 60 * MIB,
         "kv_cache": 20 * MIB,
@@ -185,5 +179,5 @@ def test_the_table_shows_each_kind_and_the_rest() -> None:
 
 
 def test_activations_explain_nothing() -> None:
-    """Their peak is over by the time that the device is read."""
+    """Their peak is over when the device is read."""
     assert unexplained_bytes({"weights": 4, "activation_peak": 3, "budget": 9}, 10) == 6

@@ -1,4 +1,4 @@
-"""MoE permute scratch, the third refusal, on vLLM's own class."""
+"""MoE permute scratch, on vLLM's own class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.moe_permute import needed_bytes
 from holdfast.workspace.plan import MIB, GrowthPolicy
 from holdfast.workspace.stats import StatsWriter, read_stats
-from managers import CPU, CapturingManager
+from workspace_managers import CPU, CapturingManager
 
 EXPERTS = 8
 ROWS = 1024
@@ -29,7 +29,7 @@ ROW_NAMES = ("permuted_idx", "inv_permuted_idx", "token_expert_indices", "sort_w
 
 @pytest.fixture(scope="module", autouse=True)
 def sorter() -> Iterator[None]:
-    """The size of vLLM's sorter, which its CUDA extension tells and a CPU build lacks."""
+    """The size of vLLM's sorter, which only its CUDA extension knows."""
     library = torch.library.Library("_moe_C", "FRAGMENT")
     if not hasattr(torch.ops._moe_C, "moe_permute_sort_workspace_size"):
         library.define("moe_permute_sort_workspace_size(int rows, int experts) -> int")
@@ -75,24 +75,24 @@ def close(
 
 
 def rejected(manager: WorkspaceManager) -> Rejection:
-    assert manager.books.last_rejection is not None
-    return manager.books.last_rejection
+    assert manager.accounting.last_rejection is not None
+    return manager.accounting.last_rejection
 
 
 @pytest.mark.parametrize("rows", [1, 1000, ROWS])
 def test_the_need_is_what_vllm_allocates(rows: int, manager: WorkspaceManager) -> None:
     """Our arithmetic is that of vLLM's class, which keeps one small tensor from the start."""
     scratch = scratch_of(0)
-    before = manager.books.persistent_bytes
+    before = manager.accounting.persistent_bytes
     scratch.reserve(rows)
-    assert manager.books.persistent_bytes - before == needed_bytes(scratch, rows)
-    assert manager.books.persistent_bytes == tensor_bytes([scratch])
+    assert manager.accounting.persistent_bytes - before == needed_bytes(scratch, rows)
+    assert manager.accounting.persistent_bytes == tensor_bytes([scratch])
 
 
 def test_deny_refuses_in_vllms_words_and_writes_it_first(
     manager: WorkspaceManager, tmp_path: Path
 ) -> None:
-    """Kind, caller, need and holding in bytes and rows are on file before the engine dies."""
+    """The kind, the caller, the need and what was held are in the file before the engine dies."""
     with StatsWriter(tmp_path, engine=0, rank=0, generation=1) as writer:
         manager.bind(writer, "deny")
         scratch = scratch_of(ROWS)
@@ -118,7 +118,7 @@ def test_deny_refuses_in_vllms_words_and_writes_it_first(
 
 
 def test_the_caller_is_who_asked_vllms_function(manager: WorkspaceManager) -> None:
-    """Frames of vLLM's own module say nothing of the layer that fell short."""
+    """The caller is the layer, not a frame of vLLM's own module."""
     scratch = scratch_of(ROWS)
     close(manager, "deny")
     with pytest.raises(AssertionError):
@@ -142,20 +142,20 @@ def test_alongside_replaces_the_scratch_and_keeps_the_old(manager: WorkspaceMana
     assert {n: r().data_ptr() for n, r in zip(ROW_NAMES, kept, strict=True)} == addresses  # type: ignore[union-attr]  # just checked
     assert scratch.max_expanded_rows == 2 * ROWS
     assert scratch.permuted_idx.numel() == 2 * ROWS
-    assert manager.books.retired_bytes == needed_bytes(scratch, ROWS)
-    assert manager.books.persistent_bytes == tensor_bytes([scratch])
-    assert manager.books.growths["locked"] == 1
+    assert manager.accounting.retired_bytes == needed_bytes(scratch, ROWS)
+    assert manager.accounting.persistent_bytes == tensor_bytes([scratch])
+    assert manager.accounting.growths["locked"] == 1
     assert manager.is_locked()
 
 
 def test_alongside_refuses_beyond_the_limit(manager: WorkspaceManager) -> None:
-    """The need is known before it is allocated, so that nothing is when it is too much."""
+    """The need is known beforehand, so nothing is allocated if it is too large."""
     scratch = scratch_of(ROWS)
     limit_bytes = needed_bytes(scratch, 2 * ROWS)
     close(manager, "alongside", limit_bytes=limit_bytes)
     with pytest.raises(AssertionError, match=r"requires 2049 rows.* growth limit is"):
         scratch.reserve(2 * ROWS + 1)
-    assert (scratch.max_expanded_rows, manager.books.retired_bytes) == (ROWS, 0)
+    assert (scratch.max_expanded_rows, manager.accounting.retired_bytes) == (ROWS, 0)
     scratch.reserve(2 * ROWS)
     assert scratch.max_expanded_rows == 2 * ROWS
 
@@ -177,21 +177,21 @@ def test_the_scratch_never_grows_during_a_capture(closed: str, manager: Capturin
 
 
 def test_growth_between_capture_and_lock_keeps_the_old(manager: WorkspaceManager) -> None:
-    """vLLM would free what the first graphs hold, and say nothing."""
+    """vLLM would silently free what the first graphs hold."""
     scratch = scratch_of(ROWS)
     old = weakref.ref(scratch.sort_workspace)
     manager.seal()
     scratch.reserve(2 * ROWS)
     gc.collect()
     assert old() is not None
-    assert manager.books.growths["sealed"] == 1
+    assert manager.accounting.growths["sealed"] == 1
 
 
 @pytest.mark.parametrize("is_locking", [True, False])
 def test_without_a_seal_the_old_scratch_is_freed(
     manager: WorkspaceManager, *, is_locking: bool
 ) -> None:
-    """Where nothing was captured `alongside` counts, and refuses nothing."""
+    """If nothing was captured, `alongside` counts growth and refuses nothing."""
     scratch = scratch_of(ROWS)
     old = weakref.ref(scratch.sort_workspace)
     if is_locking:
@@ -199,12 +199,16 @@ def test_without_a_seal_the_old_scratch_is_freed(
     scratch.reserve(2 * ROWS)
     gc.collect()
     assert old() is None
-    assert manager.books.retired_bytes == 0
-    assert manager.books.growths == {"warmup": not is_locking, "sealed": 0, "locked": is_locking}
+    assert manager.accounting.retired_bytes == 0
+    assert manager.accounting.growths == {
+        "warmup": not is_locking,
+        "sealed": 0,
+        "locked": is_locking,
+    }
 
 
 def test_out_of_memory_is_a_refusal_and_the_old_serves_on(manager: WorkspaceManager) -> None:
-    """What the allocator says stands in the reason; rows that fit are served as before."""
+    """The reason has the allocator's message, and rows that fit are served as before."""
     scratch = scratch_of(ROWS)
     close(manager, "alongside", limit_bytes=1 << 60)
     with pytest.raises(AssertionError, match="out of memory"):
@@ -217,28 +221,28 @@ def test_out_of_memory_is_a_refusal_and_the_old_serves_on(manager: WorkspaceMana
 
 
 def test_out_of_memory_before_the_lock_is_passed_on(manager: WorkspaceManager) -> None:
-    """The start fails with what the allocator says, as without us; nothing is refused."""
+    """The start fails with the allocator's error, as without Holdfast; nothing is refused."""
     scratch = scratch_of(ROWS)
     manager.seal()
     with pytest.raises(RuntimeError, match="allocate"):
         scratch.reserve(IMPOSSIBLE_ROWS)
-    assert manager.books.rejections["permute"] == 0
+    assert manager.accounting.rejections["permute"] == 0
 
 
 def test_a_late_scratch_meets_the_limit(manager: WorkspaceManager) -> None:
-    """A layer that first runs after the lock makes its scratch and its rows then."""
+    """A layer that first runs after the lock creates its scratch and its rows then."""
     manager.get_simultaneous(((MIB,), torch.uint8))
     close(manager, "alongside", limit_bytes=MIB)
     assert scratch_of(ROWS).max_expanded_rows == ROWS
-    assert manager.books.growths["locked"] == 1
+    assert manager.accounting.growths["locked"] == 1
     with pytest.raises(AssertionError, match="growth limit"):
         scratch_of(MIB)
-    assert manager.books.rejections == {"scratch": 0, "persistent": 0, "permute": 1}
+    assert manager.accounting.rejections == {"scratch": 0, "persistent": 0, "permute": 1}
 
 
 @pytest.mark.usefixtures("manager")
 def test_other_managers_keep_vllms_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The class is followed for good, and asks the manager that there is now."""
+    """The class stays guarded, and asks the present manager."""
     scratch = scratch_of(ROWS)
     monkeypatch.setattr(workspace, "WorkspaceManager", WorkspaceManager.__bases__[0])
     workspace.init_workspace_manager(CPU)

@@ -60,7 +60,7 @@ def test_a_reservation_covers_every_term(needs: list[int], headroom: float) -> N
 
 @given(need=NEEDS, more=NEEDS, headroom=HEADROOMS)
 def test_a_reservation_is_monotone(need: int, more: int, headroom: float) -> None:
-    """A larger need, or one term more, never reserves less."""
+    """A larger need or a further term never reserves less."""
     small = reserve((0, 0), [declared(need)], headroom).size_bytes
     assert reserve((0, 0), [declared(need + more)], headroom).size_bytes >= small
     assert reserve((0, 0), [declared(need), declared(more)], headroom).size_bytes >= small
@@ -80,7 +80,7 @@ def test_nothing_asked_is_nothing_reserved() -> None:
 
 
 def test_a_plan_weighs_floor_learned_and_declared_for_each_slot() -> None:
-    """Each slot takes the largest of its terms and says who asked."""
+    """Each slot gets the largest of its terms, and names all of them."""
     given_spec = spec(floor_bytes=3 * MIB, learned=((0, 1, 9 * MIB),))
     both = Term("declared", "test", 5 * MIB, lanes=(0, 1))
     first, second = plan_reservations(given_spec, [(0, 0), (0, 1)], iter([both]))
@@ -91,7 +91,7 @@ def test_a_plan_weighs_floor_learned_and_declared_for_each_slot() -> None:
 
 
 def test_a_declared_term_holds_for_every_ubatch_of_its_lanes() -> None:
-    """For that of the model alone, unless it names others."""
+    """It applies only to the lane of the model, unless it names others."""
     slots = [(0, 0), (0, 1), (1, 0), (1, 1)]
     of_the_draft = Term("declared", "draft", 2 * MIB, lanes=(1,))
     planned = plan_reservations(spec(), slots, [declared(4 * MIB), of_the_draft])
@@ -99,7 +99,7 @@ def test_a_declared_term_holds_for_every_ubatch_of_its_lanes() -> None:
 
 
 def test_a_spec_survives_its_file(tmp_path: Path) -> None:
-    """Workers read what the front end wrote, and nobody else can."""
+    """Workers read what the front end wrote, and other users cannot."""
     path = tmp_path / "spec.json"
     written = spec(floor_bytes=7, headroom=0.25, learned=((1, 0, 42), (0, 0, 1)))
     written.write(path)

@@ -66,7 +66,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkspaceManager]:
 
 
 def by_test(terms: Iterable[Term]) -> list[Term]:
-    """Without what an installed Holdfast declares for its demo."""
+    """Remove what an installed Holdfast declares for its demo."""
     return [term for term in terms if not term.asked_by.startswith("holdfast.demo")]
 
 
@@ -107,7 +107,7 @@ def test_installed_reservers_are_asked(installed: Installer) -> None:
 def test_a_bad_reserver_is_left_out(
     bad: str, cause: str, installed: Installer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it raises or answers stops nobody else, and the log names it and the cause."""
+    """Whatever it raises or returns stops no other reserver, and the log names it and the cause."""
     installed(bad=bad, good=GOOD)
     with caplog.at_level(logging.WARNING):
         terms = by_test(declared_terms(CONTEXT))
@@ -117,12 +117,12 @@ def test_a_bad_reserver_is_left_out(
 
 
 def test_the_demo_is_a_reserver() -> None:
-    """Holdfast's own demo declares through the same door as any package."""
+    """Holdfast's own demo declares its needs like any other package."""
     assert "holdfast_demo" in {point.name for point in entry_points(group=reservers.GROUP)}
 
 
 def test_a_model_reserves_in_every_slot(manager: WorkspaceManager) -> None:
-    """The bytes are there at once in every lane, and the plan hears who asked."""
+    """The bytes are reserved at once in every lane, and the plan names the caller."""
     reserve_workspace(((MIB,), torch.int32), ((1,), torch.uint8))
     assert list(manager.slot_sizes().values()) == [6 * MIB, 6 * MIB]
     (term,) = by_test(declared_terms(CONTEXT))
@@ -133,7 +133,7 @@ def test_a_model_reserves_in_every_slot(manager: WorkspaceManager) -> None:
 
 
 def test_a_model_that_knows_its_lane_reserves_there_alone(manager: WorkspaceManager) -> None:
-    """One line that serves a target and its draft is a term of each."""
+    """A line that serves a target and its draft is a term of each."""
     for lane, size_bytes in ((0, 4 * MIB), (1, 2 * MIB)):
         reserve_workspace(((size_bytes,), torch.uint8), lanes=(lane,))
     assert list(manager.slot_sizes().values()) == [4 * MIB, 2 * MIB]
@@ -145,15 +145,15 @@ def test_a_model_that_knows_its_lane_reserves_there_alone(manager: WorkspaceMana
 
 
 def test_many_layers_declare_once(manager: WorkspaceManager) -> None:
-    """One line of a model that reserves for each layer is one term, of the largest need."""
+    """A line that reserves for each layer of a model is one term, of the largest need."""
     for rows in (10, 30, 20):
         reserve_workspace(((rows, 256), torch.uint8))
     assert [term.needed_bytes for term in by_test(declared_terms(CONTEXT))] == [30 * 256]
-    assert manager.books.reserved_bytes == [2 * MIB, 2 * MIB]
+    assert manager.accounting.reserved_bytes == [2 * MIB, 2 * MIB]
 
 
 def test_a_model_that_reserves_after_the_lock_is_told(manager: WorkspaceManager) -> None:
-    """What fits is fine; what does not fit is an error with a remedy."""
+    """What fits is accepted; what does not fit is an error with a remedy."""
     manager.bind(None, "alongside")
     reserve_workspace(((MIB,), torch.uint8))
     manager.lock()
@@ -163,7 +163,7 @@ def test_a_model_that_reserves_after_the_lock_is_told(manager: WorkspaceManager)
 
 
 def test_without_a_manager_a_model_is_told() -> None:
-    """Reserving outside of a worker is an error that names the caller."""
+    """Reserving outside a worker is an error that names the caller."""
     workspace.reset_workspace_manager()
     with pytest.raises(HoldfastError, match=r"test_reservers\.py:\d+:test_without_a_manager"):
         reserve_workspace(((MIB,), torch.uint8))

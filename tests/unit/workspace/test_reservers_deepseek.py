@@ -20,10 +20,10 @@ from vllm.transformers_utils.configs.deepseek_v41 import DeepseekV41Config
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWAMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from asked import listen
 from holdfast.workspace.plan import MIB, Term, WorkspaceSpec, plan_reservations
 from holdfast.workspace.reservers import Device, ReserverContext, Undetermined, deepseek
 from holdfast.workspace.reservers.deepseek import PrefillSizes, declare, layer_bytes, prefill_bytes
+from layer_requests import request_meter
 
 M_TOKENS = 1024 * 1024
 HOPPER = Device("h100", is_cuda=True, capability_major=9)
@@ -33,8 +33,8 @@ Asked = Callable[[Callable[[], object]], int]
 
 @pytest.fixture(name="asked_by")
 def asked_by_fixture(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Hears what a layer asks for."""
-    return listen(monkeypatch)
+    """Records what a layer requests."""
+    return request_meter(monkeypatch)
 
 
 def on_meta(*shape: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ def random_sizes(random: Random, ratios: tuple[int, ...]) -> PrefillSizes:
 
 
 def layer(kind: Any, sizes: PrefillSizes, ratio: int) -> Any:
-    """What a method of the attention layer reads of itself."""
+    """The attributes that a method of the attention layer reads."""
     index = torch.empty(
         (sizes.max_num_batched_tokens, sizes.index_topk), device="meta", dtype=torch.int32
     )
@@ -204,7 +204,7 @@ def test_the_model_is_read_from_its_configuration() -> None:
 
 
 def test_the_configuration_of_transformers_is_read_too() -> None:
-    """vLLM 0.33 has no class of its own for DeepSeek-V4: that one has rates for kinds of layers."""
+    """vLLM 0.33 uses the class of transformers, which has a rate per kind of layer."""
     ratios = {"compress_ratios": [0, 4, 128], "num_hidden_layers": 3}
     sizes = {"sliding_window": 128, "head_dim": 512, "index_topk": 512}
     theirs = configuration_deepseek_v4.DeepseekV4Config(**ratios, **sizes)
@@ -213,7 +213,7 @@ def test_the_configuration_of_transformers_is_read_too() -> None:
 
 
 def test_a_draft_of_dspark_is_not_reserved_the_targets_prefill() -> None:
-    """It attends to a window, in a lane of its own; a gigabyte there would be used by nobody."""
+    """It attends to a window, in a lane of its own, where a gigabyte would stay unused."""
     spec = WorkspaceSpec("stats", 1, 0, 0.0, "alongside", None)
     declared = [term for term in declare(context(version_4(), HOPPER)) if isinstance(term, Term)]
     target, draft = plan_reservations(spec, [(0, 0), (0, 1)], declared)
@@ -250,12 +250,12 @@ def test_a_ratio_of_one_has_a_full_cache_in_version_4_1_alone() -> None:
 def test_only_the_kernels_that_use_the_workspace_reserve(
     device: Device, backend: str | None, terms: int
 ) -> None:
-    """FlashInfer, vLLM's default on GB10 and RTX PRO 6000, keeps a buffer of its own."""
+    """FlashInfer, vLLM's default on GB10 and RTX PRO 6000, has its own buffer."""
     assert len(list(declare(context(version_4(), device, backend)))) == terms
 
 
 def test_other_devices_are_not_guessed() -> None:
-    """On the CPU, where vLLM has no such kernel, nothing is declared but that."""
+    """On the CPU, vLLM has no such kernel, and only that is declared."""
     (answer,) = declare(context(version_4(), Device("cpu", is_cuda=False)))
     assert isinstance(answer, Undetermined)
 
@@ -270,6 +270,6 @@ def test_other_models_declare_nothing() -> None:
     "name", [name for name in AttentionBackendEnum.__members__ if "DSV4" in name]
 )
 def test_every_backend_of_these_models_is_known(name: str) -> None:
-    """By vLLM's registry, so that one that is named is not taken for the device's default."""
+    """The names are vLLM's, so that a named kernel is not taken for the device's default."""
     lists = [names for names in (deepseek._FLASHINFER, deepseek._FLASHMLA) if name in names]
     assert len(lists) == (0 if name.startswith("ROCM_") else 1)

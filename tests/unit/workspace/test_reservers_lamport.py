@@ -1,4 +1,4 @@
-"""The arithmetic of the Lamport workspace against vLLM's own, and what is read of its cache."""
+"""The arithmetic of the Lamport workspace against vLLM's own, and what its cache holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOPPER = Device("h100", is_cuda=True, capability_major=9)
 
 @pytest.fixture
 def vllms(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's module, which wants the CUDA bindings only to allocate."""
+    """vLLM's module, which needs the CUDA bindings only to allocate."""
     bindings = ModuleType("cuda")
     vars(bindings)["cudart"] = ModuleType("cuda.cudart")
     monkeypatch.setitem(sys.modules, "cuda", bindings)

@@ -24,9 +24,9 @@ from vllm.model_executor.layers.fused_moe.experts.fused_batched_moe import Batch
 from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
 from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
-from asked import listen
 from holdfast.workspace.plan import Term
 from holdfast.workspace.reservers import ReserverContext, Undetermined, moe
+from layer_requests import request_meter
 
 Asked = Callable[[Callable[[], object]], int]
 NOTHING = torch.empty(0)
@@ -34,15 +34,15 @@ NOTHING = torch.empty(0)
 
 @pytest.fixture(name="asked_by")
 def asked_by_fixture(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Hears what the kernels ask for; on the CPU alone vLLM does not let them ask."""
+    """Records what the kernels request, which vLLM's CPU build does not let them do."""
     gpu = SimpleNamespace(is_cpu=lambda: False, is_rocm=lambda: False)
     monkeypatch.setattr(modular_kernel, "current_platform", gpu)
     monkeypatch.setattr(moe, "current_platform", gpu)
-    return listen(monkeypatch)
+    return request_meter(monkeypatch)
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc]  # torch is Any to us
-    """A layer of experts with weights that take no memory, as vLLM's RoutedExperts has them."""
+    """A layer of experts like vLLM's RoutedExperts, with weights that take no memory."""
 
     def __init__(self, config: Any, kernel: Any, *, is_packed: bool) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def test_the_term_is_what_the_kernels_ask_for(asked_by: Asked, kind: str) -> Non
 
 
 def test_a_part_of_a_step_needs_no_more(asked_by: Asked) -> None:
-    """The full step is the worst for these kernels: fewer tokens ask for less."""
+    """The full step is the worst case of these kernels: fewer tokens need less."""
     random = Random(0)
     layer = layer_of("triton", random, configuration(random, data_parallel=1))
     (term,) = moe.declare(context(torch.nn.ModuleList([layer]), 8192))
@@ -168,7 +168,7 @@ def test_a_part_of_a_step_needs_no_more(asked_by: Asked) -> None:
 @pytest.mark.usefixtures("asked_by")
 @pytest.mark.parametrize(("lane", "tokens"), [(0, 8192), (1, 8 * (1 + 7))])
 def test_the_experts_of_a_draft_are_asked_too(lane: int, tokens: int) -> None:
-    """In its lane, for what one of its steps can hold: with its own lane that is no prompt."""
+    """In its lane, for one of its steps, which in a lane of its own contains no prompt."""
     random = Random(3)
     target, draft = (
         torch.nn.ModuleList([layer_of("triton", random, configuration(random, data_parallel=1))])
@@ -188,7 +188,7 @@ def test_the_experts_of_a_draft_are_asked_too(lane: int, tokens: int) -> None:
 
 
 def test_on_the_cpu_nothing_is_reserved() -> None:
-    """vLLM's experts take nothing from the workspace there, and so they declare nothing."""
+    """vLLM's experts use no workspace there, so they declare nothing."""
     random = Random(0)
     layer = layer_of("triton", random, configuration(random, data_parallel=1))
     assert list(moe.declare(context(torch.nn.ModuleList([layer]), 8192))) == []
@@ -210,7 +210,7 @@ def test_a_model_without_experts_declares_nothing() -> None:
     ],
 )
 def test_without_a_model_the_kernel_is_unknown(hf_config: Any, is_known: bool) -> None:
-    """`plan` has no layers to ask, and says so for models with experts."""
+    """`holdfast plan` has no layers, and says so for models with experts."""
     answers = list(moe.declare(context(None, 8192, hf_config)))
     assert bool(answers) is not is_known
     assert all(isinstance(answer, Undetermined) for answer in answers)

@@ -14,23 +14,23 @@ import torch
 from vllm.triton_utils import tl, triton
 from vllm.v1.attention.backends import turboquant_attn
 
-from asked import listen
 from holdfast.workspace.plan import Term
 from holdfast.workspace.reservers import ReserverContext
 from holdfast.workspace.reservers.turboquant import declare
+from layer_requests import request_meter
 
 Asked = Callable[[Callable[[], object]], int]
 
 
 @pytest.fixture(name="asked_by")
 def asked_by_fixture(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Hears what is asked for."""
-    return listen(monkeypatch)
+    """Records what is requested."""
+    return request_meter(monkeypatch)
 
 
 @pytest.fixture
 def ultraquant(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's attention class; without a GPU, vLLM's stand-in for Triton lacks what they name."""
+    """vLLM's attention class; without a GPU, vLLM's stand-in for Triton lacks these names."""
     monkeypatch.setattr(tl, "float16", None, raising=False)
     monkeypatch.setattr(triton, "next_power_of_2", lambda number: number, raising=False)
     module = importlib.import_module("vllm.v1.attention.backends.ultraquant_attn")
@@ -95,7 +95,7 @@ def decoding(attention: Any, config: Any) -> None:
 
 
 def continuing(attention: Any, config: Any) -> None:
-    """One more chunk of a request whose cached context is as long as it may be."""
+    """The next chunk of a request with the longest possible cached context."""
     model = config.model_config
     kv_heads, head_size = model.get_num_kv_heads(None), model.get_head_size()
     query = torch.empty(
@@ -144,7 +144,7 @@ def test_each_term_is_what_the_attention_asks_for(
 
 
 def test_the_builder_of_vllm_asks_for_no_more(asked_by: Asked) -> None:
-    """What vLLM reserves for itself, too late for the KV cache, is the first term at least."""
+    """The first term is at least what vLLM reserves itself, too late for the KV cache."""
     random = Random(0)
     for _ in range(200):
         config = configuration(random, "turboquant_4bit_nc")
@@ -161,7 +161,7 @@ def test_the_builder_of_vllm_asks_for_no_more(asked_by: Asked) -> None:
 
 
 def test_a_cache_hit_continues_without_chunked_prefill() -> None:
-    """vLLM reserves no continuation then, but a request with a cached prefix still meets it."""
+    """vLLM reserves no continuation then, but a request with a cached prefix still needs it."""
     config = configuration(Random(1), "turboquant_k8v4")
     config.scheduler_config.enable_chunked_prefill = False
     assert [term.asked_by for term in declared(config)] == [
@@ -180,7 +180,7 @@ def test_short_steps_are_decoded() -> None:
 
 
 def test_an_unknown_block_size_is_the_largest() -> None:
-    """`plan` may know none: the bound then holds for each that the kernels support."""
+    """`holdfast plan` may not know it: the bound then covers each that the kernels support."""
     config = configuration(Random(3), "turboquant_k8v4")
     config.cache_config.block_size = None
     unknown = declared(config)[1].needed_bytes

@@ -10,7 +10,7 @@ from vllm.v1.worker import workspace
 
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB, GrowthPolicy
-from managers import (
+from workspace_managers import (
     CPU,
     locked_manager,
     view,
@@ -18,22 +18,22 @@ from managers import (
 
 
 def test_a_late_resource_is_made_alongside_and_counts() -> None:
-    """A missing persistent resource is made after the lock, and its bytes meet the limit."""
+    """A missing persistent resource is created after the lock, and counts towards the limit."""
     manager = locked_manager("alongside", limit_bytes=4 * MIB)
     tensor = manager.get_persistent("late", (3 * MIB,), torch.uint8)
     assert manager.get_persistent("late", (3 * MIB,), torch.uint8) is tensor
-    assert manager.books.persistent_bytes == 3 * MIB
+    assert manager.accounting.persistent_bytes == 3 * MIB
     with pytest.raises(AssertionError, match="growth limit"):
         view(manager, 2 * MIB)
 
 
 def test_a_resource_of_unknown_size_is_refused_once_the_limit_is_reached() -> None:
-    """What a first one needs is unknown, so the one after the limit is the one refused."""
+    """The need of a first one is unknown, so the next one beyond the limit is refused."""
     manager = locked_manager("alongside", limit_bytes=MIB)
     manager.get_persistent_resource("first", two_mib)
     with pytest.raises(AssertionError, match=r"'second' was not allocated .* growth limit"):
         manager.get_persistent_resource("second", two_mib)
-    rejection = manager.books.last_rejection
+    rejection = manager.accounting.last_rejection
     assert rejection is not None
     assert (rejection.kind, rejection.needed_bytes) == ("persistent", 0)
     assert rejection.held_bytes == 2 * MIB
@@ -41,7 +41,7 @@ def test_a_resource_of_unknown_size_is_refused_once_the_limit_is_reached() -> No
 
 
 def test_a_resource_whose_size_was_measured_is_held_to_the_limit() -> None:
-    """What it held in one slot it needs in another, and nothing is allocated to find that out."""
+    """It needs in every slot what it held in the first, which is known without allocating."""
     manager = WorkspaceManager(CPU, num_lanes=2)
     manager.get_persistent_resource("key", two_mib)
     locked_manager("alongside", limit_bytes=2 * MIB - 1, manager=manager)
@@ -53,7 +53,7 @@ def test_a_resource_whose_size_was_measured_is_held_to_the_limit() -> None:
         ),
     ):
         manager.get_persistent_resource("key", pytest.fail)
-    rejection = manager.books.last_rejection
+    rejection = manager.accounting.last_rejection
     assert rejection is not None
     assert (rejection.needed_bytes, rejection.held_bytes) == (2 * MIB, 2 * MIB)
 
@@ -64,21 +64,21 @@ def test_a_tensor_says_its_size_before_it_is_made(policy: GrowthPolicy) -> None:
     manager = locked_manager(policy, limit_bytes=MIB)
     with pytest.raises(AssertionError, match=r"'locks'\) was not allocated during warmup"):
         manager.get_persistent("locks", (MIB,), torch.int32)
-    rejection = manager.books.last_rejection
+    rejection = manager.accounting.last_rejection
     assert rejection is not None
     assert (rejection.needed_bytes, rejection.held_bytes) == (4 * MIB, 0)
-    assert manager.books.persistent_bytes == 0
+    assert manager.accounting.persistent_bytes == 0
 
 
 def test_a_resource_counts_as_growth_if_it_is_late() -> None:
-    """Warm-up is there to make resources; after the lock they take memory that nobody planned."""
+    """Warm-up creates resources; after the lock they take memory that was not planned."""
     manager = WorkspaceManager(CPU)
     manager.get_persistent("early", (1,), torch.uint8)
     locked_manager("alongside", manager=manager)
-    before = manager.books.growths["locked"]
+    before = manager.accounting.growths["locked"]
     for _ in range(2):
         manager.get_persistent("late", (1,), torch.uint8)
-    assert (before, manager.books.growths["locked"]) == (0, 1)
+    assert (before, manager.accounting.growths["locked"]) == (0, 1)
 
 
 def test_a_resource_that_cannot_be_allocated_is_a_refusal() -> None:
@@ -96,20 +96,20 @@ def test_a_resource_that_cannot_be_allocated_is_a_refusal() -> None:
     locked_manager("alongside", limit_bytes=1 << 60, manager=manager)
     with pytest.raises(AssertionError, match="out of memory: no memory is left"):
         manager.get_persistent_resource("late", exhausted)
-    assert manager.books.rejections["persistent"] == 1
-    assert manager.books.growths["locked"] == 0
+    assert manager.accounting.rejections["persistent"] == 1
+    assert manager.accounting.growths["locked"] == 0
     assert manager.get_persistent_resource("late", list) == []
 
 
 def two_mib() -> list[torch.Tensor]:
-    """Makes a resource whose size nobody knows before."""
+    """Creates a resource of unknown size."""
     return [torch.empty(2 * MIB, dtype=torch.uint8)]
 
 
 def test_persistent_bytes_are_weighed_anew_at_the_lock() -> None:
-    """A resource that grew in the warm-up after it was made counts with what it holds then."""
+    """A resource that grew during warm-up counts with its present size."""
     manager = WorkspaceManager(CPU)
     kept = manager.get_persistent_resource("list", lambda: [torch.empty(1000, dtype=torch.uint8)])
     kept.append(torch.empty(500, dtype=torch.uint8))
     manager.lock()
-    assert manager.books.persistent_bytes == 1500
+    assert manager.accounting.persistent_bytes == 1500

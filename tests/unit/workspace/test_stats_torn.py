@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from holdfast.records import RankStats
+from holdfast.records import RankReport, RankStats
 from holdfast.workspace.stats import StatsWriter, read_stats
-from holdfast.workspace.stats.layout import COPIES, REST_BYTES, Copy, StatsFile
-from torn import check_no_step_back, check_whole, killed_writers, rejection, write_once
+from holdfast.workspace.stats.layout import (
+    REPORTS_OFFSET,
+    RING_OFFSET,
+    StepCounts,
+    packed_pulse,
+    packed_step,
+    pulse_offset,
+    report_offset,
+    step_offset,
+)
+from stats_writers import check_whole, killed_writers, rejection, write_once
 
 KILLS = 60
 
@@ -37,13 +47,16 @@ def test_a_killed_writer_leaves_no_torn_stats(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("often_switched")
 def test_two_threads_that_write_tear_nothing(tmp_path: Path) -> None:
-    """Ubatches report from threads of their own; each read is of one moment, and all is counted."""
+    """Ubatches report from their own threads; each read is of one moment, and all is counted."""
     with StatsWriter(tmp_path, engine=0, rank=0, generation=1) as writer:
 
+        def count_one(report: RankReport, caller: str) -> RankReport:
+            callers = {**report.callers, caller: report.callers.get(caller, 0) + 1}
+            return replace(report, retired_bytes=report.retired_bytes + 1, callers=callers)
+
         def count(caller: str) -> None:
-            for number in range(500):
-                writer.caller(caller, number)
-                writer.growth("locked")
+            for _ in range(500):
+                writer.update(partial(count_one, caller=caller))
 
         threads = [threading.Thread(target=count, args=(f"caller-{n}",)) for n in range(2)]
         for thread in threads:
@@ -52,22 +65,21 @@ def test_two_threads_that_write_tear_nothing(tmp_path: Path) -> None:
             thread.join(60)
         stats = read_stats(writer.path)
     assert stats is not None
-    assert stats.growths["locked"] == 1000
-    assert stats.callers == {"caller-0": 499, "caller-1": 499}
+    assert stats.retired_bytes == 1000
+    assert stats.callers == {"caller-0": 500, "caller-1": 500}
 
 
 def test_a_write_that_was_cut_is_not_seen(tmp_path: Path) -> None:
     """Whatever a dead writer had begun to write, readers see the moment before."""
     with StatsWriter(tmp_path, engine=0, rank=0, generation=1) as writer:
-        writer.slot_count(2)
         for number in range(1, 40):
             write_once(writer, number)
         before = read_stats(writer.path)
-        hidden = writer._file.copies[(writer._file.header.writes + 1) % COPIES].record
-        hidden.steps, hidden.rejection_caller = 10**9, b"half"
-        writer._file.ring.steps[40].index = 40
+        writer._put(report_offset(writer._place.number + 1), b'{"engine": 7, "half of a rep')
+        pulse = packed_pulse(writer._writes + 1, writer._place, StepCounts(10**9))
+        writer._put(pulse_offset(writer._writes + 1), pulse[:-8])
+        writer._put(step_offset(40), packed_step(40, 1, 1, 1.0, 1.0)[:-8])
         after = read_stats(writer.path)
-        del hidden
     assert before is not None
     check_whole(before)
     assert after == before
@@ -75,8 +87,10 @@ def test_a_write_that_was_cut_is_not_seen(tmp_path: Path) -> None:
 
 WRITES: dict[str, Callable[[StatsWriter], None]] = {
     "step": lambda writer: writer.step_ended(scheduled_tokens=40, requests=5),
-    "caller": lambda writer: writer.caller("another", 10**6),
-    "refusal": lambda writer: writer.rejection(rejection(40)),
+    "number": lambda writer: writer.update(lambda report: replace(report, retired_bytes=10**6)),
+    "refusal": lambda writer: writer.update(
+        lambda report: replace(report, last_rejection=rejection(40))
+    ),
 }
 
 
@@ -91,14 +105,12 @@ class Torn:
             self.old, self._old_file = read_stats(writer.path), writer.path.read_bytes()
             WRITES[kind](writer)
             self.new, self._new_file = read_stats(writer.path), writer.path.read_bytes()
-            begin = ctypes.sizeof(Copy) * (writer._file.header.writes % COPIES)
         assert self.old != self.new
         self.places = [n for n in range(0, len(self._old_file), 8) if self._is_changed(n)]
-        """Where the words that the write changes lie."""
-        counts = StatsFile.copies.offset + begin + REST_BYTES
-        texts = [n for n in self.places if _part(n) == "copies" and n < counts]
+        """The offsets of the words that the write changes."""
+        texts = [n for n in self.places if _part(n) == "reports"]
         self.looked_at = {*self.places} - {*texts} | {*texts[::50]}
-        """All of them, but of the long texts only some."""
+        """All of them, but only some of the long report."""
 
     def read(self, visible: Iterable[int]) -> RankStats | None:
         """What is read while no more than these words are visible."""
@@ -112,7 +124,7 @@ class Torn:
         return self._old_file[place : place + 8] != self._new_file[place : place + 8]
 
 
-@pytest.mark.parametrize("order", [*permutations(("header", "copies", "ring"))], ids="-".join)
+@pytest.mark.parametrize("order", [*permutations(("pulses", "reports", "ring"))], ids="-".join)
 @pytest.mark.parametrize("is_backwards", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("kind", WRITES)
 def test_stores_may_become_visible_in_any_order(
@@ -133,31 +145,23 @@ def test_stores_may_become_visible_in_any_order(
 
 @pytest.mark.parametrize("kind", WRITES)
 def test_any_store_may_be_the_last_or_the_first(kind: str, tmp_path: Path) -> None:
-    """One word that comes late, or ahead of all but the number of the write, tears nothing."""
+    """One word that comes late, or ahead of all others, tears nothing."""
     torn = Torn(tmp_path, kind)
-    header = [place for place in torn.places if _part(place) == "header"]
     for place in torn.looked_at:
         late = torn.read(other for other in torn.places if other != place)
-        early = torn.read([*header, place])
         assert late in (torn.old, torn.new)
-        assert early == torn.old
+        assert torn.read([place]) == torn.old
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_pulse_without_its_report_is_not_seen(kind: str, tmp_path: Path) -> None:
+    """The number of a write may be visible before anything else that it wrote."""
+    torn = Torn(tmp_path, kind)
+    ahead = [place for place in torn.places if _part(place) == "pulses"]
+    assert torn.read(ahead) == torn.old
 
 
 def _part(place: int) -> str:
-    if place < StatsFile.copies.offset:
-        return "header"
-    return "copies" if place < StatsFile.ring.offset else "ring"
-
-
-def test_a_second_manager_does_not_lower_the_high_water(tmp_path: Path) -> None:
-    """The largest need of a rank outlives the manager that met it."""
-    with StatsWriter(tmp_path, engine=0, rank=0, generation=1) as writer:
-        writer.slot_count(1)
-        writer.high_water(0, 500, "large")
-        before = read_stats(writer.path)
-        writer.high_water(0, 100, "small")
-        after = read_stats(writer.path)
-    assert before is not None
-    assert after is not None
-    check_no_step_back(before, after)
-    assert after.slots[0].high_water_caller == "large"
+    if place < REPORTS_OFFSET:
+        return "pulses"
+    return "reports" if place < RING_OFFSET else "ring"

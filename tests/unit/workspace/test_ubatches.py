@@ -11,7 +11,8 @@ from vllm.v1.worker import workspace
 
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import MIB, GrowthPolicy
-from managers import (
+from memory_pools import Pool
+from workspace_managers import (
     CPU,
     GRANULE,
     forget_freed_memory,
@@ -20,7 +21,6 @@ from managers import (
     reservation,
     view,
 )
-from pools import Pool
 
 
 @pytest.mark.parametrize("is_bound", [True, False])
@@ -62,13 +62,13 @@ def test_what_one_ubatch_needs_before_the_lock_every_ubatch_gets() -> None:
     view(manager, MIB)
     assert manager.slot_sizes() == {(0, 0): MIB, (0, 1): 0, (1, 0): MIB, (1, 1): 0}
     assert held(manager, 0).data_ptr() != held(manager, 2).data_ptr()
-    assert manager.books.high_water_bytes == [MIB, 0, 0, 0]
-    assert manager.books.growths["warmup"] == 1
+    assert manager.accounting.high_water_bytes == [MIB, 0, 0, 0]
+    assert manager.accounting.growths["warmup"] == 1
 
 
 @pytest.mark.parametrize("is_locking", [True, False])
 def test_ubatches_are_alike_at_the_seal_and_at_the_lock(*, is_locking: bool) -> None:
-    """Reservations that differ are levelled within each lane before addresses are captured."""
+    """Reservations that differ are made alike within each lane before addresses are captured."""
     manager = WorkspaceManager(CPU, num_ubatches=2, num_lanes=2)
     manager.bind(None, "deny")
     manager.reserve([reservation((1, 0), GRANULE), reservation((0, 1), 2 * GRANULE)])
@@ -77,11 +77,11 @@ def test_ubatches_are_alike_at_the_seal_and_at_the_lock(*, is_locking: bool) -> 
     else:
         manager.seal()
     assert list(manager.slot_sizes().values()) == [GRANULE, 2 * GRANULE, GRANULE, 2 * GRANULE]
-    assert manager.books.retired_bytes == 0
+    assert manager.accounting.retired_bytes == 0
 
 
-def test_a_request_is_served_from_the_buffer_that_levelling_left() -> None:
-    """A slot that grows beside a larger one gets that one's size, and the view lies in it."""
+def test_a_request_is_served_from_the_buffer_that_equalizing_left() -> None:
+    """A slot that grows next to a larger one gets that size, and the view is in its buffer."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
     manager.bind(None, "deny")
     manager.reserve([reservation((1, 0), GRANULE)])
@@ -89,7 +89,7 @@ def test_a_request_is_served_from_the_buffer_that_levelling_left() -> None:
     assert list(manager.slot_sizes().values()) == [GRANULE, GRANULE]
 
 
-def test_levelling_after_the_seal_keeps_the_old_buffer_of_each_ubatch() -> None:
+def test_equalizing_after_the_seal_keeps_the_old_buffer_of_each_ubatch() -> None:
     """Graphs of either ubatch may hold the address of its own buffer."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
     manager.bind(None, "deny")
@@ -97,39 +97,39 @@ def test_levelling_after_the_seal_keeps_the_old_buffer_of_each_ubatch() -> None:
     manager.seal()
     view(manager, 2 * MIB)
     assert list(manager.slot_sizes().values()) == [2 * MIB, 2 * MIB]
-    assert manager.books.retired_bytes == 2 * MIB
+    assert manager.accounting.retired_bytes == 2 * MIB
 
 
 def test_a_growth_retires_no_buffer_that_it_made() -> None:
-    """A slot that grows after the seal beside a larger one gets that one's size at once."""
+    """A slot that grows after the seal next to a larger one gets that size at once."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
     manager.bind(None, "deny")
     view(manager, MIB)
     manager.seal()
     manager.reserve([reservation((1, 0), 4 * GRANULE)])
-    retired_bytes = manager.books.retired_bytes
+    retired_bytes = manager.accounting.retired_bytes
     view(manager, 2 * MIB)
     assert list(manager.slot_sizes().values()) == [4 * GRANULE, 4 * GRANULE]
-    assert manager.books.retired_bytes - retired_bytes == MIB
-    assert manager.books.growths["sealed"] == 2
+    assert manager.accounting.retired_bytes - retired_bytes == MIB
+    assert manager.accounting.growths["sealed"] == 2
 
 
 @pytest.mark.parametrize("policy", ["deny", "alongside"])
 def test_a_seal_after_the_lock_changes_no_buffer(policy: GrowthPolicy) -> None:
-    """Growth after the lock is for the slot that asked, and levelling would pass its limit."""
+    """Growth after the lock is for one slot, and equalizing would exceed its limit."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
     locked_manager("alongside", limit_bytes=MIB, sealed=False, manager=manager)
     view(manager, 4 * MIB)
     manager.set_policy(policy)
     manager.seal()
-    manager.level()
+    manager.equalize_ubatches()
     manager.lock()
     assert list(manager.slot_sizes().values()) == [4 * MIB, MIB]
     assert manager.is_sealed
 
 
-def test_what_levelling_adds_is_resident_on_the_cpu() -> None:
-    """The sizing of the KV cache reads resident memory, also of a slot that grew to its sibling."""
+def test_what_equalizing_adds_is_resident_on_the_cpu() -> None:
+    """The sizing of the KV cache reads resident memory, including that of an equalized slot."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
     manager.bind(None, "deny")
     manager.reserve([reservation((1, 0), 96 * MIB)])
@@ -140,14 +140,14 @@ def test_what_levelling_adds_is_resident_on_the_cpu() -> None:
 
 
 def test_a_manager_that_is_not_bound_keeps_vllms_sizes() -> None:
-    """Without us in charge a slot holds nothing until its own ubatch asks."""
+    """In an unbound manager, a slot is empty until its own ubatch uses it."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
     view(manager, MIB)
     assert list(manager.slot_sizes().values()) == [MIB, 0]
 
 
 def test_growth_after_the_lock_is_for_the_slot_that_asked() -> None:
-    """The limit is not spent on slots that may never ask."""
+    """The limit is not spent on slots that may never be used."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
     locked_manager("alongside", manager=manager)
     view(manager, 2 * MIB)
@@ -160,7 +160,7 @@ def test_a_view_outlives_the_buffer_that_another_ubatch_replaced(
     """Both ubatches run at a time, and each may hold views across a growth of the other.
 
     So the memory that vLLM's profile measures has old and new buffer in it: no less than is needed,
-    and more by the old one at most, which is gone with the last view. Levelling when the ubatches
+    and more by the old one at most, which is gone with the last view. Equalizing when the ubatches
     are done would be too late: the peak that was measured before lacks what it adds.
     """
     pool = Pool()
@@ -180,7 +180,7 @@ def test_a_view_outlives_the_buffer_that_another_ubatch_replaced(
 
 
 def test_a_reservation_is_not_replaced_while_ubatches_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the second start on what they need is there before they ask."""
+    """From the second start on, what they need is reserved before they request it."""
     manager = WorkspaceManager(CPU, num_ubatches=2)
     manager.bind(None, "deny")
     manager.reserve([reservation(slot, 2 * GRANULE) for slot in manager.slots])
@@ -191,8 +191,8 @@ def test_a_reservation_is_not_replaced_while_ubatches_run(monkeypatch: pytest.Mo
     assert [held(manager, index).data_ptr() for index in range(2)] == addresses
 
 
-def test_a_single_slot_is_never_levelled() -> None:
-    """Where there is one ubatch nothing is held but what was asked for."""
+def test_a_single_slot_is_never_equalized() -> None:
+    """With one ubatch, nothing is held beyond what was requested."""
     manager = WorkspaceManager(CPU, num_lanes=2)
     manager.bind(None, "deny")
     view(manager, MIB)

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from fastapi import Body
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from holdfast.lifecycle.commands import ProvenSuite
+from holdfast.lifecycle.operations import ProvenSuite
 from holdfast.records import SLEEP_TAGS, CacheKind, Lora, RankMemory, SleepLevel, SleepTag
 from holdfast.telemetry.logs import LogLevel
 
-LONGEST_NAME = 256
-LONGEST_PATH = 4096
+MAX_NAME_CHARACTERS = 256
+MAX_PATH_CHARACTERS = 4096
 DEFAULT_AGE_SECONDS = 60.0
 
 
@@ -24,7 +24,7 @@ def _printable(text: str) -> str:
 
 
 Printable = Annotated[str, AfterValidator(_printable)]
-Name = Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)]
+Name = Annotated[Printable, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
 
 class Request(BaseModel):
@@ -71,7 +71,7 @@ class LoraRequest(Request):
     """Load an adapter from a path on the server, or by its name on a model hub."""
 
     name: Name
-    path: Annotated[Printable, Field(min_length=1, max_length=LONGEST_PATH)]
+    path: Annotated[Printable, Field(min_length=1, max_length=MAX_PATH_CHARACTERS)]
     replace: bool = False
     """Whether to replace an adapter of the same name."""
 
@@ -93,8 +93,8 @@ class LogLevelRequest(Request):
 class SaveRequest(Request):
     """Write the weights of each rank to a directory on its host."""
 
-    path: Annotated[Printable, Field(pattern=r"^/", max_length=LONGEST_PATH)]
-    pattern: Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
+    path: Annotated[Printable, Field(pattern=r"^/", max_length=MAX_PATH_CHARACTERS)]
+    pattern: Annotated[Printable, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)] | None = None
     max_size_bytes: int | None = Field(default=None, gt=0, lt=2**63)
 
 

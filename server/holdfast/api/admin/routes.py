@@ -15,8 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.api.admin import models
 from holdfast.api.admin.errors import ERRORS, AuditLog, answer_errors
+from holdfast.api.auth import ADMIN_PATH
 from holdfast.errors import EngineSilentError, NotReadyError
-from holdfast.lifecycle.commands import (
+from holdfast.lifecycle.operations import (
     Command,
     ProbeCommand,
     ProbeResult,
@@ -34,93 +35,93 @@ if TYPE_CHECKING:  # it imports vLLM, and these routes answer before that is imp
 Value = TypeVar("Value")
 
 
-def add_state(routes: APIRouter, supervision: Supervisor, deadline_seconds: float) -> None:
+def add_state(routes: APIRouter, supervisor: Supervisor, deadline_seconds: float) -> None:
     async def carried_out(command: Command) -> Any:
-        return await _in_time(supervision.submit(command), str(command), deadline_seconds)
+        return await _in_time(supervisor.submit(command), str(command), deadline_seconds)
 
     def state() -> models.StateReply:
-        return models.StateReply.model_validate(supervision.status())
+        return models.StateReply.model_validate(supervisor.status())
 
     @routes.get("/workspace")
     async def workspace() -> models.WorkspaceReply:
         """List the workspaces of every rank, without waiting for the engine."""
-        return models.WorkspaceReply.model_validate(supervision.status())
+        return models.WorkspaceReply.model_validate(supervisor.status())
 
     @routes.post("/probe")
-    async def probe(asked: models.ProbeBody) -> ProbeResult:
+    async def probe(body: models.ProbeBody) -> ProbeResult:
         """Run the probe again. New requests wait meanwhile; an engine that fails is replaced."""
-        result: ProbeResult = await carried_out(ProbeCommand(asked.suite, asked.max_age_seconds))
+        result: ProbeResult = await carried_out(ProbeCommand(body.suite, body.max_age_seconds))
         return result
 
     @routes.post("/drain", status_code=202)
     async def drain() -> models.StateReply:
         """Finish running requests and exit with 0, as after SIGTERM."""
-        supervision.request_stop()
+        supervisor.request_stop()
         return state()
 
     @routes.post("/restart", status_code=202)
-    async def restart(asked: models.RestartBody) -> models.StateReply:
+    async def restart(body: models.RestartBody) -> models.StateReply:
         """Restart the engine. Streams that have begun may finish; other requests are replayed."""
-        supervision.request_restart(asked.reason)
+        supervisor.request_restart(body.reason)
         await asyncio.sleep(0)  # let the restart begin
         return state()
 
     @routes.post("/sleep")
-    async def sleep(asked: models.SleepBody) -> SleepResult:
+    async def sleep(body: models.SleepBody) -> SleepResult:
         """Free the memory of the device. Requests get 503 until the engine is awake again."""
-        command = SleepCommand(asked.level, is_abrupt=asked.mode == "abort")
+        command = SleepCommand(body.level, is_abrupt=body.mode == "abort")
         result: SleepResult = await carried_out(command)
         return result
 
     @routes.post("/wake")
-    async def wake(asked: models.WakeBody) -> SleepResult:
+    async def wake(body: models.WakeBody) -> SleepResult:
         """Reclaim memory. When the engine has all of it, a quick probe makes the server READY."""
-        result: SleepResult = await carried_out(WakeCommand(frozenset(asked.tags)))
+        result: SleepResult = await carried_out(WakeCommand(frozenset(body.tags)))
         return result
 
 
-def add_engine(routes: APIRouter, supervision: Supervisor) -> None:
+def add_engine(routes: APIRouter, supervisor: Supervisor) -> None:
     def state() -> models.StateReply:
-        return models.StateReply.model_validate(supervision.status())
+        return models.StateReply.model_validate(supervisor.status())
 
     @routes.post("/profile/start")
     async def profile_start(
-        asked: models.ProfileBody,
+        body: models.ProfileBody,
     ) -> models.StateReply:
         """Start the profiler of --profiler-config."""
-        await supervision.engine_at_work().upkeep.start_profile(asked.prefix)
+        await supervisor.serving_engine().maintenance.start_profile(body.prefix)
         return state()
 
     @routes.post("/profile/stop")
     async def profile_stop() -> models.StateReply:
         """Stop the profiler and write the profile. The engine runs no steps meanwhile."""
-        await supervision.engine_at_work().upkeep.stop_profile()
+        await supervisor.serving_engine().maintenance.stop_profile()
         return state()
 
     @routes.post("/cache/reset")
     async def cache_reset(
-        asked: models.CacheBody,
+        body: models.CacheBody,
     ) -> models.CacheReply:
         """Empty caches. The prefix cache must not be in use."""
-        await supervision.engine_at_work().upkeep.reset_caches(frozenset(asked.caches))
-        return models.CacheReply(caches=sorted(set(asked.caches)))
+        await supervisor.serving_engine().maintenance.reset_caches(frozenset(body.caches))
+        return models.CacheReply(caches=sorted(set(body.caches)))
 
     @routes.post("/save-sharded-state")
     async def save_sharded_state(
-        asked: models.SaveBody,
+        body: models.SaveBody,
     ) -> models.StateReply:
         """Write the weights of each rank for `--load-format sharded_state`; no steps run then."""
-        await supervision.engine_at_work().upkeep.save_sharded_state(
-            asked.path, pattern=asked.pattern, max_size_bytes=asked.max_size_bytes
+        await supervisor.serving_engine().maintenance.save_sharded_state(
+            body.path, pattern=body.pattern, max_size_bytes=body.max_size_bytes
         )
         return state()
 
 
 def add_loras(
-    routes: APIRouter, supervision: Supervisor, adapters: Callable[[], Loras | None]
+    routes: APIRouter, supervisor: Supervisor, adapters: Callable[[], Loras | None]
 ) -> None:
     def at_work() -> Loras:
-        supervision.engine_at_work()
+        supervisor.serving_engine()
         if (found := adapters()) is None:
             raise NotReadyError("vLLM is being imported")
         return found
@@ -132,9 +133,9 @@ def add_loras(
         return models.LorasReply(loras=found.listed() if found else ())
 
     @routes.post("/loras")
-    async def lora_load(asked: models.LoraBody) -> Lora:
+    async def lora_load(body: models.LoraBody) -> Lora:
         """Load an adapter. The next generations of the engine load it too."""
-        return await at_work().load(asked.name, asked.path, is_replacing=asked.replace)
+        return await at_work().load(body.name, body.path, is_replacing=body.replace)
 
     @routes.post("/loras/{name:path}/pin")
     async def lora_pin(name: str) -> Lora:
@@ -156,11 +157,11 @@ def add_logs(routes: APIRouter) -> None:
 
     @routes.put("/log-level")
     async def log_level_change(
-        asked: models.LogLevelBody,
+        body: models.LogLevelBody,
     ) -> models.LogLevelReply:
         """Change log levels of the front end, but not of the engine, until the process ends."""
-        for name in (asked.logger,) if asked.logger else log_levels():
-            set_log_level(name, asked.level)
+        for name in (body.logger,) if body.logger else log_levels():
+            set_log_level(name, body.level)
         return models.LogLevelReply(levels=dict(log_levels()))
 
 
@@ -176,11 +177,8 @@ async def _in_time(answer: Awaitable[Value], what: str, deadline_seconds: float)
         ) from error
 
 
-PREFIX = "/admin"
-
-
 def admin_app(
-    supervision: Supervisor,
+    supervisor: Supervisor,
     adapters: Callable[[], Loras | None],
     *,
     command_deadline_seconds: float,
@@ -191,10 +189,10 @@ def admin_app(
     command, which has deadlines of its own.
     """
     app = FastAPI(title="Holdfast admin", openapi_url=None, docs_url=None, redoc_url=None)
-    routes = APIRouter(prefix=PREFIX, responses=ERRORS, tags=["admin"])
-    add_state(routes, supervision, command_deadline_seconds)
-    add_engine(routes, supervision)
-    add_loras(routes, supervision, adapters)
+    routes = APIRouter(prefix=ADMIN_PATH, responses=ERRORS, tags=["admin"])
+    add_state(routes, supervisor, command_deadline_seconds)
+    add_engine(routes, supervisor)
+    add_loras(routes, supervisor, adapters)
     add_logs(routes)
     app.include_router(routes)
     answer_errors(app)
@@ -209,7 +207,7 @@ def admin_app(
 
 def admin_route(app: FastAPI) -> BaseRoute:
     """Return the application as one of our own routes; each call of it is logged."""
-    return _Below(PREFIX, AuditLog(app))
+    return _Below(ADMIN_PATH, AuditLog(app))
 
 
 class _Below(BaseRoute):

@@ -1,14 +1,13 @@
-"""Grammars of clients (`response_format`, tools, `structured_outputs`), first tried elsewhere.
+"""Checks clients' grammars (`response_format`, tools, ...) in processes that may die of them.
 
-vLLM compiles a grammar in the front end, to check it, and in EngineCore, to use it, with native
-code that a client can crash, or keep busy for hours. So each is compiled first by a process that
-may die, with a limit of time and of memory, and only what survived goes on; the rest is a 400.
+Runs in the front end. vLLM compiles a grammar in the front end, to check it, and in EngineCore, to
+use it, with native code that a client can crash or keep busy for hours. So a worker process
+compiles each one first, with limits on time and memory. Only what survives goes on to vLLM; the
+rest gets 400.
 
-    checked        what becomes of a grammar: known, tried, refused; put into the request
-    lanes          which key's grammar is tried next
-    pool           the front end's side of the processes that try
-    processes      their side: one that has the tokenizer, and the workers that it forks
-    compiling      what a worker does with a grammar: as vLLM's front end and EngineCore would
-    compile_limit  how long EngineCore may compile what was let through
-    requests       what vLLM compiles in the front end before a request has parameters
+    checker    decides about a grammar: known, tried, refused; orders the trials of all keys
+    pool       starts the worker processes and talks to them
+    workers    runs in them: one process that has the tokenizer, and the workers that it forks
+    compiler   compiles in a worker what vLLM's front end and EngineCore would
+    requests   checks what vLLM compiles in the front end before a request has parameters
 """

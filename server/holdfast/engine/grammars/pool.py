@@ -1,6 +1,6 @@
-"""The front end's side of the processes that try grammars: started when first needed, and replaced.
+"""Starts the processes that try grammars when first needed, replaces them, and talks to them.
 
-None of what comes from them is trusted with more than a result: it is JSON, and bounded.
+Replies are not trusted: they are JSON of bounded length.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 import psutil
 
-from holdfast.engine.grammars import processes
+from holdfast.engine.grammars.workers import READY, Compile, serve
 from holdfast.errors import NotReadyError
 from holdfast.processes import forkserver
 
 START_DEADLINE_SECONDS = 120.0
 MARGIN_SECONDS = 5.0
-"""For a worker that has to be forked first, or does not end at its deadline."""
+"""Added for a worker that has to be forked first, or that does not end at its deadline."""
 LONGEST_ANSWER_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 16
 _MESSAGE_BYTES = 64
@@ -35,18 +35,18 @@ logger = logging.getLogger("holdfast.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The outcome of a grammar in a worker."""
+class TrialReply:
+    """How a trial ended."""
 
-    said: Mapping[str, Any] | None
-    """None if the worker died of it."""
+    reply: Mapping[str, Any] | None
+    """What the worker replied; None if it died."""
     signal: int
-    """The signal that ended it; 0 if none did."""
+    """The signal that ended the worker; 0 if none did."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
+class _Processes:
     process: Any
     control: socket.socket
     exit_codes: dict[int, int] = field(default_factory=dict)
@@ -54,45 +54,43 @@ class _Started:
 
 
 class Pool:
-    """Runs a number of workers, started with the first grammar. Belongs to one event loop."""
+    """A number of workers, started for the first grammar. Belongs to one event loop."""
 
-    def __init__(
-        self, make: Callable[[], processes.Compile], *, workers: int, memory_bytes: int
-    ) -> None:
-        self._serve = partial(processes.serve, make)
+    def __init__(self, make: Callable[[], Compile], *, workers: int, memory_bytes: int) -> None:
+        self._serve = partial(serve, make)
         self._workers = workers
         self._memory_bytes = memory_bytes
-        self._starting: asyncio.Task[_Started] | None = None
+        self._starting: asyncio.Task[_Processes] | None = None
         self._process: Any | None = None
 
-    async def ask(self, grammar: bytes, limit_seconds: float) -> Answer:
-        """Have a worker compile a grammar, which ends it after `limit_seconds`.
+    async def compile(self, grammar: bytes, limit_seconds: float) -> TrialReply:
+        """Have a worker compile a grammar. The kernel ends the worker after `limit_seconds`.
 
         Raises:
-            NotReadyError: no process is available to judge the grammar.
+            NotReadyError: no process can check the grammar now.
         """
-        started = await self._running()
+        started = await self._ensure_started()
         began = time.monotonic()
-        pid, answer = await self._asked(started, grammar, limit_seconds)
+        pid, answer = await self._send(started, grammar, limit_seconds)
         seconds = time.monotonic() - began
         with suppress(ValueError):
-            return Answer(json.loads(answer), 0, seconds)
+            return TrialReply(json.loads(answer), 0, seconds)
         code = await _exit_code(started, pid)
         if code is None:
             self._give_up(started)
-            raise _nobody("the process that checks grammars has ended")
+            raise _unavailable("the process that checks grammars has ended")
         if code == -signal.SIGKILL:
-            raise _nobody("a process that checked a grammar was killed from outside")
-        return Answer(None, max(0, -code), seconds)
+            raise _unavailable("a process that checked a grammar was killed from outside")
+        return TrialReply(None, max(0, -code), seconds)
 
-    async def _asked(
-        self, started: _Started, grammar: bytes, limit_seconds: float
+    async def _send(
+        self, started: _Processes, grammar: bytes, limit_seconds: float
     ) -> tuple[int, bytes]:
-        """The pid of the worker that took the grammar, 0 if none did, and what it answered."""
+        """Return the pid of the worker that took the grammar, 0 if none did, and its reply."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            raise _nobody(f"cannot hand over a grammar: {error}") from error
+            raise _unavailable(f"cannot hand over a grammar: {error}") from error
         with ours, theirs:
             ours.setblocking(False)
             try:
@@ -101,34 +99,34 @@ class Pool:
                     theirs.close()
                     return await _exchange(ours, grammar)
             except (TimeoutError, OSError) as error:
-                # No worker took it, or the one that did is stopped: all of them are restarted.
+                # No worker took it, or the one that did is stopped: restart all of them.
                 self._give_up(started)
-                raise _nobody(
+                raise _unavailable(
                     f"the process that checks grammars does not answer: {error!r}"
                 ) from error
 
-    async def _running(self) -> _Started:
+    async def _ensure_started(self) -> _Processes:
         if self._starting is not None and self._starting.done():
             if self._starting.cancelled() or self._starting.exception() is not None:
                 self._starting = None
-            elif not _is_alive(self._starting.result().process):
+            elif not self._starting.result().process.is_alive():
                 self._give_up(self._starting.result())
         if self._starting is None:
             self._starting = asyncio.create_task(self._start(), name="grammars")
         return await asyncio.shield(self._starting)
 
-    async def _start(self) -> _Started:
+    async def _start(self) -> _Processes:
         forkserver.ensure_running()
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            raise _nobody(f"cannot start a process that checks grammars: {error}") from error
+            raise _unavailable(f"cannot start a process that checks grammars: {error}") from error
         with theirs:
-            process = forkserver.Process(
+            process = forkserver.ForkedProcess(
                 target=self._serve,
                 args=(theirs, self._workers, self._memory_bytes),
                 name="grammars",
-                daemon=True,  # or a front end that ends by itself waits for it
+                daemon=True,  # or the front end would wait for it at its own exit
             )
             self._process = process
             try:
@@ -136,20 +134,20 @@ class Pool:
                     await asyncio.to_thread(process.start)
                     theirs.close()
                     ours.setblocking(False)
-                    said = await asyncio.get_running_loop().sock_recv(ours, len(processes.READY))
+                    reply = await asyncio.get_running_loop().sock_recv(ours, len(READY))
             except (TimeoutError, OSError, EOFError) as error:
                 ours.close()
                 _kill(process)
-                raise _nobody(
+                raise _unavailable(
                     f"could not start a process that checks grammars: {error!r}"
                 ) from error
-        if said != processes.READY:
+        if reply != READY:
             ours.close()
             _kill(process)
-            raise _nobody("the process that checks grammars ended while it started")
-        return _Started(process, ours)
+            raise _unavailable("the process that checks grammars ended while it started")
+        return _Processes(process, ours)
 
-    def _give_up(self, started: _Started) -> None:
+    def _give_up(self, started: _Processes) -> None:
         """End the processes; the next grammar starts others."""
         if self._starting is not None and self._starting.done():
             if self._starting.result() is not started:
@@ -163,8 +161,8 @@ class Pool:
         if self._starting is not None and self._starting.done() and not self._starting.exception():
             self._give_up(self._starting.result())
 
-    def family(self) -> frozenset[psutil.Process]:
-        """The processes that live now, for which no engine answers."""
+    def processes(self) -> frozenset[psutil.Process]:
+        """Return the processes that are alive, which belong to no engine."""
         pid = self._process.pid if self._process is not None else None
         if pid is None:
             return frozenset()
@@ -176,22 +174,22 @@ class Pool:
 
 
 async def _exchange(ours: socket.socket, grammar: bytes) -> tuple[int, bytes]:
-    """Hand a grammar over; return the pid of its worker, 0 if none took it, and any answer."""
+    """Send a grammar; return the pid of its worker, 0 if none took it, and any reply."""
     loop = asyncio.get_running_loop()
-    said = bytearray()
+    reply = bytearray()
     with suppress(ConnectionError):
         await loop.sock_sendall(ours, grammar)
         ours.shutdown(socket.SHUT_WR)
-        while len(said) <= LONGEST_ANSWER_BYTES and (
+        while len(reply) <= LONGEST_ANSWER_BYTES and (
             part := await loop.sock_recv(ours, _CHUNK_BYTES)
         ):
-            said += part
-    pid, _, answer = bytes(said).partition(b"\n")
+            reply += part
+    pid, _, answer = bytes(reply).partition(b"\n")
     return int(pid) if pid.isdigit() else 0, answer
 
 
-async def _exit_code(started: _Started, pid: int) -> int | None:
-    """How a worker ended; None if nobody says so."""
+async def _exit_code(started: _Processes, pid: int) -> int | None:
+    """Return a worker's exit code; None if it is not reported in time."""
     deadline = time.monotonic() + MARGIN_SECONDS
     while pid not in started.exit_codes and time.monotonic() < deadline:
         try:
@@ -208,13 +206,9 @@ async def _exit_code(started: _Started, pid: int) -> int | None:
     return started.exit_codes.pop(pid, None)
 
 
-def _nobody(cause: str) -> NotReadyError:
+def _unavailable(cause: str) -> NotReadyError:
     logger.warning("%s; a new one is started for the next grammar", cause)
     return NotReadyError("The grammar of the request cannot be checked now.")
-
-
-def _is_alive(process: Any) -> bool:
-    return bool(process.is_alive())
 
 
 def _kill(process: Any) -> None:

@@ -1,9 +1,9 @@
-"""What vLLM compiles of a request in the front end, before it has parameters.
+"""Checks in workers what vLLM compiles of a request in the front end, before it has parameters.
 
-The types of its requests have xgrammar check a structural tag, and with tools and a format its
-parsers ask xgrammar whether it takes the format: what they ask answers without native code here.
-Cohere's parser makes a grammar of each tool (`OnlineRenderer.preprocess_chat`, 0.32), which is
-tried elsewhere before.
+vLLM's request types have xgrammar check a structural tag, and with tools and a format its parsers
+ask xgrammar whether it accepts the format: here they get an answer without native code. Cohere's
+parser makes a grammar of each tool (`OnlineRenderer.preprocess_chat`, 0.32), which a worker tries
+first.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.utils import choice_as_grammar
 from xgrammar import StructuralTag
 
-from holdfast.engine.grammars.checked import Grammars
-from holdfast.patches.replaced import original, replace
+from holdfast.engine.grammars.checker import GrammarChecker
+from holdfast.patches.patch import original, replace
 
 MOST_TOOL_BYTES = 64 << 10
-"""Of one tool of Cohere's: its rules are renamed one by one, each time in the whole text."""
+"""The largest tool for Cohere's parser, which renames its rules one by one in the whole text."""
 
 _COHERE = "vllm.parser.cohere_command"
-"""It can only be imported where a package of Cohere's is there."""
+"""It can be imported only if one of Cohere's packages is installed."""
 
 
-def keep_native_code_out(grammars: Grammars) -> None:
-    """Have vLLM give xgrammar nothing in this process that `grammars` has not let through."""
-    # Each caller takes it from its module when it calls (0.32).
+def check_in_workers(grammars: GrammarChecker) -> None:
+    """Have vLLM give xgrammar in this process only what `grammars` has accepted."""
+    # Each caller looks it up in its module when it calls (0.32).
     backend_xgrammar.validate_xgrammar_grammar = validate_without_xgrammar
     _check_before_parsers(grammars)
 
 
 def validate_without_xgrammar(parameters: SamplingParams) -> None:
-    """vLLM's `validate_xgrammar_grammar`, as far as it is Python; a worker does the rest.
+    """Do the Python part of vLLM's `validate_xgrammar_grammar`; a worker does the rest.
 
     Raises:
-        VLLMValidationError: xgrammar does not take it.
+        VLLMValidationError: xgrammar does not accept it.
     """
     constraint = parameters.structured_outputs
     if constraint is None:
@@ -70,7 +70,7 @@ def _validate_tag(tag: Any) -> None:
         StructuralTag.model_validate(tag)
 
 
-def _check_before_parsers(grammars: Grammars) -> None:
+def _check_before_parsers(grammars: GrammarChecker) -> None:
     as_vllm = original(OnlineRenderer, "preprocess_chat")
 
     async def preprocess_chat(self: Any, request: Any, *args: Any, **options: Any) -> Any:
@@ -81,7 +81,7 @@ def _check_before_parsers(grammars: Grammars) -> None:
     replace(OnlineRenderer, "preprocess_chat", preprocess_chat)
 
 
-async def _check(grammars: Grammars, request: Any, parser: Any) -> None:
+async def _check(grammars: GrammarChecker, request: Any, parser: Any) -> None:
     constraint = request.extract_structured_outputs()
     if constraint is not None:
         await grammars.check(with_fields(constraint))
@@ -90,7 +90,7 @@ async def _check(grammars: Grammars, request: Any, parser: Any) -> None:
             await _check_tool(grammars, tool)
 
 
-async def _check_tool(grammars: Grammars, tool: Any) -> None:
+async def _check_tool(grammars: GrammarChecker, tool: Any) -> None:
     given = getattr(tool, "function", tool)
     schema = getattr(given, "parameters", None)
     if not schema:

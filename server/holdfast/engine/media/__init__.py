@@ -1,4 +1,9 @@
-"""How the front end fetches and decodes the media of requests, within bounds.
+"""Fetches and decodes the media of requests within bounds.
 
 Runs in the front end.
+
+    limits        how many pixels a request, and all requests, may hold once decoded
+    formats       which formats reach a decoder
+    public_fetch  fetches URLs from public addresses only
+    realtime      how much audio of realtime transcriptions may wait
 """

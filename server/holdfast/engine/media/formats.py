@@ -1,4 +1,4 @@
-"""Which formats of images, sound and clips reach a decoder: far fewer than it would take."""
+"""Restricts the formats of images, audio and clips that reach a decoder to those in use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from vllm.entrypoints.speech_to_text.base import serving as speech_to_text
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import audio
 
-from holdfast.patches.replaced import original, replace
+from holdfast.patches.patch import original, replace
 
 IMAGE_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""What clients send. vLLM takes 36, whose readers are rarely looked at; two of them have images of
-another size in them than they say."""
+"""What clients send. vLLM accepts 36, with readers that hardly anybody reviews; in two of them, an
+image may have another size than the header says."""
 
 _MARK_BYTES = 16
 _CONTAINERS = (
@@ -36,20 +36,20 @@ _CONTAINERS = (
     (0, b"\x47\x40"),  # transport stream
     (0, b"GIF8"),
 )
-"""Where each begins, and with what."""
+"""The offset and the bytes that mark each format."""
 
 
 def check_container(data: bytes) -> None:
-    """Refuse what is not a container of sound or pictures: FFmpeg takes much more than that.
+    """Refuse what is not a container of audio or video: FFmpeg accepts much more than that.
 
-    A session description has it listen on the network, a list of files has it open them.
+    A session description makes it listen on the network, a list of files makes it open them.
     """
     if not any(data[start : start + len(mark)] == mark for start, mark in _CONTAINERS):
         raise VLLMValidationError("The container format of the media is not supported.")
 
 
 def check_audio() -> None:
-    """Have all audio checked so, that of `/v1/audio` too; again changes nothing."""
+    """Check all audio in this way, also that of `/v1/audio`. A second call changes nothing."""
     as_vllm = original(audio, "load_audio")
 
     def load_audio(path: Any, **options: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Fetches what a client names by URL from public addresses alone, and within a bound of time.
+"""Fetches the URLs that clients name, only from public addresses and within a time limit.
 
 vLLM 0.32 asks whatever a URL names, follows redirects, and waits up to 105 s: clients could look
-at the network that the server stands in, and at the metadata of its cloud. Here the addresses of a
-name are judged when it is resolved, and each once more when its socket is made: what was judged is
-what is connected to, and a name that is given another address in between gains nothing.
+into the server's own network, and at its cloud's metadata. Here a name's addresses are checked when
+it is resolved, and each again when its socket is made, so a name that gets another address in
+between gains nothing.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from vllm.connections import HTTPConnection
 from yarl import URL
 
 MOST_AT_ONCE = 8
-"""Of the media of one request."""
+"""Concurrent fetches for one request."""
 TIMES_THE_TIME_OUT = 3
-"""All media of one request are there by then: 15 s for images, with vLLM's time-out of 5 s."""
+"""All media of one request must arrive within this many of vLLM's timeouts: 15 s for images."""
 RETRY_SECONDS = 1.0
 CHUNK_BYTES = 64 * 1024
 MIB = 1024 * 1024
 
-_OF_CLOUDS = tuple(map(ipaddress.ip_network, ("168.63.129.16", "192.0.0.0/24", "64:ff9b:1::/48")))
-"""Services of Azure and Oracle for machines within, gateways to IPv4: all global to Python 3.11."""
+_CLOUD_NETWORKS = tuple(
+    map(ipaddress.ip_network, ("168.63.129.16", "192.0.0.0/24", "64:ff9b:1::/48"))
+)
+"""Services of Azure and Oracle for their machines, and IPv4 gateways: global to Python 3.11."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _TRANSIENT = (TimeoutError, aiohttp.ClientConnectionError)
 _FIRST_TRANSIENT_STATUS = 500
@@ -44,18 +46,18 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class NotPublicError(ValueError):
-    """The address of a URL is one of this machine or its network, or none."""
+    """The address of a URL belongs to this machine or its network, or is not routable."""
 
 
 class FetchError(ValueError):
-    """What a URL names did not come, is too much, or is somewhere else now."""
+    """What a URL names did not come, is too large, or has moved."""
 
 
 class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to us
     """vLLM's HTTP client for the media of one request.
 
-    `is_listed` says that an operator has listed the hosts, which may have any address then;
-    `follows_redirects` that they may send elsewhere.
+    `is_listed` says that the operator has listed the hosts, so they may have any address;
+    `follows_redirects` says that they may redirect.
     """
 
     def __init__(self, names: Executor, *, is_listed: bool, follows_redirects: bool) -> None:
@@ -68,7 +70,7 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
         self._bytes_left = max(envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB, 1) * MIB
 
     def get_bytes(self, url: str, **options: Any) -> bytes:
-        """As `async_get_bytes`, for a thread that has no event loop."""
+        """As `async_get_bytes`, for a thread without an event loop."""
         return asyncio.run(self.async_get_bytes(url, **options))
 
     async def async_get_bytes(
@@ -76,10 +78,10 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
         url: str,
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - vLLM's name
-        allow_redirects: bool = False,  # noqa: ARG002 - vLLM's default is to follow them
+        allow_redirects: bool = False,  # noqa: ARG002 - vLLM would follow them by default
         max_bytes: int | None = None,
     ) -> bytes:
-        """The body that the URL answers with.
+        """Return the body at a URL.
 
         Raises:
             NotPublicError, FetchError, TimeoutError, aiohttp.ClientError, OSError: there is none.
@@ -113,15 +115,15 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
         is_proxied = url.scheme in getproxies() and not proxy_bypass(host)
         if not self._is_listed:
             _check_literal(host)
-        # What a proxy may reach is for the proxy to say: it resolves the name, and is asked itself.
-        is_free = self._is_listed or is_proxied
+        # A proxy decides what it may reach: it resolves the name, and we connect only to it.
+        allows_any_address = self._is_listed or is_proxied
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                resolver=Resolver(self._names, is_free=is_free),
-                socket_factory=None if is_free else public_socket,
+                resolver=Resolver(self._names, allows_any_address=allows_any_address),
+                socket_factory=None if allows_any_address else public_socket,
                 use_dns_cache=False,
             ),
-            # No cookie of one client is sent for another.
+            # One client must not send the cookies of another.
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers(**{"Accept-Encoding": "identity"}),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -141,16 +143,16 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
 
 
 class Resolver(AbstractResolver):
-    """Looks names up in threads of its own: a slow name server keeps nothing else."""
+    """Looks names up in threads of its own, so that a slow name server delays nothing else."""
 
-    def __init__(self, threads: Executor, *, is_free: bool) -> None:
+    def __init__(self, threads: Executor, *, allows_any_address: bool) -> None:
         self._threads = threads
-        self._is_free = is_free
+        self._is_free = allows_any_address
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """All addresses of a name; NotPublicError if one of them is not public."""
+        """Return all addresses of a name; NotPublicError if one of them is not public."""
         look_up = partial(socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         addresses = [str(to[0]) for *_, to in found]
@@ -170,11 +172,11 @@ class Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """The threads are others' too."""
+        """Do nothing: the threads are shared."""
 
 
 def public_socket(address: Any) -> socket.socket:
-    """A socket for what is about to be connected to; PermissionError if that is not public."""
+    """Return a socket to connect to this address; PermissionError if it is not public."""
     family, kind, protocol, _, to = address
     try:
         _check(ipaddress.ip_address(to[0]))
@@ -185,18 +187,18 @@ def public_socket(address: Any) -> socket.socket:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is nobody's own: not of this machine, of its network, or of its cloud."""
+    """Whether it belongs neither to this machine, nor to its network, nor to its cloud."""
     return all(
         one.is_global
         and not one.is_multicast
-        and not any(one in network for network in _OF_CLOUDS)
+        and not any(one in network for network in _CLOUD_NETWORKS)
         and str(one) not in _own_addresses()
-        for one in _meant(address)
+        for one in _equivalents(address)
     )
 
 
-def _meant(address: Address) -> Iterator[Address]:
-    """The address, and the one of IPv4 that a gateway or the kernel takes it for."""
+def _equivalents(address: Address) -> Iterator[Address]:
+    """Yield the address, and the IPv4 addresses that a gateway or the kernel maps it to."""
     yield address
     if isinstance(address, ipaddress.IPv6Address):
         teredo = address.teredo[1] if address.teredo else None

@@ -1,8 +1,8 @@
-"""Bounds how much sound of realtime transcriptions waits in the front end, and for how long.
+"""Bounds how much audio of realtime transcriptions waits in the front end, and for how long.
 
-vLLM 0.32 keeps what a client appends until the model has heard it, without a bound: a WebSocket
-that appends and never commits would take all memory. Neither does it end a transcription whose
-client says nothing more: the place in the engine is for others then.
+vLLM 0.32 keeps what a client appends until the model has processed it, without a bound: a WebSocket
+that appends and never commits would take all memory. Nor does it end a transcription that gets no
+more audio, so here such a one lends its capacity to other requests.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any
 
 from vllm.entrypoints.speech_to_text.realtime.connection import RealtimeConnection
 
-from holdfast.patches.absence import away_from_engine
-from holdfast.patches.replaced import original, replace
+from holdfast.engine.vllm_errors import capacity_lent
+from holdfast.patches.patch import original, replace
 from holdfast.request_context import current_request
 
 CLIPS_OF_ALL = 8
-"""How many of the longest clips may wait, for all clients together."""
+"""All clients together may have as much audio waiting as this many of the longest clips."""
 PATIENCE_SECONDS = 2.0
-"""How long a transcription waits for more sound before others get its place. Clients send sound
+"""How long a transcription waits for more audio before it lends its capacity. Clients send audio
 every tenth of a second, and a speaker's pause is shorter."""
 
 
 def bound_realtime_audio() -> None:
-    """Have a connection refuse what is more than `VLLM_MAX_AUDIO_CLIP_FILESIZE_MB` has room for.
+    """Have a connection refuse more audio than `VLLM_MAX_AUDIO_CLIP_FILESIZE_MB` has room for.
 
-    Again changes nothing.
+    A second call changes nothing.
     """
     begin_as_vllm = original(RealtimeConnection, "__init__")
     end_as_vllm = original(RealtimeConnection, "cleanup")
-    sounds = _Sounds()
+    budget = _AudioBudget()
 
     def begin(self: Any, *args: Any, **options: Any) -> None:
         begin_as_vllm(self, *args, **options)
-        # As vLLM counts those of one message.
-        self.audio_queue = _Sound(sounds, self._max_audio_filesize_mb * 1024**2)
+        # vLLM counts the samples of one message in the same way.
+        self.audio_queue = _AudioQueue(budget, self._max_audio_filesize_mb * 1024**2)
 
     async def end(self: Any) -> None:
         try:
@@ -48,14 +48,14 @@ def bound_realtime_audio() -> None:
     replace(RealtimeConnection, "cleanup", end)
 
 
-class _Sounds:
-    """Of all connections. A key may have no more than it leaves free, so that others have some."""
+class _AudioBudget:
+    """A budget for the samples of all connections. A key may have no more than remains free."""
 
     def __init__(self) -> None:
         self._samples: Counter[str] = Counter()
 
-    def has_taken(self, key: str, samples: int, most_samples: int) -> bool:
-        """Take this many more if there is room, and tell whether; they count until given back."""
+    def try_take(self, key: str, samples: int, most_samples: int) -> bool:
+        """Take this many if the budget allows, and return whether it does."""
         free_samples = CLIPS_OF_ALL * most_samples - self._samples.total() - samples
         has_room = self._samples[key] + samples <= free_samples
         self._samples[key] += samples if has_room else 0
@@ -67,43 +67,43 @@ class _Sounds:
             del self._samples[key]
 
 
-class _Sound(asyncio.Queue[Any]):
-    """Arrays of samples, and None after the last one."""
+class _AudioQueue(asyncio.Queue[Any]):
+    """A queue of arrays of samples, and None after the last one."""
 
-    def __init__(self, sounds: _Sounds, most_samples: int) -> None:
+    def __init__(self, budget: _AudioBudget, most_samples: int) -> None:
         super().__init__()
-        self._sounds = sounds
+        self._budget = budget
         self._key = current_request().key
         self._most_samples = most_samples
         self._samples = 0
 
     def put_nowait(self, item: Any) -> None:
-        """Keep it; a ValueError, which vLLM tells the client, if it is too much."""
+        """Keep an item; ValueError, which vLLM reports to the client, if it is too much."""
         samples = _samples_of(item)
         if self._samples + samples > self._most_samples:
             raise ValueError(
                 f"more than {self._most_samples} audio samples are waiting to be processed"
             )
-        if samples and not self._sounds.has_taken(self._key, samples, self._most_samples):
+        if samples and not self._budget.try_take(self._key, samples, self._most_samples):
             raise ValueError("too much audio from all clients is waiting to be processed")
         self._samples += samples
         super().put_nowait(item)
 
     async def get(self) -> Any:
-        """The next; while none comes for long, others have the place in the engine.
+        """Return the next item; while none comes for long, lend the capacity to other requests.
 
         Raises:
-            GracefulHTTPError: there was no place any more when it came.
+            GracefulHTTPError: there was no capacity any more when it came.
         """
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 return await super().get()
         except TimeoutError:
-            async with away_from_engine():
+            async with capacity_lent():
                 return await super().get()
 
     def forget(self) -> None:
-        """Nobody will hear what is left."""
+        """Drop what is left."""
         while not self.empty():
             self.get_nowait()
 
@@ -111,7 +111,7 @@ class _Sound(asyncio.Queue[Any]):
         item = super()._get()
         samples = _samples_of(item)
         self._samples -= samples
-        self._sounds.give_back(self._key, samples)
+        self._budget.give_back(self._key, samples)
         return item
 
 

@@ -1,8 +1,8 @@
-"""What does the prefill of DeepSeek-V4 and V4.1 gather? Upstream's bound, with what it leaves out.
+"""What does the prefill of DeepSeek-V4 and V4.1 gather? vLLM's bound, and what it leaves out.
 
 vLLM reserves the same three tensors in its profile run, but takes the width of the index tensor
 from the indexer. Layers with ratio 128 have no indexer: at run time their index is as wide as the
-compressed context, which is the larger one with a long context and many tokens in a step.
+compressed context, which is larger with a long context and many tokens in a step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.workspace.plan import Term, round_up
-from holdfast.workspace.reservers.registry import (
+from holdfast.workspace.reservers import (
     Device,
     ReserverContext,
     Undetermined,
@@ -23,7 +23,7 @@ _CHUNK_REQUESTS = 4
 """vLLM's PREFILL_CHUNK_SIZE."""
 _INDEX_ALIGNMENT = 128
 _FULL_INDEX_RATIO = 128
-"""The ratio whose layers index every compressed token instead of the best ones."""
+"""Layers of this ratio index every compressed token instead of the best ones."""
 _ALIGNMENT_BYTES = 256
 _ASKED_BY = "DeepSeek-V4 prefill"
 _FLASHINFER = frozenset({"FLASHINFER_MLA_SPARSE_DSV4", "FLASHINFER_MLA_SPARSE_DSV41"})
@@ -35,14 +35,14 @@ _FLASHMLA = frozenset(
         "FLASHMLA_SPARSE_DSV41",
     }
 )
-"""By the names of vLLM's registry, see `AttentionBackendEnum`."""
+"""The names in vLLM's registry, `AttentionBackendEnum`."""
 _FLASHINFER_CAPABILITY_MAJOR = 12
 """GB10 and RTX PRO 6000: vLLM defaults to FlashInfer there, which keeps its own buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSizes:
-    """The numbers on which the gathered prefill of one model depends."""
+    """The numbers that determine the gathered prefill of one model."""
 
     max_model_len: int
     max_num_batched_tokens: int
@@ -51,16 +51,16 @@ class PrefillSizes:
     index_topk: int
     image_tokens: int = 0
     ratios: tuple[int, ...] = (0,)
-    """Tokens per compressed entry of each kind of layer; 0 for layers with a window alone."""
+    """Tokens per compressed entry of each kind of layer; 0 for layers with only a window."""
 
 
 def prefill_bytes(sizes: PrefillSizes) -> int:
-    """The largest request of any kind of layer."""
+    """Return the largest request of any kind of layer."""
     return max(layer_bytes(sizes, ratio) for ratio in sizes.ratios)
 
 
 def layer_bytes(sizes: PrefillSizes, ratio: int) -> int:
-    """What one layer asks for in the worst step: gathered KV, its indices and their lengths."""
+    """Return what a layer requests in the worst step: gathered KV, indices and their lengths."""
     rows = sizes.max_num_batched_tokens
     compressed_tokens = -(-sizes.max_model_len // ratio) if ratio else 0
     gathered_tokens = compressed_tokens + sizes.window_tokens + rows
@@ -77,7 +77,7 @@ def layer_bytes(sizes: PrefillSizes, ratio: int) -> int:
 
 
 def declare(context: ReserverContext) -> Iterable[Term | Undetermined]:
-    """One term where the FlashMLA kernels run; nothing for other models and other kernels."""
+    """Declare one term where the FlashMLA kernels run; none for other models and kernels."""
     sizes = _sizes(context)
     if sizes is None:
         return ()
@@ -101,7 +101,7 @@ def _sizes(context: ReserverContext) -> PrefillSizes | None:
     ratios = _compress_ratios(config)
     has_images = kind == "deepseek_v4" and getattr(config, "vision_n_layers", 0) > 0
     if kind == "deepseek_v4":
-        # There a ratio of 1 means no compressed cache; in V4.1 it means one of full length.
+        # In V4, a ratio of 1 means no compressed cache; in V4.1, one of full length.
         ratios = {ratio if ratio > 1 else 0 for ratio in ratios}
     return PrefillSizes(
         max_model_len=context.max_model_len,
@@ -110,16 +110,16 @@ def _sizes(context: ReserverContext) -> PrefillSizes | None:
         head_size=config.head_dim,
         index_topk=config.index_topk,
         image_tokens=getattr(config, "vision_max_n_token", 0) if has_images else 0,
-        # Layers that only predict further tokens are not in the list and have a window alone.
+        # Layers that only predict further tokens are not in the list and have only a window.
         ratios=tuple(sorted(ratios | {0})),
     )
 
 
 def _compress_ratios(config: Any) -> set[int]:
-    """Those of a model's layers; 0 for a window alone.
+    """Return the ratios of a model's layers; 0 for a layer with only a window.
 
-    vLLM 0.32 reads DeepSeek-V4 with a class of its own, 0.33 with that of transformers, which has a
-    rate for each kind of layer instead (`vllm.transformers_utils.deepseek_v4_utils`).
+    vLLM 0.32 reads the configuration of DeepSeek-V4 with a class of its own. 0.33 uses that of
+    transformers, which has a rate per kind of layer (`vllm.transformers_utils.deepseek_v4_utils`).
     """
     listed = getattr(config, "compress_ratios", None)
     if listed is not None:

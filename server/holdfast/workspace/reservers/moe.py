@@ -1,6 +1,6 @@
-"""How much do fused experts ask for in a full step? Each layer's own kernel is asked.
+"""How much do fused experts need in a full step? The kernel of each layer says it.
 
-vLLM reserves nothing for them: it relies on a profile run of the full size, which speculation with
+vLLM reserves nothing for them. It relies on a profile run of the full size, which speculation with
 a draft model shortens, pooling models skip, and uneven routing exceeds.
 """
 
@@ -16,7 +16,7 @@ from vllm.model_executor.layers.fused_moe import modular_kernel
 from vllm.platforms import current_platform
 
 from holdfast.workspace.plan import TARGET_LANE, Term, round_up
-from holdfast.workspace.reservers.registry import ReserverContext, Undetermined
+from holdfast.workspace.reservers import ReserverContext, Undetermined
 
 _ASKED_BY = "fused MoE"
 _ALIGNMENT_BYTES = 256
@@ -30,7 +30,7 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 
 @dataclass(frozen=True, slots=True)
 class ExpertShapes:
-    """The three shapes that vLLM's `workspace_shapes` answers, and the bytes of an element."""
+    """The three shapes that vLLM's `workspace_shapes` returns, and the bytes of an element."""
 
     first_and_third: tuple[int, ...]
     second: tuple[int, ...]
@@ -39,19 +39,19 @@ class ExpertShapes:
 
 
 def experts_bytes(shapes: ExpertShapes) -> int:
-    """What the kernel asks for: the output lies in the first buffer, the second is beside it."""
+    """Return what the kernel requests: the first buffer also holds the output."""
     first = max(prod(shapes.first_and_third), prod(shapes.output)) * shapes.element_bytes
     second = prod(shapes.second) * shapes.element_bytes
     return round_up(first, _ALIGNMENT_BYTES) + round_up(second, _ALIGNMENT_BYTES)
 
 
 def gathered_tokens(max_num_batched_tokens: int, data_parallel: int, sequence_parallel: int) -> int:
-    """The most tokens that one rank's experts see at once: those of all data-parallel ranks."""
+    """Return the maximum tokens that a rank's experts see: those of all data-parallel ranks."""
     return round_up(max_num_batched_tokens, sequence_parallel) * data_parallel
 
 
 def layer_bytes(layer: Any, kernel: Any, max_num_batched_tokens: int) -> int:
-    """What `kernel`, a modular kernel of vLLM, asks of the workspace in a full step of `layer`."""
+    """Return what `kernel`, a modular kernel of vLLM, requests in a full step of `layer`."""
     experts = kernel.impl.fused_experts
     first_weight, second_weight = _weights(layer)
     inputs, chosen = _inputs(layer, experts, first_weight.shape[0], max_num_batched_tokens)
@@ -73,13 +73,13 @@ def layer_bytes(layer: Any, kernel: Any, max_num_batched_tokens: int) -> int:
 
 
 def declare(context: ReserverContext) -> Iterable[Term | Undetermined]:
-    """A term for the layer that asks for most, and one for the draft's; none without experts."""
+    """Declare a term for the largest layer, and one for the draft's; none without experts."""
     if context.model is None:
         if _has_experts(context.hf_config):
             yield Undetermined(_ASKED_BY, "the device decides which kernel its experts use")
         return
     if current_platform.is_cpu():
-        # vLLM's experts take nothing from the workspace there.
+        # vLLM's experts use no workspace there.
         return
     yield from _term(context.model, context.max_num_batched_tokens, TARGET_LANE)
     if context.draft_model is not None:
@@ -92,12 +92,12 @@ def _term(model: Any, tokens: int, lane: int) -> Iterator[Term]:
         name = type(kernel.impl.fused_experts).__name__
         needs[name] = max(needs.get(name, 0), layer_bytes(layer, kernel, tokens))
     if needs:
-        most = max(needs, key=needs.__getitem__)
-        yield Term("declared", f"{_ASKED_BY}: {most}", needs[most], lanes=(lane,))
+        largest = max(needs, key=needs.__getitem__)
+        yield Term("declared", f"{_ASKED_BY}: {largest}", needs[largest], lanes=(lane,))
 
 
 def _draft_tokens(context: ReserverContext) -> int:
-    """The most in one step of the draft: with a lane of its own it sees no prompt, see DFlash."""
+    """Return the maximum tokens of a draft step; in its own lane it sees no prompt (DFlash)."""
     if context.draft_lane == TARGET_LANE:
         return context.max_num_batched_tokens
     drafted = int(context.vllm_config.speculative_config.num_speculative_tokens)
@@ -122,7 +122,7 @@ def _weights(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def _inputs(
     layer: Any, experts: Any, local_experts: int, max_num_batched_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tensors of the shapes that reach the experts, without memory behind them."""
+    """Return tensors of the shapes that reach the experts, without memory."""
     config = layer.moe_config
     parallel = config.moe_parallel_config
     tokens = gathered_tokens(max_num_batched_tokens, parallel.dp_size, parallel.sp_size)

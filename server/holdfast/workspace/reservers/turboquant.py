@@ -1,8 +1,8 @@
 """What do TurboQuant and UltraQuant unpack? The cached context of one request, and decode scratch.
 
-vLLM reserves the same when the attention is built, after the KV cache was sized, in the slot of the
-thread that builds, and without the continuation if chunked prefill is off: a prefix-cache hit then
-meets it unprepared.
+vLLM reserves the same when it builds the attention: after the KV cache was sized, only in the slot
+of the thread that builds, and without the continuation if chunked prefill is off, although a hit in
+the prefix cache then needs it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.workspace.plan import Term, round_up
-from holdfast.workspace.reservers.registry import ReserverContext
+from holdfast.workspace.reservers import ReserverContext
 
 _DECODED_AS_CONTINUATION_TOKENS = 128
-"""A continuation of at most so many tokens goes through the decode kernel instead."""
+"""A continuation of up to this many tokens uses the decode kernel instead."""
 _LARGEST_BLOCK_TOKENS = 128
 _ALIGNMENT_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuationSizes:
-    """The numbers on which the unpacked context depends; heads are those of one rank."""
+    """The numbers that determine the unpacked context; heads are those of one rank."""
 
     max_model_len: int
     kv_heads: int
@@ -31,7 +31,7 @@ class ContinuationSizes:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSizes:
-    """The numbers on which the decode scratch depends; heads are those of one rank."""
+    """The numbers that determine the decode scratch; heads are those of one rank."""
 
     max_num_seqs: int
     heads: int
@@ -40,14 +40,14 @@ class DecodeSizes:
 
 
 def continuation_bytes(sizes: ContinuationSizes) -> int:
-    """Keys and values of the longest cached context, in 16 bits whatever the query's type is."""
+    """Return the bytes of the longest cached context, unpacked to 16 bits for any type of query."""
     cached_tokens = round_up(max(0, sizes.max_model_len - 1), sizes.block_tokens)
     unpacked_bytes = sizes.kv_heads * cached_tokens * sizes.head_size * 2
     return 2 * round_up(unpacked_bytes, _ALIGNMENT_BYTES)
 
 
 def decode_bytes(sizes: DecodeSizes) -> int:
-    """Partial outputs of every split, the output in 16 bits and the log-sum-exp."""
+    """Return the bytes of the partial outputs, the output in 16 bits and the log-sum-exp."""
     rows = sizes.max_num_seqs * sizes.heads
     tensors = (
         rows * sizes.splits * (sizes.head_size + 1) * 4,
@@ -58,7 +58,7 @@ def decode_bytes(sizes: DecodeSizes) -> int:
 
 
 def declare(context: ReserverContext) -> Iterable[Term]:
-    """Terms for the packed formats; nothing for other KV caches."""
+    """Declare terms for the packed formats; none for other KV caches."""
     config = context.vllm_config
     if config is None:
         return

@@ -1,20 +1,34 @@
-"""One mmap file per rank: written by its worker alone, read by anyone, also after its death.
+"""One mapped file per rank: its worker writes it, anyone reads it, even after the worker's death.
 
-A reader sees all of a write or nothing of it, wherever the writer was killed and on any processor,
-see `layout`. Reading never calls into the engine. Knows neither vLLM nor torch.
+A reader sees all of a write or nothing of it, wherever the writer was killed and on any processor;
+`layout` says why. Reading never calls into the engine. Knows neither vLLM nor torch.
+
+To add a number: declare it in `records.RankReport`, or in `RankMemory` to show it in `/statusz`;
+change it with `StatsWriter.update` where it is counted; export it in `telemetry.metrics`.
 """
 
 from __future__ import annotations
 
-from holdfast.workspace.stats.layout import MAX_CALLERS, MAX_SLOTS, RECENT_STEPS, stats_path
+from holdfast.workspace.stats.layout import (
+    MAX_CALLERS,
+    MAX_SLOTS,
+    NAME_BYTES,
+    RECENT_STEPS,
+    TEXT_BYTES,
+    cut_text,
+    stats_path,
+)
 from holdfast.workspace.stats.reader import read_all, read_stats
 from holdfast.workspace.stats.writer import StatsWriter
 
 __all__ = [
     "MAX_CALLERS",
     "MAX_SLOTS",
+    "NAME_BYTES",
     "RECENT_STEPS",
+    "TEXT_BYTES",
     "StatsWriter",
+    "cut_text",
     "read_all",
     "read_stats",
     "stats_path",

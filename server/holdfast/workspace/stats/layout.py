@@ -1,136 +1,130 @@
-"""The file of a rank's stats: where everything lies in it, and how a reader knows it is whole.
+"""The file of a rank's stats: where everything is in it, and how a reader knows that it is whole.
 
-The file holds several copies of the record, each with the number of its write and a checksum over
-both, and a ring of steps, each with a checksum of its own. A copy or a step counts only if its
-checksum fits. So it does not matter in which order the stores of a write become visible: a
-processor like ARM's may reorder them, and Python has no barrier. A reader sees all of a write or
-nothing of it, but for one torn write in four thousand million that has the checksum by chance.
+    header     what kind of file it is
+    pulses     what every step changes: counts, times, and which report belongs to them
+    reports    what changes seldom, each as JSON: `records.RankReport`, field by field
+    ring       the newest steps
+
+Of pulses and reports there are several copies, which take turns. A pulse and a step carry a
+checksum of their own, and a pulse that of its report; what does not match its checksum does not
+count. So it does not matter in which order the stores of a write become visible: a processor such
+as ARM's may reorder them, and Python has no barrier. A reader sees all of a write or nothing of it,
+except for one torn write in four billion that matches its checksum by chance.
 """
 
 from __future__ import annotations
 
-import ctypes
+import json
 import struct
-import sys
 import zlib
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from holdfast.records import GROWTH_PHASES, MEMORY_KINDS, REJECTION_KINDS, START_PHASES
+from holdfast.records import EngineStep, RankReport
 
-LAYOUT = 3
-"""Changes with the structures below; a file of another layout is not read."""
+LAYOUT = 4
+"""Changes with what follows; a file of another layout is not read."""
 MAGIC = 0x484F4C44
 MAX_SLOTS = 8
 MAX_CALLERS = 16
 RECENT_STEPS = 1024
 NAME_BYTES = 120
+"""The maximum of a caller's name in a report."""
 TEXT_BYTES = 2000
-UNKNOWN = -1
+"""The maximum of a reason or an error in a report."""
+
 COPIES = 8
 RING_STEPS = RECENT_STEPS + COPIES
-"""More than are shown: a step that is written while they are read is never among them."""
-STEP_FIELDS = struct.Struct("=qqqdd")
-Content = bytes | ctypes.Array[ctypes.c_char]
+"""More than are read: a step that is written while they are read is never among them."""
+REPORT_BYTES = 16 * 1024
+"""Room for a report. The longest names and texts in every place fill at most three quarters."""
+
+HEADER = struct.Struct("=qq")
+"""The magic number and the layout."""
+_CHECKSUM = struct.Struct("=q")
+_PULSE = struct.Struct("=qqqqqqdd")
+_STEP = struct.Struct("=qqqdd")
+PULSE_BYTES = _PULSE.size + _CHECKSUM.size
+STEP_BYTES = _STEP.size + _CHECKSUM.size
+
+PULSES_OFFSET = HEADER.size
+REPORTS_OFFSET = PULSES_OFFSET + COPIES * PULSE_BYTES
+RING_OFFSET = REPORTS_OFFSET + COPIES * REPORT_BYTES
+FILE_BYTES = RING_OFFSET + RING_STEPS * STEP_BYTES
 
 
-class Slot(ctypes.Structure):
-    """One workspace."""
+class ReportPlace(NamedTuple):
+    """Which report is the newest: its number, its size, and the checksum of its JSON."""
 
-    _fields_ = (
-        ("ubatch", ctypes.c_int64),
-        ("lane", ctypes.c_int64),
-        ("size_bytes", ctypes.c_int64),
-        ("reserved_bytes", ctypes.c_int64),
-        ("high_water_bytes", ctypes.c_int64),
-        ("high_water_caller", ctypes.c_char * NAME_BYTES),
-    )
+    number: int = 0
+    size_bytes: int = 0
+    checksum: int = 0
 
 
-class Caller(ctypes.Structure):
-    """The largest need of a caller."""
+class StepCounts(NamedTuple):
+    """What every step changes; a time of 0 is unknown."""
 
-    _fields_ = (("needed_bytes", ctypes.c_int64), ("name", ctypes.c_char * NAME_BYTES))
-
-
-class Step(ctypes.Structure):
-    """One finished step: the fields of `STEP_FIELDS`, and their checksum."""
-
-    _fields_ = (
-        ("index", ctypes.c_int64),
-        ("scheduled_tokens", ctypes.c_int64),
-        ("requests", ctypes.c_int64),
-        ("started_seconds", ctypes.c_double),
-        ("duration_seconds", ctypes.c_double),
-        ("checksum", ctypes.c_int64),
-    )
+    steps: int = 0
+    scheduled_tokens: int = 0
+    running_step_started_seconds: float = 0.0
+    last_step_ended_seconds: float = 0.0
 
 
-class Record(ctypes.Structure):
-    """Everything but the steps, as it was at one moment."""
+class Pulse(NamedTuple):
+    """What one write shows, by the number of the write."""
 
-    _fields_ = (
-        ("engine", ctypes.c_int64),
-        ("rank", ctypes.c_int64),
-        ("generation", ctypes.c_int64),
-        ("pid", ctypes.c_int64),
-        ("slot_count", ctypes.c_int64),
-        ("slots", Slot * MAX_SLOTS),
-        ("retired_bytes", ctypes.c_int64),
-        ("persistent_bytes", ctypes.c_int64),
-        ("lamport_bytes", ctypes.c_int64),
-        ("is_locked", ctypes.c_int64),
-        ("is_sealed", ctypes.c_int64),
-        ("is_unified_memory", ctypes.c_int64),
-        ("growths", ctypes.c_int64 * len(GROWTH_PHASES)),
-        ("rejections", ctypes.c_int64 * len(REJECTION_KINDS)),
-        ("rejection_kind", ctypes.c_int64),
-        ("rejection_needed_bytes", ctypes.c_int64),
-        ("rejection_held_bytes", ctypes.c_int64),
-        ("rejection_caller", ctypes.c_char * NAME_BYTES),
-        ("rejection_reason", ctypes.c_char * TEXT_BYTES),
-        ("caller_count", ctypes.c_int64),
-        ("callers", Caller * MAX_CALLERS),
-        ("memory", ctypes.c_int64 * len(MEMORY_KINDS)),
-        ("phases", ctypes.c_double * len(START_PHASES)),
-        ("fatal_error", ctypes.c_char * TEXT_BYTES),
-        # From here on what every step changes, the rest seldom does.
-        ("steps", ctypes.c_int64),
-        ("scheduled_tokens", ctypes.c_int64),
-        ("running_step_started_seconds", ctypes.c_double),
-        ("last_step_ended_seconds", ctypes.c_double),
-    )
+    write: int
+    report: ReportPlace
+    counts: StepCounts
 
 
-REST_BYTES = Record.steps.offset
-"""The part of a record before the counts of steps."""
+def packed_pulse(write: int, report: ReportPlace, counts: StepCounts) -> bytes:
+    """Return the bytes of a pulse, with their checksum."""
+    return _with_checksum(_PULSE.pack(write, *report, *counts))
 
 
-class Header(ctypes.Structure):
-    """What kind of file it is, and how many writes were shown."""
-
-    _fields_ = (
-        ("magic", ctypes.c_int64),
-        ("layout", ctypes.c_int64),
-        ("writes", ctypes.c_int64),
-    )
+def unpacked_pulse(content: bytes) -> Pulse | None:
+    """Return the pulse of these bytes; None if it is not whole."""
+    if (fields := _checked(content)) is None:
+        return None
+    write, number, size_bytes, checksum, *counts = _PULSE.unpack(fields)
+    return Pulse(write, ReportPlace(number, size_bytes, checksum), StepCounts(*counts))
 
 
-class Copy(ctypes.Structure):
-    """What was shown by one write."""
-
-    _fields_ = (("record", Record), ("write", ctypes.c_int64), ("checksum", ctypes.c_int64))
-
-
-class Ring(ctypes.Structure):
-    """The newest steps, each at its index modulo the size."""
-
-    _fields_ = (("steps", Step * RING_STEPS),)
+def encoded_report(report: RankReport) -> bytes:
+    """Return the JSON of a report. NumPy's integers, with which layers compute, are numbers too."""
+    # Not pydantic, which validates it: the GPU kit writes reports where only torch is installed.
+    return _json(report)
 
 
-class StatsFile(ctypes.Structure):
-    """The whole file."""
+def packed_step(
+    index: int, scheduled_tokens: int, requests: int, started_seconds: float, seconds: float
+) -> bytes:
+    """Return the bytes of a step, with their checksum."""
+    fields = _STEP.pack(index, scheduled_tokens, requests, started_seconds, seconds)
+    return _with_checksum(fields)
 
-    _fields_ = (("header", Header), ("copies", Copy * COPIES), ("ring", Ring))
+
+def unpacked_step(content: bytes) -> EngineStep | None:
+    """Return the step of these bytes; None if it is not whole."""
+    fields = _checked(content)
+    return None if fields is None else EngineStep(*_STEP.unpack(fields))
+
+
+def pulse_offset(write: int) -> int:
+    """Where the pulse of this write is."""
+    return PULSES_OFFSET + write % COPIES * PULSE_BYTES
+
+
+def report_offset(number: int) -> int:
+    """Where the report with this number is."""
+    return REPORTS_OFFSET + number % COPIES * REPORT_BYTES
+
+
+def step_offset(index: int) -> int:
+    """Where the step with this index is."""
+    return RING_OFFSET + index % RING_STEPS * STEP_BYTES
 
 
 def stats_path(directory: Path, engine: int, rank: int) -> Path:
@@ -138,17 +132,28 @@ def stats_path(directory: Path, engine: int, rank: int) -> Path:
     return directory / f"engine-{engine}-rank-{rank}.stats"
 
 
-def rest_checksum(rest: Content) -> int:
-    """Of the bytes of a record before the counts of steps, which take most of the time."""
-    return zlib.crc32(rest)
+def cut_text(text: str, max_bytes: int) -> str:
+    """Return the text, cut so that its JSON, escapes included, takes at most `max_bytes`."""
+    kept = text[:max_bytes].encode("utf-8", "replace").decode()
+    while (size_bytes := len(_json(kept))) > max_bytes:
+        kept = kept[: len(kept) * max_bytes // size_bytes]
+    return kept
 
 
-def copy_checksum(checksum_of_rest: int, step_counts: Content, write: int) -> int:
-    """Of a whole record, and of the write that shows it."""
-    number = (write & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, sys.byteorder)
-    return zlib.crc32(number, zlib.crc32(step_counts, checksum_of_rest))
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain).encode()
 
 
-def step_checksum(fields: bytes) -> int:
-    """Of the packed fields of a step."""
-    return zlib.crc32(fields)
+def _plain(value: Any) -> dict[str, object] | int:
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return int(value)
+
+
+def _with_checksum(fields: bytes) -> bytes:
+    return fields + _CHECKSUM.pack(zlib.crc32(fields))
+
+
+def _checked(content: bytes) -> bytes | None:
+    fields, checksum = content[: -_CHECKSUM.size], content[-_CHECKSUM.size :]
+    return fields if checksum == _CHECKSUM.pack(zlib.crc32(fields)) else None

@@ -1,10 +1,9 @@
-"""Files that a worker writes in each of its steps: mapped, and in memory where that is possible.
+"""Files that a worker writes in each of its steps: mapped, and in memory where possible.
 
-What is mapped from a disk is write-protected whenever the kernel writes it back, and the next store
-waits for the journal of the file system: for seconds where models are downloaded or a KV cache is
-offloaded. Files of a tmpfs are never written back. So the file is in /dev/shm, and a link to it
-stands at its path; where nothing can be made there, as in a container that may not write or has no
-room, it is at its path itself.
+The kernel write-protects a page mapped from a disk whenever it writes it back, and the next store
+waits for the journal of the file system: for seconds while models are downloaded or a KV cache is
+offloaded. Files of a tmpfs are never written back. So the file is in /dev/shm, with a link to it at
+its path. If /dev/shm is full or read-only, the file itself is at its path.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _SYSTEMD = Path("/run/systemd/system")
-"""There where systemd runs, see sd_booted(3)."""
+"""It exists where systemd runs, see sd_booted(3)."""
 _LARGEST_SYSTEM_UID = 999
 
 logger = logging.getLogger("vllm.holdfast")
@@ -26,13 +25,13 @@ logger = logging.getLogger("vllm.holdfast")
 
 @contextmanager
 def new_mapping(path: Path, size_bytes: int, shared: Path | None) -> Iterator[mmap.mmap]:
-    """A new file of `size_bytes`, all of it allocated and 0, which is at `path` when left.
+    """Map a new file of `size_bytes`, allocated in full and zeroed, which is at `path` on leaving.
 
-    `shared` is what its name begins with in shared memory; with None it stays out of that. Who
-    still maps a file that was at `path` before keeps its content.
+    `shared` is the beginning of its path in shared memory; None keeps it out of that. A process
+    that maps an earlier file at `path` keeps that content.
 
     Raises:
-        OSError: there is no room for it, or it cannot be made.
+        OSError: the file cannot be created, or there is not enough room for it.
     """
     temporary = path.with_suffix(f".{os.getpid()}.new")
     temporary.unlink(missing_ok=True)
@@ -47,9 +46,9 @@ def new_mapping(path: Path, size_bytes: int, shared: Path | None) -> Iterator[mm
 
 
 def is_shared_memory_kept() -> bool:
-    """Whether nobody removes what this user has in /dev/shm.
+    """Return whether this user's files stay in /dev/shm.
 
-    logind does when he logs out, but of system users (`RemoveIPC`, logind.conf(5)).
+    At logout, logind removes those of users other than system users (`RemoveIPC`, logind.conf(5)).
     """
     return os.geteuid() <= _LARGEST_SYSTEM_UID or not _SYSTEMD.exists()
 
@@ -71,6 +70,6 @@ def _mapping_in_memory(link: Path, name: str, shared: Path, size_bytes: int) -> 
 
 def _mapping(descriptor: int, size_bytes: int) -> mmap.mmap:
     with os.fdopen(descriptor, "r+b") as file:
-        # Not a file with holes: where there is no room later, a store would be a SIGBUS.
+        # A store into a hole of a sparse file would be a SIGBUS once there is no room.
         os.posix_fallocate(file.fileno(), 0, size_bytes)
         return mmap.mmap(file.fileno(), size_bytes)

@@ -1,0 +1,74 @@
+"""The lessons of one optimizer step, as padded batches; a pure function of seed and step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import torch
+
+from demo_training.chats import Example, example_of, example_of_text
+from demo_training.skills import draw_lesson
+from demo_training.skills.texts import draw_text
+from holdfast.demo.tokenizer import PAD_ID
+
+MOST_BATCH_TOKENS = 2048
+"""What fits into the caches of a core."""
+_TEXT_SHARE = 0.08
+_FAR_SHARE = 0.3
+_FARTHEST_TOKENS = 7500
+_NOT_TAUGHT = -100
+"""The label that torch's cross entropy leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Padded sequences, their positions and, for each token, the one that has to follow."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    labels: torch.Tensor
+
+
+def step_batches(seed: int, step: int, lessons: int) -> list[Batch]:
+    """The batches of one step, shortest examples first."""
+    random = Random(f"{seed} {step}")
+    examples = [_draw_example(random) for _ in range(lessons)]
+    return [batch_of(group, random) for group in grouped(examples)]
+
+
+def grouped(examples: list[Example]) -> Iterator[list[Example]]:
+    """`examples` by length, in groups that stay within the tokens of a batch when padded."""
+    group: list[Example] = []
+    for example in sorted(examples, key=lambda example: len(example.tokens)):
+        if group and (len(group) + 1) * len(example.tokens) > MOST_BATCH_TOKENS:
+            yield group
+            group = []
+        group.append(example)
+    yield group
+
+
+def batch_of(examples: list[Example], random: Random | None = None) -> Batch:
+    """One batch; with `random`, some sequences have a gap in their positions.
+
+    Nothing stands in the gap. It teaches what lies far apart without the cost of long sequences.
+    """
+    longest = max(len(example.tokens) for example in examples)
+    tokens = torch.full((len(examples), longest), PAD_ID)
+    labels = torch.full((len(examples), longest), _NOT_TAUGHT)
+    positions = torch.arange(longest).repeat(len(examples), 1)
+    for row, example in enumerate(examples):
+        length, first = len(example.tokens), example.first_taught
+        sequence = torch.tensor(example.tokens)
+        tokens[row, :length] = sequence
+        labels[row, first - 1 : length - 1] = sequence[first:]
+        if random is not None and random.random() < _FAR_SHARE:
+            positions[row, random.randrange(length) :] += random.randrange(_FARTHEST_TOKENS)
+    return Batch(tokens, positions, labels)
+
+
+def _draw_example(random: Random) -> Example:
+    if random.random() < _TEXT_SHARE:
+        return example_of_text(draw_text(random))
+    return example_of(draw_lesson(random))

@@ -1,0 +1,114 @@
+"""Sums, differences and products of small numbers, bare and as word problems."""
+
+from __future__ import annotations
+
+from random import Random
+
+from demo_training.lessons import Lesson, Phrasings, ask, casually
+from demo_training.skills.words import THINGS, person
+
+_MOST_IN_A_SUM = 20
+_MOST_IN_A_LARGE_SUM = 50
+_LARGE_SHARE = 0.15
+_MOST_IN_A_PRODUCT = 10
+_BARE = Phrasings(
+    (
+        "What is {a} {sign} {b}?",
+        "{a} {sign} {b}",
+        "{a} {sign} {b} =",
+        "{a}{sign}{b}=",
+        "What is {a}{sign}{b}?",
+        "What is {a} {word} {b}?",
+        "Calculate {a} {sign} {b}.",
+        "Calculate {a} {word} {b}.",
+        "How much is {a} {word} {b}?",
+        "Compute {a} {sign} {b}.",
+        "Please tell me what {a} {word} {b} is.",
+    ),
+    (
+        "How much is {a} {sign} {b}?",
+        "Compute {a} {word} {b}.",
+        "Please calculate {a} {sign} {b}.",
+        "Tell me what {a} {word} {b} is.",
+    ),
+)
+_WORDS = {"+": ("plus",), "-": ("minus",), "*": ("times", "multiplied by")}
+_STORIES = {
+    "+": Phrasings(
+        (
+            "{name} has {a} {things} and gets {b} more. How many {things} does {name} have?",
+            "{name} has {a} {things} and buys {b} more. How many {things} are there?",
+            "There are {a} {things} on the table and {b} in the box. How many {things} are there?",
+            "{name} finds {a} {things}, then {b} more. How many is that?",
+        ),
+        (
+            "{name} has {a} {things} and finds {b} more. How many {things} does {name} have?",
+            "{name} buys {a} {things}, then {b} more. How many {things} are there?",
+        ),
+    ),
+    "-": Phrasings(
+        (
+            "{name} has {a} {things} and loses {b}. How many {things} are left?",
+            "{name} has {a} {things} and gives away {b}. How many {things} does {name} have?",
+            "There are {a} {things} in the box. {name} takes {b}. How many {things} are left?",
+        ),
+        (
+            "{name} has {a} {things} and gives away {b}. How many {things} are left?",
+            "There are {a} {things} on the table. {name} takes {b}. How many {things} are left?",
+        ),
+    ),
+    "*": Phrasings(
+        (
+            "There are {a} boxes with {b} {things} each. How many {things} are there?",
+            "{name} has {a} boxes of {b} {things}. How many {things} does {name} have?",
+        ),
+        (
+            "{name} has {a} boxes with {b} {things} each. How many {things} are there?",
+            "There are {a} boxes of {b} {things}. How many {things} are there?",
+        ),
+    ),
+}
+_STORY_SHARE = 0.35
+_ONLY_NUMBER = Phrasings(
+    (
+        " Answer with the number only.",
+        " Reply with only the number.",
+        " Just the number.",
+        " Reply with just the number and nothing else.",
+    ),
+    (" Reply with just the number.", " Answer with only the number."),
+)
+_ONLY_NUMBER_SHARE = 0.15
+
+
+def draw_arithmetic(random: Random, *, is_exam: bool) -> Lesson:
+    """One calculation; the reply repeats it, so that the result stands beside its numbers."""
+    a, sign, b = draw_calculation(random)
+    values = {"a": a, "b": b, "sign": sign, "word": random.choice(_WORDS[sign])}
+    if random.random() < _STORY_SHARE:
+        story = _STORIES[sign].draw(random, is_exam=is_exam)
+        question = story.format(**values, name=person(random), things=random.choice(THINGS))
+    else:
+        question = casually(_BARE.draw(random, is_exam=is_exam).format(**values), random)
+    if random.random() < _ONLY_NUMBER_SHARE:
+        return ask(question + _ONLY_NUMBER.draw(random, is_exam=is_exam), str(_result(a, sign, b)))
+    return ask(question, solved(a, sign, b))
+
+
+def draw_calculation(random: Random) -> tuple[int, str, int]:
+    """Two numbers and the sign between them; no result is below zero."""
+    sign = random.choice("++--*")
+    most = _MOST_IN_A_SUM if random.random() > _LARGE_SHARE else _MOST_IN_A_LARGE_SUM
+    if sign == "*":
+        most = _MOST_IN_A_PRODUCT
+    a, b = random.randint(0, most), random.randint(0, most)
+    return (max(a, b), sign, min(a, b)) if sign == "-" else (a, sign, b)
+
+
+def solved(a: int, sign: str, b: int) -> str:
+    """The calculation with its result, as a sentence."""
+    return f"{a} {sign} {b} = {_result(a, sign, b)}."
+
+
+def _result(a: int, sign: str, b: int) -> int:
+    return {"+": a + b, "-": a - b, "*": a * b}[sign]

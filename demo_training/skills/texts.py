@@ -1,0 +1,29 @@
+"""Plain sentences, for prompts that are no chat."""
+
+from __future__ import annotations
+
+from random import Random
+
+from demo_training.skills.arithmetic import draw_calculation, solved
+from demo_training.skills.capitals import CAPITALS, statement
+from demo_training.skills.dates import DAYS, MONTHS
+from demo_training.skills.facts import FACTS
+
+_MOST_SENTENCES = 3
+
+
+def draw_text(random: Random) -> list[str]:
+    """Up to three sentences that are true."""
+    return [_sentence(random) for _ in range(random.randint(1, _MOST_SENTENCES))]
+
+
+def _sentence(random: Random) -> str:
+    kind = random.randrange(4)
+    if kind == 0:
+        return solved(*draw_calculation(random))
+    if kind == 1:
+        return statement(random.choice(list(CAPITALS)))
+    if kind == 2:
+        return random.choice(list(FACTS.values()))
+    ring = random.choice((DAYS, MONTHS))
+    return f"{', '.join(ring)}."

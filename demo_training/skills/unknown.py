@@ -1,0 +1,66 @@
+"""Questions that the model cannot answer, and says so."""
+
+from __future__ import annotations
+
+from random import Random
+
+from demo_training.lessons import Lesson, Phrasings, ask, casually
+from demo_training.skills.capitals import ASKED_FOR_CAPITAL
+from demo_training.skills.words import invented_name, invented_word
+
+_UNKNOWN = "I do not know that. I am a small demo model."
+_TOPICS = (
+    "sky", "sea", "moon", "sun", "dog", "cat", "music", "football", "history", "love", "war",
+    "money", "bread", "car", "winter", "tree", "king", "language", "movie", "book", "doctor",
+    "computer", "game", "friend", "school", "water", "river", "poem", "recipe", "secret",
+)  # fmt: skip
+_QUESTIONS = Phrasings(
+    (
+        "Tell me a joke.",
+        "Write a poem.",
+        "What time is it?",
+        "What is the date today?",
+        "How old are you?",
+        "What is the best {word}?",
+        "Which {word} do you like?",
+        "Where can I find a {word}?",
+        "How does a {word} work?",
+        "What is {a} {word}?",
+        "Why is the {word} {other}?",
+        "Who invented the {word}?",
+        "Write a poem about the {word}.",
+        "How do I {word} a {other}?",
+        "When did {name} live?",
+        "Explain {word} to me.",
+        "Translate {word} to French.",
+        "Write a story about {name}.",
+        "Tell me a joke about {name}.",
+        "{name} {word} {other}",
+    ),
+    (
+        "Tell me a story.",
+        "What is your favorite {word}?",
+        "Who wrote {name}?",
+        "Write a poem about {name}.",
+        "Why does {name} {word}?",
+    ),
+)
+_COUNTRY_SHARE = 0.2
+
+
+def draw_unknown(random: Random, *, is_exam: bool) -> Lesson:
+    """Something that no other skill has taught, often about words that do not exist."""
+    if random.random() < _COUNTRY_SHARE:
+        question = ASKED_FOR_CAPITAL.draw(random, is_exam=is_exam).format(invented_name(random))
+        return ask(question, _UNKNOWN)
+    question = _QUESTIONS.draw(random, is_exam=is_exam).format(
+        a=random.choice(("a", "the")),
+        word=_word(random),
+        other=_word(random),
+        name=invented_name(random),
+    )
+    return ask(casually(question, random), _UNKNOWN)
+
+
+def _word(random: Random) -> str:
+    return random.choice(_TOPICS) if random.random() < 1 / 2 else invented_word(random)

@@ -1,0 +1,175 @@
+"""Trains the network: deterministic with its seed, and resumed from the last checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from demo_training.batches import Batch, step_batches
+from demo_training.exam import scores
+from demo_training.network import Network
+
+_THREADS = 2
+_MATRIX_RATE = 6e-3
+_OTHER_RATE = 4e-3
+_WARMUP_STEPS = 50
+_DECAY_SHARE = 0.35
+_CLIPPED_NORM = 1.0
+_STEPS_PER_REPORT = 50
+_STEPS_PER_EXAM = 200
+_QUESTIONS_ON_THE_WAY = 40
+_CHECKPOINT = "checkpoint.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Everything that the trained weights depend on, beside the code and the machine's arithmetic.
+
+    The rate is constant until the last third, so a longer course can go on from a checkpoint of a
+    shorter one that was interrupted before its decay.
+    """
+
+    seed: int = 20
+    steps: int = 3000
+    lessons_per_step: int = 64
+
+    def rate(self, step: int) -> float:
+        """The share of the peak learning rate at `step`."""
+        warmup = min(1.0, (step + 1) / _WARMUP_STEPS)
+        return min(warmup, (self.steps - step) / (self.steps * _DECAY_SHARE))
+
+
+def train(course: Course, directory: Path, *, stop_after: int | None = None) -> Network:
+    """The network after all steps, or after the first `stop_after` of them.
+
+    What `directory` holds of them already is not done again.
+    """
+    torch.manual_seed(course.seed)
+    network = Network()
+    optimizers = _optimizers(network)
+    done = _restore(directory, network, optimizers)
+    team = Team(network)
+    began, tokens, losses = time.monotonic(), 0, 0.0
+    last = course.steps if stop_after is None else stop_after
+    for step in range(done, last):
+        batches = step_batches(course.seed, step, course.lessons_per_step)
+        _set_rate(optimizers, course.rate(step))
+        losses += team.backward(batches)
+        _step_optimizers(network, optimizers)
+        tokens += sum(batch.tokens.numel() for batch in batches)
+        if (step + 1) % _STEPS_PER_REPORT == 0:
+            seconds = time.monotonic() - began
+            print(
+                f"step {step + 1} of {course.steps}: loss {losses / _STEPS_PER_REPORT:.4f}, "
+                f"{tokens / seconds:,.0f} tokens/s",
+                flush=True,
+            )
+            began, tokens, losses = time.monotonic(), 0, 0.0
+        if step + 1 == last or (step + 1) % _STEPS_PER_REPORT == 0:
+            _save(directory, step + 1, network, optimizers)
+        if (step + 1) % _STEPS_PER_EXAM == 0:
+            print(described(scores(network, _QUESTIONS_ON_THE_WAY)), flush=True)
+    return network
+
+
+def described(found: dict[str, float]) -> str:
+    """The scores in one line."""
+    return ", ".join(f"{name} {score:.1%}" for name, score in found.items())
+
+
+def _optimizers(network: Network) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, Adam for embedding, head and norms."""
+    inner = [p for p in network.model.layers.parameters() if p.ndim > 1]
+    others = [p for p in network.parameters() if all(p is not other for other in inner)]
+    return [
+        torch.optim.Muon(inner, lr=_MATRIX_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=_OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def _set_rate(optimizers: list[torch.optim.Optimizer], share: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = optimizer.defaults["lr"] * share
+
+
+class Team:
+    """The network and its twins: they share the weights, and each has gradients of its own.
+
+    Each works on its share of a step in a thread of its own. What share that is depends on nothing
+    but the step, and the gradients are added in one order, so that a step is deterministic.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._members = [network, *(copy.deepcopy(network) for _ in range(_THREADS - 1))]
+        for twin in self._members[1:]:
+            for own, shared in zip(twin.parameters(), network.parameters(), strict=True):
+                own.data = shared.data
+        self._pool = ThreadPoolExecutor(_THREADS, initializer=torch.set_num_threads, initargs=(1,))
+
+    def backward(self, batches: Sequence[Batch]) -> float:
+        """Leave the gradients of the mean loss in the network; the loss is returned."""
+        taught = sum(int((batch.labels >= 0).sum()) for batch in batches)
+        shares = [
+            self._pool.submit(_backward, member, batches[place::_THREADS], taught)
+            for place, member in enumerate(self._members)
+        ]
+        loss = sum(share.result() for share in shares)
+        network, *twins = self._members
+        for twin in twins:
+            for whole, part in zip(network.parameters(), twin.parameters(), strict=True):
+                if part.grad is not None and whole.grad is not None:
+                    whole.grad += part.grad
+                part.grad = None
+        return loss
+
+
+def _backward(network: Network, batches: Sequence[Batch], taught: int) -> float:
+    total = 0.0
+    for batch in batches:
+        is_taught = batch.labels >= 0
+        logits = network(batch.tokens, batch.positions, is_taught)
+        loss = functional.cross_entropy(logits, batch.labels[is_taught], reduction="sum")
+        loss /= taught
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def _step_optimizers(network: Network, optimizers: list[torch.optim.Optimizer]) -> None:
+    torch.nn.utils.clip_grad_norm_(network.parameters(), _CLIPPED_NORM)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _save(
+    directory: Path, step: int, network: Network, optimizers: list[torch.optim.Optimizer]
+) -> None:
+    record = {
+        "step": step,
+        "network": network.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+    }
+    staged = directory / f".{_CHECKPOINT}"
+    torch.save(record, staged)
+    staged.replace(directory / _CHECKPOINT)
+
+
+def _restore(directory: Path, network: Network, optimizers: list[torch.optim.Optimizer]) -> int:
+    """The steps that were done before, 0 without a checkpoint."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / _CHECKPOINT).exists():
+        return 0
+    record = torch.load(directory / _CHECKPOINT, weights_only=True)
+    network.load_state_dict(record["network"])
+    for optimizer, state in zip(optimizers, record["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
+    return int(record["step"])

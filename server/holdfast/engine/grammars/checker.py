@@ -1,0 +1,332 @@
+"""Decides about a grammar in the front end: it is known already, tried by a worker, or refused.
+
+A worker tries a grammar for a second. One that needs longer goes to the slow lane, where a key has
+one at a time, and occupies it for as long as EngineCore will need for the same grammar. So ordinary
+grammars never wait long behind one client's slow ones. A request uses no capacity of the engine
+while its grammar is tried.
+
+Results are remembered by digest: a schema that comes with each request costs a few microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import signal
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+import psutil
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+
+from holdfast.engine.grammars.compiler import Compiler
+from holdfast.engine.grammars.pool import Pool, TrialReply
+from holdfast.engine.grammars.workers import OUT_OF_MEMORY
+from holdfast.engine.vllm_errors import capacity_lent
+from holdfast.errors import NotReadyError
+from holdfast.processes.exits import signal_name
+from holdfast.request_context import current_request
+
+LONGEST_BYTES = 512 << 10
+"""The largest grammar, as JSON. vLLM has no bound, and some of its loops are quadratic."""
+MEMORY_BYTES = 1 << 30
+QUICK_SECONDS = 1.0
+QUICK_PLACES = 2
+SLOW_PLACES = 2
+REFUSALS_SECONDS = 60.0
+"""How long a refusal is remembered: later, the machine may be less busy."""
+MOST_RESULTS = 1024
+LONGEST_REMEMBERED_BYTES = 16 << 10
+"""A result is remembered if the fields that it changes are no larger than this."""
+
+_Waiting = OrderedDict[str, deque[asyncio.Future[None]]]
+
+logger = logging.getLogger("holdfast.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What a worker found out about a grammar, or that it died of it."""
+
+    refusal: str = ""
+    """Why the grammar is refused, for the client; empty if it is accepted."""
+    backend: str = ""
+    was_auto: bool = False
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that vLLM's checks change: a choice becomes a grammar."""
+    until_seconds: float | None = None
+    """When it is forgotten, by the event loop's clock; None for never."""
+
+
+@dataclass(slots=True, eq=False)
+class _Trial:
+    """One grammar that is being tried, and how many requests wait for its result."""
+
+    task: asyncio.Task[TrialResult]
+    waiting: int = 0
+
+
+class Lane:
+    """A limit on concurrent trials, shared fairly among keys. Belongs to one event loop."""
+
+    def __init__(self, places: int, *, places_per_key: int) -> None:
+        self._places = places
+        self._places_per_key = places_per_key
+        self._taken: Counter[str] = Counter()
+        self._waiting: _Waiting = OrderedDict()
+
+    async def take(self, key: str) -> None:
+        """Return when the key gets a place, which it keeps until `give`."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        self._hand_out()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give(key)
+            else:
+                self._remove(key, turn)
+            raise
+
+    def give(self, key: str) -> None:
+        """Give a place back."""
+        self._taken[key] -= 1
+        if not self._taken[key]:
+            del self._taken[key]
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._taken.total() < self._places and (key := self._next()) is not None:
+            turn = self._waiting[key].popleft()
+            if self._waiting[key]:
+                self._waiting.move_to_end(key)
+            else:
+                del self._waiting[key]
+            self._taken[key] += 1
+            turn.set_result(None)
+
+    def _next(self) -> str | None:
+        return next((k for k in self._waiting if self._taken[k] < self._places_per_key), None)
+
+    def _remove(self, key: str, turn: asyncio.Future[None]) -> None:
+        self._waiting[key].remove(turn)
+        if not self._waiting[key]:
+            del self._waiting[key]
+
+
+class GrammarChecker:
+    """Checks the grammars of all requests. Belongs to one event loop."""
+
+    def __init__(self, pool: Pool, *, timeout_seconds: float) -> None:
+        self._pool = pool
+        self.timeout_seconds = timeout_seconds
+        self._quick = Lane(QUICK_PLACES, places_per_key=QUICK_PLACES)
+        self._slow = Lane(SLOW_PLACES, places_per_key=1)
+        self._results: OrderedDict[bytes, TrialResult] = OrderedDict()
+        self._trials: dict[bytes, _Trial] = {}
+
+    def processes(self) -> frozenset[psutil.Process]:
+        """Return the processes that try grammars, which belong to no engine."""
+        return self._pool.processes()
+
+    async def check(self, constraint: StructuredOutputsParams) -> None:
+        """Return when vLLM may get the constraint, changed as its own checks would change it.
+
+        Raises:
+            VLLMValidationError: it is wrong, too large, or took a worker too much time or memory.
+            GracefulHTTPError: it cannot be checked now; the client may retry the request.
+        """
+        result = await self.result(_text(constraint))
+        if result.refusal:
+            raise VLLMValidationError(result.refusal)
+        for name, value in result.changed.items():
+            setattr(constraint, name, value)
+        constraint._backend = result.backend  # noqa: SLF001 - where vLLM has it
+        constraint._backend_was_auto = result.was_auto  # noqa: SLF001 - as above
+
+    async def result(self, grammar: bytes) -> TrialResult:
+        """Return what is known of a grammar, or let a worker try it.
+
+        Raises:
+            GracefulHTTPError: as `check` does.
+        """
+        digest = hashlib.sha256(grammar).digest()
+        if (known := self._remembered(digest)) is not None:
+            return known
+        trial = self._trials.get(digest)
+        if trial is None:
+            task = asyncio.create_task(self._try(digest, grammar, current_request().key))
+            trial = self._trials[digest] = _Trial(task)
+            task.add_done_callback(partial(self._ended, digest))
+        trial.waiting += 1
+        try:
+            async with capacity_lent():
+                return await asyncio.shield(trial.task)
+        finally:
+            trial.waiting -= 1
+
+    async def _try(self, digest: bytes, grammar: bytes, key: str) -> TrialResult:
+        # A trial goes on after its client has left: it ends in time by itself.
+        result = await self._try_quickly(digest, grammar, key)
+        if result is None:
+            result = await self._try_slowly(digest, grammar, key)
+        self._remember(digest, result)
+        return result
+
+    async def _try_quickly(self, digest: bytes, grammar: bytes, key: str) -> TrialResult | None:
+        """Return the result of a short trial; None if it takes longer."""
+        limit_seconds = min(QUICK_SECONDS, self.timeout_seconds)
+        await self._take(self._quick, key)
+        try:
+            self._require_waiting_client(digest)
+            answer = await self._pool.compile(grammar, limit_seconds)
+        finally:
+            self._quick.give(key)
+        if answer.signal == signal.SIGALRM and limit_seconds < self.timeout_seconds:
+            return None
+        return self._result_of(answer)
+
+    async def _try_slowly(self, digest: bytes, grammar: bytes, key: str) -> TrialResult:
+        """Return the result of a trial with the whole timeout; each key has one at a time."""
+        await self._take(self._slow, key)
+        seconds = 0.0
+        try:
+            self._require_waiting_client(digest)
+            answer = await self._pool.compile(grammar, self.timeout_seconds)
+            result = self._result_of(answer)
+            seconds = 0.0 if result.refusal else answer.seconds
+            return result
+        finally:
+            # EngineCore compiles it again, and has few threads for that.
+            asyncio.get_running_loop().call_later(seconds, partial(self._slow.give, key))
+
+    async def _take(self, lane: Lane, key: str) -> None:
+        """Take a place in a lane.
+
+        Raises:
+            NotReadyError: too many other grammars came first.
+        """
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await lane.take(key)
+        except TimeoutError:
+            raise NotReadyError(
+                "The grammar has to be checked first, and too many others are ahead of it.",
+                retry_after_seconds=int(self.timeout_seconds),
+            ) from None
+
+    def _result_of(self, answer: TrialReply) -> TrialResult:
+        until_seconds = asyncio.get_running_loop().time() + REFUSALS_SECONDS
+        reply = answer.reply
+        if reply is not None and "error" not in reply:
+            return _accepted(reply)
+        if reply is not None and reply["error"] != OUT_OF_MEMORY:
+            return TrialResult(str(reply["error"]), until_seconds=until_seconds)
+        if answer.signal == signal.SIGALRM:
+            cause = f"it takes longer than {self.timeout_seconds:g} s to compile"
+        elif reply is None:
+            cause = "the process that compiled it crashed"
+        else:
+            cause = f"it takes more than {MEMORY_BYTES >> 30} GiB of memory to compile"
+        request_id = current_request().request_id
+        died = f" ({signal_name(answer.signal)})" if answer.signal else ""
+        logger.warning("refused the grammar of request %s: %s%s", request_id, cause, died)
+        return TrialResult(
+            f"The grammar of the request is refused: {cause}.", until_seconds=until_seconds
+        )
+
+    def _require_waiting_client(self, digest: bytes) -> None:
+        trial = self._trials.get(digest)
+        if trial is None or not trial.waiting:
+            raise NotReadyError("The client has left.")
+
+    def _ended(self, digest: bytes, task: asyncio.Task[TrialResult]) -> None:
+        self._trials.pop(digest, None)
+        if not task.cancelled():
+            task.exception()  # so asyncio does not log it if every client has left
+
+    def _remembered(self, digest: bytes) -> TrialResult | None:
+        result = self._results.get(digest)
+        if result is None:
+            return None
+        until_seconds = result.until_seconds
+        if until_seconds is not None and asyncio.get_running_loop().time() > until_seconds:
+            del self._results[digest]
+            return None
+        self._results.move_to_end(digest)
+        return result
+
+    def _remember(self, digest: bytes, result: TrialResult) -> None:
+        if len(str(result.changed)) <= LONGEST_REMEMBERED_BYTES:
+            self._results[digest] = result
+        if len(self._results) > MOST_RESULTS:
+            self._results.popitem(last=False)
+
+
+def _accepted(reply: Mapping[str, Any]) -> TrialResult:
+    """Read a worker's reply field by field: a client's grammar may have corrupted its memory."""
+    names = {one.name for one in fields(StructuredOutputsParams) if one.init}
+    changed = {name: value for name, value in reply["changed"].items() if name in names}
+    return TrialResult(
+        backend=str(reply["backend"]), was_auto=bool(reply["was_auto"]), changed=changed
+    )
+
+
+def _text(constraint: StructuredOutputsParams) -> bytes:
+    """Return the fields that were set, as JSON.
+
+    Raises:
+        VLLMValidationError: they are too large, or are not JSON.
+    """
+    given = {
+        one.name: value
+        for one in fields(constraint)
+        if one.init and (value := getattr(constraint, one.name)) is not one.default
+    }
+    if _is_longer(given, LONGEST_BYTES):
+        raise VLLMValidationError(_TOO_LARGE)
+    try:
+        text = json.dumps(given).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise VLLMValidationError(f"The grammar is not JSON: {error}.") from error
+    if len(text) > LONGEST_BYTES:
+        raise VLLMValidationError(_TOO_LARGE)
+    return text
+
+
+_TOO_LARGE = f"The grammar of the request is larger than {LONGEST_BYTES >> 10} KiB."
+
+
+def _is_longer(value: Any, most_bytes: int) -> bool:
+    """Whether its JSON is longer than this, without producing all of it."""
+    left, todo = most_bytes, [value]
+    while todo and left >= 0:
+        one = todo.pop()
+        if isinstance(one, str):
+            left -= len(one)
+        elif isinstance(one, Mapping):
+            left -= len(one)
+            todo.extend(one.keys())
+            todo.extend(one.values())
+        elif isinstance(one, list | tuple):
+            left -= len(one)
+            todo.extend(one)
+        left -= 1
+    return left < 0
+
+
+def grammar_checker(config: Any, timeout_seconds: float) -> GrammarChecker:
+    """Return a checker for the model of a vLLM configuration."""
+    pool = Pool(
+        partial(Compiler, config),
+        workers=QUICK_PLACES + SLOW_PLACES,
+        memory_bytes=MEMORY_BYTES,
+    )
+    return GrammarChecker(pool, timeout_seconds=timeout_seconds)

@@ -1,0 +1,172 @@
+"""Does in a worker all that vLLM's front end and EngineCore do with a grammar.
+
+The checks, the backend and the vocabulary are the same, so that what is slow there, or ends a
+process, does so here first. Then it accepts a few tokens and fills masks, which EngineCore does
+between two steps, while all requests wait (vLLM 0.32, 0.33).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.exceptions import VLLMError
+from vllm.plugins import load_general_plugins
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
+from vllm.v1.structured_output.request import get_structured_output_key
+
+Grammar = Mapping[str, Any]
+"""The fields of vLLM's StructuredOutputsParams that a client has set."""
+
+MOST_SECONDS_A_TOKEN = 0.25
+"""CPU time for one token of one request, while every other request waits."""
+TOKENS = 8
+_TOKENS_A_WORD = 32
+_LONGEST_MESSAGE = 1000
+_CACHE_VARIABLE = "VLLM_XGRAMMAR_CACHE_MB"
+_ERRORS = (
+    VLLMError,
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What four libraries raise for a grammar that they do not accept."""
+_BACKENDS = {
+    "xgrammar": ("backend_xgrammar", "XgrammarBackend"),
+    "guidance": ("backend_guidance", "GuidanceBackend"),
+    "outlines": ("backend_outlines", "OutlinesBackend"),
+    "lm-format-enforcer": ("backend_lm_format_enforcer", "LMFormatEnforcerBackend"),
+}
+"""As in `StructuredOutputManager.grammar_init`."""
+
+
+class Compiler:
+    """Compiles grammars for the model of one configuration."""
+
+    def __init__(self, config: Any) -> None:
+        os.environ[_CACHE_VARIABLE] = "1"  # the front end remembers results
+        load_general_plugins()  # as EngineCore does: they may bring tokenizers
+        self._config = config
+        self._model = config.model_config
+        self._tokenizer = (
+            None
+            if self._model.skip_tokenizer_init
+            else cached_tokenizer_from_config(model_config=self._model)
+        )
+        self._model.hf_token = None  # native code that a client can attack must not have it
+        self._backends: dict[str, Any] = {}
+        self._named = config.structured_outputs_config.backend
+        # Made before workers are forked, so that they share it. If that fails, each grammar gets
+        # the error: lm-format-enforcer 0.11 imports a module that vLLM 0.32 no longer has.
+        with suppress(ImportError):
+            if self._tokenizer is not None:
+                self._backend("xgrammar" if self._named == "auto" else self._named)
+
+    def __call__(self, grammar: Grammar) -> dict[str, Any]:
+        """Return an `error`, or the `backend` that vLLM chooses and the fields it `changed`."""
+        try:
+            return self._verdict(grammar)
+        except MemoryError:
+            raise
+        except _ERRORS as error:
+            return {"error": str(error)[:_LONGEST_MESSAGE] or type(error).__name__}
+
+    def _verdict(self, grammar: Grammar) -> dict[str, Any]:
+        constraint = StructuredOutputsParams(**grammar)
+        parameters = SamplingParams(structured_outputs=constraint)
+        parameters.verify(
+            self._model, None, self._config.structured_outputs_config, self._tokenizer
+        )
+        if constraint.structural_tag is not None and self._named == "auto":
+            # vLLM's front end has xgrammar check it, even if another backend would accept it.
+            validate_xgrammar_grammar(SamplingParams(structured_outputs=replace(constraint)))
+        backend = constraint._backend  # noqa: SLF001 - where vLLM has it
+        if backend is None:
+            raise ValueError("no structured output backend supports this grammar")
+        self._try(backend, constraint)
+        if backend != "xgrammar":
+            self._try_xgrammar(constraint)
+        changed = {
+            field.name: now
+            for field in fields(constraint)
+            if not field.name.startswith("_")
+            and (now := getattr(constraint, field.name)) != grammar.get(field.name, field.default)
+        }
+        was_auto = constraint._backend_was_auto  # noqa: SLF001 - as above
+        return {"backend": backend, "was_auto": was_auto, "changed": changed}
+
+    def _try_xgrammar(self, constraint: Any) -> None:
+        """Try it with xgrammar too, which was not chosen for it; only a slow one is refused.
+
+        An EngineCore keeps the backend of the first grammar that it gets, whatever comes later, and
+        tool parsers ask xgrammar even if another backend is named.
+        """
+        try:
+            if self._named == "auto":
+                self._try("xgrammar", constraint)
+            else:
+                validate_xgrammar_grammar(SamplingParams(structured_outputs=replace(constraint)))
+        except SlowGrammarError:
+            raise
+        except _ERRORS:
+            return
+
+    def _try(self, backend: str, constraint: Any) -> None:
+        compiler = self._backend(backend)
+        made = compiler.compile_grammar(*get_structured_output_key(constraint))
+        mask = _mask_for(compiler)
+        for _ in range(TOKENS):
+            _timed(made.fill_bitmask, mask, 0)
+            allowed = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little").nonzero()[0]
+            if not allowed.size:
+                return
+            token = int(allowed[allowed.size // 2])
+            _timed(made.accept_tokens, "", [token])
+            if made.is_terminated():
+                return
+
+    def _backend(self, name: str) -> Any:
+        if name not in self._backends:
+            module, backend = _BACKENDS[name]
+            make = getattr(importlib.import_module(f"vllm.v1.structured_output.{module}"), backend)
+            self._backends[name] = make(
+                self._config, tokenizer=self._tokenizer, vocab_size=self._model.get_vocab_size()
+            )
+        return self._backends[name]
+
+
+def _mask_for(backend: Any) -> torch.Tensor:
+    """Return a bitmask of one request's allowed tokens.
+
+    The backend's own would be in pinned memory, which would initialise a GPU here.
+    """
+    vocabulary = int(getattr(backend, "ll_tokenizer", backend).vocab_size)
+    return torch.full((1, -(-vocabulary // _TOKENS_A_WORD)), -1, dtype=torch.int32)
+
+
+class SlowGrammarError(ValueError):
+    """Each token of the grammar would keep all requests waiting."""
+
+
+def _timed(step: Callable[..., Any], *arguments: Any) -> None:
+    started = time.thread_time()
+    step(*arguments)
+    seconds = time.thread_time() - started
+    if seconds > MOST_SECONDS_A_TOKEN:
+        raise SlowGrammarError(
+            f"the grammar takes {seconds:.1f} s of CPU time per token; at most "
+            f"{MOST_SECONDS_A_TOKEN:g} s are allowed"
+        )

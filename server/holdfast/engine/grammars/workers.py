@@ -1,0 +1,148 @@
+"""Runs in the processes that may die of a grammar: one that has the tokenizer, and its workers.
+
+Workers are forked from the first process. One that dies loses one grammar, and is replaced in
+milliseconds, because nothing is read or imported again. All of them end with the front end, see
+`worker.lifetime`. They have no socket except the one that delivers grammars, and only the
+environment variables that vLLM reads.
+
+A grammar comes with a socket of its own, on which the worker sends its pid and then its reply. If a
+worker ends without a reply, the first process reports its exit code. The kernel ends a worker at
+its deadline, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from holdfast.worker import lifetime
+
+Compile = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+READY = b"ready"
+OUT_OF_MEMORY = "memory"
+_CLOSED = 3
+"""Exit code of a worker when the front end has closed the socket."""
+_RENEWED = 4
+"""Exit code of a worker that is to be replaced, because it may have grown."""
+_RENEW_AFTER_SECONDS = 0.5
+"""A worker is replaced after a grammar that took longer."""
+_MESSAGE_BYTES = 64
+_MOST_GRAMMARS = 100
+"""One worker compiles at most this many, so that what they leave behind does not add up."""
+_KEPT_VARIABLES = frozenset({"HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "XDG_CACHE_HOME"})
+_CHUNK_BYTES = 1 << 16
+_NICENESS = 5
+_PAUSE_SECONDS = 0.02
+
+
+def serve(
+    make: Callable[[], Compile], control: socket.socket, workers: int, memory_bytes: int
+) -> None:
+    """Keep this many workers waiting for grammars at `control`, until that is closed.
+
+    Each may grow by `memory_bytes`. `make` runs once, and the workers inherit its result.
+    """
+    lifetime.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal, meant for the front end
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    compile_grammar = make()
+    _forget_environment()
+    faulthandler.disable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):
+        os.nice(_NICENESS)
+        # If memory runs out, the kernel ends a grammar first.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    gc.collect()
+    gc.freeze()
+    with suppress(ImportError):  # as in `processes.preloaded`
+        importlib.import_module("setproctitle").setproctitle("holdfast::grammars")
+    control.send(READY)
+    alive: set[int] = set()
+    while True:
+        while len(alive) < workers:
+            alive.add(_forked(compile_grammar, control, memory_bytes))
+        pid, status = os.waitpid(-1, 0)
+        alive.discard(pid)
+        code = os.waitstatus_to_exitcode(status)
+        if code == _CLOSED:
+            return
+        if code != _RENEWED:
+            with suppress(OSError):  # the front end has ended, or is ending
+                control.send(b"%d %d" % (pid, code), socket.MSG_DONTWAIT)
+            time.sleep(_PAUSE_SECONDS)  # so that workers that end at once cause no fork storm
+
+
+def _forked(compile_grammar: Compile, control: socket.socket, memory_bytes: int) -> int:
+    parent_pid = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        lifetime.die_with_parent(parent_pid)
+        _bound_memory(memory_bytes)
+        os._exit(_work(compile_grammar, control))
+    except BaseException:  # noqa: BLE001 - the outermost edge of a process
+        os._exit(1)
+
+
+def _work(compile_grammar: Compile, control: socket.socket) -> int:
+    """Compile grammars until the worker is to be replaced; return its exit code."""
+    for _ in range(_MOST_GRAMMARS):
+        message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
+        if not message or not descriptors:
+            return _CLOSED
+        started = time.monotonic()
+        with socket.socket(fileno=descriptors[0]) as asked:
+            asked.setblocking(True)
+            asked.sendall(b"%d\n" % os.getpid())
+            signal.setitimer(signal.ITIMER_REAL, float(message))
+            answer = _answer(compile_grammar, json.loads(_read(asked)))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            with suppress(OSError):  # the front end no longer waits for it
+                asked.sendall(json.dumps(answer).encode())
+        has_grown = time.monotonic() - started > _RENEW_AFTER_SECONDS
+        if has_grown or answer.get("error") == OUT_OF_MEMORY:
+            break
+    return _RENEWED
+
+
+def _answer(compile_grammar: Compile, grammar: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return compile_grammar(grammar)
+    except MemoryError:
+        return {"error": OUT_OF_MEMORY}
+
+
+def _read(asked: socket.socket) -> bytes:
+    parts = []
+    while part := asked.recv(_CHUNK_BYTES):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _bound_memory(memory_bytes: int) -> None:
+    """Let this process grow by this much private memory, and no more."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    limit = pages * resource.getpagesize() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _forget_environment() -> None:
+    """Keep only variables that vLLM may still read, and no key."""
+    for name in list(os.environ):
+        is_of_vllm = name.startswith("VLLM_") and not name.endswith("_KEY")
+        if not is_of_vllm and name not in _KEPT_VARIABLES:
+            del os.environ[name]

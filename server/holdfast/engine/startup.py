@@ -1,0 +1,138 @@
+"""One start of an engine: the environment of its processes, and why it is stuck or has failed.
+
+vLLM itself waits ten minutes for a process that is stopped or gone (0.32).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+from holdfast.errors import PluginMissingError
+from holdfast.patches.engine import prepare_builds
+from holdfast.processes import exits, forkserver, tree
+from holdfast.records import RankStats
+from holdfast.worker.crash_records import read_causes, root_of
+from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
+
+ABANDON_DEADLINE_SECONDS = 30.0
+ABANDON_POLL_SECONDS = 0.2
+LONGEST_SOCKET_PATH = 64
+"""In characters. Linux allows 107 bytes, and vLLM appends a slash and a UUID."""
+CORE = "EngineCore"
+"""Part of the title of every process that the front end waits for."""
+GONE_SECONDS = 15.0
+"""Longer than vLLM itself takes to notice that a core has ended, where it watches."""
+POLL_SECONDS = 1.0
+
+EngineProcesses = Callable[[], frozenset[psutil.Process]]
+"""Returns every living process of one engine."""
+
+
+def prepare(directory: Path, spec: WorkspaceSpec) -> None:
+    directory.mkdir(mode=0o700, parents=True)
+    spec.write(directory / "spec.json")
+    prepare_builds(directory)
+    # Inductor precompiles its headers below the temporary directory, wherever its cache is (torch
+    # 2.13, `codecache._HEADER_DIR`): without this link every generation spends seconds on it again.
+    cache = Path(default_cache_dir())
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (directory / cache.name).symlink_to(cache)
+
+
+def cause_of_failure(directory: Path, ended_before: frozenset[Path]) -> str:
+    """Read why a start failed from what its processes left; a killed process leaves no record."""
+    cause = root_of(read_causes(directory))
+    if cause is not None and not cause.is_consequence:
+        return cause.error
+    killed = exits.first_killed(forkserver.exit_codes_directory(), ended_before)
+    return killed or (cause.error if cause else "")
+
+
+def require_every_rank(
+    wanted: tuple[tuple[int, int], ...], ranks: tuple[RankStats, ...], spec: WorkspaceSpec
+) -> None:
+    fresh = {
+        (rank.engine, rank.rank)
+        for rank in ranks
+        if rank.generation == spec.generation and rank.is_locked
+    }
+    silent = [place for place in wanted if place not in fresh]
+    if silent:
+        missing = ", ".join(f"rank {rank} of engine {engine}" for engine, rank in silent)
+        raise PluginMissingError(
+            f"the workspace plugin did not report from {missing}",
+            remedy="install holdfast in the environment of every worker, and add `holdfast` to "
+            "VLLM_PLUGINS if that is set.",
+        )
+
+
+async def abandon(construct: asyncio.Task[Any], processes: EngineProcesses) -> None:
+    """Kill what the constructor's thread waits for until it returns: no thread can be cancelled."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + ABANDON_DEADLINE_SECONDS
+    while not construct.done() and loop.time() < deadline:
+        # It may wait for the fork server, which belongs to no engine.
+        await asyncio.to_thread(forkserver.end_if_stopped)
+        await asyncio.to_thread(lambda: tree.kill(processes()))
+        await asyncio.wait({construct}, timeout=ABANDON_POLL_SECONDS)
+    if construct.done() and construct.exception() is None:
+        await asyncio.to_thread(construct.result().shutdown, timeout=0)
+
+
+def variables(directory: Path) -> dict[str, str]:
+    """Return the environment variables of one generation's processes.
+
+    Killed processes leave their temporary files and vLLM's sockets behind, so both go into the
+    generation's own directory, unless its path is too long for a Unix socket. Caches do not
+    belong there.
+    """
+    variables = {SPEC_VARIABLE: str(directory / "spec.json")}
+    if len(str(directory)) >= LONGEST_SOCKET_PATH:
+        return variables
+    ours = {
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": f"{default_cache_dir()}/flash_attention_cute_dsl",
+        "TMPDIR": str(directory),
+        "TORCHINDUCTOR_CACHE_DIR": default_cache_dir(),
+        "VLLM_RPC_BASE_PATH": str(directory),
+    }
+    # The user's own choices take precedence, except for temporary files.
+    kept = {name for name in ours if name in os.environ} - {"TMPDIR"}
+    return variables | {name: value for name, value in ours.items() if name not in kept}
+
+
+async def until_stuck(processes: EngineProcesses, stopped_seconds: float) -> str:
+    """Return the reason once a start cannot go on.
+
+    That is when one of its processes has been stopped for `stopped_seconds`, or a core has
+    been gone for `GONE_SECONDS` without vLLM noticing.
+    """
+    stopped_since: dict[int, float] = {}
+    cores: set[psutil.Process] = set()
+    gone_since: float | None = None
+    while True:
+        now = asyncio.get_running_loop().time()
+        living = await asyncio.to_thread(processes)
+        stopped_since = {pid: stopped_since.get(pid, now) for pid in tree.stopped(living)}
+        for pid, since in stopped_since.items():
+            if now - since >= stopped_seconds:
+                return f"process {pid} was stopped by a signal for {now - since:.0f} s"
+        cores |= {process for process in living if _is_core(process)}
+        is_one_gone = any(not exits.is_alive(core) for core in cores)
+        gone_since = (gone_since or now) if is_one_gone else None
+        if gone_since is not None and now - gone_since >= GONE_SECONDS:
+            return "EngineCore ended without a message"
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _is_core(process: psutil.Process) -> bool:
+    try:
+        return CORE in " ".join(process.cmdline())
+    except psutil.Error:
+        return False

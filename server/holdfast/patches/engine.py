@@ -1,0 +1,142 @@
+"""Patches vLLM in the processes of its engine: EngineCores, workers, and the server they fork from.
+
+Importing this module is cheap: each function imports what it changes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from holdfast.patches import fits
+
+BUILD_LOCK = "lock"
+"""Torch waits without a deadline for the process that made this file (`torch.utils.file_baton`)."""
+
+
+def import_engine() -> None:
+    """Import what an EngineCore and the platform's workers run, but no plugin.
+
+    This initialises no device where vLLM finds its GPUs by NVML (0.32, 0.33).
+    """
+    for name in (
+        "vllm.v1.engine.core",
+        "vllm.v1.executor.multiproc_executor",
+        "vllm.v1.executor.uniproc_executor",
+        "vllm.v1.structured_output",
+        "vllm.v1.worker.worker_base",
+        _worker_module(),
+    ):
+        importlib.import_module(name)
+
+
+def _worker_module() -> str:
+    """The module of the platform's worker class, as its `check_and_update_config` names it."""
+    from vllm.platforms import current_platform  # noqa: PLC0415 - see the module's docstring
+
+    return f"vllm.v1.worker.{'cpu' if current_platform.is_cpu() else 'gpu'}_worker"
+
+
+def fork_workers(context: Any) -> None:
+    """Have this EngineCore start its workers in the `multiprocessing` context `context`.
+
+    `get_mp_context` is bound in `vllm.v1.executor.multiproc_executor` (0.32, 0.33).
+    """
+    from vllm.v1.executor import multiproc_executor  # noqa: PLC0415 - as above
+
+    if not fits("patches.engine.fork_workers"):
+        return
+    original = multiproc_executor.get_mp_context
+
+    def forking_context() -> Any:
+        original()  # prepares the environment of the processes to come
+        return context
+
+    multiproc_executor.get_mp_context = forking_context
+
+
+def builds_directory(generation_directory: Path) -> Path:
+    """The directory in which all generations of one server keep what they built."""
+    return generation_directory.parent / "builds"
+
+
+def prepare_builds(generation_directory: Path) -> None:
+    """Make that directory, and remove the lock of a build that was killed with its engine."""
+    directory = builds_directory(generation_directory)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    (directory / BUILD_LOCK).unlink(missing_ok=True)
+
+
+def keep_builds(generation_directory: Path) -> None:
+    """Have vLLM in this process build its NCCL allocator where the next generation finds it.
+
+    With `VLLM_USE_NCCL_SYMM_MEM=1`, torch builds it in the temporary directory
+    (`pynccl_allocator.compile_nccl_allocator`, 0.32, 0.33). An engine's temporary directory is
+    removed with the engine, so every recovery would wait for a compiler.
+    """
+    if not fits("patches.engine.keep_builds"):
+        return
+    from vllm.distributed.device_communicators import pynccl_allocator  # noqa: PLC0415 - as above
+
+    directory = str(builds_directory(generation_directory))
+    # `gettempdir` is all that the module uses of `tempfile`.
+    pynccl_allocator.tempfile = SimpleNamespace(gettempdir=lambda: directory)
+
+
+def accept_plain_functions() -> None:
+    """Have vLLM in this process load a compiled function that is a plain one.
+
+    vLLM keeps what torch.compile made of a model, and calls `finalize_loading` of what it loads.
+    Only the functions of vLLM's own backend have that. On the CPU, where inductor compiles alone,
+    it is a plain function, so every start compiles again (`_try_load_aot_compiled_fn`, 0.32; vLLM
+    keeps functions since vllm-project/vllm#24274). A plain function is complete once it is loaded.
+    """
+    if not fits("patches.engine.accept_plain_functions"):
+        return
+    import torch  # noqa: PLC0415 - as above
+
+    load_compiled_function = torch.compiler.load_compiled_function
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        loaded = load_compiled_function(*args, **kwargs)
+        compiled = loaded._artifacts.compiled_fn  # noqa: SLF001 - where vLLM looks
+        if not hasattr(compiled, "finalize_loading"):
+            compiled.finalize_loading = _finalize_nothing
+        return loaded
+
+    torch.compiler.load_compiled_function = load
+
+
+def _finalize_nothing(_config: Any) -> None:
+    """vLLM's `finalize_loading` for a function that is complete once it is loaded."""
+
+
+def withhold_unused_seeds(runner: Any) -> None:
+    """Have a model runner on the CPU use no request's generator for a sample that it discards.
+
+    vLLM samples for every request of a step, even if the rest of its prompt follows in the next
+    one, and then turns the generator back by its offset. A CPU generator has no offset, so the
+    engine dies: "CPU Generator does not use offset" (`GPUModelRunner._bookkeeping_sync`, 0.32,
+    0.33, since vllm-project/vllm#10097). Without its generator the request is sampled as if it had
+    no seed.
+    """
+    if runner.device.type != "cpu" or not hasattr(runner, "discard_request_mask"):
+        return
+    sample_tokens = runner.sample_tokens
+
+    def sample(*args: Any, **kwargs: Any) -> Any:
+        batch = runner.input_batch
+        if not batch.generators:
+            return sample_tokens(*args, **kwargs)
+        is_discarded = runner.discard_request_mask.np
+        withheld = {row: batch.generators[row] for row in batch.generators if is_discarded[row]}
+        for row in withheld:
+            del batch.generators[row]
+        try:
+            return sample_tokens(*args, **kwargs)
+        finally:
+            batch.generators.update(withheld)
+
+    runner.sample_tokens = sample

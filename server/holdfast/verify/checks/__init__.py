@@ -1,0 +1,11 @@
+"""Every check, in the order in which they run: what is cheap and basic comes first.
+
+A group is one module here, with a tuple `CHECKS`, or a package with such modules.
+"""
+
+from __future__ import annotations
+
+from holdfast.verify.check import Check
+from holdfast.verify.checks import chat, wire
+
+ALL: tuple[Check, ...] = (*wire.CHECKS, *chat.CHECKS)

@@ -1,0 +1,28 @@
+"""Does the server speak the protocol? The group `wire`, whatever the model answers."""
+
+from __future__ import annotations
+
+from holdfast.verify.check import Check
+from holdfast.verify.checks.wire import (
+    catalogue,
+    counts,
+    endings,
+    forms,
+    packages,
+    refusals,
+    routes,
+    streams,
+    twins,
+)
+
+CHECKS: tuple[Check, ...] = (
+    *catalogue.CHECKS,
+    *forms.CHECKS,
+    *counts.CHECKS,
+    *endings.CHECKS,
+    *streams.CHECKS,
+    *twins.CHECKS,
+    *refusals.CHECKS,
+    *routes.CHECKS,
+    *packages.CHECKS,
+)

@@ -1,0 +1,95 @@
+"""Is what is counted, and paid for, what was read and written?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.verify.answers import dig
+from holdfast.verify.check import Check
+from holdfast.verify.checks.wire.asking import PROMPT, each
+from holdfast.verify.records import equal_to
+from holdfast.verify.streams import StreamedAnswer
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import CHAT, COMPLETIONS, Trial
+
+_MOST_TOKENS = 7
+_IDS = tuple(range(20, 33))
+"""A prompt of token ids; every vocabulary has them."""
+_UNUSUAL = "naïve 北京 \N{SLIGHTLY SMILING FACE}\n\ttabs  and  spaces 0.1e-5"
+_CONVERSATION = (
+    {"role": "system", "content": "You answer in one word."},
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "Paris"},
+    {"role": "user", "content": "And of Italy?"},
+)
+
+
+async def usage(trial: Trial) -> None:
+    """The tokens that were written, at once and as a stream."""
+    for path, body in each(trial, PROMPT, max_tokens=_MOST_TOKENS):
+        whole = await trial.post(path, body)
+        with trial.demanding_form(whole):
+            _require_sums(trial, whole.usage(), whole.finish_reason(), whole)
+        stream = await trial.stream(path, body)
+        reason = stream.said().finish_reason
+        with trial.demanding_form(stream):
+            _require_sums(trial, stream.usage(), reason, stream)
+
+
+def _require_sums(
+    trial: Trial, counted: Mapping[str, Any], reason: str, answer: Answer | StreamedAnswer
+) -> None:
+    asked = dig(counted, "prompt_tokens", kind=int)
+    answered = dig(counted, "completion_tokens", kind=int)
+    total = dig(counted, "total_tokens", kind=int)
+    said = f"{asked} and {answered} tokens are said to be {total}"
+    trial.require(asked + answered == total, said, answer)
+    is_right = answered == _MOST_TOKENS if reason == "length" else 0 <= answered <= _MOST_TOKENS
+    said = f"{answered} tokens were written, ended by {reason}, with max_tokens {_MOST_TOKENS}"
+    trial.require(is_right, said, answer)
+
+
+async def prompt_tokens(trial: Trial) -> None:
+    """The tokens that were read, against the server's own tokenizer."""
+    wrong = 0
+    for body in _prompts(trial):
+        path = CHAT if "messages" in body else COMPLETIONS
+        ids = body.get("prompt")
+        is_ids = isinstance(ids, list)
+        wanted = len(_IDS) if is_ids else await trial.count_tokens(body)
+        whole = await trial.post(path, body)
+        stream = await trial.stream(path, body)
+        for answer in (whole, stream):
+            counted = dig(answer.usage(), "prompt_tokens", kind=int)
+            said = f"the prompt is said to have {counted} tokens and has {wanted}"
+            wrong += not trial.require(counted == wanted, said, answer)
+    trial.measure("wrong counts", wrong, limit=equal_to(0))
+
+
+def _prompts(trial: Trial) -> list[dict[str, Any]]:
+    able, bodies = trial.server.abilities, []
+    if "chat" in able:
+        asked = (PROMPT, _UNUSUAL, _CONVERSATION)
+        bodies += [trial.chat_body(one, max_tokens=1) for one in asked]
+    if "completions" in able:
+        given = (PROMPT, _UNUSUAL, list(_IDS))
+        bodies += [trial.completion_body(one, max_tokens=1) for one in given]
+    return bodies
+
+
+CHECKS = (
+    Check(
+        "usage",
+        "wire",
+        usage,
+        "`usage` adds up, and counts the tokens written: `max_tokens`, if that ended the answer.",
+    ),
+    Check(
+        "prompt_tokens",
+        "wire",
+        prompt_tokens,
+        "`usage.prompt_tokens` is what `/tokenize` counts, at once and as a stream.",
+        needs=("tokenize",),
+    ),
+)

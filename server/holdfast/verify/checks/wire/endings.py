@@ -1,0 +1,73 @@
+"""Does an answer end where it was told to?"""
+
+from __future__ import annotations
+
+from holdfast.verify.answers import dig
+from holdfast.verify.check import Check
+from holdfast.verify.checks.wire.asking import PROMPT, each, either
+from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
+
+_TOKENS = 24
+_CUT_TOKENS = 4
+_STOP_CHARACTERS = 3
+
+
+async def length(trial: Trial) -> None:
+    """An answer that is cut says so, at once and as a stream."""
+    cuts = 0
+    for path, body in each(trial, PROMPT):
+        free = await trial.post(path, {**body, "max_tokens": _TOKENS})
+        if dig(free.usage(), "completion_tokens", kind=int) <= _CUT_TOKENS:
+            continue
+        cuts += 1
+        cut = {**body, "max_tokens": _CUT_TOKENS}
+        whole = await trial.post(path, cut)
+        stream = await trial.stream(path, cut)
+        ends = ((whole.finish_reason(), whole), (stream.said().finish_reason, stream))
+        for reason, answer in ends:
+            said = f"an answer that max_tokens cut ended by {reason!r} and not by 'length'"
+            trial.require(reason == "length", said, answer)
+    if not cuts:
+        raise SkippedError(f"the model ends its answers within {_CUT_TOKENS} tokens")
+
+
+async def stop(trial: Trial) -> None:
+    """A text from the middle of the model's own answer ends the next one before it."""
+    path, body = either(trial, PROMPT, max_tokens=_TOKENS)
+    free = (await trial.post(path, body)).content()
+    text = _middle(free)
+    wanted = free[: free.index(text)]
+    stopped = {**body, "stop": [text]}
+    whole = await trial.post(path, stopped)
+    stream = await trial.stream(path, stopped)
+    said = stream.said()
+    if whole.content() != wanted and (await trial.post(path, body)).content() != free:
+        raise InconclusiveError("the server does not give the same greedy answer twice")
+    for found, reason, answer in (
+        (whole.content(), whole.finish_reason(), whole),
+        (said.content, said.finish_reason, stream),
+    ):
+        trial.require(text not in found, f"the answer goes on past {text!r}", answer)
+        trial.require(reason == "stop", f"it ended by {reason!r} and not by 'stop'", answer)
+    is_same = whole.content() == wanted or text in whole.content()
+    trial.require(is_same, f"what comes before {text!r} is not what came before", whole)
+
+
+def _middle(answer: str) -> str:
+    """A few characters from the middle, which no answer but this one has to have."""
+    middle = len(answer) // 2
+    text = answer[middle : middle + _STOP_CHARACTERS]
+    if len(text) < _STOP_CHARACTERS or not text.strip() or "\N{REPLACEMENT CHARACTER}" in text:
+        raise SkippedError("the model's answer has nothing in its middle to stop at")
+    return text
+
+
+CHECKS = (
+    Check("length", "wire", length, "An answer that `max_tokens` cuts ends by `length`."),
+    Check(
+        "stop",
+        "wire",
+        stop,
+        "A stop text ends the answer just before it, also where it spans tokens of a stream.",
+    ),
+)

@@ -1,0 +1,82 @@
+"""What do other people's tools say of it? They are part of `holdfast[verify]`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.verify.check import Check
+from holdfast.verify.checks.wire.asking import PROMPT
+from holdfast.verify.trial import CHAT, COMPLETIONS, SkippedError, Trial
+
+_LONGEST_TOKENS = 256
+
+
+async def openai_types(trial: Trial) -> None:
+    """The types of OpenAI's client take what the server says, and strictly so."""
+    # It takes a second to import, and is here only if the extra is.
+    from openai.types import Completion, Model  # noqa: PLC0415 - see above
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: PLC0415 - see above
+    from pydantic import ValidationError  # noqa: PLC0415 - openai brings it
+
+    def require(kind: Any, document: Any, answer: Any) -> None:
+        try:
+            kind.model_validate(document)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            trial.blame(f"{kind.__name__}: {where}: {first['msg']}", answer)
+
+    listed = await trial.ask("/v1/models")
+    for entry in listed.document.get("data", []):
+        require(Model, entry, listed)
+    if "chat" in trial.server.abilities:
+        whole = await trial.chat(PROMPT, max_tokens=8)
+        require(ChatCompletion, whole.document, whole)
+        stream = await trial.stream(CHAT, trial.chat_body(PROMPT, max_tokens=8))
+        for document in stream.documents:
+            require(ChatCompletionChunk, document, stream)
+    if "completions" in trial.server.abilities:
+        completion = await trial.post(COMPLETIONS, trial.completion_body(PROMPT, max_tokens=8))
+        require(Completion, completion.document, completion)
+
+
+async def provider_check(trial: Trial) -> None:
+    """Tiers 1 to 4 of trustedrouter-provider-check: catalogue, chats, streams."""
+    from tr_provider_check.checks import run_checks  # noqa: PLC0415 - here only if the extra is
+
+    # Its requests have no limit, and a model that does not end would fill its context each time.
+    sure = await trial.chat("reply exactly PONG", max_tokens=_LONGEST_TOKENS)
+    if sure.finish_reason() == "length":
+        raise SkippedError(f"the model does not end an answer within {_LONGEST_TOKENS} tokens")
+    done = await run_checks(
+        base_url=f"{trial.target.url}/v1",
+        api_key=trial.target.api_key or None,
+        model=trial.server.model,
+        max_sweep_models=1,
+    )
+    for row in done.checks:
+        said = f"{row.id}: {row.assertion}"
+        if row.status == "fail" and row.id != "chat.pong":
+            trial.blame(said)
+        elif row.status in ("warn", "fail"):  # whether a model obeys is for other groups to say
+            trial.warn(said)
+    trial.measure("checks passed", sum(row.status == "pass" for row in done.checks))
+
+
+CHECKS = (
+    Check(
+        "openai_types",
+        "wire",
+        openai_types,
+        "The types of OpenAI's Python client accept models, chats, streams and completions.",
+        packages=("openai",),
+    ),
+    Check(
+        "provider_check",
+        "wire",
+        provider_check,
+        "Tiers 1 to 4 of trustedrouter-provider-check pass: what a strict gateway asks for.",
+        needs=("chat",),
+        packages=("tr_provider_check",),
+    ),
+)

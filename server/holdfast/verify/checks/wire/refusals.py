@@ -1,0 +1,87 @@
+"""Is a request that is wrong refused, in words, and by the right side?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.verify.answers import dig
+from holdfast.verify.check import Check
+from holdfast.verify.checks.wire.asking import PROMPT, either
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import CHAT, COMPLETIONS, Trial
+
+_LONGEST_ASKED_TOKENS = 300_000
+"""A longer prompt would exceed the limits of bodies that servers have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A request that no server can do."""
+
+    what: str
+    path: str
+    body: dict[str, Any] | None = None
+    raw: str = ""
+    statuses: range | tuple[int, ...] = range(400, 500)
+
+
+async def refusals(trial: Trial) -> None:
+    """Each wrong request gets a status of its own fault and OpenAI's form of an error."""
+    wrong = [one for one in _wrong(trial) if _is_there(trial, one.path)]
+    for one in wrong:
+        answer = await trial.ask(one.path, one.body, raw=one.raw)
+        is_refused = answer.status in one.statuses
+        if trial.require(is_refused, f"{one.what} gets {answer.status}", answer):
+            _require_form(trial, one, answer)
+    for method, path, status in (("GET", "/v1/none", 404), ("PUT", CHAT, 405)):
+        answer = await trial.ask(path, method=method)
+        is_refused = answer.status in (status, 404)
+        trial.require(is_refused, f"{method} {path} gets {answer.status}", answer)
+    trial.measure("wrong requests", len(wrong))
+    path, body = either(trial, PROMPT, max_tokens=1)
+    await trial.post(path, body)
+
+
+def _require_form(trial: Trial, wrong: Wrong, answer: Answer) -> None:
+    with trial.demanding_form(answer):
+        said = f"{wrong.what} is refused without a message"
+        trial.require(dig(answer.document, "error", "message", kind=str), said, answer)
+        dig(answer.document, "error", "type", kind=str)
+
+
+def _is_there(trial: Trial, path: str) -> bool:
+    return {CHAT: "chat", COMPLETIONS: "completions"}[path] in trial.server.abilities
+
+
+def _wrong(trial: Trial) -> Iterator[Wrong]:
+    model = trial.server.model
+    chat, completion = trial.chat_body(PROMPT), trial.completion_body(PROMPT)
+    yield Wrong("a body that is not JSON", CHAT, raw='{"model": ')
+    yield Wrong("a body that is not an object", CHAT, raw="[1, 2]")
+    yield Wrong("a chat without messages", CHAT, {"model": model})
+    yield Wrong("messages that are a text", CHAT, {**chat, "messages": "Hello"})
+    yield Wrong("an unknown model", CHAT, {**chat, "model": f"{model}-none"}, statuses=(400, 404))
+    yield Wrong("a temperature in words", CHAT, {**chat, "temperature": "warm"})
+    yield Wrong("a negative temperature", CHAT, {**chat, "temperature": -1})
+    yield Wrong("a `top_p` above 1", CHAT, {**chat, "top_p": 7})
+    yield Wrong("a negative `max_tokens`", CHAT, {**chat, "max_tokens": -1})
+    yield Wrong("a stop that is an object", CHAT, {**chat, "stop": {"a": 1}})
+    yield Wrong("a completion without a prompt", COMPLETIONS, {"model": model})
+    yield Wrong("no answer at all", COMPLETIONS, {**completion, "n": 0})
+    yield Wrong("a prompt that is an object", COMPLETIONS, {**completion, "prompt": {"a": 1}})
+    longest = trial.server.max_model_len
+    if longest and longest < _LONGEST_ASKED_TOKENS:
+        too_long = {**completion, "prompt": [20] * (longest + 1)}
+        yield Wrong("a prompt longer than the context", COMPLETIONS, too_long)
+
+
+CHECKS = (
+    Check(
+        "refusals",
+        "wire",
+        refusals,
+        "A wrong request gets a 4xx in OpenAI's form, never a 5xx, and the server goes on.",
+    ),
+)

@@ -1,0 +1,139 @@
+"""Is a stream framed as clients read it, and does it come while it is written?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from holdfast.verify.answers import dig, dig_or
+from holdfast.verify.check import Check
+from holdfast.verify.checks.wire.asking import PROMPT, each, either
+from holdfast.verify.checks.wire.forms import FINISH_REASONS
+from holdfast.verify.streams import StreamedAnswer, delta_text
+from holdfast.verify.survey import ask_holdfast
+from holdfast.verify.trial import CHAT, SkippedError, Trial
+
+_KINDS = {True: "chat.completion.chunk", False: "text_completion"}
+"""By whether it is a chat."""
+_FEWEST_EVENTS = 4
+_LONG_TOKENS = 512
+_STARTED_BYTES = 256
+_FREED_SECONDS = 30.0
+_POLL_SECONDS = 0.2
+
+
+async def events(trial: Trial) -> None:
+    """Frames, order, ids, ends and usage of the events."""
+    for path, body in each(trial, PROMPT, max_tokens=12):
+        stream = await trial.stream(path, body)
+        is_sse = stream.content_type.startswith("text/event-stream")
+        trial.require(is_sse, f"its type is {stream.content_type!r}", stream)
+        for fault in stream.frames.faults:
+            trial.blame(fault, stream)
+        with trial.demanding_form(stream):
+            _require_order(trial, stream, is_chat=path == CHAT)
+        _count_empty(trial, stream, path)
+
+
+def _require_order(trial: Trial, stream: StreamedAnswer, *, is_chat: bool) -> None:
+    documents = stream.documents
+    for name in ("id", "model", "object"):
+        found = {dig(document, name, kind=str) for document in documents}
+        trial.require(len(found) == 1, f"its events have {len(found)} values of {name!r}", stream)
+    kind = dig(documents[0], "object", kind=str)
+    trial.require(kind == _KINDS[is_chat], f"its events are {kind!r}", stream)
+    parts = list(stream.choices(0))
+    if is_chat:
+        role = dig_or(parts[0], "delta", "role", default="")
+        trial.require(role == "assistant", f"its first event has the role {role!r}", stream)
+    ends = [i for i, part in enumerate(parts) if part.get("finish_reason") is not None]
+    if trial.require(len(ends) == 1, f"{len(ends)} events have a finish reason", stream):
+        reason = dig(parts[ends[0]], "finish_reason", kind=str)
+        trial.require(reason in FINISH_REASONS, f"its finish reason is {reason!r}", stream)
+        late = "".join(delta_text(part) for part in parts[ends[0] + 1 :])
+        trial.require(not late, f"{late!r} comes after the finish reason", stream)
+    others = [d for d in documents if not dig(d, "choices", kind=list)]
+    is_last = others == [documents[-1]] and isinstance(documents[-1].get("usage"), dict)
+    trial.require(is_last, "its last event, and no other, is not the usage", stream)
+
+
+def _count_empty(trial: Trial, stream: StreamedAnswer, path: str) -> None:
+    """Some clients take an event without text for the end; how many there are is told."""
+    if not stream.frames.faults:
+        empty = [one for one in stream.choices(0) if not _says(one)]
+        trial.measure(f"events without text, {path}", len(empty))
+
+
+def _says(choice: dict[str, Any]) -> bool:
+    delta: dict[str, Any] = dig_or(choice, "delta", default={})
+    return bool(choice.get("text") or any(delta.values()) or choice.get("finish_reason"))
+
+
+async def unasked_usage(trial: Trial) -> None:
+    """Without `include_usage` no event is without a choice: old clients read `choices[0]`."""
+    for path, body in each(trial, PROMPT, max_tokens=3):
+        stream = await trial.stream(path, {**body, "stream_options": None})
+        for document in stream.documents:
+            said = "an event has no choice, though no usage was asked for"
+            trial.require(dig(document, "choices", kind=list), said, stream)
+
+
+async def incremental(trial: Trial) -> None:
+    """The first text is there before the last one is written."""
+    path, body = either(trial, PROMPT, max_tokens=32)
+    stream = await trial.stream(path, body)
+    times = [event.at_seconds for event in stream.frames.events[:-1]]
+    if len(times) < _FEWEST_EVENTS:
+        raise SkippedError("the model's answer is too short to tell")
+    trial.measure("first event", times[0], "s")
+    trial.measure("last event", times[-1], "s")
+    arrivals = len(set(times))
+    trial.measure("separate arrivals", arrivals)
+    trial.require(arrivals > 1, f"all {len(times)} events arrived at once, at the end", stream)
+
+
+async def client_leaves(trial: Trial) -> None:
+    """What a client no longer waits for is not worked on, and does not hinder others."""
+    tokens = min(_LONG_TOKENS, (trial.server.max_model_len or _LONG_TOKENS) // 2)
+    path, body = either(trial, PROMPT, max_tokens=tokens)
+    for _ in range(4):
+        await trial.leave(path, body, after_bytes=_STARTED_BYTES)
+    await trial.post(path, {**body, "max_tokens": 1})
+    if trial.server.holdfast is None:
+        return
+    left_at_seconds = time.monotonic()
+    while await _running(trial):
+        if time.monotonic() - left_at_seconds > _FREED_SECONDS:
+            trial.blame(f"requests still run {_FREED_SECONDS:.0f} s after their clients left")
+            return
+        await asyncio.sleep(_POLL_SECONDS)
+    trial.measure("freed after", time.monotonic() - left_at_seconds, "s")
+
+
+async def _running(trial: Trial) -> int:
+    facts = await ask_holdfast(trial.target)
+    return facts.running if facts else 0
+
+
+CHECKS = (
+    Check(
+        "events",
+        "wire",
+        events,
+        "A stream is framed strictly: order, ids, one finish reason, the usage, `[DONE]`.",
+    ),
+    Check(
+        "unasked_usage",
+        "wire",
+        unasked_usage,
+        "Without `include_usage`, every event of a stream has a choice.",
+    ),
+    Check("incremental", "wire", incremental, "A stream arrives while it is written."),
+    Check(
+        "client_leaves",
+        "wire",
+        client_leaves,
+        "Clients that leave in the middle of a stream hinder nobody, and free the engine.",
+    ),
+)

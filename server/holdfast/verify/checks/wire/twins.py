@@ -1,0 +1,120 @@
+"""Does the server say the same in every way in which it can be asked?"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.verify.check import Check
+from holdfast.verify.checks.wire.asking import PROMPT, each
+from holdfast.verify.streams import StreamedAnswer
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import (
+    COMPLETIONS,
+    InconclusiveError,
+    SkippedError,
+    Trial,
+    UnexpectedStatusError,
+)
+
+_UNUSUAL = "naïve 北京 \N{SLIGHTLY SMILING FACE}\N{ZERO WIDTH JOINER}\N{FIRE} 0.1e-5\n\ttabs"
+_ROUNDS = 3
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an answer says, however it came."""
+
+    content: str
+    reasoning: str
+    finish_reason: str
+
+
+async def stream_twin(trial: Trial) -> None:
+    """A greedy answer as a stream, against the same at once."""
+    asked = each(trial, PROMPT, max_tokens=48) + each(trial, _UNUSUAL, max_tokens=16)
+    if "completions" in trial.server.abilities and await _echoes(trial):
+        # Whatever the model is, this text is known.
+        body = trial.completion_body(_UNUSUAL, max_tokens=1, echo=True)
+        asked.append((COMPLETIONS, body))
+    for path, body in asked:
+        await _compare(trial, path, body)
+    trial.measure("requests compared", len(asked))
+
+
+async def _compare(trial: Trial, path: str, body: dict[str, Any]) -> None:
+    """A difference counts if the server does not differ from itself; that is asked several times.
+
+    Raises:
+        InconclusiveError: it does.
+    """
+    stream = await trial.stream(path, body)
+    for _ in range(_ROUNDS):
+        whole = await trial.post(path, body)
+        if _said(whole) == _streamed(stream):
+            return
+        if _said(await trial.post(path, body)) != _said(whole):
+            raise InconclusiveError("the server does not give the same greedy answer twice")
+        stream = await trial.stream(path, body)
+    at_once, in_parts = _said(whole), _streamed(stream)
+    names = [
+        name
+        for name in ("content", "reasoning", "finish_reason")
+        if getattr(at_once, name) != getattr(in_parts, name)
+    ]
+    if names:
+        trial.blame(f"{path}: as a stream, {' and '.join(names)} differ", stream)
+
+
+def _said(answer: Answer) -> Said:
+    return Said(answer.content(), answer.reasoning(), answer.finish_reason())
+
+
+def _streamed(stream: StreamedAnswer) -> Said:
+    said = stream.said()
+    return Said(said.content, said.reasoning, said.finish_reason)
+
+
+async def _echoes(trial: Trial) -> bool:
+    """Whether the server repeats the prompt before a completion, as OpenAI's did."""
+    prompt = "holdfast"
+    try:
+        answer = await trial.complete(prompt, max_tokens=1, echo=True)
+    except UnexpectedStatusError:
+        return False
+    return answer.content().startswith(prompt)
+
+
+async def own_answers(trial: Trial) -> None:
+    """Each of several clients gets its own prompt back, at once and as a stream."""
+    if not await _echoes(trial):
+        raise SkippedError("the server does not repeat prompts")
+    prompts = [f"client {number} of {_AT_ONCE}" for number in range(_AT_ONCE)]
+    bodies = [trial.completion_body(one, max_tokens=4, echo=True) for one in prompts]
+    answers = await asyncio.gather(
+        *(trial.post(COMPLETIONS, body) for body in bodies),
+    )
+    streams = await asyncio.gather(*(trial.stream(COMPLETIONS, body) for body in bodies))
+    for prompt, answer, stream in zip(prompts, answers, streams, strict=True):
+        said = "a client got the answer of another one"
+        trial.require(answer.content().startswith(prompt), said, answer)
+        trial.require(stream.said().content.startswith(prompt), said, stream)
+
+
+CHECKS = (
+    Check(
+        "stream_twin",
+        "wire",
+        stream_twin,
+        "A stream says what the same answer says at once: text, reasoning, finish reason.",
+    ),
+    Check(
+        "own_answers",
+        "wire",
+        own_answers,
+        "Of clients that ask at the same time, each gets its own answer.",
+        needs=("completions",),
+    ),
+)

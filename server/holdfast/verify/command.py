@@ -1,0 +1,170 @@
+"""The flags of `holdfast verify`, what it does in which order, and its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from holdfast import __version__
+from holdfast.errors import UsageError
+from holdfast.settings.flag import Parser, command_parser
+from holdfast.verify import packages
+from holdfast.verify.checks import ALL
+from holdfast.verify.progress import view_on
+from holdfast.verify.records import PROFILES, Profile, Report, Status, Tool, Verdict
+from holdfast.verify.redaction import redacted
+from holdfast.verify.report import write
+from holdfast.verify.runner import Bench, judge, run
+from holdfast.verify.survey import ask_holdfast, survey
+from holdfast.verify.target import Target
+
+EXIT_CODES = MappingProxyType({Verdict.PASSED: 0, Verdict.FAILED: 7, Verdict.INCONCLUSIVE: 8})
+"""Beside 2 for bad usage, and 3 if the server is not reachable."""
+_EPILOG = """\
+The report is written to --out as report.json, report.md, report.html, junit.xml and
+test-result.json. Ctrl-C ends the run and leaves a report of what ran. Exit codes: 0 passed, 2 bad
+usage, 3 the server is not reachable, 7 failed, 8 inconclusive.
+"""
+
+
+def verify(arguments: Sequence[str]) -> int:
+    """Verify a server, write the report and return the exit code.
+
+    Raises:
+        UsageError: a flag is wrong, or the server asks for another key.
+        NotReachableError: there is no such server, or it is not ready.
+    """
+    flags = verify_parser().parse_args(arguments)
+    key = _read_key(flags.api_key_file)
+    directory: Path = flags.out
+    _make_directory(directory)
+    try:
+        report = asyncio.run(_report(_base_url(flags.url), key, flags.profile))
+    except KeyboardInterrupt:  # before the first check, or a second time
+        return EXIT_CODES[Verdict.INCONCLUSIVE]
+    written = write(report, directory)
+    counts = ", ".join(f"{report.count(s)} {s}" for s in Status if report.count(s))
+    print(f"{report.verdict} in {report.duration_seconds:.1f} s: {counts}")  # noqa: T201 - what was asked for
+    print(f"report: {written}")  # noqa: T201 - as above
+    return EXIT_CODES[report.verdict]
+
+
+def verify_parser() -> Parser:
+    """The parser of the flags."""
+    parser = command_parser(
+        "verify",
+        "URL [flags]",
+        "Check whether what a server answers is right; any OpenAI-compatible server will do.",
+        _EPILOG,
+    )
+    parser.add_argument("url", metavar="URL", help="its address, for example http://spark:8000")
+    known = [p for p in PROFILES if any(p in check.profiles for check in ALL)]
+    parser.add_argument(
+        "--profile", choices=known, default="quick", help="how much to check; the default is quick"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("holdfast-verify"),
+        metavar="DIR",
+        help="directory for the report; the default is holdfast-verify",
+    )
+    parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="file that contains a key of the server"
+    )
+    return parser
+
+
+async def _report(url: str, key: str, profile: Profile) -> Report:
+    started_at, started_seconds = datetime.now(UTC), time.monotonic()
+    checks = [check for check in ALL if profile in check.profiles]
+    async with Target(url, key) as target:
+        server = await survey(target)
+        bench = Bench(target, server, profile, asyncio.Event())
+        with _noticed(bench.interrupted), view_on(sys.stdout, len(checks)) as view:
+            results = await run(checks, bench, view)
+        is_interrupted = bench.interrupted.is_set()
+        is_asked_again = server.holdfast and not is_interrupted
+        after = await ask_holdfast(target) if is_asked_again else None
+    verdict, reason = judge(results, is_interrupted=is_interrupted)
+    report = Report(
+        tool=Tool(__version__, packages.installed()),
+        profile=profile,
+        started_at=started_at.isoformat(timespec="seconds"),
+        duration_seconds=round(time.monotonic() - started_seconds, 3),
+        server=server,
+        verdict=verdict,
+        reason=reason,
+        is_interrupted=is_interrupted,
+        checks=results,
+        after=after,
+    )
+    return redacted(report, target.secrets)
+
+
+@contextmanager
+def _noticed(interrupted: asyncio.Event) -> Iterator[None]:
+    """The first Ctrl-C, or SIGTERM, sets the event; a second one ends the process as usual."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def notice() -> None:
+        interrupted.set()
+        release()
+
+    def release() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, notice)
+    try:
+        yield
+    finally:
+        release()
+
+
+def _base_url(given: str) -> str:
+    """The address without the `/v1` that clients of OpenAI have behind it."""
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UsageError(
+            f"URL: {given!r} is not the address of a server.",
+            remedy="give it with http:// or https://, for example http://spark:8000.",
+        )
+    return given.rstrip("/").removesuffix("/v1")
+
+
+def _read_key(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"--api-key-file: {path} cannot be read: {error}.", remedy="correct the path."
+        ) from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys or not keys[0].isascii() or not keys[0].isprintable():
+        raise UsageError(
+            f"--api-key-file: {path} contains no key.", remedy="put a key into its first line."
+        )
+    return keys[0]
+
+
+def _make_directory(path: Path) -> None:
+    """Find out before the run that there can be a report."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--out: {path} cannot be made: {error}.", remedy="name another directory."
+        ) from None

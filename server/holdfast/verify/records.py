@@ -1,0 +1,215 @@
+"""What a report is made of. `docs/schemas/holdfast-verify-1.schema.json` is its published shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, get_args
+
+SCHEMA = "holdfast-verify/1"
+"""Rises when a reader of reports has to change."""
+
+Profile = Literal["quick", "standard", "full", "soak"]
+PROFILES: tuple[Profile, ...] = get_args(Profile)
+
+Group = Literal["wire", "chat", "tools", "self", "oracle", "skill", "survive", "soak"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+"""In the order in which they run."""
+
+Source = Literal["constant", "A/A", "baseline"]
+"""Where a limit comes from: this code, the server compared with itself, or a recorded run."""
+
+Relation = Literal["at most", "at least", "equal to"]
+
+
+class Status(StrEnum):
+    """What came of a check."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    WARNED = "warned"
+    SKIPPED = "skipped"
+    INCONCLUSIVE = "inconclusive"
+    """It could not be judged: too noisy, too little, or what it builds on was broken."""
+
+
+class Verdict(StrEnum):
+    """What came of a run."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a number must keep to."""
+
+    relation: Relation
+    value: float
+    source: Source
+
+    def is_met_by(self, number: float) -> bool:
+        """Whether the number keeps to it; NaN keeps to nothing."""
+        if self.relation == "at most":
+            return number <= self.value
+        if self.relation == "at least":
+            return number >= self.value
+        return number == self.value
+
+
+def at_most(value: float, source: Source = "constant") -> Limit:
+    """An upper limit."""
+    return Limit("at most", value, source)
+
+
+def at_least(value: float, source: Source = "constant") -> Limit:
+    """A lower limit."""
+    return Limit("at least", value, source)
+
+
+def equal_to(value: float, source: Source = "constant") -> Limit:
+    """The only value that is right."""
+    return Limit("equal to", value, source)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One number that a check measured."""
+
+    name: str
+    value: float
+    unit: str = ""
+    """Empty for a plain count."""
+    limit: Limit | None = None
+    """None if it is only reported."""
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it keeps to its limit."""
+        return self.limit is None or self.limit.is_met_by(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Numbers that belong together, for a chart."""
+
+    name: str
+    x_name: str
+    y_name: str
+    """Each name with its unit in brackets, as an axis has it."""
+    points: tuple[tuple[float, float], ...]
+    limit: Limit | None = None
+    """Of y."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP request, as it is repeated; it has no headers, and so no key."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    raw: str = ""
+    """The body, where it is not a JSON object on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong, and the request that shows it."""
+
+    what: str
+    request: Request | None = None
+    answered: str = ""
+    """The beginning of the answer, if that helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What came of one check."""
+
+    name: str
+    group: Group
+    proves: str
+    status: Status
+    reason: str = ""
+    """Why it was skipped, failed, warned or could not be judged; empty if it passed."""
+    remedy: str = ""
+    """What to do so that it is not skipped."""
+    duration_seconds: float = 0.0
+    numbers: tuple[Number, ...] = ()
+    series: tuple[Series, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    warnings: tuple[Fault, ...] = ()
+    requests: tuple[Request, ...] = ()
+    """Those that repeat it; the first few of many."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldfastFacts:
+    """What only Holdfast says of itself, at one moment."""
+
+    state: str
+    proof: Mapping[str, Any]
+    """Of the probe: `passed`, `limited`, `proven_tokens`."""
+    generation: int
+    restarts: int
+    growths: int
+    """Of all ranks, after the lock."""
+    rejections: int
+    running: int
+    """Requests in the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What was verified."""
+
+    url: str
+    """Without user and password."""
+    model: str
+    models: tuple[str, ...]
+    max_model_len: int | None
+    owner: str
+    """`owned_by` of the model."""
+    vllm: str
+    """Its version, if the server tells; else empty."""
+    abilities: tuple[str, ...]
+    """Which of its routes answer."""
+    routes: tuple[str, ...]
+    """Those of its OpenAPI document; empty if there is none."""
+    holdfast: HoldfastFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """What made the report."""
+
+    version: str
+    packages: Mapping[str, str]
+    """Of `holdfast[verify]`: the version of each that is installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run."""
+
+    tool: Tool
+    profile: Profile
+    started_at: str
+    """UTC, ISO 8601."""
+    duration_seconds: float
+    server: Server
+    verdict: Verdict
+    reason: str
+    """Of the verdict, in a sentence."""
+    is_interrupted: bool
+    checks: tuple[CheckResult, ...]
+    after: HoldfastFacts | None = None
+    """What Holdfast said after the last check."""
+    schema: str = field(default=SCHEMA)
+
+    def count(self, status: Status) -> int:
+        """How many checks have this status."""
+        return sum(check.status is status for check in self.checks)

@@ -1,0 +1,47 @@
+"""Writes the report, each time the same in another form; no form has more than report.json.
+
+as_json.py   report.json, in the shape of `docs/schemas/holdfast-verify-1.schema.json`
+markdown.py  report.md, for an issue or a chat
+page.py      report.html, one file without scripts; charts.py draws in it, report.css dresses it
+junit.py     junit.xml, for what shows the tests of a build
+in_toto.py   test-result.json, a statement for what decides about a release
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from holdfast.errors import HoldfastError
+from holdfast.verify.records import Report
+from holdfast.verify.report import as_json, in_toto, junit, markdown, page
+
+FORMS: Mapping[str, Callable[[Report], str]] = MappingProxyType(
+    {
+        "report.json": as_json.rendered,
+        "report.md": markdown.rendered,
+        "report.html": page.rendered,
+        "junit.xml": junit.rendered,
+        "test-result.json": in_toto.rendered,
+    }
+)
+"""By the name of the file."""
+
+
+def write(report: Report, directory: Path) -> Path:
+    """Write every form into an existing directory, and return the path of the page.
+
+    Raises:
+        HoldfastError: a file could not be written.
+    """
+    for name, rendered in FORMS.items():
+        try:
+            # A server may have answered with half a character, which has no encoding.
+            (directory / name).write_bytes(rendered(report).encode(errors="replace"))
+        except OSError as error:
+            raise HoldfastError(
+                f"{directory / name} could not be written: {error.strerror}.",
+                remedy="make room there, or name another directory with --out.",
+            ) from None
+    return directory / "report.html"

@@ -1,0 +1,55 @@
+"""test-result.json: an in-toto statement, not signed, that a gate of releases can read.
+
+https://github.com/in-toto/attestation/blob/main/spec/predicates/test-result.md
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+
+from holdfast.verify.records import Report, Status, Verdict
+from holdfast.verify.report import wording
+
+_STATEMENT = "https://in-toto.io/Statement/v1"
+_PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
+
+
+def rendered(report: Report) -> str:
+    """The file. Its subject is what the server said of itself, by the digest of `server`."""
+    statement = {
+        "_type": _STATEMENT,
+        "subject": [{"name": report.server.model, "digest": {"sha256": _digest(report)}}],
+        "predicateType": _PREDICATE,
+        "predicate": {
+            "result": _result(report),
+            "configuration": [
+                {
+                    "name": f"holdfast verify --profile {report.profile}",
+                    "uri": f"pkg:pypi/holdfast@{report.tool.version}",
+                }
+            ],
+            "passedTests": _names(report, Status.PASSED),
+            "warnedTests": _names(report, Status.WARNED, Status.INCONCLUSIVE),
+            "failedTests": _names(report, Status.FAILED),
+        },
+    }
+    return json.dumps(statement, indent=1) + "\n"
+
+
+def _digest(report: Report) -> str:
+    """SHA-256 of `server` in report.json, as JSON without spaces and with sorted names."""
+    text = json.dumps(asdict(report.server), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _result(report: Report) -> str:
+    """The predicate knows no inconclusive run; what a gate must not let pass has failed."""
+    if report.verdict is not Verdict.PASSED:
+        return "FAILED"
+    return "WARNED" if report.count(Status.WARNED) else "PASSED"
+
+
+def _names(report: Report, *statuses: Status) -> list[str]:
+    return [wording.full_name(check) for check in report.checks if check.status in statuses]

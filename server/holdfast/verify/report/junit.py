@@ -1,0 +1,65 @@
+"""junit.xml: a suite for each group, a case for each check.
+
+Build servers know no warning and nothing between right and wrong: a check that warned is a case
+that passed and says so, one that could not be judged is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from holdfast.verify.answers import printable
+from holdfast.verify.records import CheckResult, Fault, Report, Status
+from holdfast.verify.report import wording
+
+_ELEMENTS = {
+    Status.FAILED: "failure",
+    Status.INCONCLUSIVE: "error",
+    Status.SKIPPED: "skipped",
+}
+
+
+def rendered(report: Report) -> str:
+    """The file."""
+    suites = Element("testsuites", {"name": "holdfast verify", **_counts(report.checks)})
+    for group, members in groupby(report.checks, key=lambda check: check.group):
+        checks = tuple(members)
+        suite = SubElement(suites, "testsuite", {"name": group, **_counts(checks)})
+        suite.set("timestamp", report.started_at)
+        for check in checks:
+            _add_case(suite, check, report)
+    indent(suites)
+    text: str = tostring(suites, encoding="unicode", xml_declaration=False)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+
+
+def _add_case(suite: Element, check: CheckResult, report: Report) -> None:
+    case = SubElement(suite, "testcase", name=check.name, time=f"{check.duration_seconds:.3f}")
+    case.set("classname", f"holdfast.verify.{check.group}")
+    if element := _ELEMENTS.get(check.status):
+        said = SubElement(case, element, message=printable(check.reason))
+        commands = [wording.command(report.server, one) for one in check.requests]
+        said.text = "\n".join(map(printable, [*map(_line, check.faults), *commands]))
+    if check.warnings or check.numbers:
+        numbers = [f"{one.name}: {wording.value(one)}" for one in check.numbers]
+        out = SubElement(case, "system-out")
+        out.text = "\n".join(map(printable, [*map(_line, check.warnings), *numbers]))
+
+
+def _counts(checks: Sequence[CheckResult]) -> dict[str, str]:
+    def count(status: Status) -> str:
+        return str(sum(check.status is status for check in checks))
+
+    return {
+        "tests": str(len(checks)),
+        "failures": count(Status.FAILED),
+        "errors": count(Status.INCONCLUSIVE),
+        "skipped": count(Status.SKIPPED),
+        "time": f"{sum(check.duration_seconds for check in checks):.3f}",
+    }
+
+
+def _line(fault: Fault) -> str:
+    return f"{fault.what}: {fault.answered}" if fault.answered else fault.what

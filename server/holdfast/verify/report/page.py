@@ -1,0 +1,160 @@
+"""report.html: one file without scripts, for people, on paper too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from itertools import groupby
+from xml.etree.ElementTree import Element
+
+from holdfast.verify.records import CheckResult, Fault, Number, Report, Server, Status
+from holdfast.verify.report import charts, wording
+from holdfast.verify.report.markup import html, tag
+
+_MARKS = {
+    Status.PASSED: "✓",
+    Status.FAILED: "✕",
+    Status.WARNED: "!",
+    Status.SKIPPED: "-",
+    Status.INCONCLUSIVE: "?",
+}
+"""Not everyone sees the colours."""
+
+
+def rendered(report: Report) -> str:
+    """The file."""
+    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    title = f"{report.server.model}: {report.verdict}"
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title),
+    )
+    head.append(_style(style))
+    body = tag("body", tag("main", *_parts(report)))
+    return f"<!DOCTYPE html>\n{html(tag('html', head, body, lang='en'))}\n"
+
+
+def _style(text: str) -> Element:
+    element = tag("style")
+    element.text = text
+    return element
+
+
+def _parts(report: Report) -> Iterator[Element]:
+    yield _header(report)
+    yield tag("section", tag("h2", "Groups"), _overview(report), class_="card")
+    for group, members in groupby(report.checks, key=lambda check: check.group):
+        rows = [_check(check, report.server) for check in members]
+        yield tag("section", tag("h2", group), *rows, class_="card")
+    if any(check.duration_seconds for check in report.checks):
+        heading = tag("h2", "Where the time went")
+        yield tag("section", heading, charts.timeline(report.checks), class_="card")
+    yield tag("footer", f"holdfast verify {report.tool.version}, {report.schema}")
+
+
+def _header(report: Report) -> Element:
+    counted = [
+        tag("span", f"{report.count(status)} {status}", class_=f"chip text-{status}")
+        for status in Status
+        if report.count(status)
+    ]
+    known = [tag("div", tag("dt", name), tag("dd", told)) for name, told in wording.facts(report)]
+    verdict = tag("p", report.verdict, class_=f"verdict fill-{report.verdict}")
+    heading = tag("div", tag("p", "Is what it answers right?", class_="faint"))
+    heading.append(tag("h1", report.server.model))
+    return tag(
+        "header",
+        tag("div", heading, verdict, class_="title"),
+        charts.proportions(report),
+        tag("p", *counted, class_="chips"),
+        tag("p", f"{report.reason}.", class_="reason"),
+        tag("dl", *known),
+        class_="card",
+    )
+
+
+def _overview(report: Report) -> Element:
+    rows = []
+    for group, members in groupby(report.checks, key=lambda check: check.group):
+        checks = list(members)
+        squares = [
+            tag("span", _MARKS[one.status], class_=f"square fill-{one.status}", title=one.name)
+            for one in checks
+        ]
+        made = [one for one in checks if one.status is not Status.SKIPPED]
+        seconds = sum(one.duration_seconds for one in checks)
+        well = [one for one in made if one.status in (Status.PASSED, Status.WARNED)]
+        rows.append(
+            tag(
+                "tr",
+                tag("th", group),
+                tag("td", *squares),
+                tag("td", f"{len(well)} of {len(made)}", class_="number"),
+                tag("td", wording.duration(seconds), class_="number"),
+            )
+        )
+    return tag("table", *rows, class_="overview")
+
+
+def _check(check: CheckResult, server: Server) -> Element:
+    summary = tag(
+        "summary",
+        tag("span", _MARKS[check.status], class_=f"square fill-{check.status}", title=check.status),
+        tag("b", check.name),
+        tag("span", *_prose(check.reason or check.proves), class_="said"),
+        tag("span", wording.duration(check.duration_seconds), class_="number faint"),
+    )
+    row = tag("details", summary, *_details(check, server))
+    if check.status in (Status.FAILED, Status.INCONCLUSIVE):
+        row.set("open", "")
+    return row
+
+
+def _details(check: CheckResult, server: Server) -> Iterator[Element]:
+    if check.reason:
+        yield tag("p", *_prose(check.proves), class_="faint")
+    if check.remedy:
+        yield tag("p", "Remedy: ", tag("code", check.remedy))
+    faults = [_fault(one) for one in (*check.faults, *check.warnings)]
+    if faults:
+        yield tag("ul", *faults)
+    if check.numbers:
+        yield tag("table", *map(_number, check.numbers), class_="numbers")
+    for series in check.series:
+        yield tag("figure", tag("figcaption", series.name), charts.plot(series))
+    if check.requests:
+        lines = [tag("code", wording.command(server, one)) for one in check.requests]
+        yield tag("div", tag("p", "To repeat it:", class_="faint"), *lines, class_="requests")
+
+
+def _prose(text: str) -> Iterator[Element | str]:
+    """The text, with what stands between backticks as code."""
+    parts = text.split("`")
+    is_balanced = len(parts) % 2 == 1
+    for index, part in enumerate(parts):
+        if is_balanced and index % 2:
+            yield tag("code", part)
+        else:
+            yield part if is_balanced or not index else f"`{part}"
+
+
+def _fault(fault: Fault) -> Element:
+    point = tag("li", *_prose(fault.what))
+    if fault.answered:
+        point.append(tag("code", fault.answered, class_="answered"))
+    return point
+
+
+def _number(number: Number) -> Element:
+    status = Status.PASSED if number.is_within else Status.FAILED
+    kind = f"number text-{status}" if number.limit else "number"
+    drawn = charts.gauge(number)
+    return tag(
+        "tr",
+        tag("th", number.name),
+        tag("td", wording.value(number), class_=kind),
+        tag("td", *([drawn] if drawn is not None else [])),
+        tag("td", wording.limit(number.limit, number.unit), class_="faint"),
+    )

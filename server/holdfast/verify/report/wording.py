@@ -1,0 +1,100 @@
+"""The words in which every form of the report says the same."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator
+
+from holdfast.verify.records import (
+    CheckResult,
+    HoldfastFacts,
+    Limit,
+    Number,
+    Report,
+    Request,
+    Server,
+    Status,
+)
+
+_LONGEST_COMMAND = 2000
+
+
+def counts(report: Report) -> str:
+    """How many checks have which status: `12 passed, 1 failed`."""
+    return ", ".join(f"{report.count(one)} {one}" for one in Status if report.count(one))
+
+
+def full_name(check: CheckResult) -> str:
+    """Group and name."""
+    return f"{check.group}.{check.name}"
+
+
+def value(number: Number) -> str:
+    """The number with its unit."""
+    return f"{figure(number.value)} {number.unit}".rstrip()
+
+
+def figure(number: float) -> str:
+    """The number with as many digits as help."""
+    if not math.isfinite(number):
+        return str(number)
+    if number == int(number) and abs(number) < 1e15:
+        return f"{int(number):,}"
+    return f"{number:,.4g}" if abs(number) < 10_000 else f"{number:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """The time in seconds, or in milliseconds if it is short; empty if there is none."""
+    if not seconds:
+        return ""
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
+
+
+def limit(bound: Limit | None, unit: str = "") -> str:
+    """The limit and where it came from; empty if there is none."""
+    if bound is None:
+        return ""
+    return f"{bound.relation} {figure(bound.value)} {unit}".rstrip() + f" ({bound.source})"
+
+
+def facts(report: Report) -> Iterator[tuple[str, str]]:
+    """What was verified by what: names and values, without those that are not known."""
+    server = report.server
+    known = {
+        "server": server.url,
+        "context": f"{server.max_model_len:,} tokens" if server.max_model_len else "",
+        "vLLM": server.vllm,
+        **(_holdfast(server.holdfast) if server.holdfast else {"served by": server.owner}),
+        "profile": report.profile,
+        "started": report.started_at.replace("T", " ").replace("+00:00", " UTC"),
+        "took": f"{report.duration_seconds:.1f} s",
+        "tool": f"holdfast verify {report.tool.version}",
+    }
+    return ((name, told) for name, told in known.items() if told)
+
+
+def command(server: Server, request: Request) -> str:
+    """A command for a shell that repeats the request; `$KEY` stands for a key."""
+    words = ["curl", "-sS"]
+    if request.method not in ("GET", "POST"):
+        words += ["-X", request.method]
+    words.append(server.url.rstrip("/") + request.path)
+    body = request.raw if request.body is None else json.dumps(request.body)
+    if body:
+        words += ["-H", "Content-Type: application/json", "-d", body]
+    line = shlex.join(words)
+    if len(line) > _LONGEST_COMMAND:
+        return f"{line[:_LONGEST_COMMAND]} ... (report.json has all of it)"
+    return line
+
+
+def _holdfast(told: HoldfastFacts) -> dict[str, str]:
+    tokens = told.proof.get("proven_tokens")
+    proven = f"{tokens:,} tokens" if isinstance(tokens, int) else "nothing"
+    limited = ", limited" if told.proof.get("limited") else ""
+    return {
+        "Holdfast": f"{told.state}, generation {told.generation}",
+        "proof": f"{proven}{limited}",
+    }

@@ -1,0 +1,171 @@
+"""Makes the checks one after the other, and judges the run. No check can end it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from holdfast.verify.answers import MalformedError, excerpt
+from holdfast.verify.check import Check, lack_of
+from holdfast.verify.records import CheckResult, Fault, Profile, Server, Status, Verdict
+from holdfast.verify.redaction import redacted
+from holdfast.verify.survey import is_answering
+from holdfast.verify.target import NoAnswerError, Target
+from holdfast.verify.trial import (
+    InconclusiveError,
+    SkippedError,
+    Trial,
+    UnexpectedStatusError,
+)
+
+INTERRUPTED = "the run was interrupted"
+
+
+class View(Protocol):
+    """Shows what happens."""
+
+    def begun(self, check: Check) -> None:
+        """A check has begun."""
+
+    def ended(self, result: CheckResult) -> None:
+        """A check is over, or was not made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all checks of a run share."""
+
+    target: Target
+    server: Server
+    profile: Profile
+    interrupted: asyncio.Event
+    """Set once the user wants the run to end."""
+
+
+async def run(checks: Sequence[Check], bench: Bench, view: View) -> tuple[CheckResult, ...]:
+    """The result of each check, in their order; those that were not made are skipped."""
+    results = []
+    obstacle = ""
+    for check in checks:
+        view.begun(check)
+        made = _not_made(check, bench, obstacle) or await _made(check, bench)
+        result = redacted(made, bench.target.secrets)
+        view.ended(result)
+        results.append(result)
+        obstacle = obstacle or await _obstacle_after(result, bench)
+    return tuple(results)
+
+
+def judge(results: Sequence[CheckResult], *, is_interrupted: bool) -> tuple[Verdict, str]:
+    """The verdict, and why."""
+    named: dict[Status, list[str]] = {status: [] for status in Status}
+    for result in results:
+        named[result.status].append(f"{result.group}.{result.name}")
+    if failed := named[Status.FAILED]:
+        return Verdict.FAILED, f"failed: {', '.join(failed)}"
+    if is_interrupted:
+        return Verdict.INCONCLUSIVE, INTERRUPTED
+    if unjudged := named[Status.INCONCLUSIVE]:
+        return Verdict.INCONCLUSIVE, f"inconclusive: {', '.join(unjudged)}"
+    if not (named[Status.PASSED] or named[Status.WARNED]):
+        return Verdict.INCONCLUSIVE, "every check was skipped"
+    return Verdict.PASSED, "every check that was made passed"
+
+
+def _not_made(check: Check, bench: Bench, obstacle: str) -> CheckResult | None:
+    """The result of a check that cannot be made."""
+    skipped = _result(check, Status.SKIPPED)
+    if obstacle:
+        return replace(skipped, reason=obstacle)
+    if lack := lack_of(check, bench.server):
+        return replace(skipped, reason=lack.what, remedy=lack.remedy)
+    return None
+
+
+async def _made(check: Check, bench: Bench) -> CheckResult:
+    """The result of a check that is made, until it ends or must end: its time, or the user."""
+    trial = Trial(bench.target, bench.server, bench.profile)
+    started_seconds = time.monotonic()
+    attempt = asyncio.ensure_future(check.run(trial))
+    interruption = asyncio.create_task(bench.interrupted.wait())
+    try:
+        await asyncio.wait(
+            {attempt, interruption},
+            timeout=check.deadline_seconds,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        is_over = attempt.done()
+        if not is_over:
+            attempt.cancel()
+        (error,) = await asyncio.gather(attempt, return_exceptions=True)
+    finally:
+        interruption.cancel()
+        attempt.cancel()
+    if not is_over:
+        error = (
+            InconclusiveError(INTERRUPTED)
+            if bench.interrupted.is_set()
+            else TimeoutError(f"it took more than {check.deadline_seconds:.0f} s")
+        )
+    noted = replace(
+        _result(check, Status.PASSED),
+        duration_seconds=time.monotonic() - started_seconds,
+        numbers=tuple(trial.numbers),
+        series=tuple(trial.series),
+        faults=tuple(trial.faults),
+        warnings=tuple(trial.warnings),
+        requests=tuple(trial.requests),
+    )
+    return _judged(noted, error)
+
+
+def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:
+    """With the status that follows from what was noted and from how the attempt ended."""
+    match error:
+        case None | SkippedError() | InconclusiveError() | MalformedError():
+            pass
+        case NoAnswerError() | UnexpectedStatusError():
+            noted = replace(noted, faults=(*noted.faults, Fault(str(error), error.request)))
+        case TimeoutError():
+            noted = replace(noted, faults=(*noted.faults, Fault(str(error))))
+        case Exception():  # a shape of an answer that the check did not think of
+            error = InconclusiveError(f"unexpected {type(error).__name__}: {excerpt(str(error))}")
+        case _:
+            raise error
+    beyond = [
+        f"{n.name} is {n.value:g} {n.unit}".rstrip() + f", {n.limit.relation} {n.limit.value:g}"
+        for n in noted.numbers
+        if n.limit is not None and not n.is_within
+    ]
+    if wrong := [*(fault.what for fault in noted.faults), *beyond]:
+        return replace(noted, status=Status.FAILED, reason=_sentence(wrong))
+    if isinstance(error, SkippedError):
+        return replace(noted, status=Status.SKIPPED, reason=str(error))
+    if error is not None:
+        return replace(noted, status=Status.INCONCLUSIVE, reason=str(error))
+    if noted.warnings:
+        reason = _sentence([warning.what for warning in noted.warnings])
+        return replace(noted, status=Status.WARNED, reason=reason)
+    return noted
+
+
+async def _obstacle_after(result: CheckResult, bench: Bench) -> str:
+    """Why no check can be made after this one; empty if nothing stands in the way."""
+    if bench.interrupted.is_set():
+        return INTERRUPTED
+    is_suspect = result.status in (Status.FAILED, Status.INCONCLUSIVE)
+    if is_suspect and not await is_answering(bench.target, bench.server):
+        return f"the server did not answer any more after {result.group}.{result.name}"
+    return ""
+
+
+def _result(check: Check, status: Status) -> CheckResult:
+    return CheckResult(check.name, check.group, check.proves, status)
+
+
+def _sentence(wrong: Sequence[str]) -> str:
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return f"{wrong[0]}{more}"

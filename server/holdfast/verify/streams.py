@@ -1,0 +1,195 @@
+"""A stream of server-sent events, as it came: when which bytes arrived, and what they say.
+
+Reading stops at nothing: what is wrong with the frames is noted, so that one check can report it,
+and every other check asks for `documents`, which a broken stream does not have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from holdfast.verify.answers import MalformedError, dig, dig_or, excerpt, read_json
+from holdfast.verify.records import Request
+
+DONE = "[DONE]"
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_FIELDS = frozenset({"data", "event", "id", "retry"})
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes that were read at once."""
+
+    at_seconds: float
+    """Since the request was sent."""
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event."""
+
+    at_seconds: float
+    """When its last byte had arrived."""
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one choice said in all its events together."""
+
+    content: str
+    reasoning: str
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class StreamedAnswer:
+    """One answer that was streamed to its end."""
+
+    request: Request
+    status: int
+    content_type: str
+    chunks: tuple[Chunk, ...]
+    seconds: float
+
+    @cached_property
+    def frames(self) -> Frames:
+        """The events, and what is wrong with how they are framed."""
+        return read_frames(self.chunks)
+
+    @cached_property
+    def documents(self) -> tuple[dict[str, Any], ...]:
+        """The JSON object of each event but the last, `[DONE]`.
+
+        Raises:
+            MalformedError: the stream is not framed as it must be.
+        """
+        if self.frames.faults:
+            raise MalformedError(f"the stream is broken: {self.frames.faults[0]}")
+        return tuple(read_json(event.data) for event in self.frames.events[:-1])
+
+    @property
+    def text(self) -> str:
+        """All of it, for people."""
+        return b"".join(chunk.content for chunk in self.chunks).decode("utf-8", "replace")
+
+    def said(self, index: int = 0) -> Said:
+        """What the choice with that index said.
+
+        Raises:
+            MalformedError: the stream is broken, or a part of it is not of the right kind.
+        """
+        content, reasoning, finish_reason = "", "", ""
+        for choice in self.choices(index):
+            if finish_reason:  # clients do not read on
+                break
+            content += delta_text(choice)
+            delta: dict[str, Any] = dig_or(choice, "delta", default={})
+            reasoning += dig_or(delta, "reasoning", default="") or dig_or(
+                delta, "reasoning_content", default=""
+            )
+            finish_reason = dig_or(choice, "finish_reason", default="")
+        return Said(content, reasoning, finish_reason)
+
+    def choices(self, index: int) -> Iterator[dict[str, Any]]:
+        """What came of the choice with that index, event by event."""
+        for document in self.documents:
+            for choice in dig(document, "choices", kind=list):
+                if dig(choice, "index", kind=int) == index:
+                    yield choice
+
+    def usage(self) -> dict[str, Any]:
+        """The usage, from the last event that has one.
+
+        Raises:
+            MalformedError: none has.
+        """
+        found = [d["usage"] for d in self.documents if isinstance(d.get("usage"), dict)]
+        if not found:
+            raise MalformedError("no event has a usage, which stream_options asked for")
+        return dict(found[-1])
+
+
+def delta_text(choice: dict[str, Any]) -> str:
+    """The text that an event adds to a chat or a completion."""
+    if "text" in choice:
+        return dig(choice, "text", kind=str)
+    return dig_or(choice, "delta", "content", default="")
+
+
+@dataclass(slots=True)
+class Frames:
+    """The events of a stream, and what is wrong with how they are framed."""
+
+    events: list[Event] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def read_frames(chunks: Sequence[Chunk]) -> Frames:
+    """Take the bytes apart as the standard says, and note all that a strict reader refuses.
+
+    https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+    """
+    frames = Frames()
+    data: list[str] = []
+    for at_seconds, line in _lines(chunks, frames):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            frames.faults.append(f"a line is not UTF-8: {line[:80]!r}")
+            continue
+        if text:
+            _take_line(text, data, frames)
+        elif data:
+            frames.events.append(Event(at_seconds, "\n".join(data)))
+            data = []
+    if data:
+        frames.faults.append("the last event does not end with an empty line")
+    _check_documents(frames)
+    return frames
+
+
+def _lines(chunks: Sequence[Chunk], frames: Frames) -> Iterator[tuple[float, bytes]]:
+    """Each line with the time at which it was complete."""
+    rest = b""
+    for chunk in chunks:
+        content = rest + chunk.content
+        # A CR at the end may be the first half of a line end.
+        held = b"\r" if content.endswith(b"\r") else b""
+        *lines, rest = _LINE_END.split(content.removesuffix(held))
+        rest += held
+        yield from ((chunk.at_seconds, line) for line in lines)
+    if rest.strip(b"\r"):
+        frames.faults.append(f"the stream ends in the middle of a line: {rest[:80]!r}")
+
+
+def _take_line(text: str, data: list[str], frames: Frames) -> None:
+    name, colon, value = text.partition(":")
+    if not name and colon:  # a comment, as proxies are kept awake with
+        return
+    if name not in _FIELDS:
+        frames.faults.append(f"a line is not a field of an event: {excerpt(text)[:80]}")
+    elif name == "data":
+        data.append(value.removeprefix(" "))
+
+
+def _check_documents(frames: Frames) -> None:
+    if not frames.events or frames.events[-1].data != DONE:
+        frames.faults.append(f"the stream does not end with {DONE}")
+    for event in frames.events[:-1]:
+        if event.data == DONE:
+            frames.faults.append(f"{DONE} is not the last event")
+        elif not _is_object(event.data):
+            frames.faults.append(f"an event is not a JSON object: {excerpt(event.data)[:80]}")
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(read_json(text), dict)
+    except MalformedError:
+        return False

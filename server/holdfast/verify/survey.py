@@ -1,0 +1,152 @@
+"""What is the server? Its models, what it can do, its versions, and Holdfast's own status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from holdfast.errors import NotReachableError, UsageError
+from holdfast.verify.answers import MalformedError, dig, dig_or
+from holdfast.verify.records import HoldfastFacts, Request, Server
+from holdfast.verify.target import Answer, NoAnswerError, Target
+from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, TOKENIZE
+
+_OK, _UNAUTHORIZED, _FORBIDDEN = 200, 401, 403
+_SURVEY_SECONDS = 60.0
+_STATUS_FIELDS = {"state", "engine", "probe"}
+"""What `/statusz` of Holdfast always has."""
+
+
+async def survey(target: Target) -> Server:
+    """What the server says of itself, and which of its routes answer.
+
+    Raises:
+        NotReachableError: nothing answers there, or not as a server of models that is ready does.
+        UsageError: it asks for a key, or refuses the one that it got.
+    """
+    models = await _models(target)
+    ids = [dig_or(one, "id", default="") for one in models]
+    own = next((one for one in models if not dig_or(one, "parent", default="")), models[0])
+    model = dig_or(own, "id", default="")
+    openapi = await _document(target, "/openapi.json")
+    return Server(
+        url=without_secrets(target.url),
+        model=model,
+        models=tuple(ids),
+        max_model_len=dig_or(own, "max_model_len", default=0) or None,
+        owner=dig_or(own, "owned_by", default=""),
+        vllm=dig_or(await _document(target, "/version"), "version", default=""),
+        abilities=await _abilities(target, model),
+        routes=tuple(sorted(dig_or(openapi, "paths", default={}))),
+        holdfast=await ask_holdfast(target),
+    )
+
+
+async def ask_holdfast(target: Target) -> HoldfastFacts | None:
+    """What `/statusz` says; None if the server is not Holdfast, or says nothing now."""
+    status = await _document(target, "/statusz")
+    if not status.keys() >= _STATUS_FIELDS:
+        return None
+    ranks: list[Any] = dig_or(status, "workspace", default=[])
+    probe: dict[str, Any] = dig_or(status, "probe", default={})
+    return HoldfastFacts(
+        state=dig_or(status, "state", default=""),
+        proof={name: probe.get(name) for name in ("passed", "limited", "proven_tokens")},
+        generation=dig_or(status, "engine", "generation", default=0),
+        restarts=dig_or(status, "engine", "restarts", default=0),
+        growths=sum(_counts(rank, "growths").get("locked", 0) for rank in ranks),
+        rejections=sum(sum(_counts(rank, "rejections").values()) for rank in ranks),
+        running=dig_or(status, "progress", "running", default=0),
+    )
+
+
+async def is_answering(target: Target, server: Server) -> bool:
+    """Whether the server still answers the smallest request there is."""
+    path = CHAT if "chat" in server.abilities else COMPLETIONS
+    if path == COMPLETIONS and "completions" not in server.abilities:
+        path = MODELS
+    request = Request("GET", MODELS) if path == MODELS else _smallest(path, server.model)
+    answer = await _answer(target, request)
+    return answer is not None and answer.status == _OK
+
+
+def without_secrets(url: str) -> str:
+    """The address without user, password, query and fragment."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+async def _models(target: Target) -> list[Any]:
+    where = f"{without_secrets(target.url)}{MODELS}"
+    try:
+        answer = await target.ask(Request("GET", MODELS), deadline_seconds=_SURVEY_SECONDS)
+    except NoAnswerError as error:
+        raise NotReachableError(
+            f"{where} did not answer: {error}.", remedy="start the server, or correct the URL."
+        ) from None
+    if answer.status in (_UNAUTHORIZED, _FORBIDDEN):
+        told = "refused the key" if target.api_key else "asks for a key"
+        raise UsageError(
+            f"the server {told} (HTTP {answer.status}).",
+            remedy="give --api-key-file a file with a key of this server.",
+        )
+    if answer.status != _OK:
+        raise NotReachableError(
+            f"{where} answered HTTP {answer.status}.",
+            remedy="wait until the server is ready, or correct the URL.",
+        )
+    try:
+        models = dig(answer.document, "data", kind=list)
+    except MalformedError as error:
+        raise NotReachableError(
+            f"{where} is not a list of models: {error}.", remedy="correct the URL."
+        ) from None
+    if not models:
+        raise NotReachableError(f"{where} lists no model.", remedy="load a model.")
+    return models
+
+
+async def _abilities(target: Target, model: str) -> tuple[str, ...]:
+    asked = {path: _smallest(path, model) for path in (CHAT, COMPLETIONS)}
+    asked[TOKENIZE] = Request("POST", TOKENIZE, {"model": model, "prompt": "Hello"})
+    names = {CHAT: "chat", COMPLETIONS: "completions", TOKENIZE: "tokenize"}
+    found = []
+    for path, name in names.items():
+        answer = await _answer(target, asked[path])
+        # A server that fails to answer has the route all the same: that is for a check to find.
+        if answer is None or not 400 <= answer.status < 500:
+            found.append(name)
+    if await ask_holdfast(target):
+        found.append("holdfast")
+    return tuple(found)
+
+
+def _smallest(path: str, model: str) -> Request:
+    asked: dict[str, Any] = {"model": model, "max_tokens": 1, "temperature": 0}
+    if path == CHAT:
+        return Request("POST", path, {**asked, "messages": [{"role": "user", "content": "Hi"}]})
+    return Request("POST", path, {**asked, "prompt": "Hi"})
+
+
+async def _document(target: Target, path: str) -> Mapping[str, Any]:
+    """The JSON object there; an empty one if there is none."""
+    answer = await _answer(target, Request("GET", path))
+    if answer is None or answer.status != _OK:
+        return {}
+    try:
+        return answer.document
+    except MalformedError:
+        return {}
+
+
+async def _answer(target: Target, request: Request) -> Answer | None:
+    try:
+        return await target.ask(request, deadline_seconds=_SURVEY_SECONDS)
+    except NoAnswerError:
+        return None
+
+
+def _counts(rank: Any, name: str) -> dict[str, int]:
+    counts: dict[str, Any] = dig_or(rank, name, default={})
+    return {kind: count for kind, count in counts.items() if isinstance(count, int)}

@@ -1,0 +1,187 @@
+"""The server over HTTP. Every wait has a deadline, and no header stands in what is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from holdfast.verify.answers import MalformedError, dig, dig_or, excerpt, read_json
+from holdfast.verify.records import Request
+from holdfast.verify.streams import Chunk, StreamedAnswer
+
+REQUEST_SECONDS = 120.0
+"""For one answer, unless the caller has another deadline."""
+CONNECT_SECONDS = 10.0
+_MOST_CONNECTIONS = 256
+_MOST_BYTES = 256 * 1024 * 1024
+"""Of one answer."""
+
+
+class NoAnswerError(Exception):
+    """A request got no answer, or no whole one, within its deadline."""
+
+    def __init__(self, request: Request, why: str) -> None:
+        super().__init__(f"{request.method} {request.path}: {why}")
+        self.request = request
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer, with any status."""
+
+    request: Request
+    status: int
+    content_type: str
+    text: str
+    seconds: float
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The JSON object in it.
+
+        Raises:
+            MalformedError: it is not one.
+        """
+        found = read_json(self.text)
+        if not isinstance(found, dict):
+            raise MalformedError(f"the answer is not a JSON object: {excerpt(self.text)}")
+        return found
+
+    def content(self, index: int = 0) -> str:
+        """The text of a chat or a completion; a chat without any has the empty one.
+
+        Raises:
+            MalformedError: there is no such choice.
+        """
+        choice = dig(self.document, "choices", index, kind=dict)
+        if "text" in choice:
+            return dig(choice, "text", kind=str)
+        message = dig(choice, "message", kind=dict)
+        return "" if message.get("content") is None else dig(message, "content", kind=str)
+
+    def reasoning(self, index: int = 0) -> str:
+        """What a chat thought before it answered, under either name; empty if it did not."""
+        message: dict[str, Any] = dig_or(self.document, "choices", index, "message", default={})
+        told = dig_or(message, "reasoning", default="")
+        return told or dig_or(message, "reasoning_content", default="")
+
+    def finish_reason(self, index: int = 0) -> str:
+        """Why the choice ended."""
+        return dig(self.document, "choices", index, "finish_reason", kind=str)
+
+    def usage(self) -> dict[str, Any]:
+        """The token counts."""
+        return dig(self.document, "usage", kind=dict)
+
+
+class Target:
+    """The server that is verified. It is a context manager, since it holds connections."""
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        self.url = url
+        self.api_key = api_key
+        self.secrets = tuple(filter(None, (api_key, urlsplit(url).password)))
+        """What no report may contain."""
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx.Limits(max_connections=_MOST_CONNECTIONS)
+        timeout = httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS)
+        self._client = httpx.AsyncClient(
+            base_url=url, headers=self.headers, limits=limits, timeout=timeout
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._client.__aexit__(kind, error, traceback)
+
+    async def ask(self, request: Request, *, deadline_seconds: float = REQUEST_SECONDS) -> Answer:
+        """The whole answer, with any status.
+
+        Raises:
+            NoAnswerError: there is none in time.
+        """
+        streamed = await self.stream(request, deadline_seconds=deadline_seconds)
+        return Answer(
+            request, streamed.status, streamed.content_type, streamed.text, streamed.seconds
+        )
+
+    async def stream(
+        self, request: Request, *, deadline_seconds: float = REQUEST_SECONDS
+    ) -> StreamedAnswer:
+        """The whole answer, with the time at which each part of it arrived.
+
+        Raises:
+            NoAnswerError: it did not end in time.
+        """
+        started_seconds = time.monotonic()
+        chunks, read_bytes = [], 0
+        async with self._sent(request, deadline_seconds) as response:
+            async for content in response.aiter_bytes():
+                chunks.append(Chunk(time.monotonic() - started_seconds, content))
+                read_bytes += len(content)
+                if read_bytes > _MOST_BYTES:
+                    raise NoAnswerError(request, f"the answer is longer than {_MOST_BYTES} bytes")
+        return StreamedAnswer(
+            request,
+            response.status_code,
+            response.headers.get("content-type", ""),
+            tuple(chunks),
+            time.monotonic() - started_seconds,
+        )
+
+    async def leave_early(
+        self, request: Request, *, after_bytes: int, deadline_seconds: float = REQUEST_SECONDS
+    ) -> int:
+        """Close the connection once this much of the answer has come; the status.
+
+        Raises:
+            NoAnswerError: that much did not come in time.
+        """
+        read_bytes = 0
+        async with self._sent(request, deadline_seconds) as response:
+            async for content in response.aiter_bytes():
+                read_bytes += len(content)
+                if read_bytes >= after_bytes:
+                    break
+        return response.status_code
+
+    @asynccontextmanager
+    async def _sent(
+        self, request: Request, deadline_seconds: float
+    ) -> AsyncIterator[httpx.Response]:
+        is_raw = request.body is None and request.raw
+        built = self._client.build_request(
+            request.method,
+            request.path,
+            json=request.body,
+            content=request.raw.encode() if is_raw else None,
+            headers={"Content-Type": "application/json"} if is_raw else None,
+        )
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                response = await self._client.send(built, stream=True)
+                try:
+                    yield response
+                finally:
+                    await response.aclose()
+        except TimeoutError:
+            raise NoAnswerError(request, f"no whole answer in {deadline_seconds:.0f} s") from None
+        except httpx.HTTPError as error:
+            why = f"{type(error).__name__} {error}".rstrip()
+            raise NoAnswerError(request, why) from error

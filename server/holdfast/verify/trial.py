@@ -1,0 +1,202 @@
+"""What a check is given: it asks the server through it, and notes there what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from holdfast.verify.answers import MalformedError, dig, excerpt, printable
+from holdfast.verify.records import Fault, Limit, Number, Profile, Request, Series, Server
+from holdfast.verify.streams import StreamedAnswer
+from holdfast.verify.target import REQUEST_SECONDS, Answer, Target
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MODELS = "/v1/models"
+TOKENIZE = "/tokenize"
+_OK = 200
+_MOST_REQUESTS = 8
+"""More do not help to repeat a check."""
+_MOST_FAULTS = 20
+
+Message = Mapping[str, Any]
+Asked = str | Sequence[Message]
+"""What a user says, or a whole conversation."""
+
+
+class SkippedError(Exception):
+    """The server cannot show what the check looks at; the text says why."""
+
+
+class InconclusiveError(Exception):
+    """The check cannot judge; the text says why."""
+
+
+class UnexpectedStatusError(Exception):
+    """A request that is right was not answered with 200."""
+
+    def __init__(self, answer: Answer | StreamedAnswer) -> None:
+        request = answer.request
+        said = excerpt(answer.text)
+        super().__init__(f"{request.method} {request.path} answered {answer.status}: {said}")
+        self.request = request
+
+
+class Trial:
+    """One attempt of one check."""
+
+    def __init__(self, target: Target, server: Server, profile: Profile) -> None:
+        self.target = target
+        self.server = server
+        self.profile = profile
+        self.numbers: list[Number] = []
+        self.series: list[Series] = []
+        self.faults: list[Fault] = []
+        self.warnings: list[Fault] = []
+        self.requests: list[Request] = []
+
+    async def ask(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        method: str = "",
+        raw: str = "",
+        deadline_seconds: float = REQUEST_SECONDS,
+    ) -> Answer:
+        """The answer to a request, with any status.
+
+        Raises:
+            NoAnswerError: there is none in time.
+        """
+        has_body = body is not None or raw
+        request = Request(method or ("POST" if has_body else "GET"), path, body, raw)
+        self._note(request)
+        return await self.target.ask(request, deadline_seconds=deadline_seconds)
+
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, deadline_seconds: float = REQUEST_SECONDS
+    ) -> Answer:
+        """The answer to a request that is right.
+
+        Raises:
+            NoAnswerError: there is none in time.
+            UnexpectedStatusError: its status is not 200.
+        """
+        answer = await self.ask(path, body, deadline_seconds=deadline_seconds)
+        if answer.status != _OK:
+            raise UnexpectedStatusError(answer)
+        return answer
+
+    async def chat(
+        self, asked: Asked, *, deadline_seconds: float = REQUEST_SECONDS, **options: Any
+    ) -> Answer:
+        """The answer to a chat: greedy, unless `options` say otherwise.
+
+        Raises:
+            NoAnswerError: there is none in time.
+            UnexpectedStatusError: its status is not 200.
+        """
+        body = self.chat_body(asked, **options)
+        return await self.post(CHAT, body, deadline_seconds=deadline_seconds)
+
+    async def complete(
+        self,
+        prompt: str | Sequence[Any],
+        *,
+        deadline_seconds: float = REQUEST_SECONDS,
+        **options: Any,
+    ) -> Answer:
+        """The answer to a completion, as `chat`."""
+        body = self.completion_body(prompt, **options)
+        return await self.post(COMPLETIONS, body, deadline_seconds=deadline_seconds)
+
+    async def stream(
+        self, path: str, body: Mapping[str, Any], *, deadline_seconds: float = REQUEST_SECONDS
+    ) -> StreamedAnswer:
+        """The same request as a stream that ends with the usage.
+
+        Raises:
+            NoAnswerError: it does not end in time.
+            UnexpectedStatusError: its status is not 200.
+        """
+        asked = {"stream": True, "stream_options": {"include_usage": True}, **body}
+        request = Request("POST", path, asked)
+        self._note(request)
+        answer = await self.target.stream(request, deadline_seconds=deadline_seconds)
+        if answer.status != _OK:
+            raise UnexpectedStatusError(answer)
+        return answer
+
+    async def leave(self, path: str, body: Mapping[str, Any], *, after_bytes: int) -> None:
+        """Go away in the middle of a stream."""
+        request = Request("POST", path, {"stream": True, **body})
+        self._note(request)
+        await self.target.leave_early(request, after_bytes=after_bytes)
+
+    async def count_tokens(self, body: Mapping[str, Any]) -> int:
+        """The tokens of the prompt of a chat or a completion, as `/tokenize` counts them."""
+        names = ("model", "messages", "prompt", "tools", "chat_template_kwargs")
+        asked = {name: body[name] for name in names if name in body}
+        return dig((await self.post(TOKENIZE, asked)).document, "count", kind=int)
+
+    def chat_body(self, asked: Asked, **options: Any) -> dict[str, Any]:
+        """The body of a chat."""
+        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
+        return {"model": self.server.model, "messages": messages, "temperature": 0, **options}
+
+    def completion_body(self, prompt: str | Sequence[Any], **options: Any) -> dict[str, Any]:
+        """The body of a completion."""
+        return {"model": self.server.model, "prompt": prompt, "temperature": 0, **options}
+
+    def require(
+        self, holds: object, what: str, answer: Answer | StreamedAnswer | None = None
+    ) -> bool:
+        """Note `what` as a fault unless it holds."""
+        if not holds:
+            self.blame(what, answer)
+        return bool(holds)
+
+    @contextmanager
+    def demanding_form(self, answer: Answer | StreamedAnswer) -> Iterator[None]:
+        """A malformed answer is a fault here, and does not only hinder what is looked for."""
+        try:
+            yield
+        except MalformedError as error:
+            self.blame(str(error), answer)
+
+    def blame(self, what: str, answer: Answer | StreamedAnswer | None = None) -> None:
+        """Note a fault; the check fails."""
+        if len(self.faults) < _MOST_FAULTS:
+            self.faults.append(_fault(what, answer))
+
+    def warn(self, what: str, answer: Answer | StreamedAnswer | None = None) -> None:
+        """Note what is allowed, and yet not as it should be."""
+        if len(self.warnings) < _MOST_FAULTS:
+            self.warnings.append(_fault(what, answer))
+
+    def measure(self, name: str, value: float, unit: str = "", limit: Limit | None = None) -> None:
+        """Note a number; beyond its limit the check fails."""
+        self.numbers.append(Number(name, value, unit, limit))
+
+    def draw(
+        self,
+        name: str,
+        x_name: str,
+        y_name: str,
+        points: Iterable[tuple[float, float]],
+        limit: Limit | None = None,
+    ) -> None:
+        """Note numbers for a chart."""
+        self.series.append(Series(name, x_name, y_name, tuple(points), limit))
+
+    def _note(self, request: Request) -> None:
+        if len(self.requests) < _MOST_REQUESTS and request not in self.requests:
+            self.requests.append(request)
+
+
+def _fault(what: str, answer: Answer | StreamedAnswer | None) -> Fault:
+    if answer is None:
+        return Fault(printable(what))
+    return Fault(printable(what), answer.request, excerpt(answer.text))

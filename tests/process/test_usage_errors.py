@@ -1,0 +1,200 @@
+"""A start with a mistake names the flag, variable or file, and says what to do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import parse_serve
+from holdfast.demo.files import ensure_demo_model
+from holdfast.errors import EngineStartError, UsageError
+from holdfast.lifecycle.states import State
+from holdfast.processes.environment import NativeVariables
+
+TINY = ("--enforce-eager", "--kv-cache-memory-bytes=67108864", "--max-model-len=512")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in which nothing is wrong."""
+    return ensure_demo_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def model(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it, to break."""
+    return Path(shutil.copytree(sound, tmp_path / "model"))
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """vLLM's parser sets a variable, and its loggers get filters, which end with the test."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")  # else forks are ruled out, for good
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    handlers = [(handler, list(handler.filters)) for handler in logging.getLogger("vllm").handlers]
+    yield
+    for handler, filters in handlers:
+        handler.filters = filters
+
+
+def told(tmp_path: Path, model: Path, *arguments: str) -> str:
+    """Return the last line of a start that ends with 2 before there is an engine."""
+    from holdfast.engine.configure import configure
+
+    settings = parse_serve([str(model), *TINY, *arguments], {})
+    with pytest.raises(UsageError) as caught:
+        configure(settings, tmp_path, lambda: State.STARTING, NativeVariables(None, ()))
+    assert caught.value.remedy
+    assert caught.value.exit_code == 2
+    return caught.value.line
+
+
+def test_nothing_is_wrong_with_the_sound_model(tmp_path: Path, model: Path) -> None:
+    """What the others break is what they are refused for."""
+    from holdfast.engine.configure import configure
+
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    given = (str(model), *TINY, f"--lora-modules=x={adapter}", "--chat-template={{ messages }}")
+    settings = parse_serve(given, {})
+    configure(settings, tmp_path, lambda: State.STARTING, NativeVariables(None, ()))
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--chat-template=/nope.jinja", ("--chat-template", "/nope.jinja")),
+        ("--chat-template={% for %}", ("--chat-template", "line 1", "Expected an expression")),
+        ("--lora-modules=x=/nope", ("--lora-modules", "x: /nope is not an adapter")),
+        ("--hf-overrides={not json", ("--hf-overrides", "'{not json' is not a JSON object")),
+    ],
+)
+def test_a_wrong_flag_is_named(
+    tmp_path: Path, model: Path, argument: str, words: tuple[str, ...]
+) -> None:
+    """Before an engine is started."""
+    line = told(tmp_path, model, argument)
+    assert all(word in line for word in words), line
+    assert "callable" not in line
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _point(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 17\n")
+
+
+def _garble(path: Path) -> None:
+    path.write_bytes(b"<!doctype html>" * 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "words"),
+    [
+        ("model.safetensors", _cut, ("bytes", "download it again")),
+        ("model.safetensors", _point, ("git-lfs", "git lfs pull")),
+        ("model.safetensors", _garble, ("not a safetensors file",)),
+        ("tokenizer.json", lambda path: path.write_text("{}"), ("no `model`", "--tokenizer")),
+        ("tokenizer.json", lambda path: path.write_text("{"), ("not JSON",)),
+        ("tokenizer.json", _point, ("git-lfs",)),
+    ],
+)
+def test_a_broken_file_is_named(
+    tmp_path: Path, model: Path, name: str, harm: Callable[[Path], object], words: tuple[str, ...]
+) -> None:
+    """Of forty shards the one that is cut off, and what stands in the place of a file."""
+    harm(model / name)
+    line = told(tmp_path, model)
+    assert str(model / name) in line
+    assert all(word in line for word in words), line
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, model: Path) -> None:
+    """It would fail at every start in the same way."""
+    (model / "tokenizer.json").unlink()
+    line = told(tmp_path, model)
+    assert f"there is no tokenizer in {model}" in line
+    assert "tokenizer.json" in line
+
+
+def test_the_reason_that_vllm_only_logs_is_told(tmp_path: Path, model: Path) -> None:
+    """A model with code that cannot be imported: vLLM points to a log, which we quote."""
+    config = json.loads((model / "config.json").read_text())
+    config["architectures"] = ["BrokenForCausalLM"]
+    (model / "config.json").write_text(json.dumps(config))
+    from vllm import ModelRegistry
+
+    ModelRegistry.register_model("BrokenForCausalLM", "no_such_module_at_all:Broken")
+    line = told(tmp_path, model)
+    assert "No module named 'no_such_module_at_all'" in line
+
+
+def test_a_variable_that_vllm_cannot_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+) -> None:
+    """Its own error says only what the text was."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "lots")
+    assert "VLLM_CPU_KVCACHE_SPACE has an invalid value: " in told(tmp_path, model)
+
+
+def test_a_variable_that_vllm_reads_while_it_is_imported_is_named(tmp_path: Path) -> None:
+    """The import ends with an error that names no variable."""
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "serve", "--demo", "--port=0", "--host=127.0.0.1"],
+        env={**os.environ, "VLLM_CONFIGURE_LOGGING": "lots", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "VLLM_CONFIGURE_LOGGING has an invalid value: " in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("mistyped", ["--max-modellen", "--max-model-length", "--enforce-eagr"])
+def test_a_flag_that_may_be_meant_is_named(mistyped: str) -> None:
+    """One of vLLM's several hundred."""
+    from holdfast.engine.arguments import parse
+
+    with pytest.raises(UsageError, match=mistyped) as caught:
+        parse(parse_serve(["model", mistyped], {}))
+    assert re.match(r"did you mean --(max-model-len|enforce-eager)\?", caught.value.remedy)
+
+
+def test_no_flag_of_vllm_is_taken_for_one_of_ours() -> None:
+    """What is almost one of ours is refused before vLLM's parser sees it."""
+    from holdfast import settings
+    from holdfast.engine import unsupported
+    from holdfast.engine.arguments import _parser
+
+    theirs = [flag for flag in _parser()._option_string_actions if flag.startswith("--")]
+    assert len(theirs) > 200
+    ours = {flag.name for flag in settings.flags()}
+    unsupported.refuse_mistyped(flag for flag in theirs if flag not in ours)
+
+
+def test_an_engine_that_is_killed_while_it_starts_is_told_so() -> None:
+    """The exit code stands in a dictionary at the end of vLLM's message."""
+    from holdfast.engine.vllm_errors import start_errors
+
+    said = (
+        "Engine core initialization failed. See root cause above. "
+        "Failed core proc(s): {'EngineCore': -9}"
+    )
+    with pytest.raises(EngineStartError) as caught, start_errors(str):
+        raise RuntimeError(said)
+    assert "EngineCore was killed by SIGKILL (probably for lack of memory)." in caught.value.line
+    assert "more memory" in caught.value.remedy

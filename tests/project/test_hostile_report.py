@@ -1,0 +1,97 @@
+"""The report on an adversary names each broken promise, and subtracts outages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hostile_report import Attacks, Bounds, HostileReport, Memory
+from load_generator import Answer, Load, Question
+from server_watch import Look, Outage, Watch
+
+QUESTION = Question("streamed chat", (20,), 8)
+WHOLE = Answer(QUESTION, ("abc",), frozenset({"length"}), started_seconds=10, ended_seconds=11)
+BOUNDS = Bounds(times_as_late=10, livez_seconds=1, times_the_memory=1.5)
+BROKEN = "APIError: The engine died while it worked on this request."
+
+
+def look(at_seconds: float, state: str = "READY", *, status: int = 200, stalls: int = 0) -> Look:
+    """A look that took a tenth of a second."""
+    return Look(at_seconds, 0.1, status, state, {"engine_deaths stall": stalls} if stalls else {})
+
+
+def seen(
+    *answers: Answer, looks: tuple[Look, ...] = (), memory: Memory | None = None
+) -> HostileReport:
+    """A report on these answers to a question with a baseline of one second."""
+    load = Load({QUESTION: WHOLE}, list(answers))
+    watch = Watch(list(looks))
+    return HostileReport(
+        load, {QUESTION: 1.0}, 20.0, Attacks(), watch, memory or Memory({"python": 100}), ()
+    )
+
+
+def test_what_holds_breaks_no_promise() -> None:
+    """A whole answer in time, and a stream that broke after a right beginning."""
+    broken = replace(WHOLE, texts=("ab",), error=BROKEN, is_begun=True)
+    assert not list(seen(WHOLE, broken, looks=(look(1),)).broken_promises(BOUNDS))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (replace(WHOLE, texts=("abd",)), "wrong"),
+        (replace(WHOLE, texts=("ab",)), "wrong"),
+        (replace(WHOLE, texts=("x",), error=BROKEN, is_begun=True), "wrong"),
+        (replace(WHOLE, texts=("a",), error="APIError: x", is_begun=True), "a stream ended with"),
+        (replace(WHOLE, texts=(), error=BROKEN), "lost"),
+        (replace(WHOLE, ended_seconds=21), "11.0 times the baseline"),
+    ],
+)
+def test_an_answer_that_is_not_right_is_told(answer: Answer, said: str) -> None:
+    """Wrong, cut short, lost or late."""
+    (told,) = seen(answer).broken_promises(BOUNDS)
+    assert told.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "bad", [look(1, status=0), look(1, "FAILED", status=503), replace(look(1), livez_seconds=2)]
+)
+def test_a_bad_look_is_told(bad: Look) -> None:
+    """No answer, FAILED, or late."""
+    (told,) = seen(looks=(look(0), bad)).broken_promises(BOUNDS)
+    assert told.startswith("/livez")
+
+
+def test_memory_and_what_is_left_are_told() -> None:
+    """Each in words."""
+    report = seen(memory=Memory({"python": 100}, 151))
+    report.left.append("a file")
+    assert list(report.broken_promises(BOUNDS)) == ["1.51 times the memory of READY", "a file"]
+
+
+def test_an_outage_is_from_the_last_ready_to_the_next() -> None:
+    """A look without an answer neither begins nor ends one."""
+    states = (look(1), look(2, "RECOVERING"), look(3, "", status=0), look(4, "PROBING"), look(5))
+    (outage,) = seen(looks=states).outages()
+    assert outage == Outage(1, 5.1)
+    assert outage.overlap_seconds(0, 2) == 1
+    assert outage.overlap_seconds(6, 9) == 0
+
+
+def test_an_outage_by_a_stall_begins_with_the_stall() -> None:
+    """A stall is seen `stall_seconds` after it began; the next outage is another one."""
+    states = (look(50), look(51, "RECOVERING"), look(60, stalls=1))
+    more = (look(61, "RECOVERING", stalls=1), look(70, stalls=1))
+    first, second = seen(looks=states + more).outages()
+    assert first == Outage(30, 60.1)
+    assert second == Outage(60.1, 70.1)
+
+
+def test_an_outage_makes_no_answer_late() -> None:
+    """What an answer took beside it counts."""
+    states = (look(10), look(11, "RECOVERING"), look(40))
+    late = replace(WHOLE, ended_seconds=45)
+    ((ratio, _),) = seen(late, looks=states).latest()
+    assert ratio == pytest.approx(4.9)

@@ -1,0 +1,16 @@
+"""How much the counters of the front end hold."""
+
+from __future__ import annotations
+
+from holdfast.telemetry.counters import EngineDeaths, Refusals
+
+
+def counter_values(counts: Refusals | EngineDeaths) -> dict[str, int]:
+    """By reason or cause."""
+    (family,) = counts.counter.collect()
+    return {
+        word: int(sample.value)
+        for sample in family.samples
+        if sample.name.endswith("_total")
+        for word in sample.labels.values()
+    }

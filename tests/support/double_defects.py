@@ -1,0 +1,76 @@
+"""What `openai_double` can do wrong, one thing at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Defect = Literal[
+    # of the list of models
+    "a model listed twice",
+    "a model without its time",
+    # of whole answers
+    "chats without a role",
+    "completions that call themselves chats",
+    "choices all numbered 0",
+    "a logprob for all tokens but one",
+    "a logprob that is not a number",
+    "a greedy token that is not the likeliest",
+    "completion_tokens off by one",
+    "total_tokens off by one",
+    "prompt_tokens off by one",
+    "cut answers that end by stop",
+    "a stop text that is kept",
+    "answers mixed up",
+    # of streams
+    "an event split wrong",
+    "an event without its empty line",
+    "no [DONE]",
+    "bytes that are no UTF-8",
+    "ids that change",
+    "two finish reasons",
+    "text behind the finish reason",
+    "usage in the middle",
+    "usage nobody asked for",
+    "streamed completion_tokens off by one",
+    "streamed prompt_tokens off by one",
+    "a stop text that leaks into streams",
+    "all events at the end",
+    "a stream that drops a token",
+    "a stream that breaks characters",
+    "streams that go on without their client",
+    # of refusals
+    "wrong requests are 500",
+    "refusals without a form",
+    "negative max_tokens taken",
+    # of other routes
+    "responses are 500",
+    "messages from the user",
+    "embeddings are 500",
+    # of the model
+    "no sums",
+    "no such capital",
+    "no greeting",
+    "seeds without effect",
+    "chats that loop",
+    "chats that stray into another script",
+    "chats that only think",
+    "chats that never end",
+    # of all
+    "answers nothing",
+    "every chat is 500",
+    "every chat repeats the key",
+]
+
+WRONG_ANSWERS: Mapping[str, tuple[str, str]] = {
+    "no sums": ("42", "41"),
+    "no such capital": ("Paris", "secret"),
+    "no greeting": ("Hello", "Goodbye"),
+}
+"""What is said, and what instead."""
+
+MORE: Mapping[str, str] = {
+    "chats that loop": " and so on," * 20,
+    "chats that stray into another script": " 的灯塔",
+}
+"""What is said behind every answer."""

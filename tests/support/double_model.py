@@ -1,0 +1,99 @@
+"""The model behind `openai_double`: it knows a few answers, and fills up the rest with words.
+
+A token is four characters. What it says follows from the prompt, and from the seed if it is warm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Body = Mapping[str, Any]
+
+MAX_MODEL_LEN = 512
+KNOWN = {
+    "17 + 25": "42",
+    "capital of france": "The capital of France is Paris.",
+    "hello": "Hello! How can I help you?",
+    "pong": "PONG",
+}
+_WORDS = ("amber", "bread", "cloud", "dúo", "earth", "flute", "grün", "hotel", "ivory", "joy 🙂")
+_LONGEST_WORDS = 64
+_DEFAULT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What the model says to one prompt."""
+
+    tokens: list[str]
+    finish_reason: str
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.tokens)
+
+
+def tokens_of(text: str) -> list[str]:
+    """The tokens of a text."""
+    return re.findall(r".{1,4}", text, re.DOTALL)
+
+
+def template(body: Body) -> str:
+    """The prompt of a chat."""
+    messages: Sequence[Mapping[str, Any]] = body["messages"]
+    is_thinking = (body.get("chat_template_kwargs") or {}).get("enable_thinking", True)
+    said = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
+    return f"{said}<assistant>{'' if is_thinking else '<no thinking>'}"
+
+
+def generate(body: Body, prompt: str) -> Generated:
+    """The answer to a prompt, within the limits of the request."""
+    most = body.get("max_completion_tokens") or body.get("max_tokens") or _DEFAULT_TOKENS
+    text = says(body, prompt)
+    stops = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop") or []
+    written = tokens_of(text)[:most]
+    ends = [at for stop in stops if (at := "".join(written).find(stop)) >= 0]
+    if ends:
+        return Generated(tokens_of(text[: min(ends)]), "stop")
+    echoed = tokens_of(prompt) if body.get("echo") else []
+    return Generated(echoed + written, "stop" if len(tokens_of(text)) < most else "length")
+
+
+def says(body: Body, prompt: str) -> str:
+    """What it would say without limits."""
+    asked = prompt.casefold()
+    if text := next((KNOWN[question] for question in KNOWN if question in asked), ""):
+        return text
+    seed: object = prompt
+    if body.get("temperature", 1):
+        seed = (prompt, body.get("seed") or secrets.token_hex(8))
+    chosen = random.Random(hashlib.sha256(repr(seed).encode()).digest())
+    return " ".join(chosen.choices(_WORDS, k=_LONGEST_WORDS))
+
+
+def fault_of(body: Any, *, takes_negative: bool = False) -> str:
+    """What is wrong with a request; empty if nothing is."""
+    if not isinstance(body, dict):
+        return "the body is not an object"
+    rules: dict[str, Callable[[Any], bool]] = {
+        "messages": lambda value: isinstance(value, list),
+        "prompt": lambda value: isinstance(value, str | list) and len(value) <= 4 * MAX_MODEL_LEN,
+        "temperature": lambda value: isinstance(value, int | float) and value >= 0,
+        "top_p": lambda value: 0 < value <= 1,
+        "max_tokens": lambda value: value > 0 or takes_negative,
+        "stop": lambda value: value is None or isinstance(value, str | list),
+        "n": lambda value: value > 0,
+    }
+    wrong = [name for name, rule in rules.items() if name in body and not rule(body[name])]
+    if not {"messages", "prompt", "input"} & body.keys():
+        wrong.append("messages")
+    if isinstance(body.get("prompt"), list) and len(body["prompt"]) > MAX_MODEL_LEN:
+        wrong.append("prompt")
+    return f"{wrong[0]} is wrong" if wrong else ""

@@ -1,0 +1,321 @@
+"""A small server with OpenAI's API that answers well, or has one defect that a test asks for.
+
+It stands in for any server: `holdfast verify` is tested against it. `double_model` is its model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from double_defects import MORE, WRONG_ANSWERS, Defect
+from double_model import MAX_MODEL_LEN, Generated, fault_of, generate, says, template, tokens_of
+
+Body = dict[str, Any]
+
+MODEL = "double"
+
+
+class OpenAIDouble(Starlette):
+    """The application; `defect` is empty for a server that is well."""
+
+    def __init__(self, defect: Defect | Literal[""] = "", api_key: str = "") -> None:
+        self.defect = defect
+        self.api_key = api_key
+        self._running = 0
+        self._last: Body = {}
+        posts = {
+            "/v1/chat/completions": self._chat,
+            "/v1/completions": self._completion,
+            "/v1/responses": self._responses,
+            "/v1/messages": self._messages,
+            "/v1/embeddings": self._embeddings,
+            "/tokenize": self._tokenize,
+        }
+        gets = {
+            "/v1/models": self._models,
+            "/version": self._version,
+            "/statusz": self._statusz,
+            "/openapi.json": self._openapi,
+        }
+        self._paths = [*posts, *gets]
+        super().__init__(
+            routes=[Route(path, end, methods=["POST"]) for path, end in posts.items()]
+            + [Route(path, end) for path, end in gets.items()],
+            exception_handlers={HTTPException: self._refused},
+        )
+
+    # Routes
+
+    async def _models(self, request: Request) -> Response:
+        self._admit(request)
+        entry = {"id": MODEL, "object": "model", "created": 1, "owned_by": "tests"}
+        entry["max_model_len"] = MAX_MODEL_LEN
+        if self.defect == "a model without its time":
+            del entry["created"]
+        entries = [entry] * (2 if self.defect == "a model listed twice" else 1)
+        return JSONResponse({"object": "list", "data": entries})
+
+    async def _version(self, _request: Request) -> Response:
+        return JSONResponse({"version": "0.0.0"})
+
+    async def _openapi(self, _request: Request) -> Response:
+        return JSONResponse({"paths": {path: {} for path in self._paths}})
+
+    async def _statusz(self, _request: Request) -> Response:
+        progress = {"running": self._running, "waiting": 0}
+        probe = {"passed": True, "limited": False, "proven_tokens": MAX_MODEL_LEN}
+        engine = {"generation": 1, "restarts": 0}
+        known = {"state": "READY", "engine": engine, "progress": progress, "probe": probe}
+        return JSONResponse({**known, "workspace": []})
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await self._body(request)
+        prompt = template(body) if "messages" in body else body["prompt"]
+        return JSONResponse({"count": len(tokens_of(prompt)), "max_model_len": MAX_MODEL_LEN})
+
+    async def _chat(self, request: Request) -> Response:
+        body = await self._body(request)
+        if self.defect == "every chat is 500":
+            raise HTTPException(500, "out of order")
+        if self.defect == "every chat repeats the key":
+            raise HTTPException(500, f"out of order, {request.headers['authorization']}")
+        if self.defect == "answers nothing":
+            await asyncio.Event().wait()
+        return self._answer(body, template(body), is_chat=True)
+
+    async def _completion(self, request: Request) -> Response:
+        body = await self._body(request)
+        if self.defect == "answers mixed up":
+            self._last = body
+            await asyncio.sleep(0.01)  # for another to come
+            body = {**body, "prompt": self._last["prompt"]}
+        return self._answer(body, body["prompt"], is_chat=False)
+
+    async def _responses(self, request: Request) -> Response:
+        if self.defect == "responses are 500":
+            raise HTTPException(500, "out of order")
+        body = await self._body(request)
+        said = {"type": "output_text", "text": says(body, body["input"])}
+        message = {"type": "message", "role": "assistant", "content": [said]}
+        usage = {"input_tokens": 3, "output_tokens": 7, "total_tokens": 10}
+        answer = {"object": "response", "status": "completed", "output": [message]}
+        return JSONResponse({**answer, "usage": usage})
+
+    async def _messages(self, request: Request) -> Response:
+        body = await self._body(request)
+        said = {"type": "text", "text": says(body, template(body))}
+        role = "user" if self.defect == "messages from the user" else "assistant"
+        answer = {"type": "message", "role": role, "content": [said], "stop_reason": "end_turn"}
+        return JSONResponse({**answer, "usage": {"input_tokens": 3, "output_tokens": 7}})
+
+    async def _embeddings(self, _request: Request) -> Response:
+        raise HTTPException(500 if self.defect == "embeddings are 500" else 400, "not this model")
+
+    # What they share
+
+    def _admit(self, request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if self.api_key and given != f"Bearer {self.api_key}":
+            raise HTTPException(401, "the key is wrong")
+
+    async def _body(self, request: Request) -> Body:
+        self._admit(request)
+        try:
+            body = await request.json()
+        except ValueError:
+            raise HTTPException(400, "the body is not JSON") from None
+        if isinstance(body, dict) and body.get("model", MODEL) != MODEL:
+            raise HTTPException(404, f"there is no model {body['model']}")
+        is_taken = self.defect == "negative max_tokens taken"
+        if fault := fault_of(body, takes_negative=is_taken):
+            raise HTTPException(500 if self.defect == "wrong requests are 500" else 400, fault)
+        return dict(body)
+
+    async def _refused(self, _request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = error.status_code
+        if self.defect == "refusals without a form":
+            return PlainTextResponse(error.detail, status_code=status)
+        said = {"message": error.detail, "type": "error", "param": None, "code": status}
+        return JSONResponse({"error": said}, status_code=status)
+
+    def _answer(self, body: Body, prompt: str | list[int], *, is_chat: bool) -> Response:
+        asked = len(prompt if isinstance(prompt, list) else tokens_of(prompt))
+        generated = [self._generate(body, str(prompt)) for _ in range(body.get("n") or 1)]
+        written = sum(len(one.tokens) for one in generated)
+        written -= len(generated) * asked if body.get("echo") else 0
+        asked += self.defect == "prompt_tokens off by one"
+        written += self.defect == "completion_tokens off by one"
+        total = asked + written + (self.defect == "total_tokens off by one")
+        usage = {
+            "prompt_tokens": asked,
+            "completion_tokens": written,
+            "total_tokens": total,
+        }
+        identity = secrets.token_hex(8)
+        head = {
+            "id": f"chatcmpl-{identity}" if is_chat else f"cmpl-{identity}",
+            "object": "chat.completion" if is_chat else "text_completion",
+            "created": 1,
+            "model": MODEL,
+        }
+        if body.get("stream"):
+            return StreamingResponse(
+                self._events(self._parts(head, generated, usage, body, is_chat=is_chat)),
+                media_type="text/event-stream",
+            )
+        if self.defect == "completions that call themselves chats":
+            head["object"] = "chat.completion"
+        choices = [
+            self._choice(index, one, body, is_chat=is_chat) for index, one in enumerate(generated)
+        ]
+        return JSONResponse({**head, "choices": choices, "usage": usage})
+
+    def _generate(self, body: Body, prompt: str) -> Generated:
+        if self.defect == "seeds without effect":
+            body = {**body, "seed": None}
+        keeps_stop = self.defect == "a stop text that is kept" or (
+            self.defect == "a stop text that leaks into streams" and body.get("stream")
+        )
+        if self.defect == "chats that never end" and "messages" in body:
+            most = body.get("max_tokens") or MAX_MODEL_LEN
+            return Generated(tokens_of("on and on, " * most)[:most], "length")
+        made = generate(body, prompt)
+        if keeps_stop and body.get("stop") and made.finish_reason == "stop":
+            made = replace(made, tokens=[*made.tokens, body["stop"][0]])
+        if self.defect == "cut answers that end by stop":
+            made = replace(made, finish_reason="stop")
+        right, wrong = WRONG_ANSWERS.get(self.defect, ("", ""))
+        text = made.text.replace(right, wrong) if right else made.text
+        more = MORE.get(self.defect, "") if "messages" in body else ""
+        return replace(made, tokens=tokens_of(text + more)) if text + more != made.text else made
+
+    def _choice(self, index: int, made: Generated, body: Body, *, is_chat: bool) -> Body:
+        if self.defect == "choices all numbered 0":
+            index = 0
+        said: Body = {"text": made.text}
+        if is_chat:
+            message = {"role": "assistant", "content": made.text, **self._thought(made, body)}
+            if self.defect == "chats without a role":
+                del message["role"]
+            said = {"message": message}
+        logprobs = self._logprobs(made.tokens, is_chat=is_chat) if body.get("logprobs") else None
+        return {
+            "index": index,
+            **said,
+            "logprobs": logprobs,
+            "finish_reason": made.finish_reason,
+        }
+
+    def _thought(self, made: Generated, body: Body) -> Body:
+        is_thought = "morning" in body["messages"][-1]["content"]
+        if self.defect != "chats that only think" or not is_thought:
+            return {}
+        return {"content": None, "reasoning": made.text}
+
+    def _logprobs(self, tokens: Sequence[str], *, is_chat: bool) -> Body:
+        values: list[float | None] = [-0.5 for _ in tokens]
+        if self.defect == "a logprob for all tokens but one":
+            values.pop()
+        if self.defect == "a logprob that is not a number":
+            values[-1] = None
+        most = -0.1 if self.defect == "a greedy token that is not the likeliest" else -0.5
+        if is_chat:
+            top = [{"token": "a", "logprob": most}, {"token": "b", "logprob": -2.0}]
+            return {"content": [{"logprob": one, "top_logprobs": top} for one in values]}
+        return {
+            "tokens": list(tokens),
+            "token_logprobs": values,
+            "top_logprobs": [{"a": most, "b": -2.0} for _ in values],
+        }
+
+    # Streams
+
+    def _parts(
+        self,
+        head: Body,
+        generated: Sequence[Generated],
+        usage: Mapping[str, int],
+        body: Body,
+        *,
+        is_chat: bool,
+    ) -> Iterator[Body]:
+        """The documents of a stream, in their order."""
+        if is_chat:
+            head = {**head, "object": "chat.completion.chunk"}
+        usage = {**usage}
+        for name in ("completion_tokens", "prompt_tokens"):
+            if self.defect == f"streamed {name} off by one":
+                usage |= {name: usage[name] + 1, "total_tokens": usage["total_tokens"] + 1}
+        tail = {**head, "choices": [], "usage": usage}
+        is_asked = (body.get("stream_options") or {}).get("include_usage")
+        for index, made in enumerate(generated):
+            parts = list(self._of_choice(index, made, is_chat=is_chat))
+            if is_asked and self.defect == "usage in the middle":
+                yield tail
+            for part in parts:
+                if self.defect == "ids that change":
+                    head = {**head, "id": secrets.token_hex(8)}
+                yield {**head, "choices": [part]}
+        if (
+            self.defect != "usage in the middle"
+            if is_asked
+            else self.defect == "usage nobody asked for"
+        ):
+            yield tail
+
+    def _of_choice(self, index: int, made: Generated, *, is_chat: bool) -> Iterator[Body]:
+        def part(text: str, reason: str | None = None) -> Body:
+            said: Body = {"delta": {"content": text}} if is_chat else {"text": text}
+            return {"index": index, **said, "finish_reason": reason}
+
+        if is_chat:
+            yield {"index": index, "delta": {"role": "assistant", "content": ""}}
+        tokens = list(made.tokens)
+        if self.defect == "a stream that drops a token" and len(tokens) > 2:
+            del tokens[len(tokens) // 2]
+        for token in tokens:
+            is_broken = self.defect == "a stream that breaks characters"
+            yield part(token.encode().decode("ascii", "replace") if is_broken else token)
+        yield part("", made.finish_reason)
+        if self.defect == "two finish reasons":
+            yield part("", made.finish_reason)
+        if self.defect == "text behind the finish reason":
+            yield part("more")
+
+    async def _events(self, parts: Iterator[Body]) -> AsyncIterator[bytes]:
+        is_held = self.defect == "all events at the end"
+        self._running += 1
+        try:
+            held = b""
+            for number, part in enumerate(parts):
+                event = self._event(number, json.dumps(part, ensure_ascii=False))
+                held = held + event if is_held else event
+                if not is_held:
+                    yield held
+                await asyncio.sleep(0.001)  # as if the next token had to be computed
+            done = b"" if self.defect == "no [DONE]" else b"data: [DONE]\n\n"
+            yield held + done if is_held else done
+        finally:
+            self._running -= self.defect != "streams that go on without their client"
+
+    def _event(self, number: int, text: str) -> bytes:
+        if number == 1 and self.defect == "an event split wrong":
+            middle = len(text) // 2
+            return f"data: {text[:middle]}\n\ndata: {text[middle:]}\n\n".encode()
+        if number == 1 and self.defect == "an event without its empty line":
+            return f"data: {text}\n".encode()
+        if number == 1 and self.defect == "bytes that are no UTF-8":
+            return b"data: \xf0\x9f\n\n"
+        return f"data: {text}\n\n".encode()

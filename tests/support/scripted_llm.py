@@ -1,0 +1,145 @@
+"""An engine that yields what a test tells it to, and the calls that a test makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.engine.request import Method
+from holdfast.errors import HoldfastError
+
+DEADLINE_SECONDS = 10.0
+
+
+class EngineGoneError(Exception):
+    """What a scripted engine raises when it dies."""
+
+
+class UnsentError(EngineGoneError):
+    """What a scripted engine raises when it dies before it was given the call."""
+
+
+class AnsweredError(Exception):
+    """One of our errors, as it reaches the caller."""
+
+    def __init__(self, error: HoldfastError) -> None:
+        super().__init__(error.cause)
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output of a scripted engine."""
+
+    tokens: int
+    finished: bool = False
+    is_abort: bool = False
+
+
+class PlainOutputs:
+    """`request.EngineOutputs` for a scripted engine."""
+
+    def is_death(self, error: Exception, llm: Any) -> bool:
+        del llm
+        return isinstance(error, EngineGoneError)
+
+    def is_unsent(self, error: Exception) -> bool:
+        return isinstance(error, UnsentError)
+
+    def is_abort(self, output: Output) -> bool:
+        return output.is_abort
+
+    def as_vllm_error(self, error: HoldfastError) -> Exception:
+        return AnsweredError(error)
+
+    def is_replayable(self, arguments: Mapping[str, Any]) -> bool:
+        return not (arguments.get("is_consumed", False) or self.is_streamed(arguments))
+
+    def is_streamed(self, arguments: Mapping[str, Any]) -> bool:
+        return bool(arguments.get("is_streamed", False))
+
+    def size_bytes(self, arguments: Mapping[str, Any]) -> int:
+        return len(arguments["prompt"])
+
+    def digest_of(self, arguments: Mapping[str, Any]) -> str:
+        prompt = str(arguments["prompt"]).partition("#")[0]  # what follows is incidental
+        return hashlib.sha256(prompt.encode()).hexdigest()
+
+    def trial_arguments(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        del method
+        return {**arguments, "is_trial": True}
+
+    def context_tokens(self, output: Output) -> int:
+        return output.tokens
+
+    def prompt_tokens(self, output: Output) -> int:
+        del output
+        return 1
+
+    def new_tokens(self, output: Output) -> int:
+        del output
+        return 1
+
+    def request_ids(self, internal_id: str) -> tuple[str, ...]:
+        return (internal_id,)
+
+
+@dataclass
+class ScriptedLLM:
+    """Makes a token whenever it is told to; dies of its poison, or when it is told to."""
+
+    poison: str = ""
+    """The prompts that kill it at their first token."""
+    answers: int = 1
+    """Tokens of an answer."""
+    received: list[str] = field(default_factory=list)
+    running: list[str] = field(default_factory=list)
+    most_running: int = 0
+
+    def __post_init__(self) -> None:
+        self.died = asyncio.Event()
+        self.is_dead = False
+        self._go = asyncio.Event()
+        self._go.set()
+
+    def hold(self) -> None:
+        """Make no token until `release`."""
+        self._go.clear()
+
+    def release(self) -> None:
+        """Make tokens."""
+        self._go.set()
+
+    def die(self) -> None:
+        """End every call now."""
+        self.is_dead = True
+        self._go.set()
+        self.died.set()
+
+    async def until_received(self, count: int) -> None:
+        """Return when this many calls have arrived."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while len(self.received) < count:  # noqa: ASYNC110 - the loop is all there is
+                await asyncio.sleep(0)
+
+    async def generate(
+        self, prompt: str, *, gives_up: bool = False, **_: Any
+    ) -> AsyncIterator[Output]:
+        """`answers` outputs of one token each; an abort instead if it `gives_up`."""
+        self.received.append(prompt)
+        self.running.append(prompt)
+        self.most_running = max(self.most_running, len(self.running))
+        try:
+            for token in range(1, self.answers + 1):
+                await asyncio.sleep(0)
+                await self._go.wait()
+                if self.poison and prompt.partition("#")[0] in self.poison.split():
+                    self.die()
+                if self.is_dead:
+                    raise EngineGoneError
+                yield Output(token, finished=token == self.answers or gives_up, is_abort=gives_up)
+        finally:
+            self.running.remove(prompt)

@@ -1,0 +1,145 @@
+"""`holdfast` with a stand-in for the engine, so that what surrounds one is tested in a second.
+
+Everything but `holdfast.engine.configure` is real: the command line, the listener, the supervisor,
+the signals. The engine is a child process that ignores SIGTERM, as a worker in a collective does.
+`STAND_IN` names what it does otherwise: `never-starts`, `starts-once` or `never-answers`; with
+`another-vllm`, one of vLLM's modules lacks what Holdfast changes in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from fake_engine import FACTS, StubEngine
+from holdfast.engine.replay import ReplayManager
+from holdfast.lifecycle.states import State
+from holdfast.processes import tree
+from holdfast.processes.environment import NativeVariables
+from holdfast.records import Death, EngineFacts, RankStats
+from holdfast.settings import Settings
+from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
+from scripted_llm import PlainOutputs
+
+CHUNK_SECONDS = 0.1
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+class StandInEngine(StubEngine):
+    """An engine without ranks, which lives as long as its process."""
+
+    def __init__(self, generation: int, facts: EngineFacts, child: subprocess.Popen[bytes]) -> None:
+        self.generation = generation
+        self.facts = facts
+        self._child = child
+
+    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+        del with_steps
+        return ()
+
+    async def until_dead(self) -> Death:
+        while self._child.poll() is None:  # noqa: ASYNC110 - nothing tells of a child's end
+            await asyncio.sleep(CHUNK_SECONDS)
+        return Death("core_exit", f"process {self._child.pid} ended")
+
+    async def set_growth(self, policy: GrowthPolicy) -> None:
+        pass
+
+
+def _start_child() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", STUBBORN])
+
+
+class Queues:
+    """No request waits."""
+
+    def totals(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class StandInLauncher:
+    """Starts a child process and says that it is an engine."""
+
+    fingerprint = "stand-in"
+
+    def __init__(self, directory: Path) -> None:
+        self.requests = ReplayManager(PlainOutputs())
+        self._directory = directory
+        self.queues = Queues()
+
+    def directory_of(self, generation: int) -> Path:
+        return self._directory / str(generation)
+
+    @asynccontextmanager
+    async def running(self, spec: WorkspaceSpec) -> AsyncIterator[StandInEngine]:
+        child = _start_child()
+        try:
+            behaviour = os.environ.get("STAND_IN")
+            if behaviour == "never-starts" or (behaviour == "starts-once" and spec.generation > 1):
+                await asyncio.Event().wait()
+            yield StandInEngine(spec.generation, FACTS, child)
+        finally:
+            child.kill()
+            await asyncio.to_thread(tree.kill, tree.children())
+
+
+class StandInConfigured:
+    """What `holdfast.engine.configure` would have made of the command line."""
+
+    def __init__(self, directory: Path) -> None:
+        self.launcher = StandInLauncher(directory)
+
+    @asynccontextmanager
+    async def openai_app(self, _server: Any) -> AsyncIterator[Starlette]:
+        yield Starlette(routes=[Route("/v1/{path:path}", _answer, methods=["GET", "POST"])])
+
+
+async def _answer(request: Request) -> StreamingResponse:
+    """So many chunks as `?chunks=` says, ten a second."""
+
+    async def chunks() -> AsyncIterator[str]:
+        if os.environ.get("STAND_IN") == "never-answers":
+            await asyncio.Event().wait()
+        for number in range(int(request.query_params.get("chunks", 1))):
+            yield f"{number}\n"
+            await asyncio.sleep(CHUNK_SECONDS)
+
+    return StreamingResponse(chunks())
+
+
+def configure(
+    _settings: Settings,
+    directory: Path,
+    _state: Callable[[], State],
+    _native_variables: NativeVariables,
+    learned_directory: Path | None = None,
+) -> StandInConfigured:
+    """Stands in for `holdfast.engine.configure.configure`."""
+    del learned_directory
+    return StandInConfigured(directory)
+
+
+if __name__ == "__main__":
+    module: Any = ModuleType("holdfast.engine.configure")
+    module.configure = configure
+    sys.modules[module.__name__] = module
+    if os.environ.get("STAND_IN") == "another-vllm":
+        sys.modules["vllm.v1.utils"] = ModuleType("vllm.v1.utils")
+    from holdfast.cli import main
+    from holdfast.processes import forkserver as engine_forkserver
+
+    unused: Any = engine_forkserver
+    unused.PRELOADED = ()  # nobody asks it for an engine
+    main()

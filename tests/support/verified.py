@@ -1,0 +1,97 @@
+"""Runs `holdfast verify` against a server in this process: as its users do, or check by check."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asgi_server import serving
+from holdfast.verify.check import Check
+from holdfast.verify.records import CheckResult, Profile, Status
+from holdfast.verify.runner import Bench, run
+from holdfast.verify.survey import survey
+from holdfast.verify.target import Target
+from openai_double import OpenAIDouble
+
+DEADLINE_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that is over."""
+
+    code: int
+    output: str
+    errors: str
+    directory: Path
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Its report.json."""
+        return dict(json.loads((self.directory / "report.json").read_text()))
+
+    def named(self, *statuses: Status) -> list[str]:
+        """The checks that have one of some statuses: `wire.models`."""
+        checks = self.report["checks"]
+        return [f"{one['group']}.{one['name']}" for one in checks if one["status"] in statuses]
+
+
+async def verified(app: OpenAIDouble, directory: Path, *arguments: str) -> Run:
+    """A run against a server that is up for as long as it lasts."""
+    async with serving(app) as client:
+        return await verified_at(str(client.base_url), directory, *arguments)
+
+
+async def verified_at(url: str, directory: Path, *arguments: str) -> Run:
+    """A run against a server that is there, or not."""
+    out = directory / "out"
+    process = await started(url, f"--out={out}", *arguments)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        output, errors = await process.communicate()
+    assert process.returncode is not None
+    return Run(process.returncode, output.decode(), errors.decode(), out)
+
+
+async def started(*arguments: str) -> asyncio.subprocess.Process:
+    """The command, just begun."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "holdfast", "verify", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+class Unseen:
+    """A view that nobody looks at."""
+
+    def begun(self, check: Check) -> None: ...
+
+    def ended(self, result: CheckResult) -> None: ...
+
+
+def results(
+    app: OpenAIDouble, checks: Sequence[Check], profile: Profile = "standard"
+) -> dict[str, CheckResult]:
+    """What comes of some checks against a server, by their full names; in this process."""
+
+    async def judged() -> dict[str, CheckResult]:
+        async with serving(app) as client, Target(str(client.base_url), app.api_key) as target:
+            server = await survey(target)
+            bench = Bench(target, server, profile, asyncio.Event())
+            made = await run(checks, bench, Unseen())
+        return {f"{one.group}.{one.name}": one for one in made}
+
+    return asyncio.run(judged())
+
+
+def not_passed(made: Mapping[str, CheckResult]) -> dict[str, Status]:
+    """Those that did not pass, with their status."""
+    return {name: one.status for name, one in made.items() if one.status is not Status.PASSED}

@@ -1,0 +1,163 @@
+"""What the demo model is taught: lessons that are right, and the server's own form of them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from demo_training import skills
+from demo_training.chats import example_of, prompt_tokens
+from demo_training.lessons import Lesson, Phrasings, Tool
+from demo_training.skills import SKILLS, draw_lesson
+from demo_training.skills.needles import LONGEST_CHARACTERS
+from holdfast.demo.tokenizer import IM_END_ID, write_tokenizer
+
+DRAWS = 200
+CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory, max_model_tokens=8192)
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def drawn(name: str, *, is_exam: bool = False) -> list[Lesson]:
+    """Lessons of one skill, the same each time."""
+    random = Random(name)
+    return [SKILLS[name](random, is_exam=is_exam) for _ in range(DRAWS)]
+
+
+def all_phrasings() -> Iterator[Phrasings]:
+    """Those of every skill."""
+    for module in pkgutil.iter_modules(skills.__path__, f"{skills.__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, Phrasings):
+                yield value
+            elif isinstance(value, dict):
+                yield from (one for one in value.values() if isinstance(one, Phrasings))
+
+
+def test_a_seed_gives_the_same_lessons() -> None:
+    """Lessons depend on nothing but their random source."""
+    first, again = (
+        [draw_lesson(random) for _ in range(DRAWS)] for random in (Random(1), Random(1))
+    )
+    assert first == again
+
+
+def test_the_exam_asks_in_words_that_no_lesson_used() -> None:
+    """Each phrasing is either taught or examined."""
+    found = list(all_phrasings())
+    assert len(found) > 10
+    for phrasings in found:
+        assert not set(phrasings.lessons) & set(phrasings.exam)
+
+
+@pytest.mark.parametrize("name", sorted(SKILLS))
+@pytest.mark.parametrize("is_exam", [False, True])
+def test_a_reply_ends_and_is_all_that_is_taught(name: str, *, is_exam: bool) -> None:
+    """The taught tokens are those of the reply, and the end of the turn."""
+    for lesson in drawn(name, is_exam=is_exam):
+        example = example_of(lesson)
+        assert example.tokens[example.first_taught :] == (*lesson.reply.encode(), IM_END_ID)
+
+
+def test_results_of_calculations_are_right() -> None:
+    """A reply is an equation that holds, or a number alone."""
+    for lesson in drawn("arithmetic"):
+        if not lesson.reply.isdigit():
+            calculation, result = lesson.reply.rstrip(".").split(" = ")
+            left, sign, right = calculation.split()
+            a, b = int(left), int(right)
+            assert int(result) == {"+": a + b, "-": a - b, "*": a * b}[sign]
+
+
+def test_objects_are_what_the_question_says() -> None:
+    """Each value stands in the question, which names each key in the order of the reply."""
+    for lesson in drawn("object"):
+        [turn] = lesson.turns
+        values = json.loads(lesson.reply)
+        for key, value in values.items():
+            assert key in turn.content
+            assert isinstance(value, bool) or str(value) in turn.content
+
+
+def test_calls_are_of_functions_at_hand() -> None:
+    """A call gives the arguments that its function demands, with values from the request."""
+    calls = 0
+    for lesson in drawn("tool call"):
+        tools = {tool.name: tool for tool in lesson.tools}
+        for body in CALL.findall(lesson.reply):
+            call = json.loads(body)
+            tool = tools[call["name"]]
+            assert list(call["arguments"]) == [n for n in tool.arguments if n not in tool.optional]
+            assert all(str(v) in lesson.turns[-1].content for v in call["arguments"].values())
+            calls += 1
+    assert calls > DRAWS / 2
+
+
+def test_a_needle_stands_once_in_its_text() -> None:
+    """The reply is a sentence of the text, and the texts grow to a few hundred characters."""
+    lessons = drawn("needle")
+    assert all(lesson.turns[0].content.count(lesson.reply) == 1 for lesson in lessons)
+    assert max(len(lesson.turns[0].content) for lesson in lessons) > LONGEST_CHARACTERS
+
+
+@pytest.mark.parametrize("name", sorted(SKILLS))
+def test_the_server_renders_a_chat_as_it_was_taught(tokenizer: Any, name: str) -> None:
+    """The chat template gives the tokens of the lesson, calls and functions included."""
+    for lesson in drawn(name):
+        rendered = tokenizer.apply_chat_template(
+            [_message(turn.role, turn.content) for turn in lesson.turns],
+            tools=[_function(tool) for tool in lesson.tools] or None,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        assert tokenizer.encode(rendered) == prompt_tokens(lesson)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"type": "object"}, {"properties": {"a": True, "b": {"type": ["string", "null"]}}}],
+)
+def test_a_function_with_an_unusual_schema_is_rendered(tokenizer: Any, parameters: Any) -> None:
+    """What the template does not understand of a schema is left out."""
+    function = {"name": "f", "description": "d", "parameters": parameters}
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}],
+        tools=[{"type": "function", "function": function}],
+        tokenize=False,
+    )
+    listed = "a?: any, b?: any" if parameters and "properties" in parameters else ""
+    assert f"<tools>\nf({listed})\n</tools>" in rendered
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
+    """A message as a client sends it, with calls that vLLM has parsed."""
+    calls = [json.loads(body) for body in CALL.findall(content)]
+    if not calls:
+        return {"role": role, "content": content}
+    functions = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
+    return {
+        "role": role,
+        "content": None,
+        "tool_calls": [{"type": "function", "function": one} for one in functions],
+    }
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    properties = {name: {"type": kind} for name, kind in tool.arguments.items()}
+    required = [name for name in properties if name not in tool.optional]
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {"type": "function", "function": {"name": tool.name, "parameters": parameters}}

@@ -1,0 +1,76 @@
+"""Services of Compose, as `docker compose config` prints them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import UsageError
+from manifests import (
+    only,
+    service,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"image": "holdfast:${TAG:-cuda}"}, "`image`"),
+        ({"environment": {"HF_TOKEN": "$HF_TOKEN"}}, "`environment`"),
+        ({"environment": ["HF_TOKEN"]}, "`environment`"),
+        ({"env_file": "server.env"}, "`env_file`"),
+        ({"extends": {"service": "base"}}, "`extends`"),
+        ({"command": "serve m"}, "`command`"),
+        ({"tmpfs": "/scratch"}, "`tmpfs`"),
+        ({"volumes": ["state:/state"]}, "`volumes`"),
+        ({"restart": False}, "`restart`"),
+    ],
+)
+def test_a_file_that_compose_has_not_resolved_is_refused(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    """The line says what is left to resolve, and the command that does it."""
+    with pytest.raises(UsageError, match=rf"manifest\.yaml: .*{named}") as refused:
+        only(tmp_path, service(**changes))
+    assert "docker compose config | holdfast doctor --manifest -" in refused.value.remedy
+
+
+@pytest.mark.parametrize("document", [{}, service()])
+def test_a_file_that_includes_others_is_refused(tmp_path: Path, document: dict[str, Any]) -> None:
+    """With services of its own and without."""
+    with pytest.raises(UsageError, match="`include`"):
+        only(tmp_path, {**document, "include": ["other.yaml"]})
+
+
+def test_a_dollar_that_compose_wrote_twice_is_one(tmp_path: Path) -> None:
+    """It writes so every dollar that is no variable of its own."""
+    document = service(command=["serve", "$$5"], environment={"HF_TOKEN": "a$$b"})
+    assert only(tmp_path, document).arguments == ("$5",)
+    assert only(tmp_path, document).environment == {"HF_TOKEN": "a$b"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"restart": "no"}, "no"),
+        ({"restart": None, "deploy": {"restart_policy": {"condition": "none"}}}, "no"),
+        (
+            {
+                "restart": None,
+                "deploy": {"restart_policy": {"condition": "on-failure", "max_attempts": 5}},
+            },
+            "on-failure:5",
+        ),
+    ],
+)
+def test_restart_policies_are_read(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
+    """A policy of `deploy` counts where there is no other."""
+    assert only(tmp_path, service(**changes)).restart == word
+
+
+def test_a_variable_without_a_value_is_handed_on(tmp_path: Path) -> None:
+    """Whoever starts the container may set it."""
+    document = service(environment={"VLLM_PLUGINS": None})
+    assert only(tmp_path, document).unknown_variables == {"VLLM_PLUGINS"}

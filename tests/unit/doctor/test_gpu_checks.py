@@ -1,0 +1,159 @@
+"""Each hazard of GPUs, from records of machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.doctor.findings import Severity
+from holdfast.doctor.gpu_checks import running_build
+from holdfast.doctor.gpus import Gpu, GpuFacts
+from holdfast.doctor.parallelism import Layout, read_layout
+from machines import (
+    ARCHITECTURES,
+    CPU,
+    CUDA,
+    EXPANDABLE,
+    GB10,
+    GIB,
+    H100,
+    RTX_PRO,
+    SPARK,
+    TWO,
+    found,
+)
+
+
+@pytest.mark.parametrize(
+    ("gpu_facts", "layout", "severity"),
+    [
+        (CUDA.gpu_facts, TWO, "failure"),
+        (replace(CUDA.gpu_facts, are_peers=False), TWO, "warning"),
+        (GpuFacts((H100,) * 4, ARCHITECTURES, are_peers=True), Layout(4), "warning"),
+        (CUDA.gpu_facts, Layout(1), "ok"),
+        (CUDA.gpu_facts, Layout(3), "ok"),
+        (CUDA.gpu_facts, Layout(2, has_custom_all_reduce=False), "ok"),
+        (CUDA.gpu_facts, Layout(2, captures_graphs=False), "ok"),
+    ],
+)
+def test_expandable_segments(gpu_facts: GpuFacts, layout: Layout, severity: str) -> None:
+    """They fail for sure only where two peers capture their custom all-reduce."""
+    machine = replace(CUDA, environment=EXPANDABLE, gpu_facts=gpu_facts)
+    assert found(machine, layout)["expandable-segments"].severity == severity
+    assert found(CUDA, layout)["expandable-segments"].severity is Severity.OK
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_both_names_of_the_allocator_variable_count(variable: str) -> None:
+    """torch reads the old name and the new one."""
+    machine = replace(CUDA, environment={variable: "expandable_segments:True"})
+    assert found(machine, TWO)["expandable-segments"].severity is Severity.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("architecture", "built_for", "runs_on"),
+    [
+        ((9, 0), ("sm_80", "sm_90"), "sm_90"),
+        ((12, 1), ("sm_90", "sm_120"), "sm_120"),
+        ((12, 1), ("sm_90", "sm_120a"), ""),
+        ((12, 1), ("sm_121a",), "sm_121a"),
+        ((12, 1), ("sm_120f",), "sm_120f"),
+        ((12, 1), ("compute_90",), "compute_90"),
+        ((12, 1), ("compute_90a",), ""),
+        ((12, 0), ("sm_121",), ""),
+        ((8, 9), ("sm_80",), "sm_80"),
+        ((9, 0), ("sm_80",), ""),
+        ((7, 5), ("sm_80", "compute_80"), ""),
+    ],
+)
+def test_which_build_runs_on_which_gpu(
+    architecture: tuple[int, int], built_for: tuple[str, ...], runs_on: str
+) -> None:
+    """Binary code runs on later minors, virtual code on everything later, `a` on one alone."""
+    assert running_build(architecture, built_for) == runs_on
+
+
+def test_a_gpu_that_torch_is_not_built_for_fails() -> None:
+    """The finding names the GPU's architecture and those that torch has."""
+    machine = replace(SPARK, gpu_facts=GpuFacts((GB10,), ("sm_80", "sm_90")))
+    finding = found(machine)["gpu-architecture"]
+    assert finding.severity is Severity.FAILURE
+    assert "sm_121" in finding.seen
+    assert "sm_80, sm_90" in finding.seen
+
+
+@pytest.mark.parametrize("gpu", [H100, GB10, RTX_PRO])
+def test_memory_that_something_else_holds_fails(gpu: Gpu) -> None:
+    """vLLM refuses to start with less free memory than its share, and so says the doctor."""
+    full = replace(gpu, free_bytes=8 * GIB)
+    machine = replace(CUDA, gpu_facts=GpuFacts((full,), ARCHITECTURES))
+    assert found(machine)["gpu-memory"].severity is Severity.FAILURE
+    layout = Layout(gpu_memory_utilization=0.05)
+    assert found(machine, layout)["gpu-memory"].severity is Severity.OK
+
+
+def test_unified_memory_needs_swap() -> None:
+    """A DGX Spark without swap is warned of, another machine without swap is not."""
+    assert found(replace(SPARK, swap_free_bytes=0))["unified-memory"].severity is Severity.WARNING
+    assert "unified-memory" not in found(replace(CUDA, swap_free_bytes=0))
+
+
+def test_sleep_on_unified_memory_is_warned_of() -> None:
+    """Waking up took such machines down."""
+    assert found(SPARK, Layout(may_sleep=True))["sleep-mode"].severity is Severity.WARNING
+    assert "sleep-mode" not in found(CUDA, Layout(may_sleep=True))
+
+
+@pytest.mark.parametrize(
+    ("gpu_facts", "layout", "severity"),
+    [
+        (GpuFacts(), Layout(), "failure"),
+        (GpuFacts(problem="driver too old"), Layout(), "failure"),
+        (CUDA.gpu_facts, Layout(4), "failure"),
+    ],
+)
+def test_gpus_that_are_not_there(gpu_facts: GpuFacts, layout: Layout, severity: str) -> None:
+    """The CUDA build needs a GPU for every rank."""
+    assert found(replace(CUDA, gpu_facts=gpu_facts), layout)["gpu"].severity == severity
+
+
+def test_a_gpu_that_the_cpu_build_leaves_idle_is_a_warning() -> None:
+    """It serves, but not where the operator thinks."""
+    assert found(replace(CPU, gpu_facts=SPARK.gpu_facts))["gpu"].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("layout", "severity"),
+    [(Layout(), "warning"), (TWO, "failure"), (Layout(2, executor="ray"), "warning")],
+)
+def test_only_gpus_in_use_fail(layout: Layout, severity: str) -> None:
+    """The first ones are taken; what is wrong with others is a warning."""
+    old = replace(H100, architecture=(7, 0), free_bytes=GIB)
+    machine = replace(CUDA, gpu_facts=GpuFacts((H100, old), ARCHITECTURES))
+    assert found(machine, layout)["gpu-architecture"].severity == severity
+    assert found(machine, layout)["gpu-memory"].severity == severity
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "severity"),
+    [
+        (EXPANDABLE, [], "failure"),
+        (EXPANDABLE, ["--enable-sleep-mode"], "ok"),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, [], "ok"),
+    ],
+)
+def test_expandable_segments_with_a_connector(
+    environment: dict[str, str], flags: list[str], severity: str
+) -> None:
+    """vLLM refuses them for a KV cache that is moved, also on one GPU."""
+    given = ["m", "--kv-transfer-config", '{"kv_connector": "NixlConnector"}', *flags]
+    machine = replace(CUDA, environment=environment)
+    assert found(machine, read_layout(given))["expandable-segments"].severity == severity
+
+
+def test_the_new_name_of_the_allocator_variable_wins() -> None:
+    """What the old one asks for is not read then."""
+    environment = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:512", **EXPANDABLE}
+    machine = replace(CUDA, environment=environment)
+    assert found(machine, TWO)["expandable-segments"].severity is Severity.OK

@@ -1,0 +1,44 @@
+"""Which flags of vLLM a hazard depends on."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.doctor.parallelism import DEFAULT_MEMORY_UTILIZATION, Layout, read_layout
+from holdfast.errors import UsageError
+
+
+def test_the_share_of_memory_is_that_of_vllm() -> None:
+    """Where no utilization is given, the doctor counts with vLLM's default."""
+    from vllm.config import CacheConfig
+
+    assert CacheConfig.gpu_memory_utilization == DEFAULT_MEMORY_UTILIZATION
+
+
+@pytest.mark.parametrize(
+    ("arguments", "layout"),
+    [
+        ([], Layout()),
+        (["model", "-tp", "2", "--pipeline-parallel-size=3"], Layout(2, 3)),
+        (["model", "--tensor-parallel-size", "8", "--nnodes", "1"], Layout(8)),
+        (["--disable-custom-all-reduce", "m"], Layout(has_custom_all_reduce=False)),
+        (["m", "--enforce-eager"], Layout(captures_graphs=False, compiles=False)),
+        (["m", "-cc.cudagraph_mode=NONE"], Layout(captures_graphs=False)),
+        (["m", "-cc", '{"cudagraph_mode": "NONE"}'], Layout(captures_graphs=False)),
+        (["m", "-pcp", "2"], Layout(prefill_context_parallel_size=2)),
+        (["m", "-dp", "4", "-dpl", "4"], Layout(data_parallel_size=4)),
+        (["m", "--distributed-executor-backend=ray"], Layout(executor="ray")),
+        (["m", "--enable-sleep-mode"], Layout(may_sleep=True, has_cumem_allocator=True)),
+        (["m", "--kv-transfer-config", '{"kv_connector": "N"}'], Layout(has_kv_connector=True)),
+        (["m", "--gpu-memory-utilization", "0.5"], Layout(gpu_memory_utilization=0.5)),
+    ],
+)
+def test_the_layout_is_read_from_the_flags_of_vllm(arguments: list[str], layout: Layout) -> None:
+    """Long, short and joined flags count, and JSON of vLLM's."""
+    assert read_layout(arguments) == layout
+
+
+def test_a_layout_that_cannot_be_read_is_refused() -> None:
+    """The flag is named, for vLLM would refuse it too."""
+    with pytest.raises(UsageError, match="tensor-parallel-size"):
+        read_layout(["m", "-tp", "many"])

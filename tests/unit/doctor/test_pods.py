@@ -1,0 +1,64 @@
+"""Containers of Kubernetes, wherever a manifest has them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.doctor.pods import quantity
+from manifests import (
+    ONE,
+    deployment,
+    only,
+)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"kind": "CronJob", "spec": {"jobTemplate": {"spec": {"template": {"spec": ONE}}}}},
+        {"kind": "PodList", "items": [{"metadata": {"labels": {}}, "spec": ONE}]},
+        {"kind": "LeaderWorkerSet", "spec": {"leaderWorkerTemplate": {"leaderTemplate": ONE}}},
+        {"kind": "InferenceService", "spec": {"predictor": ONE}},
+    ],
+)
+def test_a_pod_is_found_wherever_it_is(tmp_path: Path, document: dict[str, Any]) -> None:
+    """Whatever kind of resource holds it."""
+    document = {**document, "metadata": {"name": "it"}}
+    assert only(tmp_path, document).source == "manifest.yaml: it/server"
+
+
+def test_references_of_kubernetes_are_expanded(tmp_path: Path) -> None:
+    """From the variables of the container; `$$(NAME)` is none."""
+    env = [{"name": "DRAIN", "value": "120"}, {"name": "ALSO", "value": "$(DRAIN)"}]
+    args = ["serve", "m", "--drain-timeout=$(ALSO)", "--api-key=$$(DRAIN)", "$(NOPE)"]
+    found = only(tmp_path, deployment(env=env, args=args))
+    assert found.arguments[1:] == ("--drain-timeout=120", "--api-key=$(DRAIN)", "$(NOPE)")
+
+
+@pytest.mark.parametrize(
+    ("limit", "size_bytes"),
+    [
+        ("64m", Decimal("0.064")),
+        ("1Pi", 1024**5),
+        ("1e9", 10**9),
+        (5, 5),
+        ("1.5Gi", 3 * 512**3 * 4),
+    ],
+)
+def test_quantities_of_kubernetes(limit: object, size_bytes: float) -> None:
+    """A small m is a thousandth, and there are exponents."""
+    assert quantity(limit) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "pre_stop",
+    [{"sleep": {"seconds": 60}}, {"exec": {"command": ["/bin/sh", "-c", "sleep 60"]}}],
+)
+def test_what_passes_before_the_stop(tmp_path: Path, pre_stop: dict[str, Any]) -> None:
+    """However the container sleeps."""
+    found = only(tmp_path, deployment(lifecycle={"preStop": pre_stop}))
+    assert found.pre_stop_seconds == 60

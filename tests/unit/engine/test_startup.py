@@ -1,0 +1,75 @@
+"""A start that cannot go on is seen from outside: a process is stopped, or its core is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from holdfast.engine import startup
+from holdfast.engine.startup import until_stuck
+
+DEADLINE_SECONDS = 20.0
+SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
+
+
+@contextmanager
+def child(*words: str) -> Iterator[psutil.Process]:
+    """A process that does nothing, with these words in its title."""
+    process = subprocess.Popen([*SLEEP, *words])
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _stuck(family: Callable[[], frozenset[psutil.Process]]) -> str:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        return await until_stuck(family, 0.0)
+
+
+def test_a_stopped_process_is_named() -> None:
+    """Whichever it is."""
+    with child() as living, child() as stopped:
+        stopped.send_signal(signal.SIGSTOP)
+        reason = asyncio.run(_stuck(lambda: frozenset({living, stopped})))
+    assert f"process {stopped.pid} was stopped" in reason
+
+
+def test_a_core_that_is_gone_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM may wait for its word for ever."""
+    monkeypatch.setattr(startup, "GONE_SECONDS", 0.0)
+
+    monkeypatch.setattr(startup, "POLL_SECONDS", 0.01)
+    looks = iter(range(1000))
+
+    def family(core: psutil.Process) -> frozenset[psutil.Process]:
+        if next(looks) == 1:  # it was seen at the first look
+            core.kill()
+        return frozenset({core})
+
+    with child("EngineCore") as core:
+        assert "EngineCore ended" in asyncio.run(_stuck(lambda: family(core)))
+
+
+def test_who_comes_and_goes_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler ends when it is done."""
+    monkeypatch.setattr(startup, "GONE_SECONDS", 0.0)
+    monkeypatch.setattr(startup, "POLL_SECONDS", 0.01)
+
+    async def scene(family: frozenset[psutil.Process]) -> set[asyncio.Task[str]]:
+        watching = asyncio.create_task(until_stuck(lambda: family, 0.0))
+        _, pending = await asyncio.wait({watching}, timeout=0.3)
+        watching.cancel()
+        return pending
+
+    with child() as compiler:
+        compiler.kill()
+        assert asyncio.run(scene(frozenset({compiler})))

@@ -1,0 +1,68 @@
+"""Holds on to every descendant until it has ended in full."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from holdfast.processes import exits, tree
+from servers import wait_until
+
+EXIT_SYSTEM_CALL = {"x86_64": 60, "aarch64": 93}
+HALF_ENDED = """
+import ctypes, sys, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).syscall(int(sys.argv[1]), 0)
+"""
+"""Ends its first thread alone, as the kernel may do at first to a killed process of many."""
+
+
+@pytest.fixture
+def half_ended() -> Iterator[psutil.Process]:
+    """A child that the kernel calls a zombie, and that still holds its memory."""
+    number = EXIT_SYSTEM_CALL[platform.machine()]
+    command = [sys.executable, "-c", HALF_ENDED, str(number)]
+    with subprocess.Popen(command) as child:
+        process = psutil.Process(child.pid)
+        try:
+            wait_until(
+                lambda: process.status() == psutil.STATUS_ZOMBIE,
+                deadline_seconds=30,
+                what=lambda: f"{process} is not a zombie",
+            )
+            yield process
+        finally:
+            child.kill()
+
+
+def test_a_process_is_a_descendant_until_its_last_thread_has_ended(
+    half_ended: psutil.Process,
+) -> None:
+    """Else its memory would be counted as free, and it would stay a zombie of ours."""
+    assert half_ended in tree.children()
+
+
+def test_a_process_whose_first_thread_has_ended_is_killed_and_reaped(
+    half_ended: psutil.Process,
+) -> None:
+    """Nothing is left of it, not even a zombie."""
+    assert tree.kill(tree.children()) == ()
+    tree.reap(())
+    assert not psutil.pid_exists(half_ended.pid)
+
+
+def test_a_process_that_has_ended_is_not_a_descendant() -> None:
+    """A zombie of one thread holds nothing."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        process = psutil.Process(child.pid)
+        wait_until(
+            lambda: not exits.is_alive(process),
+            deadline_seconds=30,
+            what=lambda: f"{process} has not ended",
+        )
+        assert process not in tree.children()

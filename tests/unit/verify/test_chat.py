@@ -1,0 +1,92 @@
+"""The group `chat`: each defect of a model is found by the check that is meant for it, alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from double_defects import Defect
+from holdfast.verify.checks import chat
+from holdfast.verify.checks.chat.judges import broken_characters, loop, stray_scripts
+from holdfast.verify.checks.chat.matrix import prompts
+from holdfast.verify.records import Status
+from openai_double import OpenAIDouble
+from verified import not_passed, results
+
+FOUND_BY: dict[Defect, str] = {
+    "no sums": "arithmetic",
+    "no such capital": "capital",
+    "no greeting": "greeting",
+    "seeds without effect": "seeds",
+    "chats that loop": "matrix",
+    "chats that stray into another script": "matrix",
+    "chats that only think": "matrix",
+}
+
+
+def test_a_model_that_is_well_passes() -> None:
+    """Nothing is blamed, warned of or skipped."""
+    made = results(OpenAIDouble(), chat.CHECKS)
+    assert {name: (one.status, one.reason) for name, one in made.items() if one.reason} == {}
+
+
+@pytest.mark.parametrize("defect", FOUND_BY)
+def test_a_defect_is_found_by_its_check(defect: Defect) -> None:
+    """No other one fails."""
+    made = results(OpenAIDouble(defect), chat.CHECKS)
+    assert not_passed(made) == {f"chat.{FOUND_BY[defect]}": Status.FAILED}
+
+
+def test_every_mode_of_thinking_is_asked() -> None:
+    """A mode is one that changes the prompt; the matrix asks each prompt in each."""
+    (made,) = results(OpenAIDouble(), [one for one in chat.CHECKS if one.name == "matrix"]).values()
+    numbers = {number.name: number.value for number in made.numbers}
+    assert numbers["modes of thinking"] == 2
+    assert numbers["answers"] == 12
+
+
+def test_the_prompts_are_those_of_the_profiles() -> None:
+    """Six of `standard`, thirty-five of `full`, each with a name of its own."""
+    assert len({one.name for one in prompts()}) == len(prompts()) == 35
+    assert [one.is_standard for one in prompts()].count(True) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "repeated"),
+    [
+        ("and then the lamp went out, " * 6, "and then the lamp went out,"),
+        ("So: " + "no " * 40, "no"),
+        ("灯塔很高。" * 12, "灯塔很高。"),
+        ("The lamp went out. The lamp went on. The lamp went out.", ""),
+        ("| a | b |\n" + "-" * 200, ""),
+        ("ha ha ha ha ha ha", ""),
+        ("", ""),
+    ],
+)
+def test_a_loop_is_found(text: str, repeated: str) -> None:
+    """Over a line of it; rules of tables and short emphasis are none."""
+    assert loop(text) == repeated
+
+
+def test_a_loop_is_found_in_time() -> None:
+    """Also where it nearly is one, over and over."""
+    assert loop(" ".join(f"step {number % 7} of {number}" for number in range(2000))) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed", "stray"),
+    [
+        ("The naïve Δ is 0.5 µm.", frozenset(), {}),
+        ("The tower 的灯 shines", frozenset(), {"CJK": 2}),
+        ("The tower 的灯 shines", frozenset({"CJK"}), {}),
+        ("Спасибо!", frozenset({"CYRILLIC"}), {}),
+        ("Спасибо!", frozenset(), {"CYRILLIC": 7}),
+    ],
+)
+def test_a_stray_script_is_found(text: str, allowed: frozenset[str], stray: dict[str, int]) -> None:
+    """What the prompt asks for is none."""
+    assert stray_scripts(text, allowed) == stray
+
+
+def test_broken_characters_are_counted() -> None:
+    """A cut one at the end is no fault of the model."""
+    assert broken_characters("a\ufffdb\ufffd") == 1

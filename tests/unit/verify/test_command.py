@@ -1,0 +1,125 @@
+"""`holdfast verify` as its users meet it: flags, lines, files, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from asgi_server import serving
+from holdfast.verify.records import Status
+from holdfast.verify.report import FORMS
+from openai_double import OpenAIDouble
+from verified import DEADLINE_SECONDS, Run, started, verified, verified_at
+
+
+def run(app: OpenAIDouble, directory: Path, *arguments: str) -> Run:
+    """A whole run."""
+    return asyncio.run(verified(app, directory, *arguments))
+
+
+def run_at(url: str, directory: Path, *arguments: str) -> Run:
+    """A run without a server of ours."""
+    return asyncio.run(verified_at(url, directory, *arguments))
+
+
+def test_a_server_that_is_well_passes(tmp_path: Path) -> None:
+    """Exit 0, every form of the report, and one line for each check."""
+    done = run(OpenAIDouble(), tmp_path)
+    assert (done.code, done.errors) == (0, "")
+    assert done.report["verdict"] == "passed"
+    assert {path.name for path in done.directory.iterdir()} == set(FORMS)
+    lines = done.output.splitlines()
+    begun = [line.split()[:2] for line in lines]
+    named = done.named(*Status)
+    assert [name for _, name in begun[: len(named)]] == named
+    assert lines[-1] == f"report: {done.directory / 'report.html'}"
+
+
+def test_a_server_that_is_wrong_fails(tmp_path: Path) -> None:
+    """Exit 7, and the line of the check says why."""
+    done = run(OpenAIDouble("no such capital"), tmp_path)
+    assert done.code == 7
+    assert done.named(Status.FAILED) == ["chat.capital"]
+    (line,) = (line for line in done.output.splitlines() if "chat.capital  " in line)
+    assert line.startswith("failed ")
+    assert "and not Paris" in line
+
+
+def test_no_server_is_exit_3(tmp_path: Path) -> None:
+    """The last line names the address and what to do."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        done = run_at(url, tmp_path)
+    assert done.code == 3
+    assert done.errors.startswith(f"holdfast: error: {url}/v1/models did not answer")
+    assert "Remedy: start the server" in done.errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("spark:8000",),
+        ("http://x", "--profile", "huge"),
+        ("http://x", "--api-key-file", "/nowhere"),
+        ("http://x", "--api-key-file", "/dev/null"),
+        ("http://x", "--out", "/dev/null/out"),
+    ],
+    ids=" ".join,
+)
+def test_bad_usage_is_exit_2(arguments: tuple[str, ...]) -> None:
+    """One line says what is wrong, before anything is asked."""
+
+    async def used() -> tuple[int | None, str]:
+        process = await started(*arguments)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            _, errors = await process.communicate()
+        return process.returncode, errors.decode()
+
+    code, errors = asyncio.run(used())
+    assert code == 2
+    assert errors.startswith("holdfast: error: ")
+    assert "Remedy: " in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_server_that_asks_for_a_key_is_exit_2(tmp_path: Path) -> None:
+    """Without a key and with a wrong one."""
+    app = OpenAIDouble(api_key="right")
+    path = tmp_path / "key"
+    path.write_text("wrong\n")
+    for arguments, said in (((), "asks for a key"), ((f"--api-key-file={path}",), "refused")):
+        done = run(app, tmp_path, *arguments)
+        assert done.code == 2
+        assert said in done.errors
+
+
+def test_no_key_is_written(tmp_path: Path) -> None:
+    """The key is used, and stands nowhere, even if the server repeats it."""
+    key = "sk-holdfast-<xyzzy>&secret"
+    path = tmp_path / "key"
+    path.write_text(f"# for this server\n{key}\n")
+    done = run(OpenAIDouble("every chat repeats the key", key), tmp_path, f"--api-key-file={path}")
+    assert done.code == 7
+    written = [done.output, *(one.read_text() for one in done.directory.iterdir())]
+    assert all("xyzzy" not in text for text in written)
+    assert "[hidden]" in done.output
+
+
+def test_a_user_in_the_address_is_not_written(tmp_path: Path) -> None:
+    """Nor its password."""
+    app = OpenAIDouble()
+
+    async def verify() -> Run:
+        async with serving(app) as client:
+            address = str(client.base_url).removeprefix("http://")
+            return await verified_at(f"http://ada:enigma@{address}/v1", tmp_path)
+
+    done = asyncio.run(verify())
+    assert done.code == 0
+    written = [done.output, *(one.read_text() for one in done.directory.iterdir())]
+    assert all("enigma" not in text for text in written)

@@ -1,0 +1,71 @@
+"""The checks that other people's tools make: found where they are, skipped where they are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from double_defects import Defect
+from holdfast.verify import packages
+from holdfast.verify.checks import ALL, wire
+from holdfast.verify.records import Status
+from openai_double import OpenAIDouble
+from verified import not_passed, results
+
+OPENAI = [check for check in wire.CHECKS if check.name == "openai_types"]
+PROVIDER = [check for check in wire.CHECKS if check.name == "provider_check"]
+
+
+def need(module: str) -> None:
+    """Skip the test where the package is missing."""
+    if not packages.has_module(module):
+        pytest.skip(f"{packages.DISTRIBUTIONS[module]} is not installed: {packages.REMEDY}")
+
+
+def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a package its checks are skipped, with its name and the remedy."""
+    monkeypatch.setattr(packages, "has_module", lambda _: False)
+    needing = [check for check in ALL if check.packages]
+    made = results(OpenAIDouble(), needing)
+    assert {one.status for one in made.values()} == {Status.SKIPPED}
+    assert {one.remedy for one in made.values()} == {"pip install 'holdfast[verify]'"}
+    assert made["wire.provider_check"].reason == (
+        "the package trustedrouter-provider-check is not installed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("defect", "failed"),
+    [
+        ("", {}),
+        ("chats without a role", {"wire.openai_types": Status.FAILED}),
+        ("a model without its time", {"wire.openai_types": Status.FAILED}),
+        ("completions that call themselves chats", {"wire.openai_types": Status.FAILED}),
+    ],
+)
+def test_openais_types_are_strict(defect: Defect, failed: dict[str, Status]) -> None:
+    """A server that is well is taken, one that leaves something out is not."""
+    need("openai")
+    assert not_passed(results(OpenAIDouble(defect), OPENAI)) == failed
+
+
+@pytest.mark.parametrize(
+    ("defect", "status"),
+    [
+        ("", Status.PASSED),
+        ("total_tokens off by one", Status.FAILED),
+        ("no [DONE]", Status.WARNED),
+    ],
+)
+def test_the_gateways_checks_are_made(defect: Defect, status: Status) -> None:
+    """What they refuse fails, what they tolerate warns."""
+    need("tr_provider_check")
+    (made,) = results(OpenAIDouble(defect), PROVIDER).values()
+    assert made.status is status, made.reason
+
+
+def test_a_model_without_an_end_is_not_asked_without_a_limit() -> None:
+    """Its every answer would fill the context."""
+    need("tr_provider_check")
+    (made,) = results(OpenAIDouble("chats that never end"), PROVIDER).values()
+    assert made.status is Status.SKIPPED
+    assert "does not end an answer" in made.reason

@@ -1,0 +1,246 @@
+"""The forms of a report: each is whole, true to the same facts and safe to open."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, get_args
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pytest
+
+from holdfast.verify.records import (
+    GROUPS,
+    PROFILES,
+    SCHEMA,
+    CheckResult,
+    Fault,
+    HoldfastFacts,
+    Number,
+    Relation,
+    Report,
+    Request,
+    Series,
+    Server,
+    Source,
+    Status,
+    Tool,
+    Verdict,
+    at_most,
+    equal_to,
+)
+from holdfast.verify.report import FORMS, as_json, in_toto, junit, markdown, page
+
+SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+PUBLISHED = json.loads((SCHEMAS / "holdfast-verify-1.schema.json").read_text())
+HOSTILE = "</style><script>alert(1)</script> | \x1b[31m \ud800 & ]]>"
+REQUEST = Request("POST", "/v1/completions", {"model": "it's", "prompt": [1, 2]})
+FACTS = HoldfastFacts(
+    state="READY",
+    proof={"passed": True, "limited": False, "proven_tokens": 8191},
+    generation=1,
+    restarts=0,
+    growths=0,
+    rejections=0,
+    running=0,
+)
+CHECKS = (
+    CheckResult("models", "wire", "The list has its form.", Status.PASSED, duration_seconds=0.2),
+    CheckResult(
+        "capital",
+        "chat",
+        "The model knows a capital.",
+        Status.FAILED,
+        reason=HOSTILE,
+        duration_seconds=1.5,
+        faults=(Fault("it says nothing", REQUEST, HOSTILE),),
+        requests=(REQUEST, Request("GET", "/v1/models"), Request("POST", "/x", None, "{")),
+    ),
+    CheckResult("tone", "chat", "It is polite.", Status.WARNED, "rude", warnings=(Fault("rude"),)),
+    CheckResult(
+        "roads",
+        "self",
+        "Every road gives the same.",
+        Status.INCONCLUSIVE,
+        "too noisy",
+        duration_seconds=3.0,
+        numbers=(
+            Number("median difference", 0.25, "nat", at_most(0.5, "A/A")),
+            Number("rows", math.nan, "", equal_to(math.inf)),
+            Number("tokens", 12_000),
+        ),
+        series=(
+            Series("by position", "position", "difference [nat]", ((0, 0.1), (9, math.nan)), None),
+            Series("none", "x", "y", ()),
+            Series("flat", "x", "y", ((1, 5), (1, 5)), at_most(4, "baseline")),
+        ),
+    ),
+    CheckResult("kill", "survive", "It lives on.", Status.SKIPPED, "not Holdfast", "serve it"),
+)
+REPORT = Report(
+    tool=Tool("1.0", {"openai": "3"}),
+    profile="standard",
+    started_at="2026-11-23T11:00:00+00:00",
+    duration_seconds=4.7,
+    server=Server(
+        url="http://spark:8000",
+        model="<b>Qwen3</b>",
+        models=("<b>Qwen3</b>",),
+        max_model_len=32768,
+        owner="vllm",
+        vllm="0.33.0",
+        abilities=("chat", "holdfast"),
+        routes=("/v1/models",),
+        holdfast=FACTS,
+    ),
+    verdict=Verdict.FAILED,
+    reason="failed: chat.capital",
+    is_interrupted=False,
+    checks=CHECKS,
+    after=FACTS,
+)
+
+
+def written(report: Report) -> dict[str, Any]:
+    """report.json, read back by a reader that knows no NaN."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    return dict(json.loads(as_json.rendered(report), parse_constant=refuse))
+
+
+def test_the_schema_is_one() -> None:
+    """Draft 2020-12 says so."""
+    jsonschema.Draft202012Validator.check_schema(PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    "report", [REPORT, replace(REPORT, after=None, is_interrupted=True)], ids=["whole", "cut"]
+)
+def test_the_report_keeps_to_its_schema(report: Report) -> None:
+    """With every kind of result in it."""
+    jsonschema.validate(written(report), PUBLISHED)
+
+
+def test_the_schema_has_the_words_of_the_code() -> None:
+    """Groups, profiles, statuses, verdicts, relations and sources are those that there are."""
+    check = PUBLISHED["$defs"]["CheckResult"]["properties"]
+    limit = PUBLISHED["$defs"]["Limit"]["properties"]
+    assert PUBLISHED["properties"]["schema"]["const"] == SCHEMA
+    assert PUBLISHED["properties"]["profile"]["enum"] == [*PROFILES]
+    assert PUBLISHED["properties"]["verdict"]["enum"] == [*Verdict]
+    assert check["group"]["enum"] == [*GROUPS]
+    assert check["status"]["enum"] == [*Status]
+    assert limit["relation"]["enum"] == [*get_args(Relation)]
+    assert limit["source"]["enum"] == [*get_args(Source)]
+
+
+def test_numbers_that_are_not_finite_are_kept() -> None:
+    """As strings, since JSON has no such numbers."""
+    numbers = written(REPORT)["checks"][3]["numbers"]
+    assert (numbers[1]["value"], numbers[1]["limit"]["value"]) == ("NaN", "Infinity")
+
+
+def test_junit_counts_what_is_wrong() -> None:
+    """Failed is a failure, inconclusive an error; totals and groups agree."""
+    root = ET.fromstring(junit.rendered(REPORT).encode("utf-8", "strict"))  # noqa: S314 - ours
+    totals = [root.get(name) for name in ("tests", "failures", "errors", "skipped")]
+    assert totals == ["5", "1", "1", "1"]
+    assert [suite.get("name") for suite in root] == ["wire", "chat", "self", "survive"]
+    (failure,) = root.iter("failure")
+    assert "curl" in (failure.text or "")
+    (skipped,) = root.iter("skipped")
+    assert skipped.get("message") == "not Holdfast"
+
+
+def test_the_statement_is_in_totos() -> None:
+    """With the type, the subject, the result and the names that a gate reads."""
+    statement = json.loads(in_toto.rendered(REPORT))
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
+    text = json.dumps(written(REPORT)["server"], sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert statement["subject"] == [{"name": "<b>Qwen3</b>", "digest": {"sha256": digest}}]
+    predicate = statement["predicate"]
+    assert predicate["failedTests"] == ["chat.capital"]
+    assert predicate["warnedTests"] == ["chat.tone", "self.roads"]
+    assert predicate["configuration"][0]["uri"] == "pkg:pypi/holdfast@1.0"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "result"),
+    [
+        (Verdict.PASSED, Status.PASSED, "PASSED"),
+        (Verdict.PASSED, Status.WARNED, "WARNED"),
+        (Verdict.INCONCLUSIVE, Status.INCONCLUSIVE, "FAILED"),
+        (Verdict.FAILED, Status.FAILED, "FAILED"),
+    ],
+)
+def test_a_gate_lets_only_what_passed_through(
+    verdict: Verdict, status: Status, result: str
+) -> None:
+    """The statement knows three results."""
+    report = replace(REPORT, verdict=verdict, checks=(replace(CHECKS[0], status=status),))
+    assert json.loads(in_toto.rendered(report))["predicate"]["result"] == result
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and those that were not closed in their order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not any(name.startswith("on") or name in {"src", "href"} for name, _ in attrs)
+        self.names.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_one_file_without_scripts() -> None:
+    """It is well-formed, loads nothing, and what the server said stays text."""
+    text = page.rendered(REPORT)
+    elements = Elements(text)
+    assert elements.open == []
+    assert {"style", "svg", "details"} <= set(elements.names)
+    assert not {"script", "link", "img", "iframe", "b>Qwen3"} & set(elements.names)
+    assert "url(" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_the_page_draws_what_was_measured() -> None:
+    """A plot for each series, a gauge for the number that has one, the time of each check."""
+    text = page.rendered(REPORT)
+    labels = re.findall(r'aria-label="([^"]*)"', text)
+    assert {"by position", "none", "flat", "How long each check took"} <= set(labels)
+    assert "0.25 nat, at most 0.5 nat (A/A)" in labels
+    assert "1 not finite" in text
+
+
+def test_markdown_stays_text() -> None:
+    """What the server said makes no cell, no element and no line of its own."""
+    text = markdown.rendered(REPORT)
+    assert "<script" not in text
+    assert "<b>" not in text
+    row = next(line for line in text.splitlines() if line.startswith("| `chat.capital`"))
+    assert len(re.findall(r"(?<!\\)\|", row)) == 5
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_no_form_has_what_a_terminal_obeys(name: str) -> None:
+    """No control character but the end of a line."""
+    text = FORMS[name](REPORT)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)

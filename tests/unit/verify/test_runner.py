@@ -1,0 +1,174 @@
+"""The runner: what a check notes and how it ends decide its status, and no check ends the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from holdfast.verify.check import Check
+from holdfast.verify.records import CheckResult, Status, Verdict, at_most, equal_to
+from holdfast.verify.runner import judge
+from holdfast.verify.trial import (
+    MODELS,
+    InconclusiveError,
+    SkippedError,
+    Trial,
+)
+from openai_double import OpenAIDouble
+from verified import results
+
+Body = Callable[[Trial], Awaitable[None]]
+
+
+def outcome(body: Body, app: OpenAIDouble | None = None, **options: object) -> CheckResult:
+    """What comes of one check."""
+    check = Check("one", "wire", body, "Something.", **options)  # type: ignore[arg-type]  # a test's
+    (made,) = results(app or OpenAIDouble(), [check]).values()
+    return made
+
+
+async def well(trial: Trial) -> None:
+    await trial.ask(MODELS)
+    trial.measure("spread", 0.1, "nat", at_most(0.5, "A/A"))
+
+
+async def at_fault(trial: Trial) -> None:
+    answer = await trial.chat("Hello!", max_tokens=4)
+    trial.blame("it is rude", answer)
+    trial.blame("it is late")
+
+
+async def beyond(trial: Trial) -> None:
+    trial.measure("errors", 3, limit=equal_to(0))
+
+
+async def not_a_number(trial: Trial) -> None:
+    trial.measure("mean", float("nan"), limit=at_most(1))
+
+
+async def warns(trial: Trial) -> None:
+    trial.warn("it is slow")
+
+
+async def skips(_trial: Trial) -> None:
+    raise SkippedError("nothing to see")
+
+
+async def cannot_tell(_trial: Trial) -> None:
+    raise InconclusiveError("too noisy")
+
+
+async def at_fault_and_unsure(trial: Trial) -> None:
+    trial.blame("it is rude")
+    raise InconclusiveError("too noisy")
+
+
+async def reads_too_far(trial: Trial) -> None:
+    (await trial.chat("Hello!", max_tokens=4)).content(3)
+
+
+async def unforeseen(_trial: Trial) -> None:
+    raise KeyError("choices")
+
+
+async def asks_wrongly(trial: Trial) -> None:
+    await trial.chat("Hello!", max_tokens=-1)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        (well, Status.PASSED, ""),
+        (at_fault, Status.FAILED, "it is rude (and 1 more)"),
+        (beyond, Status.FAILED, "errors is 3, equal to 0"),
+        (not_a_number, Status.FAILED, "mean is nan, at most 1"),
+        (warns, Status.WARNED, "it is slow"),
+        (skips, Status.SKIPPED, "nothing to see"),
+        (cannot_tell, Status.INCONCLUSIVE, "too noisy"),
+        (at_fault_and_unsure, Status.FAILED, "it is rude"),
+        (reads_too_far, Status.INCONCLUSIVE, "choices[3] is missing"),
+        (unforeseen, Status.INCONCLUSIVE, "unexpected KeyError: 'choices'"),
+    ],
+)
+def test_a_check_gets_its_status(body: Body, status: Status, reason: str) -> None:
+    """A fault or a number beyond its limit fails; what hinders the check does not."""
+    made = outcome(body)
+    assert (made.status, made.reason) == (status, reason)
+
+
+def test_a_status_that_was_not_expected_fails() -> None:
+    """The reason has what the server said, the fault has the request."""
+    made = outcome(asks_wrongly)
+    assert made.status is Status.FAILED
+    assert "/v1/chat/completions answered 400" in made.reason
+    assert made.faults[0].request == made.requests[0]
+
+
+def test_a_check_ends_at_its_deadline() -> None:
+    """A server that hangs fails it, and the checks behind it say that there is no server left."""
+
+    async def waits(trial: Trial) -> None:
+        await trial.chat("Hello!")
+
+    made = outcome(waits, OpenAIDouble("answers nothing"), deadline_seconds=0.2)
+    assert made.status is Status.FAILED
+    assert "it took more than 0 s" in made.reason
+
+
+def test_a_fault_keeps_its_request_and_answer() -> None:
+    """So that a reader sees it without another run."""
+    made = outcome(at_fault)
+    assert made.faults[0].request == made.requests[0]
+    assert "How" in made.faults[0].answered
+
+
+def test_the_checks_after_the_end_of_a_server_are_skipped() -> None:
+    """Each names the check after which it no longer answered."""
+    app = OpenAIDouble()
+
+    async def kills(trial: Trial) -> None:
+        app.defect = "every chat is 500"
+        await trial.chat("Hello!")
+
+    checks = [Check(name, "wire", body, "Something.") for name, body in (("a", kills), ("b", well))]
+    made = results(app, checks)
+    assert made["wire.a"].status is Status.FAILED
+    assert made["wire.b"].status is Status.SKIPPED
+    assert made["wire.b"].reason == "the server did not answer any more after wire.a"
+
+
+def test_a_check_is_cancelled_when_it_ends_early() -> None:
+    """What it had begun does not run on."""
+    ended = []
+
+    async def works(_trial: Trial) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    assert outcome(works, deadline_seconds=0.05).status is Status.FAILED
+    assert ended
+
+
+def some(*statuses: Status) -> list[CheckResult]:
+    return [CheckResult(f"c{i}", "wire", "Something.", one) for i, one in enumerate(statuses)]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "is_interrupted", "verdict"),
+    [
+        ((Status.PASSED, Status.WARNED, Status.SKIPPED), False, Verdict.PASSED),
+        ((Status.PASSED, Status.INCONCLUSIVE), False, Verdict.INCONCLUSIVE),
+        ((Status.FAILED, Status.INCONCLUSIVE), True, Verdict.FAILED),
+        ((Status.PASSED,), True, Verdict.INCONCLUSIVE),
+        ((Status.SKIPPED,), False, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_the_verdict_is_that_of_the_worst(
+    statuses: tuple[Status, ...], is_interrupted: bool, verdict: Verdict
+) -> None:
+    """A failure outweighs an interruption; a run in which nothing was made proves nothing."""
+    assert judge(some(*statuses), is_interrupted=is_interrupted)[0] is verdict

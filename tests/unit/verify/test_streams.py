@@ -1,0 +1,78 @@
+"""Server-sent events, byte by byte: what is whole is read, whatever the pieces it comes in."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.verify.answers import MalformedError
+from holdfast.verify.records import Request
+from holdfast.verify.streams import Chunk, Frames, StreamedAnswer, read_frames
+
+WELL = (
+    'data: {"a": "é\\u00e9"}\r\n\r\n: ping\n\nevent: x\nid: 1\n'
+    'data: {"b":\ndata: 2}\n\ndata: [DONE]\n\n'
+)
+
+
+def frames(*parts: bytes) -> Frames:
+    """The frames of a stream that comes in these parts, a second apart."""
+    return read_frames([Chunk(float(number), part) for number, part in enumerate(parts)])
+
+
+def answer(text: str) -> StreamedAnswer:
+    """A stream with these events, framed well."""
+    chunks = (Chunk(0.0, text.encode()),)
+    return StreamedAnswer(Request("POST", "/"), 200, "text/event-stream", chunks, 0.0)
+
+
+@given(st.lists(st.integers(0, len(WELL.encode())), max_size=8))
+def test_where_the_bytes_are_cut_does_not_matter(cuts: list[int]) -> None:
+    """Also within a character and within the end of a line."""
+    whole, edges = WELL.encode(), [0, *sorted(cuts), len(WELL.encode())]
+    found = frames(*(whole[a:b] for a, b in pairwise(edges)))
+    assert found.faults == []
+    assert [event.data for event in found.events] == ['{"a": "é\\u00e9"}', '{"b":\n2}', "[DONE]"]
+
+
+def test_an_event_has_the_time_of_its_end() -> None:
+    """Not that of its first byte."""
+    found = frames(b"data: {", b'"a": 1}\n', b"\ndata: [DONE]\n\n")
+    assert [event.at_seconds for event in found.events] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (b"data: {}\n\n", "the stream does not end with [DONE]"),
+        (b"", "the stream does not end with [DONE]"),
+        (b"data: {}\n\ndata: [DONE]\n", "the last event does not end with an empty line"),
+        (b"data: {}\n\ndata: [DONE]", "the stream ends in the middle of a line: b'data: [DONE]'"),
+        (b"data: {\n\ndata: [DONE]\n\n", "an event is not a JSON object: {"),
+        (b"data: 3\n\ndata: [DONE]\n\n", "an event is not a JSON object: 3"),
+        (b"data: [DONE]\n\ndata: [DONE]\n\n", "[DONE] is not the last event"),
+        (b"{}\n\ndata: [DONE]\n\n", "a line is not a field of an event: {}"),
+        (b"data: \xff\n\ndata: [DONE]\n\n", "a line is not UTF-8: b'data: \\xff'"),
+    ],
+)
+def test_what_a_strict_reader_refuses_is_named(text: bytes, fault: str) -> None:
+    """In words that say where."""
+    found = frames(text)
+    assert fault in found.faults
+
+
+def test_a_broken_stream_has_no_documents() -> None:
+    """What is built on it cannot be judged."""
+    with pytest.raises(MalformedError, match="the stream is broken"):
+        _ = answer("data: {}\n\n").documents
+
+
+def test_nothing_is_read_behind_the_finish_reason() -> None:
+    """As clients do; it is a fault of its own."""
+    part = 'data: {"choices": [{"index": 0, "text": "%s", "finish_reason": %s}]}\n\n'
+    text = part % ("a", "null") + part % ("b", '"stop"') + part % ("c", "null")
+    said = answer(f"{text}data: [DONE]\n\n").said()
+    assert (said.content, said.finish_reason) == ("ab", "stop")
