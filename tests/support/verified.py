@@ -13,6 +13,7 @@ from typing import Any
 
 from asgi_server import serving
 from holdfast.verify.check import Check
+from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, Profile, Status
 from holdfast.verify.runner import Bench, run
 from holdfast.verify.survey import survey
@@ -78,14 +79,17 @@ class Unseen:
 
 
 def results(
-    app: OpenAIDouble, checks: Sequence[Check], profile: Profile = "standard"
+    app: OpenAIDouble,
+    checks: Sequence[Check],
+    profile: Profile = "standard",
+    options: Options | None = None,
 ) -> dict[str, CheckResult]:
     """What comes of some checks against a server, by their full names; in this process."""
 
     async def judged() -> dict[str, CheckResult]:
         async with serving(app) as client, Target(str(client.base_url), app.api_key) as target:
             server = await survey(target)
-            bench = Bench(target, server, profile, asyncio.Event())
+            bench = Bench(target, server, profile, asyncio.Event(), options or Options())
             made = await run(checks, bench, Unseen())
         return {f"{one.group}.{one.name}": one for one in made}
 

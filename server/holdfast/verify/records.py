@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -84,6 +85,16 @@ class Number:
     """Empty for a plain count."""
     limit: Limit | None = None
     """None if it is only reported."""
+    of: float | None = None
+    """How many tasks it is a share of, in %; None if it is not the share of right answers."""
+
+    @property
+    def standard_error(self) -> float | None:
+        """That of a share, in %; None if the number is not one."""
+        if not self.of:
+            return None
+        share = min(max(self.value / 100, 0.0), 1.0)
+        return 100 * math.sqrt(share * (1 - share) / self.of)
 
     @property
     def is_within(self) -> bool:

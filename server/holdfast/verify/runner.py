@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from holdfast.verify.answers import MalformedError, excerpt
 from holdfast.verify.check import Check, lack_of
+from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, Fault, Profile, Server, Status, Verdict
 from holdfast.verify.redaction import redacted
 from holdfast.verify.survey import is_answering
@@ -43,6 +44,7 @@ class Bench:
     profile: Profile
     interrupted: asyncio.Event
     """Set once the user wants the run to end."""
+    options: Options = field(default_factory=Options)
 
 
 async def run(checks: Sequence[Check], bench: Bench, view: View) -> tuple[CheckResult, ...]:
@@ -87,7 +89,7 @@ def _not_made(check: Check, bench: Bench, obstacle: str) -> CheckResult | None:
 
 async def _made(check: Check, bench: Bench) -> CheckResult:
     """The result of a check that is made, until it ends or must end: its time, or the user."""
-    trial = Trial(bench.target, bench.server, bench.profile)
+    trial = Trial(bench.target, bench.server, bench.profile, bench.options)
     started_seconds = time.monotonic()
     attempt = asyncio.ensure_future(check.run(trial))
     interruption = asyncio.create_task(bench.interrupted.wait())
@@ -143,7 +145,7 @@ def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:
     if wrong := [*(fault.what for fault in noted.faults), *beyond]:
         return replace(noted, status=Status.FAILED, reason=_sentence(wrong))
     if isinstance(error, SkippedError):
-        return replace(noted, status=Status.SKIPPED, reason=str(error))
+        return replace(noted, status=Status.SKIPPED, reason=str(error), remedy=error.remedy)
     if error is not None:
         return replace(noted, status=Status.INCONCLUSIVE, reason=str(error))
     if noted.warnings:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from holdfast.verify.answers import MalformedError, dig, excerpt, printable
+from holdfast.verify.baseline import Baseline, limit_of
+from holdfast.verify.options import Options
 from holdfast.verify.records import Fault, Limit, Number, Profile, Request, Series, Server
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import REQUEST_SECONDS, Answer, Target
@@ -28,6 +31,10 @@ Asked = str | Sequence[Message]
 class SkippedError(Exception):
     """The server cannot show what the check looks at; the text says why."""
 
+    def __init__(self, why: str, remedy: str = "") -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
 
 class InconclusiveError(Exception):
     """The check cannot judge; the text says why."""
@@ -46,15 +53,23 @@ class UnexpectedStatusError(Exception):
 class Trial:
     """One attempt of one check."""
 
-    def __init__(self, target: Target, server: Server, profile: Profile) -> None:
+    def __init__(
+        self, target: Target, server: Server, profile: Profile, options: Options | None = None
+    ) -> None:
         self.target = target
         self.server = server
         self.profile = profile
+        self.options = options or Options()
         self.numbers: list[Number] = []
         self.series: list[Series] = []
         self.faults: list[Fault] = []
         self.warnings: list[Fault] = []
         self.requests: list[Request] = []
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """The recorded run that the server is compared with; None without one."""
+        return self.options.baseline
 
     async def ask(
         self,
@@ -179,6 +194,15 @@ class Trial:
     def measure(self, name: str, value: float, unit: str = "", limit: Limit | None = None) -> None:
         """Note a number; beyond its limit the check fails."""
         self.numbers.append(Number(name, value, unit, limit))
+
+    def score(self, name: str, right: float, of: float) -> None:
+        """Note which share of some tasks came out right.
+
+        `name` is the score's in every run, and that of no other check. A baseline that knows the
+        score limits it (`baseline.limit_of`); without one it is only reported.
+        """
+        share = Number(name, 100 * right / of, "%", of=of)
+        self.numbers.append(replace(share, limit=limit_of(share, self.baseline)))
 
     def draw(
         self,

@@ -32,6 +32,7 @@ from holdfast.verify.records import (
     Status,
     Tool,
     Verdict,
+    at_least,
     at_most,
     equal_to,
 )
@@ -74,6 +75,7 @@ CHECKS = (
             Number("median difference", 0.25, "nat", at_most(0.5, "A/A")),
             Number("rows", math.nan, "", equal_to(math.inf)),
             Number("tokens", 12_000),
+            Number("right answers", 80, "%", at_least(75, "baseline"), of=100),
         ),
         series=(
             Series("by position", "position", "difference [nat]", ((0, 0.1), (9, math.nan)), None),
@@ -114,6 +116,11 @@ def written(report: Report) -> dict[str, Any]:
         raise ValueError(constant)
 
     return dict(json.loads(as_json.rendered(report), parse_constant=refuse))
+
+
+def test_a_share_is_told_with_its_standard_error() -> None:
+    """So that a reader sees how much a difference means."""
+    assert "80 % of 100, standard error 4.0 %" in markdown.rendered(REPORT)
 
 
 def test_the_schema_is_one() -> None:

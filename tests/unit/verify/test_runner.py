@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from holdfast.verify.baseline import Baseline
 from holdfast.verify.check import Check
-from holdfast.verify.records import CheckResult, Status, Verdict, at_most, equal_to
+from holdfast.verify.options import Options
+from holdfast.verify.records import CheckResult, Number, Status, Verdict, at_most, equal_to
 from holdfast.verify.runner import judge
 from holdfast.verify.trial import (
     MODELS,
@@ -52,8 +54,12 @@ async def warns(trial: Trial) -> None:
     trial.warn("it is slow")
 
 
+async def scores(trial: Trial) -> None:
+    trial.score("sums", 90, 100)
+
+
 async def skips(_trial: Trial) -> None:
-    raise SkippedError("nothing to see")
+    raise SkippedError("nothing to see", "look elsewhere")
 
 
 async def cannot_tell(_trial: Trial) -> None:
@@ -96,6 +102,32 @@ def test_a_check_gets_its_status(body: Body, status: Status, reason: str) -> Non
     """A fault or a number beyond its limit fails; what hinders the check does not."""
     made = outcome(body)
     assert (made.status, made.reason) == (status, reason)
+
+
+def test_what_is_skipped_has_its_remedy() -> None:
+    """The one that the check knows."""
+    assert outcome(skips).remedy == "look elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "status"),
+    [
+        (None, Status.PASSED),
+        (Number("sums", 96, "%", of=100), Status.PASSED),
+        (Number("sums", 99, "%", of=100), Status.FAILED),
+        (Number("products", 99, "%", of=100), Status.PASSED),
+    ],
+)
+def test_a_score_keeps_to_the_baseline(recorded: Number | None, status: Status) -> None:
+    """It may be two standard errors behind; without a baseline it is only reported."""
+    baseline = Baseline({recorded.name: recorded}) if recorded else None
+    (made,) = results(
+        OpenAIDouble(), [Check("one", "wire", scores, "x")], options=Options(baseline)
+    ).values()
+    assert made.status is status
+    (number,) = made.numbers
+    assert (number.value, number.of) == (90, 100)
+    assert number.limit is None or number.limit.source == "baseline"
 
 
 def test_a_status_that_was_not_expected_fails() -> None:

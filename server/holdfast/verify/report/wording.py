@@ -32,8 +32,11 @@ def full_name(check: CheckResult) -> str:
 
 
 def value(number: Number) -> str:
-    """The number with its unit."""
-    return f"{figure(number.value)} {number.unit}".rstrip()
+    """The number with its unit; a share also with what it is one of, and its standard error."""
+    said = f"{figure(number.value)} {number.unit}".rstrip()
+    if number.standard_error is None or number.of is None:
+        return said
+    return f"{said} of {figure(number.of)}, standard error {number.standard_error:.1f} %"
 
 
 def figure(number: float) -> str:
