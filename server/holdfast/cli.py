@@ -24,6 +24,8 @@ from holdfast.settings.flag import Parser, command_parser, key, seconds
 from holdfast.settings.yaml_files import with_file, with_two_token_config
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+_INTERRUPTED = 130
+"""What shells report for SIGINT: a command that is cut short has not found that all is well."""
 _DESCRIPTION = "An OpenAI-compatible server around vLLM whose green light is true."
 _SERVE_EPILOG = """\
 Every flag of `vllm serve` and its `--config FILE.yaml` work too; `holdfast serve --help=all` shows
@@ -68,7 +70,7 @@ def _run(arguments: list[str]) -> int:
             _print_traceback()
         return _fail(error.line, error.exit_code)
     except KeyboardInterrupt:
-        return ExitCode.STOPPED
+        return ExitCode.STOPPED if arguments[:1] == ["serve"] else _INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the outermost edge: a clear line, whatever happened
         if is_debugging:
             _print_traceback()

@@ -57,7 +57,8 @@ Defect = Literal[
     "chats that only think",
     "chats that never end",
     # of all
-    "answers nothing",
+    "a list of models that never comes",
+    "chats that never come",
     "every chat is 500",
     "every chat repeats the key",
 ]

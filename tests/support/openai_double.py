@@ -32,6 +32,8 @@ class OpenAIDouble(Starlette):
     def __init__(self, defect: Defect | Literal[""] = "", api_key: str = "") -> None:
         self.defect = defect
         self.api_key = api_key
+        self.is_hanging = asyncio.Event()
+        """Set once a request has come that gets no answer."""
         self._running = 0
         self._last: Body = {}
         posts = {
@@ -59,6 +61,8 @@ class OpenAIDouble(Starlette):
 
     async def _models(self, request: Request) -> Response:
         self._admit(request)
+        if self.defect == "a list of models that never comes":
+            await self._hang(request)
         entry = {"id": MODEL, "object": "model", "created": 1, "owned_by": "tests"}
         entry["max_model_len"] = MAX_MODEL_LEN
         if self.defect == "a model without its time":
@@ -90,8 +94,8 @@ class OpenAIDouble(Starlette):
             raise HTTPException(500, "out of order")
         if self.defect == "every chat repeats the key":
             raise HTTPException(500, f"out of order, {request.headers['authorization']}")
-        if self.defect == "answers nothing":
-            await asyncio.Event().wait()
+        if self.defect == "chats that never come" and body.get("max_tokens") != 1:
+            await self._hang(request)
         return self._answer(body, template(body), is_chat=True)
 
     async def _completion(self, request: Request) -> Response:
@@ -149,6 +153,12 @@ class OpenAIDouble(Starlette):
             return PlainTextResponse(error.detail, status_code=status)
         said = {"message": error.detail, "type": "error", "param": None, "code": status}
         return JSONResponse({"error": said}, status_code=status)
+
+    async def _hang(self, request: Request) -> None:
+        """Wait until the client leaves; a server cannot end before its requests have."""
+        self.is_hanging.set()
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
 
     def _answer(self, body: Body, prompt: str | list[int], *, is_chat: bool) -> Response:
         asked = len(prompt if isinstance(prompt, list) else tokens_of(prompt))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,22 +53,44 @@ async def verified(app: OpenAIDouble, directory: Path, *arguments: str) -> Run:
 async def verified_at(url: str, directory: Path, *arguments: str) -> Run:
     """A run against a server that is there, or not."""
     out = directory / "out"
-    process = await started(url, f"--out={out}", *arguments)
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with started(url, f"--out={out}", *arguments) as process:
         output, errors = await process.communicate()
     assert process.returncode is not None
     return Run(process.returncode, output.decode(), errors.decode(), out)
 
 
-async def started(*arguments: str) -> asyncio.subprocess.Process:
-    """The command, just begun."""
-    return await asyncio.create_subprocess_exec(
+async def interrupted(app: OpenAIDouble, directory: Path, number: signal.Signals) -> Run:
+    """A run that gets a signal once the server hangs."""
+    out = directory / "out"
+    async with (
+        serving(app) as client,
+        started(str(client.base_url), f"--out={out}") as process,
+    ):
+        await app.is_hanging.wait()
+        process.send_signal(number)
+        output, errors = await process.communicate()
+    assert process.returncode is not None
+    return Run(process.returncode, output.decode(), errors.decode(), out)
+
+
+@asynccontextmanager
+async def started(
+    *arguments: str, stdout: int = asyncio.subprocess.PIPE
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command, just begun; when left, or after the deadline, it has ended."""
+    process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "holdfast", "verify", *arguments),
-        stdout=asyncio.subprocess.PIPE,
+        stdout=stdout,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
 
 
 class Unseen:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast import __version__
+from holdfast import __version__, cli
 from holdfast.cli import parse_serve
 from holdfast.engine import unsupported
 from holdfast.errors import HoldfastError, PluginMissingError, UsageError
@@ -377,6 +377,16 @@ def test_a_failure_is_one_line_on_standard_error() -> None:
     assert ended.stderr.startswith("holdfast: error: argument --port: invalid int value: 'http'.")
     assert " Remedy: see `holdfast serve --help`.\n" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_command_that_is_interrupted_has_not_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exit code is that of SIGINT: nobody may read that nothing was found."""
+
+    def interrupt(_arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli._OTHER_COMMANDS, "doctor", interrupt)
+    assert cli._run(["doctor"]) == 130
 
 
 @pytest.mark.parametrize("arguments", [(), ("reserve",), ("--serve",), ("version", "now")])

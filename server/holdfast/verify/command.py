@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +16,8 @@ from holdfast.errors import UsageError
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.verify import packages
 from holdfast.verify.checks import ALL
-from holdfast.verify.progress import view_on
+from holdfast.verify.interruption import noticed, unless
+from holdfast.verify.progress import say, view_on
 from holdfast.verify.records import PROFILES, Profile, Report, Status, Tool, Verdict
 from holdfast.verify.redaction import redacted
 from holdfast.verify.report import write
@@ -27,11 +26,11 @@ from holdfast.verify.survey import ask_holdfast, survey
 from holdfast.verify.target import Target
 
 EXIT_CODES = MappingProxyType({Verdict.PASSED: 0, Verdict.FAILED: 7, Verdict.INCONCLUSIVE: 8})
-"""Beside 2 for bad usage, and 3 if the server is not reachable."""
+"""Beside 1, 2 and 3, which errors have."""
 _EPILOG = """\
 The report is written to --out as report.json, report.md, report.html, junit.xml and
-test-result.json. Ctrl-C ends the run and leaves a report of what ran. Exit codes: 0 passed, 2 bad
-usage, 3 the server is not reachable, 7 failed, 8 inconclusive.
+test-result.json. Ctrl-C ends the run and leaves a report of what ran. Exit codes: 0 passed, 1 the
+report could not be written, 2 bad usage, 3 the server is not reachable, 7 failed, 8 inconclusive.
 """
 
 
@@ -41,6 +40,7 @@ def verify(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: a flag is wrong, or the server asks for another key.
         NotReachableError: there is no such server, or it is not ready.
+        HoldfastError: the report could not be written.
     """
     flags = verify_parser().parse_args(arguments)
     key = _read_key(flags.api_key_file)
@@ -48,12 +48,12 @@ def verify(arguments: Sequence[str]) -> int:
     _make_directory(directory)
     try:
         report = asyncio.run(_report(_base_url(flags.url), key, flags.profile))
-    except KeyboardInterrupt:  # before the first check, or a second time
+        counts = ", ".join(f"{report.count(s)} {s}" for s in Status if report.count(s))
+        say(f"{report.verdict} in {report.duration_seconds:.1f} s: {counts}", sys.stdout)
+        say(f"report: {write(report, directory)}", sys.stdout)
+    except KeyboardInterrupt:
+        say("inconclusive: interrupted before there was a report", sys.stdout)
         return EXIT_CODES[Verdict.INCONCLUSIVE]
-    written = write(report, directory)
-    counts = ", ".join(f"{report.count(s)} {s}" for s in Status if report.count(s))
-    print(f"{report.verdict} in {report.duration_seconds:.1f} s: {counts}")  # noqa: T201 - what was asked for
-    print(f"report: {written}")  # noqa: T201 - as above
     return EXIT_CODES[report.verdict]
 
 
@@ -86,14 +86,17 @@ def verify_parser() -> Parser:
 async def _report(url: str, key: str, profile: Profile) -> Report:
     started_at, started_seconds = datetime.now(UTC), time.monotonic()
     checks = [check for check in ALL if profile in check.profiles]
-    async with Target(url, key) as target:
-        server = await survey(target)
-        bench = Bench(target, server, profile, asyncio.Event())
-        with _noticed(bench.interrupted), view_on(sys.stdout, len(checks)) as view:
-            results = await run(checks, bench, view)
-        is_interrupted = bench.interrupted.is_set()
-        is_asked_again = server.holdfast and not is_interrupted
-        after = await ask_holdfast(target) if is_asked_again else None
+    with noticed() as interrupted:
+        async with Target(url, key) as target:
+            server = await unless(interrupted, survey(target))
+            if server is None:
+                raise KeyboardInterrupt
+            bench = Bench(target, server, profile, interrupted)
+            with view_on(sys.stdout, len(checks)) as view:
+                results = await run(checks, bench, view)
+            is_interrupted = interrupted.is_set()
+            is_asked_again = server.holdfast and not is_interrupted
+            after = await unless(interrupted, ask_holdfast(target)) if is_asked_again else None
     verdict, reason = judge(results, is_interrupted=is_interrupted)
     report = Report(
         tool=Tool(__version__, packages.installed()),
@@ -108,28 +111,6 @@ async def _report(url: str, key: str, profile: Profile) -> Report:
         after=after,
     )
     return redacted(report, target.secrets)
-
-
-@contextmanager
-def _noticed(interrupted: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C, or SIGTERM, sets the event; a second one ends the process as usual."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def notice() -> None:
-        interrupted.set()
-        release()
-
-    def release() -> None:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-    for number in numbers:
-        loop.add_signal_handler(number, notice)
-    try:
-        yield
-    finally:
-        release()
 
 
 def _base_url(given: str) -> str:

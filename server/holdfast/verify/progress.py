@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
@@ -29,6 +31,8 @@ _STATUS_WIDTH = max(map(len, Status))
 @contextmanager
 def view_on(stream: TextIO, checks: int) -> Iterator[View]:
     """The view that fits the stream; when left, it has released the terminal."""
+    if isinstance(stream, TextIOWrapper):  # an answer may have letters that the stream has not
+        stream.reconfigure(errors="replace")
     if stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}:
         columns = (
             BarColumn(bar_width=24),
@@ -43,6 +47,16 @@ def view_on(stream: TextIO, checks: int) -> Iterator[View]:
         yield LineView(stream)
 
 
+def say(line: str, stream: TextIO) -> None:
+    """Write a line; if it cannot be written, as after `| head`, go on and write no other."""
+    try:
+        print(line, file=stream, flush=True)
+    except OSError:
+        # The line is still in the buffer, and Python's own flush at the end would fail too.
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+
+
 class LineView:
     """Writes one line for each result."""
 
@@ -54,7 +68,7 @@ class LineView:
 
     def ended(self, result: CheckResult) -> None:
         """Write the result."""
-        print(line_of(result), file=self._stream, flush=True)
+        say(line_of(result), self._stream)
 
 
 class LiveView:

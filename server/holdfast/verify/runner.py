@@ -10,6 +10,7 @@ from typing import Protocol
 
 from holdfast.verify.answers import MalformedError, excerpt
 from holdfast.verify.check import Check, lack_of
+from holdfast.verify.interruption import unless
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, Fault, Profile, Server, Status, Verdict
 from holdfast.verify.redaction import redacted
@@ -156,10 +157,13 @@ def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:
 
 async def _obstacle_after(result: CheckResult, bench: Bench) -> str:
     """Why no check can be made after this one; empty if nothing stands in the way."""
+    is_lost = False
+    if result.status in (Status.FAILED, Status.INCONCLUSIVE):
+        answering = is_answering(bench.target, bench.server)
+        is_lost = not await unless(bench.interrupted, answering)
     if bench.interrupted.is_set():
         return INTERRUPTED
-    is_suspect = result.status in (Status.FAILED, Status.INCONCLUSIVE)
-    if is_suspect and not await is_answering(bench.target, bench.server):
+    if is_lost:
         return f"the server did not answer any more after {result.group}.{result.name}"
     return ""
 

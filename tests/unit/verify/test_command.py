@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from asgi_server import serving
 from holdfast.verify.records import Status
 from holdfast.verify.report import FORMS
 from openai_double import OpenAIDouble
-from verified import DEADLINE_SECONDS, Run, started, verified, verified_at
+from verified import Run, interrupted, started, verified, verified_at
 
 
 def run(app: OpenAIDouble, directory: Path, *arguments: str) -> Run:
@@ -48,6 +50,66 @@ def test_a_server_that_is_wrong_fails(tmp_path: Path) -> None:
     assert "and not Paris" in line
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_a_report(number: signal.Signals, tmp_path: Path) -> None:
+    """It has what was made; the check that ran is inconclusive, and those after it are skipped."""
+    done = asyncio.run(interrupted(OpenAIDouble("chats that never come"), tmp_path, number))
+    assert (done.code, done.errors) == (8, "")
+    assert done.report["verdict"] == "inconclusive"
+    assert done.report["is_interrupted"]
+    passed, hung, *others = done.report["checks"]
+    assert (passed["name"], passed["status"]) == ("models", "passed")
+    assert (hung["name"], hung["status"]) == ("chat", "inconclusive")
+    reasons = {(one["status"], one["reason"]) for one in others}
+    assert reasons == {("skipped", "the run was interrupted")}
+    assert hung["reason"] == "the run was interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_before_the_first_check_there_is_nothing_to_report(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """The exit code says so, and not that the server is well."""
+    app = OpenAIDouble("a list of models that never comes")
+    done = asyncio.run(interrupted(app, tmp_path, number))
+    assert (done.code, done.errors) == (8, "")
+    assert done.output == "inconclusive: interrupted before there was a report\n"
+    assert list(done.directory.iterdir()) == []
+
+
+def test_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
+    """As after `| head`: the report is written, and the exit code is that of the run."""
+    out = tmp_path / "out"
+
+    async def unread() -> tuple[int | None, bytes]:
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            async with (
+                serving(OpenAIDouble()) as client,
+                started(str(client.base_url), f"--out={out}", stdout=writer) as process,
+            ):
+                _, errors = await process.communicate()
+                return process.returncode, errors
+        finally:
+            os.close(writer)
+
+    assert asyncio.run(unread()) == (0, b"")
+    assert {path.name for path in out.iterdir()} == set(FORMS)
+
+
+def test_a_report_that_cannot_be_written_is_exit_1(tmp_path: Path) -> None:
+    """The verdict is shown all the same, and the last line names the file and what to do."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.json").symlink_to("/dev/full")
+    done = run(OpenAIDouble(), tmp_path)
+    assert done.code == 1
+    assert done.output.splitlines()[-1].startswith("passed in ")
+    assert done.errors.startswith("holdfast: error: ")
+    assert "report.json could not be written: No space left on device. Remedy: " in done.errors
+    assert len(done.errors.splitlines()) == 1
+
+
 def test_no_server_is_exit_3(tmp_path: Path) -> None:
     """The last line names the address and what to do."""
     with socket.socket() as unused:
@@ -75,8 +137,7 @@ def test_bad_usage_is_exit_2(arguments: tuple[str, ...]) -> None:
     """One line says what is wrong, before anything is asked."""
 
     async def used() -> tuple[int | None, str]:
-        process = await started(*arguments)
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with started(*arguments) as process:
             _, errors = await process.communicate()
         return process.returncode, errors.decode()
 

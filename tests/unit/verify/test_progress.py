@@ -41,6 +41,14 @@ def test_a_pipe_gets_a_line_for_each_check() -> None:
     assert stream.getvalue() == f"{line_of(PASSED)}\n"
 
 
+def test_letters_that_a_stream_has_not_are_replaced() -> None:
+    """A locale may have few of them."""
+    written = io.BytesIO()
+    with view_on(io.TextIOWrapper(written, encoding="ascii"), 1) as view:
+        view.ended(SKIPPED)
+        assert written.getvalue().endswith(b"serve?[2J it\n")
+
+
 def read_to_the_end(parent: int) -> bytes:
     """Everything that was written to a terminal that nobody holds open any more.
 
