@@ -36,15 +36,15 @@ def files_with_suffix(suffix: str, directory: Path) -> list[Path]:
     return [directory / name for name in names if name.endswith(suffix)]
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that after any crash the file has the old content or the new.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write `content` to `path` so that after any crash the file has the old content or the new.
 
     A missing directory is created for this user only.
 
     Raises:
         OSError: it could not be written; the old content is unchanged.
     """
-    _put(path, text).close()
+    _put(path, content).close()
 
 
 @contextmanager
@@ -184,18 +184,18 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"it contains {name}, which is not a JSON number")
 
 
-def _put(path: Path, text: str, *, is_locked: bool = False) -> IO[str]:
+def _put(path: Path, content: str | bytes, *, is_locked: bool = False) -> IO[bytes]:
     """Write the file, and return it, still open, when it is on disk under its final name."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
-    file = os.fdopen(descriptor, "w", encoding="utf-8")
+    file = os.fdopen(descriptor, "wb")
     try:
         if is_locked:
             # Locked before it has its final name: no process may find it without the lock.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(text)
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
         temporary.replace(path)

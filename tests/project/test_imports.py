@@ -23,6 +23,8 @@ LAYERS = (
         "records",
         "request_context",
         "settings",
+        "verify.baseline",
+        "verify.records",
         "versions",
         "workspace.plan",
     },

@@ -6,7 +6,7 @@ target.py    the server over HTTP: every wait has a deadline
 survey.py    what the server is: models, abilities, versions, and with Holdfast its status
 trial.py     what a check is given: it asks the server, and notes numbers and faults
 options.py   what a user asks of the checks
-baseline.py  what a recorded run says, and how far a score may fall behind it
+baseline.py  the file of --record and --against, and how far a score may fall behind it
 streams.py   a stream of server-sent events, byte by byte
 answers.py   reads values out of answers that may have any shape
 packages.py  which packages of `holdfast[verify]` are here

@@ -1,22 +1,181 @@
-"""What a recorded run says, as far as checks compare with it."""
+"""A baseline: what `holdfast verify --record` writes, and what `--against` and the server read.
+
+The file is JSON, packed with gzip, in the shape of `docs/schemas/holdfast-baseline-1.schema.json`.
+It has no prompt of a user, and no key.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from holdfast.atomic_files import write_atomically
+from holdfast.errors import UsageError
 from holdfast.verify.records import Limit, Number, at_least
 
+SCHEMA: Literal["holdfast-baseline/1"] = "holdfast-baseline/1"
+"""Rises when a reader of baselines has to change."""
+
 _STANDARD_ERRORS = 2
+_MOST_PACKED_BYTES = 64 * 1024 * 1024
+_MOST_BYTES = 512 * 1024 * 1024
+_MOST_ENTRIES = 1_000_000
+_GZIP_MAGIC = b"\x1f\x8b"
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=_MOST_ENTRIES)]
+LogProb = Annotated[float, Field(allow_inf_nan=False, le=0.01)]
+"""Natural logarithm of a probability; the sum of rounded ones may be a little above 1."""
+Top = Annotated[tuple[tuple[TokenId, LogProb], ...], Field(max_length=1000)]
+"""The likeliest tokens at one position, and the token that stands there."""
+Difference = Annotated[float, Field(allow_inf_nan=False, ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A share of right answers."""
+
+    __pydantic_config__ = _STRICT
+
+    value: Annotated[float, Field(ge=0, le=100)]
+    """In %."""
+    of: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """How many tasks it is a share of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The server that was recorded, as it said of itself."""
+
+    __pydantic_config__ = _STRICT
+
+    model: str
+    """The name that clients send as `model`."""
+    vllm: str
+    """Its version; empty if the server did not tell."""
+    max_model_len: int | None
+    fingerprint: str
+    """`system_fingerprint` of its answers; empty if they had none."""
+    tool: str
+    """The version of Holdfast that recorded."""
+    verdict: str
+    """Of the run that recorded: a baseline of a server that failed is one, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far the server that was recorded differs from itself, in nats."""
+
+    __pydantic_config__ = _STRICT
+
+    median: Difference = 0.0
+    p999: Difference = 0.0
+    """99.9 % of the differences are smaller."""
+    divergence: Difference = 0.0
+    """Mean Kullback-Leibler divergence over the likeliest tokens, of a position from itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSequence:
+    """A prompt, its greedy answer, and how likely both were."""
+
+    __pydantic_config__ = _STRICT
+
+    prompt_ids: TokenIds
+    answer_ids: TokenIds
+    tops: Annotated[tuple[Top, ...], Field(max_length=_MOST_ENTRIES)]
+    """For every token of both but the first: teacher-forced, in one prefill."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedText:
+    """A text of the tool, or a chat with that one message, and the prompt that it became."""
+
+    __pydantic_config__ = _STRICT
+
+    text: Annotated[str, Field(max_length=100_000)]
+    is_chat: bool
+    token_ids: TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The likeliest first tokens after a short prompt, asked several times."""
+
+    __pydantic_config__ = _STRICT
+
+    prompt_ids: TokenIds
+    samples: Annotated[tuple[Top, ...], Field(max_length=1000)]
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """A recorded run."""
 
-    scores: Mapping[str, Number] = field(default_factory=dict)
+    __pydantic_config__ = _STRICT
+
+    scores: Mapping[str, Score] = field(default_factory=dict)
     """Each number with `of` that a check measured, by its name."""
+    recorded_at: str = ""
+    """UTC, ISO 8601."""
+    origin: Origin | None = None
+    noise: Noise = field(default_factory=Noise)
+    sequences: Annotated[tuple[RecordedSequence, ...], Field(max_length=1000)] = ()
+    first_tokens: Annotated[tuple[FirstToken, ...], Field(max_length=1000)] = ()
+    texts: Annotated[tuple[RecordedText, ...], Field(max_length=1000)] = ()
+    schema: Literal["holdfast-baseline/1"] = SCHEMA
+
+
+def write_baseline(baseline: Baseline, path: Path) -> None:
+    """Write the file so that after any crash it is the old one or the new one.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    content = TypeAdapter(Baseline).dump_json(baseline)
+    write_atomically(path, gzip.compress(content, mtime=0))
+
+
+def read_baseline(path: Path, flag: str = "--against") -> Baseline:
+    """Read the file that `flag` names.
+
+    Raises:
+        UsageError: it cannot be read, or is not a baseline that this version knows.
+    """
+    try:
+        content = _unpacked(path)
+        _check_schema(json.loads(content))
+        return TypeAdapter(Baseline).validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        why = f"{where}: {first['msg']}"
+    except OSError as error:
+        why = error.strerror or str(error)
+    except (ValueError, RecursionError, EOFError, zlib.error) as error:
+        why = str(error)
+    raise UsageError(
+        f"{flag}: {path} is not a baseline: {why}.",
+        remedy="record one with `holdfast verify URL --record FILE`.",
+    )
+
+
+def published_schema() -> dict[str, Any]:
+    """The JSON schema of the file before it is packed."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Baseline of holdfast verify",
+    }
+    return TypeAdapter(Baseline).json_schema(mode="serialization") | head
 
 
 def limit_of(share: Number, baseline: Baseline | None) -> Limit | None:
@@ -26,9 +185,30 @@ def limit_of(share: Number, baseline: Baseline | None) -> Limit | None:
     one of the runs got everything right. None if the baseline does not know the share.
     """
     recorded = baseline.scores.get(share.name) if baseline else None
-    if recorded is None or not recorded.of or not share.of:
+    if recorded is None or not share.of:
         return None
     right = (recorded.value * recorded.of + share.value * share.of) / 100
     pooled = right / (recorded.of + share.of)
     error = math.sqrt(pooled * (1 - pooled) * (1 / recorded.of + 1 / share.of))
     return at_least(recorded.value - _STANDARD_ERRORS * 100 * error, "baseline")
+
+
+def _check_schema(document: Any) -> None:
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != SCHEMA:
+        raise ValueError(f"its schema is {str(found)[:60]!r} and not {SCHEMA!r}")
+
+
+def _unpacked(path: Path) -> bytes:
+    if not path.is_file():  # a pipe would block its reader
+        raise ValueError("it is not a file" if path.exists() else "there is no such file")
+    if path.stat().st_size > _MOST_PACKED_BYTES:
+        raise ValueError(f"it has more than {_MOST_PACKED_BYTES} bytes")
+    with path.open("rb") as file:
+        if file.read(len(_GZIP_MAGIC)) != _GZIP_MAGIC:
+            raise ValueError("it is not packed with gzip")
+    with gzip.open(path) as unpacked:
+        content = unpacked.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"unpacked it has more than {_MOST_BYTES} bytes")
+    return content

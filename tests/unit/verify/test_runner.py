@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from holdfast.verify.baseline import Baseline
+from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.check import Check
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, Number, Status, Verdict, at_most, equal_to
+from holdfast.verify.records import CheckResult, Status, Verdict, at_most, equal_to
 from holdfast.verify.runner import judge
 from holdfast.verify.trial import (
     MODELS,
@@ -113,14 +113,14 @@ def test_what_is_skipped_has_its_remedy() -> None:
     ("recorded", "status"),
     [
         (None, Status.PASSED),
-        (Number("sums", 96, "%", of=100), Status.PASSED),
-        (Number("sums", 99, "%", of=100), Status.FAILED),
-        (Number("products", 99, "%", of=100), Status.PASSED),
+        ({"sums": Score(96, 100)}, Status.PASSED),
+        ({"sums": Score(99, 100)}, Status.FAILED),
+        ({"products": Score(99, 100)}, Status.PASSED),
     ],
 )
-def test_a_score_keeps_to_the_baseline(recorded: Number | None, status: Status) -> None:
+def test_a_score_keeps_to_the_baseline(recorded: dict[str, Score] | None, status: Status) -> None:
     """It may be two standard errors behind; without a baseline it is only reported."""
-    baseline = Baseline({recorded.name: recorded}) if recorded else None
+    baseline = Baseline(recorded) if recorded else None
     (made,) = results(
         OpenAIDouble(), [Check("one", "wire", scores, "x")], options=Options(baseline)
     ).values()
