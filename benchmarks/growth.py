@@ -28,7 +28,7 @@ from holdfast import __version__
 from holdfast.lifecycle.states import State
 from holdfast.records import MEMORY_KINDS, EngineReport, SlotStats, Status
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry, RequestCounts
-from holdfast.telemetry.counters import EngineDeaths, Refusals, Totals, request_waits
+from holdfast.telemetry.counters import EngineDeaths, Refusals, ToolCalls, Totals, request_waits
 from holdfast.telemetry.exposition import render
 from holdfast.versions import vllm_version
 from holdfast.workspace.plan import MIB
@@ -122,6 +122,7 @@ def _render_seconds(directory: Path) -> float:
         waits=request_waits(),
         engine_deaths=EngineDeaths(),
         refusals=Refusals(),
+        tool_calls=ToolCalls(),
         restarts_left=lambda: 3,
         loop_lag_seconds=lambda: 0.0,
         version=__version__,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from dashboards.answers import RIGHT
 from dashboards.frame import Page
 from dashboards.panels import (
     ALL_IS_GOOD,
@@ -275,6 +276,6 @@ _PULSE = Row(
 
 LIFECYCLE = Page(
     "lifecycle",
-    "Is it up, and if not, why? States, probe, restarts, deaths and what they cost.",
-    (_UP, _LIFE, _PROOF, _PULSE),
+    "Is it up and right, and if not, why? States, probe, answers, restarts, deaths, their cost.",
+    (_UP, _LIFE, _PROOF, RIGHT, _PULSE),
 )

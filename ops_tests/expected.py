@@ -78,6 +78,12 @@ def _hits(seen: Seen) -> Values:
     )
 
 
+def _broken_share(seen: Seen) -> Values:
+    calls = sum(seen.rises("holdfast_tool_calls_total").values())
+    broken = sum(seen.rises("holdfast_broken_tool_calls_total").values())
+    return ratio([broken], [calls])
+
+
 def _waiting(seen: Seen) -> Values:
     held = seen.values("holdfast_requests_held")
     return summed([*held, *seen.values("vllm:num_requests_waiting")]) if held else []
@@ -135,6 +141,8 @@ LIFECYCLE: Mapping[str, Expected] = {
     "Time by step/A": _plain("holdfast_probe_duration_seconds"),
     "Limited/A": _plain("holdfast_probe_limited"),
     "Probe runs/A": _plain("holdfast_probe_runs_total"),
+    "Broken tool calls/A": _broken_share,
+    "Broken tool calls by reason/A": _increases("holdfast_broken_tool_calls_total"),
     "Time since the last step/A": _plain("holdfast_last_step_age_seconds"),
     "Steps by rank/A": _rates("holdfast_engine_steps_total"),
     "Event loop/A": _plain("holdfast_event_loop_lag_seconds"),
@@ -192,6 +200,7 @@ WATCHED: Mapping[str, str] = {
     "HoldfastRequestsLost": "holdfast_requests_lost_total",
     "HoldfastReplaySurge": "holdfast_requests_replayed_total",
     "HoldfastQueueSaturated": "vllm:num_requests_waiting",
+    "HoldfastToolCallsBroken": "holdfast_tool_calls_total",
     "HoldfastKeyFileBroken": "holdfast_key_file_broken",
 }
 """What must be on the page of a READY server, or the alert fires."""

@@ -50,7 +50,7 @@ from holdfast.processes.environment import NativeVariables
 from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ListenSettings, Settings, WorkspaceSettings
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry
-from holdfast.telemetry.counters import EngineDeaths, Refusals, Totals
+from holdfast.telemetry.counters import EngineDeaths, Refusals, ToolCalls, Totals
 from holdfast.telemetry.exposition import vllm_registry
 from holdfast.telemetry.logs import quieten_access_log
 from holdfast.telemetry.loop_lag import LoopLag
@@ -91,6 +91,7 @@ class Application:
         self._totals = Totals()
         self._engine_deaths = EngineDeaths()
         self._refusals = Refusals()
+        self._tool_calls = ToolCalls()
         self._http_counts = HttpCounts(root_path=settings.listen.root_path)
         self._loop_lag = LoopLag()
         self._supervisor = Supervisor(
@@ -164,7 +165,9 @@ class Application:
     async def mount(self) -> None:
         """Build vLLM's application once; its objects reach the current engine through the proxy."""
         if self._vllm is not None and not self._engine_app.is_attached:
-            app: Any = await self._mounted.enter_async_context(self._vllm.openai_app(self._server))
+            app: Any = await self._mounted.enter_async_context(
+                self._vllm.openai_app(self._server, self._tool_calls.count)
+            )
             openapi.publish(app, self._openapi)
             self._http_counts.add_routes(app.routes)
             self._engine_app.attach(app)
@@ -303,6 +306,7 @@ class Application:
             waits=self._admission.waits,
             engine_deaths=self._engine_deaths,
             refusals=self._refusals,
+            tool_calls=self._tool_calls,
             restarts_left=lambda: self._supervisor.restarts_left,
             loop_lag_seconds=self._loop_lag.lag_seconds,
             broken_key_files=self._keys.broken_files,

@@ -55,6 +55,8 @@ CacheKind = Literal["prefix", "mm", "encoder"]
 LossReason = Literal[
     "stream_broken", "not_replayable", "suspected", "quarantined", "engine_lost", "drained"
 ]
+ToolCallDefect = Literal["invalid_json", "unknown_name", "schema_mismatch"]
+"""Why no client can use a tool call of the model, as OpenRouter classes them."""
 RefusalReason = Literal[
     # `api.gate`, by the state, the queue and the key, as `api.admission` decides
     "not_ready",
@@ -112,6 +114,7 @@ START_PHASES: tuple[StartPhase, ...] = (
 DEATH_CAUSES: tuple[DeathCause, ...] = get_args(DeathCause)
 SLEEP_TAGS: frozenset[SleepTag] = frozenset(get_args(SleepTag))
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
+TOOL_CALL_DEFECTS: tuple[ToolCallDefect, ...] = get_args(ToolCallDefect)
 REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 PROBE_STEPS: tuple[StepName, ...] = (
     "first_token",

@@ -73,6 +73,8 @@ class RequestContext:
     """Tokens of its prompts that the engine has processed."""
     output_tokens: int = 0
     """Tokens that the engine has generated for it."""
+    is_cut: bool = False
+    """Whether a finished answer to it was ended by a limit or a stop string, not by the model."""
     waited_seconds: float = 0.0
     """How long it waited for an engine; concurrent waits count once."""
     waiting_calls: int = 0

@@ -18,6 +18,7 @@ from vllm.parser.engine.parser_engine import ParserEngine
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
+from any_tokenizer import Tokenizer
 from holdfast.patches import answer_parsing
 from holdfast.patches.answer_parsing import bound_answer_parsers
 
@@ -38,38 +39,6 @@ REASONING_PARSERS = (
     "mistral muse_glimmer nemotron_v3 olmo3 openai_gptoss plamo3 poolside_v1 qwen3 seed_oss step3 "
     "step3p5"
 )
-
-
-class Vocabulary(dict[str, int]):
-    """One that has every token."""
-
-    def __missing__(self, _token: str) -> int:
-        return 1
-
-    def get(self, _token: str, _default: Any = None) -> Any:
-        """The same for each."""
-        return 1
-
-    def __contains__(self, _token: object) -> bool:
-        return True
-
-
-class Tokenizer:
-    """What a parser asks a tokenizer for."""
-
-    model_tokens = None
-
-    def get_vocab(self) -> Vocabulary:
-        """All tokens."""
-        return Vocabulary()
-
-    def encode(self, *_: Any, **_options: Any) -> list[int]:
-        """No text matters here."""
-        return [1]
-
-    def decode(self, *_: Any, **_options: Any) -> str:
-        """As above."""
-        return ""
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from holdfast.api.router import LateApp, OwnRoutes
 from holdfast.lifecycle.states import State
 from holdfast.records import Status
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry
-from holdfast.telemetry.counters import EngineDeaths, Refusals, Totals
+from holdfast.telemetry.counters import EngineDeaths, Refusals, ToolCalls, Totals
 from holdfast.telemetry.exposition import Registries
 from inner_app import InnerApp, View
 from sample_status import a_fresh_status, a_status
@@ -37,6 +37,7 @@ def _front(
         waits=admission.waits,
         engine_deaths=EngineDeaths(),
         refusals=Refusals(),
+        tool_calls=ToolCalls(),
         restarts_left=lambda: 3,
         loop_lag_seconds=lambda: 0.0,
         version="0.1.0",

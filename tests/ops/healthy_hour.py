@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.lifecycle.states import State
-from holdfast.records import DEATH_CAUSES, GROWTH_PHASES, LOSS_REASONS, PROBE_STEPS, REJECTION_KINDS
+from holdfast.records import (
+    DEATH_CAUSES,
+    GROWTH_PHASES,
+    LOSS_REASONS,
+    PROBE_STEPS,
+    REJECTION_KINDS,
+    TOOL_CALL_DEFECTS,
+)
 
 MINUTES = 60
 STARTED = 9
@@ -64,6 +71,10 @@ def _server() -> Iterable[Line]:
         yield _series("holdfast_requests_lost_total", f'reason="{reason}"', _always(0))
     yield _series("holdfast_requests_replayed_total", "", _always(0))
     yield _series("holdfast_requests_refused_total", 'reason="overloaded"', _always(0))
+    calls = [20.0 * max(0, minute - READY) for minute in range(MINUTES)]
+    yield _series("holdfast_tool_calls_total", "", calls)
+    for defect in TOOL_CALL_DEFECTS:
+        yield _series("holdfast_broken_tool_calls_total", f'reason="{defect}"', _always(0))
     for ring in ("api", "admin"):
         yield _series("holdfast_key_file_broken", f'ring="{ring}"', _always(0))
     in_flight = [float(minute % 9) if minute >= READY else 0.0 for minute in range(MINUTES)]

@@ -70,6 +70,7 @@ DRIVEN_ELSEWHERE = {
     "patches.request_bodies": "contract/test_vllm_bodies.py contract/test_vllm_wide_bodies.py",
     "patches.stat_logger": "contract/test_vllm_metrics.py",
     "patches.tokenizer": "contract/test_vllm_tokenizer.py",
+    "patches.tool_calls": "contract/test_vllm_tool_calls.py",
     "planning.config": "unit/planning/test_command.py",
     "planning.kv_cost": "unit/planning/test_command.py",
     "planning.report": "unit/planning/test_command.py",

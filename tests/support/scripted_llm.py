@@ -37,6 +37,7 @@ class Output:
     tokens: int
     finished: bool = False
     is_abort: bool = False
+    is_cut: bool = False
 
 
 class PlainOutputs:
@@ -51,6 +52,9 @@ class PlainOutputs:
 
     def is_abort(self, output: Output) -> bool:
         return output.is_abort
+
+    def is_cut(self, output: Output) -> bool:
+        return output.is_cut
 
     def as_vllm_error(self, error: HoldfastError) -> Exception:
         return AnsweredError(error)

@@ -25,6 +25,7 @@ from holdfast.engine.sequence_queue import running_at_once
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.patches import front_end
+from holdfast.patches.tool_calls import Count as CountToolCall
 from holdfast.processes import tree
 from holdfast.processes.environment import NativeVariables
 from holdfast.settings import Settings
@@ -42,9 +43,13 @@ class ConfiguredEngine:
     arguments: argparse.Namespace
 
     @asynccontextmanager
-    async def openai_app(self, server: Any) -> AsyncIterator[ASGIApp]:
+    async def openai_app(
+        self, server: Any, count_tool_call: CountToolCall
+    ) -> AsyncIterator[ASGIApp]:
         """Run vLLM's OpenAI layer in front of whichever engine runs, while entered."""
-        async with openai_app.openai_app(self.launcher.proxy, self.arguments, server) as app:
+        async with openai_app.openai_app(
+            self.launcher.proxy, self.arguments, server, count_tool_call
+        ) as app:
             self.launcher.loras.attach(app.state.openai_serving_models)
             yield app
 

@@ -26,17 +26,22 @@ from holdfast.patches.tokenizer import (
     bound_tool_calls,
     score_in_a_thread,
 )
+from holdfast.patches.tool_calls import Count, count_tool_calls
 from holdfast.request_context import FREQUENT_PATHS
 
 
 @asynccontextmanager
 async def openai_app(
-    proxy: EngineProxy, arguments: argparse.Namespace, server: Any
+    proxy: EngineProxy,
+    arguments: argparse.Namespace,
+    server: Any,
+    count_tool_call: Count,
 ) -> AsyncIterator[Any]:
     """Run vLLM's FastAPI application while entered, and yield it.
 
     `server` is the uvicorn server: vLLM's exception handler looks for it in the application's
-    state, and would end it if the proxy ever said that the engine errored.
+    state, and would end it if the proxy ever said that the engine errored. `count_tool_call` gets
+    each tool call of the model.
     """
     tasks = await proxy.get_supported_tasks()
     front_end.accept_nulls()
@@ -47,6 +52,7 @@ async def openai_app(
     bound_tool_calls(proxy.renderer)
     bound_bad_words()
     bound_answer_parsers()
+    count_tool_calls(count_tool_call)
     score_in_a_thread()
     if proxy.grammars is not None:
         check_in_workers(proxy.grammars)

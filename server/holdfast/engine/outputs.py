@@ -56,6 +56,17 @@ class VllmOutputs:
             getattr(one, "finish_reason", None) == "abort" for one in _completions(output)
         )
 
+    def is_cut(self, output: Any) -> bool:
+        """Whether an answer was ended by a limit of tokens or a stop string of the client.
+
+        The token that ends the model's own answers is a number, or is not named at all.
+        """
+        return output.finished and any(
+            getattr(one, "finish_reason", "stop") != "stop"
+            or isinstance(getattr(one, "stop_reason", None), str)
+            for one in _completions(output)
+        )
+
     def as_vllm_error(self, error: HoldfastError) -> Exception:
         """Return what vLLM reports cleanly, also within a stream, or under its own status.
 

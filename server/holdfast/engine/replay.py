@@ -195,7 +195,7 @@ class ReplayManager:
                             async for output in outputs:
                                 if self._is_unexpected_abort(request, output):
                                     break
-                                self._count_tokens(request, output)
+                                self._record_output(request, output)
                                 request.has_yielded = True
                                 # The time that a client takes to read is not the engine's.
                                 self._load.mark_delivered(request)
@@ -244,10 +244,11 @@ class ReplayManager:
         is_admitted = request.refusal is None and (self._is_open or request.context.is_probe)
         return is_fresh and is_admitted
 
-    def _count_tokens(self, request: EngineRequest, output: Any) -> None:
+    def _record_output(self, request: EngineRequest, output: Any) -> None:
         if not request.has_yielded:
             request.context.prompt_tokens += self._outputs.prompt_tokens(output)
         request.context.output_tokens += self._outputs.new_tokens(output)
+        request.context.is_cut |= self._outputs.is_cut(output)
 
     def _is_unexpected_abort(self, request: EngineRequest, output: Any) -> bool:
         """Whether the engine aborts as if asked to end, though we did not ask it."""

@@ -35,6 +35,9 @@ class EngineOutputs(Protocol):
     def is_abort(self, output: Any) -> bool:
         """Whether an output says that the engine aborted the request."""
 
+    def is_cut(self, output: Any) -> bool:
+        """Whether an output is the last, and a limit or a stop string ended an answer in it."""
+
     def as_vllm_error(self, error: HoldfastError) -> Exception:
         """Return the exception that makes vLLM's routes answer with `error`."""
 

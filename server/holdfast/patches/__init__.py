@@ -180,6 +180,18 @@ PATCHES: tuple[Patch, ...] = (
         "`/stop_profile` ends the server with SIGSEGV",
         upstream=f"{_VLLM}54322",
     ),
+    # What the server says about its answers
+    Patch(
+        "patches.tool_calls.count_tool_calls",
+        "front end",
+        (
+            "vllm.parser:ParserManager.get_parser",
+            "vllm.parser.abstract_parser:Parser.parse",
+            "vllm.parser.abstract_parser:Parser.parse_delta",
+            "vllm.parser.abstract_parser:Parser.tool_parser_cls",
+        ),
+        "vLLM counts the calls of its parsers, and not what is wrong with the tool calls in them",
+    ),
     # What lets the server outlive its engine
     Patch(
         "patches.front_end.kill_trees_by",

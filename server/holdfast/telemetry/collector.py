@@ -22,7 +22,7 @@ from holdfast.records import (
     RankStats,
     Status,
 )
-from holdfast.telemetry.counters import EngineDeaths, Refusals, Totals
+from holdfast.telemetry.counters import EngineDeaths, Refusals, ToolCalls, Totals
 from holdfast.telemetry.metrics import BY_NAME, RANK_METRICS
 
 Label = TypeVar("Label", bound=str)
@@ -58,6 +58,7 @@ class HoldfastCollector(Collector):
         waits: Histogram,
         engine_deaths: EngineDeaths,
         refusals: Refusals,
+        tool_calls: ToolCalls,
         restarts_left: Callable[[], int],
         loop_lag_seconds: Callable[[], float],
         broken_key_files: Callable[[], Mapping[str, bool]] = dict,
@@ -70,6 +71,7 @@ class HoldfastCollector(Collector):
         self._waits = waits
         self._engine_deaths = engine_deaths
         self._refusals = refusals
+        self._tool_calls = tool_calls
         self._restarts_left = restarts_left
         self._loop_lag_seconds = loop_lag_seconds
         self._broken_key_files = broken_key_files
@@ -92,6 +94,7 @@ class HoldfastCollector(Collector):
             *_request_families(self._requests()),
             *self._waits.collect(),
             *self._refusals.counter.collect(),
+            *self._tool_calls.collect(),
             _family("build_info", [(self._build, 1)]),
         )
         return (family for family in families if family.samples)

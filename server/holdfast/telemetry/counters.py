@@ -7,20 +7,23 @@ are in no registry: `HoldfastCollector` collects them. Any thread may count and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import add
 from typing import Generic, Literal, TypeVar
 
 from prometheus_client import Counter, Histogram
+from prometheus_client import Metric as Family
 
 from holdfast.records import (
     DEATH_CAUSES,
     REFUSAL_REASONS,
+    TOOL_CALL_DEFECTS,
     DeathCause,
     ProbeReport,
     RankStats,
     RefusalReason,
+    ToolCallDefect,
 )
 from holdfast.telemetry.metrics import BY_NAME, RANK_METRICS, Labels
 
@@ -70,6 +73,26 @@ class EngineDeaths(_Counts[DeathCause]):
 
     def __init__(self) -> None:
         super().__init__("engine_deaths_total", DEATH_CAUSES)
+
+
+class ToolCalls:
+    """Tool calls of the model, and the broken ones by their defect."""
+
+    def __init__(self) -> None:
+        metric = BY_NAME["tool_calls_total"]
+        self.counter = Counter(metric.full_name, metric.help, registry=None)
+        self.broken = _Counts[ToolCallDefect]("broken_tool_calls_total", TOOL_CALL_DEFECTS)
+
+    def count(self, defect: ToolCallDefect | None) -> None:
+        """Count one call, and its defect if it has one."""
+        self.counter.inc()
+        if defect is not None:
+            self.broken.count(defect)
+
+    def collect(self) -> Iterator[Family]:
+        """Yield both families."""
+        yield from self.counter.collect()
+        yield from self.broken.counter.collect()
 
 
 def request_waits() -> Histogram:

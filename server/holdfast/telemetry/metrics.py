@@ -224,6 +224,14 @@ METRICS: tuple[Metric, ...] = (
         "Requests and connections refused before they reached the engine, or timed out, by reason.",
         ("reason",),
     ),
+    Metric("tool_calls_total", "counter", "Tool calls in finished answers of the model."),
+    Metric(
+        "broken_tool_calls_total",
+        "counter",
+        "Tool calls whose arguments are not JSON (invalid_json) or do not match the tool's schema "
+        "(schema_mismatch), or that name no tool of the request (unknown_name).",
+        ("reason",),
+    ),
     Metric(
         "build_info",
         "gauge",

@@ -18,6 +18,7 @@ from holdfast.records import (
     LOSS_REASONS,
     MEMORY_KINDS,
     REFUSAL_REASONS,
+    TOOL_CALL_DEFECTS,
     Status,
 )
 from holdfast.telemetry.collector import (
@@ -30,6 +31,7 @@ from holdfast.telemetry.counters import (
     WAIT_BOUNDS_SECONDS,
     EngineDeaths,
     Refusals,
+    ToolCalls,
     Totals,
     request_waits,
 )
@@ -46,6 +48,7 @@ class Server:
         self.totals = Totals()
         self.engine_deaths = EngineDeaths()
         self.refusals = Refusals()
+        self.tool_calls = ToolCalls()
         self.requests = RequestCounts(in_flight=2, held=1)
         self.waits = request_waits()
         self.restarts_left = 3
@@ -57,6 +60,7 @@ class Server:
             waits=self.waits,
             engine_deaths=self.engine_deaths,
             refusals=self.refusals,
+            tool_calls=self.tool_calls,
             restarts_left=lambda: self.restarts_left,
             loop_lag_seconds=lambda: self.lag_seconds,
             broken_key_files=lambda: {"api": True, "admin": False},
@@ -115,6 +119,8 @@ def test_a_fresh_status_shows_nothing_that_is_not_known() -> None:
             "requests_replayed_total",
             "requests_lost_total",
             "requests_refused_total",
+            "tool_calls_total",
+            "broken_tool_calls_total",
             "request_wait_seconds",
             "build_info",
         )
@@ -211,6 +217,21 @@ def test_every_reason_of_a_loss_counts_from_the_beginning() -> None:
     server.requests = RequestCounts(lost={"stream_broken": 2})
     counts = {r: server.value("requests_lost_total", reason=r) for r in LOSS_REASONS}
     assert counts == {**dict.fromkeys(LOSS_REASONS, 0), "stream_broken": 2}
+
+
+def test_every_defect_of_a_tool_call_counts_from_the_beginning() -> None:
+    """Each call counts once, and a broken one under its defect, too."""
+    server = Server(a_status())
+    names = {
+        name: server.value("broken_tool_calls_total", reason=name) for name in TOOL_CALL_DEFECTS
+    }
+    assert names == dict.fromkeys(TOOL_CALL_DEFECTS, 0)
+    assert server.value("tool_calls_total") == 0
+    for defect in (None, "unknown_name", None):
+        server.tool_calls.count(defect)
+    assert server.value("tool_calls_total") == 3
+    assert server.value("broken_tool_calls_total", reason="unknown_name") == 1
+    assert server.value("broken_tool_calls_total", reason="invalid_json") == 0
 
 
 def test_what_a_recovery_costs_is_counted() -> None:
