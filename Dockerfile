@@ -3,7 +3,8 @@
 #   docker build --target cuda --tag holdfast:cuda .   NVIDIA GPUs, on vLLM's own image
 #   docker build --target cpu --tag holdfast:cpu .     no GPU: the demo model, tests, small models
 #
-# --build-arg REVISION="$(git rev-parse HEAD)" and SOURCE, the address of your repository, go into labels.
+# --build-arg REVISION="$(git rev-parse HEAD)" and SOURCE, the address of your repository, go into labels,
+# and IMAGE, the name that you give the image, into /statusz.
 #
 # Both run as uid 10001 with a read-only root file system, if these are writable:
 # /tmp, /dev/shm, and below /home/holdfast: .local/state/holdfast, .cache and .cache/huggingface.
@@ -69,6 +70,8 @@ CMD ["serve", "--demo"]
 ARG CPU_BASE
 ARG SOURCE=""
 ARG REVISION=""
+ARG IMAGE=""
+ENV HOLDFAST_IMAGE="${IMAGE}"
 LABEL org.opencontainers.image.title="Holdfast" \
       org.opencontainers.image.description="An OpenAI-compatible server around vLLM whose green light is true." \
       org.opencontainers.image.version="0.1.0" \
@@ -116,6 +119,8 @@ CMD ["serve", "--help"]
 ARG CUDA_BASE
 ARG SOURCE=""
 ARG REVISION=""
+ARG IMAGE=""
+ENV HOLDFAST_IMAGE="${IMAGE}"
 LABEL org.opencontainers.image.title="Holdfast" \
       org.opencontainers.image.description="An OpenAI-compatible server around vLLM whose green light is true." \
       org.opencontainers.image.version="0.1.0" \

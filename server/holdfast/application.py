@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -22,7 +23,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from holdfast import __version__, patches
+from holdfast import __version__, configuration, patches
 from holdfast.api import openapi
 from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.admission import PROBE_HEADER, Admission
@@ -87,6 +88,7 @@ class Application:
         self._directory = directory
         self._learned_directory = learned_directory(settings.workspace)
         self._progress = _progress(settings)
+        self._configuration = configuration.given(settings, os.environ)
         self._probe_token = secrets.token_urlsafe(32)
         self._totals = Totals()
         self._engine_deaths = EngineDeaths()
@@ -160,6 +162,8 @@ class Application:
         loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._vllm = await asyncio.get_running_loop().run_in_executor(loader, self._configure)
         self._vllm.launcher.count_keys = lambda: self._keys.api.count
+        fingerprint = self._vllm.launcher.fingerprint
+        self._configuration = replace(self._configuration, fingerprint=fingerprint)
         return self._vllm.launcher
 
     async def mount(self) -> None:
@@ -171,6 +175,8 @@ class Application:
             openapi.publish(app, self._openapi)
             self._http_counts.add_routes(app.routes)
             self._engine_app.attach(app)
+            # By now all files of the model are here. A file system that hangs holds nobody up.
+            threading.Thread(target=self._identify, name="identity", daemon=True).start()
 
     def prober(self, engine: Engine) -> Prober:
         """Return a prober that uses our own listener, and passes the gate with the token."""
@@ -230,6 +236,10 @@ class Application:
             self._native_variables,
             learned_directory=self._learned_directory,
         )
+
+    def _identify(self) -> None:
+        if self._vllm is not None:
+            self._configuration = self._vllm.identified(self._configuration)
 
     def _openapi(self, document: openapi.Document) -> openapi.Document:
         listen = self._settings.listen
@@ -320,6 +330,7 @@ class Application:
                 self._supervisor.status,
                 queue=self._queue,
                 broken_key_files=self._keys.broken_files,
+                configuration=lambda: self._configuration,
             ),
             metrics_route(lambda: (registry, vllm_registry())),
             admin_route(self._admin),

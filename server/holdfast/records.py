@@ -351,6 +351,43 @@ class EngineReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One file of the model that is served."""
+
+    name: str
+    size_bytes: int
+    sha256: str = ""
+    """Empty if nobody has read the whole file."""
+    hashed_by: Literal["holdfast", "hub", ""] = ""
+    """Who read it: Holdfast at this start, or the Hub when it was uploaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Everything that may make one server answer otherwise than another; no secrets."""
+
+    image: str = ""
+    """The name of the container image; empty if nobody told it."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """By the name of the package: Holdfast, vLLM, torch, transformers, and Python."""
+    flags: tuple[str, ...] = ()
+    """As given, by the command line and the `--config` file."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Those of Holdfast and vLLM."""
+    fingerprint: str = ""
+    """That of `EngineFacts`; empty until vLLM is imported."""
+    devices: tuple[str, ...] = ()
+    """The name of the device of each rank; empty until an engine has started, as all below."""
+    driver: str = ""
+    """The version of the GPUs' driver; empty on the CPU."""
+    model: str = ""
+    """A directory, or a name of the Hub."""
+    revision: str = ""
+    """The Hub's commit, if the model came from there."""
+    files: tuple[ModelFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Everything that is known at one moment. The source of health bodies and metrics."""
 

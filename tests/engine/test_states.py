@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import pytest
 
+from holdfast import versions
 from servers import Demo
 
 pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("demo")]
@@ -44,6 +48,23 @@ def test_everything_is_green_in_ready(demo_start: Demo) -> None:
     assert set(sight.codes.values()) == {200}
     assert sight.refusal.status_code == 200
     assert demo_start.server.metric("state", state="STARTING") == 0
+
+
+def test_the_status_says_what_serves_what(demo_start: Demo) -> None:
+    """What was given, what it runs on, and the files of the model with their hashes."""
+    server = demo_start.server
+    server.until(lambda: server.status["configuration"]["files"], "the files of the model")
+    told = server.status["configuration"]
+    assert "--demo" in told["flags"]
+    assert told["versions"]["vllm"] == versions.vllm_version()
+    assert told["fingerprint"]
+    assert len(told["devices"]) == 1
+    assert told["driver"] == ""
+    directory = Path(told["model"])
+    hashes = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()
+    }
+    assert {one["name"]: one["sha256"] for one in told["files"]} == hashes
 
 
 def test_probe_leaves_no_trace_in_vllm_metrics(demo_start: Demo) -> None:

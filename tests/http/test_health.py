@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import httpx
@@ -13,13 +13,15 @@ from asgi_server import serving
 from holdfast.api.health import health_routes, report
 from holdfast.api.router import OwnRoutes
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
-from holdfast.records import EngineReport, RankMemory, Status
+from holdfast.records import Configuration, EngineReport, ModelFile, RankMemory, Status
 from inner_app import InnerApp
 from sample_status import REJECTION, a_fresh_status, a_rank, a_status
 
 PATHS = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz")
 OPEN_KEYS = {"state", "reason", "since", "eta_s", "progress", "probe"}
-FULL_KEYS = OPEN_KEYS | {"broken_key_files", "engine", "start", "workspace", "memory"}
+FULL_KEYS = OPEN_KEYS | {
+    *("broken_key_files", "configuration", "engine", "start", "workspace", "memory")
+}
 
 
 def _expected(path: str, status: Status) -> int:
@@ -156,6 +158,18 @@ def test_the_report_shows_workspace_and_memory_by_rank() -> None:
     assert others.items() <= found["workspace"][0].items()
     assert found["memory"][0]["weights_bytes"] == 100 * 1024 * 1024
     assert found["memory"][1] == {"engine": 0, "rank": 1}
+
+
+def test_the_report_says_what_serves_what() -> None:
+    """All of it; health checks, which need no key, have nothing of it."""
+    file = ModelFile("config.json", 2, "ab" * 32, "holdfast")
+    served = Configuration(image="holdfast:1", flags=("--demo",), files=(file,))
+    routes = health_routes(a_status, queue=lambda: (0, 0), configuration=lambda: served)
+    answers = _answers(OwnRoutes(routes, InnerApp()), PATHS)
+    told = answers["/statusz"].json()["configuration"]
+    assert set(told) == {one.name for one in fields(Configuration)}
+    assert (told["image"], told["flags"], told["versions"]) == ("holdfast:1", ["--demo"], {})
+    assert told["files"] == [asdict(file)]
 
 
 def test_the_report_of_the_first_second_is_whole() -> None:

@@ -15,6 +15,7 @@ from holdfast import cli
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.cli import parse_serve
+from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.command import read_deployments
 from holdfast.doctor.manifest_checks import ENGINE_STOP_SECONDS, check_deployment
 from holdfast.doctor.parallelism import read_layout
@@ -131,11 +132,19 @@ def test_the_command_is_accepted(answer: Answer, case: str) -> None:
     settings = cli.parse_serve(only["args"][1:], {}, needs_model=False)
     assert settings.listen.port == only["ports"][0]["containerPort"]
     ours = {entry["name"] for entry in only["env"] if entry["name"].startswith("HOLDFAST_")}
-    assert ours <= {one.variable for one in flags()}
+    assert ours <= {IMAGE_VARIABLE, *(one.variable for one in flags())}
     layout = read_layout(only["args"])
     limits = only["resources"]["limits"]
     gpus = next((count for name, count in limits.items() if name.endswith("/gpu")), 1)
     assert layout.tensor_parallel_size * layout.data_parallel_size == gpus
+
+
+@every_case
+def test_the_server_knows_its_image(answer: Answer, case: str) -> None:
+    """With the digest, if the values have it; `/statusz` says so."""
+    only = container(answer, case)
+    variables = {one["name"]: one.get("value") for one in only["env"]}
+    assert variables[IMAGE_VARIABLE] == only["image"]
 
 
 @every_case

@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from holdfast import __version__, cli
+from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.deployments import STATE_DIRECTORY
 from ops.prometheus import tool
 from ops.queries import ROOT
@@ -33,6 +34,11 @@ def instruction(target: str, name: str) -> str:
     """The arguments of an instruction that a stage has once."""
     (found,) = re.findall(rf"^{name} (.*)$", stage(target), re.MULTILINE)
     return str(found)
+
+
+def environment(target: str) -> str:
+    """The variables that a stage sets, in their order."""
+    return " ".join(re.findall(r"^ENV (.*)$", stage(target), re.MULTILINE))
 
 
 @pytest.mark.tools
@@ -123,7 +129,7 @@ def test_the_cuda_image_is_not_made_without_what_we_ask_for(tmp_path: Path) -> N
 @every_target
 def test_volumes_find_a_directory_of_the_user(target: str) -> None:
     """What is mounted over is there and belongs to the user, as a new volume will."""
-    assert "HOME=/home/holdfast" in instruction(target, "ENV")
+    assert "HOME=/home/holdfast" in environment(target)
     made = re.findall(r'"\$\{HOME\}(/[^"]*)"', stage(target))
     places = {f"/home/holdfast{path}" for path in made}
     assert {STATE_DIRECTORY, "/home/holdfast/.cache/huggingface"} <= places
@@ -131,7 +137,7 @@ def test_volumes_find_a_directory_of_the_user(target: str) -> None:
 
 def test_what_is_compiled_stays_in_the_cache() -> None:
     """Whatever would go elsewhere by itself, as Humming's kernels and its scratch do."""
-    variables = dict(re.findall(r"(\w+)=(\S+)", instruction("cuda", "ENV")))
+    variables = dict(re.findall(r"(\w+)=(\S+)", environment("cuda")))
     places = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "HUMMING_CACHE_DIR", "HUMMING_TMP_DIR")
     assert all(variables[name].startswith("/home/holdfast/.cache/") for name in places)
 
@@ -145,7 +151,13 @@ def test_the_labels_say_what_it_is(target: str) -> None:
     assert labels["base.name"] == f"${{{target.upper()}_BASE}}"
     declared = re.findall(r"^ARG (\w+)", stage(target), re.MULTILINE)
     used = [text[2:-1] for text in labels.values() if text.startswith("$")]
-    assert sorted(used) == sorted(declared)
+    assert sorted([*used, "IMAGE"]) == sorted(declared)
+
+
+@every_target
+def test_the_name_of_the_image_reaches_the_server(target: str) -> None:
+    """As a variable that `/statusz` shows."""
+    assert f'{IMAGE_VARIABLE}="${{IMAGE}}"' in environment(target)
 
 
 def test_both_targets_end_alike() -> None:

@@ -21,6 +21,7 @@ from holdfast.api.body_cost import COSTLY_VALUES
 from holdfast.api.health import health_routes, report
 from holdfast.api.limits import MAX_JSON_VALUES
 from holdfast.api.metrics import metrics_route
+from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.findings import HAZARDS
 from holdfast.errors import ExitCode
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
@@ -331,7 +332,7 @@ def test_every_flag_of_ours_that_is_named_exists(page: Path) -> None:
 def test_every_variable_and_metric_that_is_named_exists(page: Path) -> None:
     """`HOLDFAST_...` is the variable of a flag, `holdfast_...` a metric with labels that it has."""
     variables = set(re.findall(r"\bHOLDFAST_[A-Z_]+\b", page.read_text()))
-    assert variables <= {flag.variable for flag in flags()}
+    assert variables <= {IMAGE_VARIABLE, *(flag.variable for flag in flags())}
     labels_of = {metric.full_name: metric.labels for metric in METRICS}
     for code in INLINE.findall(page.read_text()):
         for name, label in re.findall(r"\b(holdfast_\w+)(?:\{(\w+)=)?", code):

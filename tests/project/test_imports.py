@@ -36,7 +36,7 @@ LAYERS = (
     {"engine"},
     {"planning", "probe"},
     {"lifecycle"},
-    {"api", "hide_keys"},
+    {"api", "configuration", "hide_keys"},
     {"application", "doctor", "health_check", "serve", "verify"},
     {"cli"},
     {"__main__"},

@@ -28,7 +28,7 @@ from holdfast.engine.replay import ReplayManager
 from holdfast.lifecycle.states import State
 from holdfast.processes import tree
 from holdfast.processes.environment import NativeVariables
-from holdfast.records import Death, EngineFacts, RankStats
+from holdfast.records import Configuration, Death, EngineFacts, RankStats
 from holdfast.settings import Settings
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from scripted_llm import PlainOutputs
@@ -100,6 +100,9 @@ class StandInConfigured:
 
     def __init__(self, directory: Path) -> None:
         self.launcher = StandInLauncher(directory)
+
+    def identified(self, configuration: Configuration) -> Configuration:
+        return configuration
 
     @asynccontextmanager
     async def openai_app(self, _server: Any) -> AsyncIterator[Starlette]:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from holdfast.api.errors import STATE_HEADER
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING
-from holdfast.records import ProbeReport, RankMemory, RankStats, Status
+from holdfast.records import Configuration, ProbeReport, RankMemory, RankStats, Status
 from holdfast.telemetry.collector import last_step_age_seconds
 
 Report = dict[str, Any]
@@ -50,6 +50,7 @@ def health_routes(
     *,
     queue: Callable[[], QueueLengths],
     broken_key_files: Callable[[], Mapping[str, bool]] = dict,
+    configuration: Callable[[], Configuration] = Configuration,
 ) -> list[Route]:
     """Return the routes `/livez`, `/readyz`, `/health`, `/ping`, `/startupz` and `/statusz`."""
 
@@ -75,6 +76,7 @@ def health_routes(
         now = status()
         whole = body(now, is_full=True)
         whole["broken_key_files"] = dict(broken_key_files())
+        whole["configuration"] = asdict(configuration())
         return _reply(now, whole, 200)
 
     return [
@@ -93,7 +95,8 @@ def report(
 ) -> Report:
     """Return the body of a health route: the full status, or only what is public.
 
-    `now_seconds` is a time of `time.monotonic()`. Unknown values are null.
+    `now_seconds` is a time of `time.monotonic()`. Unknown values are null, but those of the
+    configuration are empty.
     """
     known: Report = {
         "state": status.state,
@@ -114,6 +117,7 @@ def report(
     if status.detail:
         known["reason"] = f"{status.reason}: {status.detail}"
     known["broken_key_files"] = {}
+    known["configuration"] = {}
     known["engine"] = {
         "generation": status.engine.generation,
         "restarts": status.engine.restarts,

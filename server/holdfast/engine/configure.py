@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine import model_files, openai_app, unsupported
+from holdfast.engine import identity, model_files, openai_app, unsupported
 from holdfast.engine.facts import fingerprint
 from holdfast.engine.launcher import EngineLauncher
 from holdfast.engine.sequence_queue import running_at_once
@@ -28,6 +28,7 @@ from holdfast.patches import front_end
 from holdfast.patches.tool_calls import Count as CountToolCall
 from holdfast.processes import tree
 from holdfast.processes.environment import NativeVariables
+from holdfast.records import Configuration
 from holdfast.settings import Settings
 from holdfast.worker.crash_records import last_logged_exception, shorten_tracebacks
 
@@ -41,6 +42,11 @@ class ConfiguredEngine:
 
     launcher: EngineLauncher
     arguments: argparse.Namespace
+    config: Any
+
+    def identified(self, configuration: Configuration) -> Configuration:
+        """Return the configuration with what the engine runs on, and with the model's files."""
+        return identity.identified(configuration, self.config)
 
     @asynccontextmanager
     async def openai_app(
@@ -98,4 +104,4 @@ def configure(
             native_variables=native_variables,
             learned_directory=learned_directory,
         )
-    return ConfiguredEngine(launcher, namespace)
+    return ConfiguredEngine(launcher, namespace, config)

@@ -137,6 +137,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 -tp: gpu.count or gpu.tensorParallelSize
 --uds: service.port
 VLLM_API_KEY: keys.apiKey or keys.existingSecret
+HOLDFAST_IMAGE: image.repository, image.tag and image.digest
 HOLDFAST_LOG_FORMAT: --log-format in extraArgs
 {{- end -}}
 

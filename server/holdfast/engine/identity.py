@@ -1,0 +1,137 @@
+"""What the engine runs on, and which files its model is: cheap to find out, and never by a guess.
+
+The weights are not read: hundreds of gigabytes would take minutes. What the Hub stores in large
+files it names by their SHA-256, which the cache keeps as the target of a link; see
+https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from vllm.platforms import current_platform
+
+from holdfast.engine.facts import world
+from holdfast.records import Configuration, ModelFile
+
+_SUFFIXES = {
+    *(".bin", ".gguf", ".pt", ".pth", ".safetensors"),
+    *(".jinja", ".json", ".model", ".py", ".tiktoken", ".txt"),
+}
+_CONFIGURATIONS = ("config.json", "params.json")
+"""One of these is in every model of the Hub; the second is Mistral's."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LARGEST_READ_BYTES = 64 * 1024 * 1024
+_MOST_READ_BYTES = 256 * 1024 * 1024
+_MOST_FILES = 2000
+_NVIDIA = "proc/driver/nvidia/version"
+_AMD = "sys/module/amdgpu/version"
+
+
+def identified(configuration: Configuration, config: Any) -> Configuration:
+    """Return the configuration with devices, driver and model, read from a VllmConfig.
+
+    It reads at most 256 MiB of small files, so it is not for the event loop.
+    """
+    name, revision = config.model_config.model, config.model_config.revision
+    directory = directory_of(name, revision, config.load_config.download_dir)
+    is_snapshot = directory is not None and directory.parent.name == "snapshots"
+    return replace(
+        configuration,
+        devices=tuple(_device(index) for index in range(len(world(config)))),
+        driver=driver_version(),
+        model=str(name),
+        revision=directory.name if directory is not None and is_snapshot else "",
+        files=model_files(directory) if directory is not None else (),
+    )
+
+
+def model_files(place: Path) -> tuple[ModelFile, ...]:
+    """List the files of a model, which is a directory or a single file, by their names.
+
+    Files up to 64 MiB are read, others have the hash that the Hub's cache knows, or none. What
+    cannot be read is left out.
+    """
+    paths = sorted(place.iterdir()) if place.is_dir() else [place]
+    left_bytes, found = _MOST_READ_BYTES, list[ModelFile]()
+    for path in paths:
+        if path.suffix not in _SUFFIXES or len(found) == _MOST_FILES:
+            continue
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            is_read = status.st_size <= min(_LARGEST_READ_BYTES, left_bytes)
+            digest = _read_digest(path) if is_read else _digest_of_hub(path)
+        except OSError:
+            continue
+        left_bytes -= status.st_size if is_read else 0
+        file = ModelFile(path.name, status.st_size, digest, "hub" if digest else "")
+        found.append(replace(file, hashed_by="holdfast") if is_read else file)
+    return tuple(found)
+
+
+def driver_version(root: Path = Path("/")) -> str:
+    """Return the version of the kernel's driver of NVIDIA's or AMD's GPUs; empty without one."""
+    for name in (_NVIDIA, _AMD):
+        try:
+            lines = (root / name).read_text().splitlines()
+        except OSError:
+            continue
+        versions = re.findall(r"\b\d+(?:\.\d+)+\b", lines[0] if lines else "")
+        return str(versions[0]) if versions else ""
+    return ""
+
+
+def directory_of(model: str, revision: str | None, download_directory: str | None) -> Path | None:
+    """Return where the model's files are; None if it is neither here nor in the Hub's cache."""
+    if (path := Path(model)).exists():
+        return path
+    return next(_snapshots(model, revision, download_directory), None)
+
+
+def _snapshots(model: str, revision: str | None, download_directory: str | None) -> Iterator[Path]:
+    for cache in (download_directory, None):
+        for name in _CONFIGURATIONS:
+            try:
+                found = try_to_load_from_cache(model, name, cache_dir=cache, revision=revision)
+            except ValueError:  # not a name of the Hub, but for example an address
+                return
+            if isinstance(found, str):
+                yield Path(found).parent
+
+
+def _device(index: int) -> str:
+    if current_platform.is_cpu():
+        return _processor()
+    return str(current_platform.get_device_name(index))
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    named = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return named[1] if named else platform.machine()
+
+
+def _read_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of_hub(path: Path) -> str:
+    """Return the name of the blob that a file of a snapshot links to, if it is a SHA-256."""
+    if not path.is_symlink():
+        return ""
+    name = path.readlink().name
+    return name if _SHA256.fullmatch(name) else ""

@@ -1,0 +1,117 @@
+"""Which files a model is, without reading its weights, and what it runs on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.engine import identity
+from holdfast.engine.identity import directory_of, driver_version, model_files
+from holdfast.records import ModelFile
+
+SHA256 = hashlib.sha256(b"weights").hexdigest()
+COMMIT = "c" * 40
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache of the Hub with one model: a small file, and weights, which are a large one."""
+    root = tmp_path / "models--org--name"
+    blobs, snapshot = root / "blobs", root / "snapshots" / COMMIT
+    for directory in (blobs, snapshot, root / "refs"):
+        directory.mkdir(parents=True)
+    (root / "refs" / "main").write_text(COMMIT)
+    for name, blob, content in (
+        ("config.json", "a" * 40, b"{}"),
+        ("model.safetensors", SHA256, b"other" * 10),
+    ):
+        (blobs / blob).write_bytes(content)
+        (snapshot / name).symlink_to(Path("..", "..", "blobs", blob))
+    return tmp_path
+
+
+@pytest.fixture
+def only_tiny_files_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if what is larger than 8 bytes were weights."""
+    monkeypatch.setattr(identity, "_LARGEST_READ_BYTES", 8)
+
+
+@pytest.mark.usefixtures("only_tiny_files_are_read")
+def test_weights_have_the_hash_that_the_hub_knows(cache: Path) -> None:
+    """They are not read: here they have another content. Small files are."""
+    directory = directory_of("org/name", None, str(cache))
+    assert directory is not None
+    assert directory.name == COMMIT
+    small = hashlib.sha256(b"{}").hexdigest()
+    assert model_files(directory) == (
+        ModelFile("config.json", 2, small, "holdfast"),
+        ModelFile("model.safetensors", 50, SHA256, "hub"),
+    )
+
+
+@pytest.mark.usefixtures("only_tiny_files_are_read")
+def test_large_files_of_a_directory_have_no_hash(tmp_path: Path) -> None:
+    """Nor do links whose target is not named by one, and what is not of the model is left out."""
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    (tmp_path / "vocab.txt").symlink_to(tmp_path / "model.safetensors")
+    (tmp_path / "README.md").write_text("Hello!")
+    (tmp_path / "original").mkdir()
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    assert model_files(tmp_path) == (
+        ModelFile("model.safetensors", 100),
+        ModelFile("vocab.txt", 100),
+    )
+
+
+def test_a_model_may_be_one_file(tmp_path: Path) -> None:
+    """As with GGUF."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    assert directory_of(str(path), None, None) == path
+    assert model_files(path) == (ModelFile("model.gguf", 7, SHA256, "holdfast"),)
+
+
+def test_not_more_is_read_than_a_start_bears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What exceeds the limit of all files together has no hash."""
+    monkeypatch.setattr(identity, "_MOST_READ_BYTES", 10)
+    for name in ("a.json", "b.json", "c.json"):
+        (tmp_path / name).write_bytes(bytes(6))
+    assert [bool(one.sha256) for one in model_files(tmp_path)] == [True, False, False]
+
+
+@pytest.mark.parametrize("model", ["org/missing", "s3://bucket/model", "not a name/of/the Hub"])
+def test_a_model_that_is_nowhere_has_no_files(model: str, tmp_path: Path) -> None:
+    """And nothing is asked of the network."""
+    assert directory_of(model, None, str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "version"),
+    [
+        (
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release\nGCC 13.3",
+            "580.95.05",
+        ),
+        (
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 2024\n",
+            "535.183.01",
+        ),
+        ("sys/module/amdgpu/version", "6.10.5\n", "6.10.5"),
+        ("proc/driver/nvidia/version", "", ""),
+        ("etc/other", "1.2.3", ""),
+    ],
+)
+def test_the_driver_says_its_version(name: str, content: str, version: str, tmp_path: Path) -> None:
+    """As its kernel module does, with no library of a vendor."""
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert driver_version(tmp_path) == version
