@@ -13,7 +13,7 @@ from holdfast.engine.arguments import make_arg_parser
 from holdfast.patches.front_end import accept_nulls
 from holdfast.patches.request_bodies import refuse_wrong_bodies
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hold"}]}
 
 

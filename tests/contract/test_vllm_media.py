@@ -40,7 +40,7 @@ from holdfast.engine.media.public_fetch import is_public, public_socket
 from holdfast.request_context import REQUEST, RequestContext
 from scripted_capacity import ScriptedCapacity
 
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = 60
 SESSION = (
     "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\n"
     "m=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n"

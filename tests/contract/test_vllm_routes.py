@@ -171,7 +171,7 @@ class Spied:
         async def answered() -> list[int]:
             async with serving(self.app) as client:
                 address = (client.base_url.host, client.base_url.port or 0)
-                async with asyncio.timeout(DEADLINE_SECONDS * 6):
+                async with asyncio.timeout(DEADLINE_SECONDS * 2):
                     return await _statuses(address, asked, headers)
 
         return asyncio.run(answered())

@@ -20,7 +20,7 @@ from holdfast.engine.outputs import VllmOutputs
 from holdfast.engine.sequence_queue import Capacity, SequenceQueue
 from holdfast.request_context import REQUEST, RequestContext
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 RUNNING = 4
 STEP_TOKENS = 8
 

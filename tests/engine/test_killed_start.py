@@ -21,7 +21,7 @@ def test_a_killed_process_of_a_start_is_named_with_its_signal(title: str, tmp_pa
             return [p for p in descendants(server.process.pid) if title in _title(p)]
 
         server.until(found, title)[0].kill()
-        assert server.process.wait(60) == 3
+        assert server.wait() == 3
         assert "was killed by SIGKILL (probably for lack of memory). Remedy: " in server.last_line
 
 

@@ -124,7 +124,7 @@ def _settled(server: Server, before: ResourceCounts) -> ResourceCounts:
 
     wait_until(
         has_let_go,
-        deadline_seconds=20,
+        deadline_seconds=60,
         what=lambda: f"{before} has become {ResourceCounts.of(server)}: {_titles(server)}",
     )
     return ResourceCounts.of(server)

@@ -54,8 +54,8 @@ def last(bench): return []
 
 @pytest.fixture
 def work(tmp_path: Path) -> runner.Workplace:
-    """A run that has a minute."""
-    return runner.Workplace(tmp_path, None, MACHINE, 1.0, time.monotonic() + 60)
+    """A run that has minutes."""
+    return runner.Workplace(tmp_path, None, MACHINE, 1.0, time.monotonic() + 280)
 
 
 @pytest.fixture
@@ -66,8 +66,11 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list
     (package / "gpu_check_fakes.py").write_text(FAKE_SUBJECT)
 
     def made(*names: str, opened: str = "opened") -> list[Check]:
-        subject = Subject("stock", f"fakes:{opened}", (), 20.0)
-        table = [Check(n, "stock", f"fakes:{n}", "something", (), 5.0) for n in names]
+        subject = Subject("stock", f"fakes:{opened}", (), 60.0)
+        table = [
+            Check(n, "stock", f"fakes:{n}", "something", (), 5.0 if n == "hung" else 60.0)
+            for n in names
+        ]
         monkeypatch.setattr(runner, "SUBJECTS", (subject,))
         _serve_fakes(package, subject, table, monkeypatch)
         return table
@@ -91,9 +94,9 @@ def _serve_fakes(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
 
-def sleepers() -> list[int]:
-    """The processes that the fake subjects have started."""
-    return process_tree.descendants(os.getpid())
+def sleepers() -> set[int]:
+    """The processes that the fake subjects have started, and any other below this one."""
+    return set(process_tree.descendants(os.getpid()))
 
 
 def test_each_check_has_its_result_and_the_others_go_on(
@@ -117,7 +120,7 @@ def test_each_check_has_its_result_and_the_others_go_on(
     assert results["broke"].reason == "ZeroDivisionError: division by zero"
     assert results["died"].reason == "the process ended by signal SIGKILL in check died"
     assert results["hung"].reason == "check hung took more than 5 s"
-    assert sleepers() == before
+    assert sleepers() <= before
 
 
 def test_a_subject_that_cannot_be_made_fails_its_checks_once(

@@ -40,7 +40,7 @@ from inner_app import InnerApp
 from sample_status import a_fresh_status, a_status
 
 REPORT = ProbeReport("quick", True, False, 900, 1.5, (ProbeStep("first_token", "passed", 0.5, 3),))
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 ROUTES = (
     ("GET", "/admin/workspace"),
     ("POST", "/admin/probe"),

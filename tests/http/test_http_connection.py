@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import AsyncIterator, Iterable
 
 import httpx
@@ -10,12 +12,22 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from echo_app import CHUNKED, GET, HOUR_SECONDS, KIB, POST, App, exchange, run_scene
+from echo_app import (
+    CHUNKED,
+    GET,
+    HOUR_SECONDS,
+    KIB,
+    POST,
+    UNREACHED_SECONDS,
+    App,
+    exchange,
+    run_scene,
+)
 from holdfast.errors import UsageError
-from holdfast.listener import connection_table
+from holdfast.listener import bounded_connection, connection_table
 from holdfast.listener.connection_table import SPARE_CONNECTIONS
 from holdfast.settings import LimitSettings
-from listening import DEADLINE_SECONDS, Answer, Listening, Wire
+from listening import DEADLINE_SECONDS, Answer, Listening, Wire, until_set
 
 
 def chunk(content: bytes) -> bytes:
@@ -134,11 +146,10 @@ def test_a_request_in_the_application_is_told_that_its_client_is_gone() -> None:
     async def scene(server: Listening) -> int:
         async with server.wire() as wire:
             await wire.send(CHUNKED, chunk(b"x"))
-            await app.entered.wait()
+            await until_set(app.entered)
             await wire.send(chunk(b"x" * 8000) * 9)
             status = (await wire.answer()).status
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                await app.left.wait()
+            await until_set(app.left)
             return status
 
     assert run_scene(scene, app=app) == 413
@@ -182,7 +193,7 @@ def test_an_earlier_request_has_its_answer_first() -> None:
     async def scene(server: Listening) -> tuple[Answer, bytes, dict[str, int]]:
         async with server.wire() as wire:
             await wire.send(GET.replace(b"echo", b"held") + b"\r\n")
-            await app.entered.wait()
+            await until_set(app.entered)
             await wire.send(GET + b"\r\n" + b"\0garbage\r\n\r\n")
             await server.until_refused("malformed")
             app.released.set()
@@ -215,8 +226,9 @@ def test_a_trailer_is_no_header() -> None:
     assert b"x-late" not in run_scene(scene).body
 
 
-def test_a_client_that_sends_it_all_first_gets_the_answer() -> None:
+def test_a_client_that_sends_it_all_first_gets_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it still sends when it is refused does not cost it the answer."""
+    monkeypatch.setattr(bounded_connection, "MAX_LINGER_SECONDS", DEADLINE_SECONDS)
 
     async def scene(server: Listening) -> list[int]:
         url = f"http://127.0.0.1:{server.port}"
@@ -227,6 +239,32 @@ def test_a_client_that_sends_it_all_first_gets_the_answer() -> None:
             return [declared.status_code, streamed.status_code]
 
     assert run_scene(scene) == [413, 413]
+
+
+def test_a_blocked_loop_does_not_cost_a_client_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came while nobody could read it shows that the client is still sending."""
+    monkeypatch.setattr(connection_table, "LINGER_SECONDS", 0.5)
+
+    async def scene(server: Listening) -> int:
+        with socket.create_connection(("127.0.0.1", server.port)) as sock:
+            sock.sendall(POST + b"Content-Length: 1073741824\r\n\r\nx")
+            await server.until_refused("body_too_large")
+            (connection,) = server.server.server_state.connections
+            sock.sendall(b"x")
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while not connection.flow.read_paused:  # noqa: ASYNC110 - nobody is told of it
+                    await asyncio.sleep(0)
+            sock.sendall(b"x")
+            _block(1.0)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            return server.connections
+
+    assert run_scene(scene) == 1
+
+
+def _block(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 async def _each(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
@@ -320,13 +358,13 @@ def test_a_long_body_that_comes_well_is_let_in() -> None:
     async def scene(server: Listening) -> tuple[int, dict[str, int]]:
         async with server.wire() as wire:
             await wire.send(CHUNKED)
-            for _ in range(20):
+            for _ in range(60):
                 await wire.send(chunk(b"x" * KIB))
                 await asyncio.sleep(0.05)
             await wire.send(b"0\r\n\r\n")
             return (await wire.answer()).status, server.refused
 
-    assert run_scene(scene, LimitSettings(body_timeout_seconds=0.5)) == (200, {})
+    assert run_scene(scene, LimitSettings(body_timeout_seconds=UNREACHED_SECONDS)) == (200, {})
 
 
 def test_a_body_that_the_application_does_not_read_is_not_slow() -> None:
@@ -339,12 +377,12 @@ def test_a_body_that_the_application_does_not_read_is_not_slow() -> None:
             wire.writer.write(
                 POST.replace(b"echo", b"held") + b"Content-Length: 4000000\r\n\r\n" + body
             )
-            await app.entered.wait()
-            await asyncio.sleep(0.5)
+            await until_set(app.entered)
+            await asyncio.sleep(1.5)
             app.released.set()
             return (await wire.answer()).body, server.refused
 
-    assert run_scene(scene, LimitSettings(body_timeout_seconds=0.1), app) == (b"held", {})
+    assert run_scene(scene, LimitSettings(body_timeout_seconds=1.0), app) == (b"held", {})
 
 
 def test_a_client_that_does_not_read_is_cut_off() -> None:
@@ -354,7 +392,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
     async def scene(server: Listening) -> dict[str, int]:
         async with server.wire() as wire:
             await wire.send(GET.replace(b"echo", b"flood") + b"\r\n")
-            await app.left.wait()
+            await until_set(app.left)
             return server.refused
 
     assert run_scene(scene, LimitSettings(send_timeout_seconds=0.2), app) == {"slow_reader": 1}
@@ -367,12 +405,12 @@ def test_a_client_that_reads_slowly_but_steadily_is_not_cut_off() -> None:
     async def scene(server: Listening) -> dict[str, int]:
         async with server.wire() as wire:
             await wire.send(GET.replace(b"echo", b"flood") + b"\r\n")
-            for _ in range(40):
+            for _ in range(60):
                 await wire.reader.readexactly(1024 * KIB)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.05)
             return server.refused
 
-    assert run_scene(scene, LimitSettings(send_timeout_seconds=0.4), app) == {}
+    assert run_scene(scene, LimitSettings(send_timeout_seconds=UNREACHED_SECONDS), app) == {}
 
 
 def test_times_of_zero_are_no_limits() -> None:
@@ -399,8 +437,7 @@ FEW = LimitSettings(
 async def _busy(app: App, wire: Wire) -> None:
     app.entered.clear()
     await wire.send(GET.replace(b"echo", b"held") + b"\r\n")
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await app.entered.wait()
+    await until_set(app.entered)
 
 
 def test_a_connection_too_many_is_answered_503() -> None:
@@ -539,13 +576,13 @@ def test_a_websocket_is_not_cut_for_being_silent() -> None:
 
     async def scene(server: Listening) -> dict[str, int]:
         async with connect(f"ws://127.0.0.1:{server.port}/v1/realtime") as one:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.5)
             await one.send("leave")
             await one.wait_closed()
             assert one.close_code == 1000
             return server.refused
 
-    limits = LimitSettings(header_timeout_seconds=0.1, body_timeout_seconds=0.1)
+    limits = LimitSettings(header_timeout_seconds=1.0, body_timeout_seconds=1.0)
     assert run_scene(scene, limits, app) == {}
 
 
@@ -556,11 +593,9 @@ def test_a_client_that_leaves_is_told_to_the_request_that_runs() -> None:
     async def scene(server: Listening) -> bool:
         async with server.wire() as wire:
             await wire.send(GET.replace(b"echo", b"abandoned") + b"\r\n", GET + b"\r\n")
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                await app.entered.wait()
+            await until_set(app.entered)
             was_told_early = app.left.is_set()
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            await app.left.wait()
+        await until_set(app.left)
         await server.until_connections(0)
         return was_told_early
 

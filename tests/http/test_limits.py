@@ -212,7 +212,7 @@ def test_a_connection_survives_a_refused_body() -> None:
 @pytest.mark.parametrize("path", ["/v1/never", "/v1/swallows"])
 def test_a_request_that_takes_too_long_is_aborted_with_504(path: str) -> None:
     """Also where the application answers its own end, as vLLM does."""
-    limited = Limited(request_timeout_seconds=0.1)
+    limited = Limited(request_timeout_seconds=0.5)
     answer = limited.asked("GET", path)
     assert answer.status_code == 504
     assert answer.headers["x-should-retry"] == "false"
@@ -223,7 +223,7 @@ def test_a_request_that_takes_too_long_is_aborted_with_504(path: str) -> None:
 
 def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
     """And without `[DONE]`, by which clients know a whole answer."""
-    limited = Limited(request_timeout_seconds=0.2)
+    limited = Limited(request_timeout_seconds=1.0)
     answer = limited.asked("GET", "/v1/stream")
     first, last, end = answer.text.split("\n\n")
     assert (answer.status_code, first, end) == (200, "data: more", "")
@@ -234,7 +234,7 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
 
 def test_another_answer_that_takes_too_long_is_cut() -> None:
     """It has no clean end, so that nobody takes it for whole."""
-    limited = Limited(request_timeout_seconds=0.2)
+    limited = Limited(request_timeout_seconds=1.0)
     with pytest.raises(httpx.RemoteProtocolError):
         limited.asked("GET", "/v1/file")
     assert limited.refused == {"timed_out": 1}

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from asgi_server import serving
+from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.api.admission import Admission
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
@@ -141,7 +141,9 @@ class Slow(Collector):
 
     def collect(self) -> Iterator[Metric]:
         self.is_asked.set()
-        yield GaugeMetricFamily("in_time", "Whether it was let go.", self.may_end.wait(timeout=5))
+        yield GaugeMetricFamily(
+            "in_time", "Whether it was let go.", self.may_end.wait(DEADLINE_SECONDS)
+        )
 
 
 def test_a_slow_scrape_stops_nobody() -> None:
@@ -153,7 +155,7 @@ def test_a_slow_scrape_stops_nobody() -> None:
         async with serving(front) as client, asyncio.TaskGroup() as tasks:
             scrape = tasks.create_task(client.get("/metrics"))
             try:
-                assert await asyncio.to_thread(slow.is_asked.wait, 20)
+                assert await asyncio.to_thread(slow.is_asked.wait, DEADLINE_SECONDS)
                 live = await client.get("/livez")
             finally:
                 slow.may_end.set()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from echo_app import GET, HOUR_SECONDS, App, exchange, run_scene
 from holdfast.settings import LimitSettings
-from listening import Listening
+from listening import Listening, until_set
 
 OFFER = (
     b"POST /v1/echo HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
@@ -128,8 +126,7 @@ def test_a_handshake_that_the_application_does_not_answer_makes_room() -> None:
     async def scene(server: Listening) -> tuple[int, int, dict[str, int]]:
         async with server.wire() as one:
             await one.send(SOCKET.replace(b"realtime", b"unanswered") + b"\r\n")
-            async with asyncio.timeout(20):
-                await app.entered.wait()
+            await until_set(app.entered)
             async with server.wire() as two:
                 await two.send(GET + b"\r\n")
                 return (await one.answer()).status, (await two.answer()).status, server.refused

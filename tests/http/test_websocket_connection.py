@@ -8,11 +8,11 @@ import logging
 import pytest
 from websockets.asyncio.client import connect
 
-from echo_app import GET, HOUR_SECONDS, KIB, App, run_scene
+from echo_app import GET, HOUR_SECONDS, KIB, UNREACHED_SECONDS, App, run_scene
 from holdfast.listener import connection_table
 from holdfast.listener.websocket_connection import MAX_FRAGMENTS
 from holdfast.settings import LimitSettings, ListenSettings
-from listening import DEADLINE_SECONDS, Listening, Wire
+from listening import DEADLINE_SECONDS, Listening, Wire, until_set
 
 HANDSHAKE = (
     b"GET /v1/%b HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -45,8 +45,7 @@ def test_frames_that_nobody_reads_are_cut_off() -> None:
     async def scene(server: Listening) -> dict[str, int]:
         async with server.wire() as wire:
             await wire.send(HANDSHAKE % b"frames")
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                await app.left.wait()
+            await until_set(app.left)
             return server.refused
 
     assert run_scene(scene, IMPATIENT, app) == {"slow_reader": 1}
@@ -178,12 +177,12 @@ def test_a_websocket_on_which_nothing_is_said_is_closed() -> None:
 
 def test_the_time_of_a_websocket_begins_anew_with_each_message() -> None:
     """Of two the one that was opened later is closed first, if the other has talked since."""
-    limits = LimitSettings(websocket_idle_timeout_seconds=0.5)
+    limits = LimitSettings(websocket_idle_timeout_seconds=UNREACHED_SECONDS)
 
     async def scene(server: Listening) -> bool:
         url = f"ws://127.0.0.1:{server.port}/v1/counted"
         async with connect(url) as one, connect(url) as two:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
             await one.send("x")
             closing = [asyncio.create_task(each.wait_closed()) for each in (one, two)]
             done, _ = await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)

@@ -69,7 +69,8 @@ def test_a_grammar_ends_at_its_limit(what: str) -> None:
 
     async def scene() -> None:
         async with pool() as asked:
-            slow = asyncio.create_task(ask(asked, what, 1.5))
+            await ask(asked, "")  # starts the workers
+            slow = asyncio.create_task(ask(asked, what, 5.0))
             assert (await ask(asked, "")).reply is not None
             assert not slow.done()
             answer = await slow

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 import stand_in_engine
-from servers import Server, descendants, running, wait_until
+from servers import Server, descendants, has_ended, running, wait_until
 
 COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
-LONG_CHUNKS = 3000
-DEADLINE_SECONDS = 20.0
+ENDLESS = "GET /v1/stream?until=/no/such/file HTTP/1.1\r\nhost: h\r\n\r\n"
+DEADLINE_SECONDS = 60.0
 
 
 def serving(
@@ -52,21 +52,13 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 @contextmanager
-def stream(server: Server, chunks: int) -> Iterator[Iterator[str]]:
-    """Yield the lines of a running stream after the first."""
-    url = f"{server.url}/v1/stream?chunks={chunks}"
+def stream(server: Server, until: Path) -> Iterator[Iterator[str]]:
+    """Yield the lines, after the first, of a stream that goes on until there is a file."""
+    url = f"{server.url}/v1/stream?until={until}"
     with httpx.stream("GET", url, timeout=DEADLINE_SECONDS) as response:
         lines = response.iter_lines()
-        assert next(lines) == "0"
+        assert next(lines) == "begun"
         yield lines
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Whether it is gone, or a zombie that nobody reaps."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def assert_nothing_left(directory: Path, *children: psutil.Process) -> None:
@@ -133,11 +125,12 @@ def test_a_running_stream_finishes_and_nobody_new_enters(
     with serving(tmp_path, *UNPROBED) as server:
         server.until_ready()
         child = engine_of(server)
-        with stream(server, chunks=20) as lines:
+        with stream(server, tmp_path / "enough") as lines:
             server.process.send_signal(number)
             server.until_state("DRAINING")
             refused = server.get("/v1/models")
-            assert list(lines)[-1] == "19"
+            (tmp_path / "enough").touch()
+            assert list(lines)[-1] == "ended"
         assert refused.status_code == 503
         assert refused.headers["x-holdfast-state"] == "DRAINING"
         assert server.wait() == 0
@@ -151,13 +144,14 @@ def test_a_stream_that_outlasts_the_drain_is_cut(tmp_path: Path) -> None:
         child = engine_of(server)
         host, _, port = server.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), DEADLINE_SECONDS) as client:
-            client.sendall(
-                f"GET /v1/stream?chunks={LONG_CHUNKS} HTTP/1.1\r\nhost: h\r\n\r\n".encode()
-            )
-            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+            client.sendall(ENDLESS.encode())
+            received = b""
+            while b"begun" not in received and (part := client.recv(4096)):
+                received += part
             server.process.send_signal(signal.SIGTERM)
-            received = b"".join(iter(lambda: client.recv(4096), b""))
-        assert received
+            received += b"".join(iter(lambda: client.recv(4096), b""))
+        assert received.startswith(b"HTTP/1.1 200")
+        assert b"begun" in received
         assert not received.endswith(b"\r\n0\r\n\r\n")
         assert server.wait() == 0
         assert_nothing_left(tmp_path, child)
@@ -172,7 +166,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, second: signal.Signals) ->
         server.until(lambda: "state: READY" in server.log, "READY")
         child = engine_of(server)
         client = httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), timeout=60)
-        url = f"http://localhost/v1/stream?chunks={LONG_CHUNKS}"
+        url = "http://localhost/v1/stream?until=/no/such/file"
         with client, client.stream("GET", url) as response:
             lines = response.iter_lines()
             next(lines)

@@ -26,7 +26,7 @@ from servers import Server, running, wait_until
 
 COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def answering(parts: tuple[bytes, ...], together: int = 1) -> Iterator[tuple[str
     class Answer(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             asked.append(self.request.recv(1 << 16))
-            all_came.wait(10)
+            all_came.wait(60)
             for part in parts:
                 self.request.sendall(part)
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from holdfast.api.request_log import RequestLog
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 
 
 @asynccontextmanager

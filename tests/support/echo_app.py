@@ -27,6 +27,8 @@ GET = b"GET /v1/echo HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v1/echo HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 HOUR_SECONDS = 3600.0
+UNREACHED_SECONDS = 2.0
+"""A time-out that a client stays below, even if the machine stands still for a second."""
 
 Scene = Callable[[Listening], Awaitable[Any]]
 

@@ -17,7 +17,7 @@ from holdfast.listener import server as listener
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 LOCAL = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="critical")
 
 
@@ -33,6 +33,12 @@ class Answer:
     def error(self) -> dict[str, Any]:
         """The error, as OpenAI's clients read it."""
         return dict(json.loads(self.body)["error"])
+
+
+async def until_set(event: asyncio.Event) -> None:
+    """Wait for an event."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await event.wait()
 
 
 class Wire:

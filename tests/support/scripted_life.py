@@ -39,7 +39,7 @@ from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from sample_status import MIB, REJECTION, a_rank
 from scripted_llm import Output, PlainOutputs, ScriptedLLM
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 PASSED = ProbeReport("worst-case", True, False, 1000, 1.0, (ProbeStep("first_token", "passed", 1),))
 GREW = ProbeReport("worst-case", True, False, 1000, 1.0, (), grew=True)
 LIMITED = ProbeReport(

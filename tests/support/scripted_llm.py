@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.engine.request import Method
 from holdfast.errors import HoldfastError
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 class EngineGoneError(Exception):

@@ -58,11 +58,11 @@ def wait_until(
 ) -> Value:
     """The first true value of `condition`; AssertionError says `what` was awaited in vain."""
     deadline = time.monotonic() + deadline_seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(what())
         time.sleep(0.2)
-    raise AssertionError(what())
+    return value
 
 
 class Server:
@@ -276,6 +276,14 @@ def descendants(pid: int) -> set[psutil.Process]:
         return set(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
         return set()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it is gone, or a zombie that nobody reaps."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _environment(directory: Path, given: Mapping[str, str]) -> dict[str, str]:

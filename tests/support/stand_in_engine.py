@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -110,14 +111,17 @@ class StandInConfigured:
 
 
 async def _answer(request: Request) -> StreamingResponse:
-    """So many chunks as `?chunks=` says, ten a second."""
+    """A line, and then ten more a second until the file that `?until=` names is there."""
 
     async def chunks() -> AsyncIterator[str]:
         if os.environ.get("STAND_IN") == "never-answers":
             await asyncio.Event().wait()
-        for number in range(int(request.query_params.get("chunks", 1))):
-            yield f"{number}\n"
-            await asyncio.sleep(CHUNK_SECONDS)
+        yield "begun\n"
+        if until := request.query_params.get("until"):
+            while not await anyio.Path(until).exists():
+                await asyncio.sleep(CHUNK_SECONDS)
+                yield "more\n"
+            yield "ended\n"
 
     return StreamingResponse(chunks())
 

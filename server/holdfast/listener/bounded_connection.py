@@ -179,8 +179,13 @@ class BoundedConnection(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def on_linger_timeout(self) -> None:
-        """Abort: the client has had time to read its last answer."""
-        self.transport.abort()
+        """Abort, unless the client is still sending: it has had time to read its last answer."""
+        # The event loop reads once between two turns: what came while it was blocked counts.
+        self.loop.call_soon(self.loop.call_soon, self._abort_if_silent)
+
+    def _abort_if_silent(self) -> None:
+        if self.on_linger_timeout not in self._table.linger_deadlines:
+            self.transport.abort()
 
     def _discard(self) -> None:
         if self.loop.time() < self._linger_until_seconds:

@@ -80,7 +80,7 @@ class ScriptedLLM:
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     """What it comes to, in time."""
-    return asyncio.run(asyncio.wait_for(work, 10))
+    return asyncio.run(asyncio.wait_for(work, 60))
 
 
 def test_a_sleeping_engine_rests_until_all_of_it_is_awake() -> None:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from holdfast.engine.sequence_queue import STEPS_ALONE, Capacity, SequenceQueue
 from holdfast.request_context import RequestContext
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 class Engine:

@@ -15,19 +15,20 @@ import pytest
 from holdfast.engine import startup
 from holdfast.engine.startup import until_stuck
 
-DEADLINE_SECONDS = 20.0
-SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
+DEADLINE_SECONDS = 60.0
+SLEEP = (sys.executable, "-c", "import time; print(flush=True); time.sleep(600)")
 
 
 @contextmanager
 def child(*words: str) -> Iterator[psutil.Process]:
     """A process that does nothing, with these words in its title."""
-    process = subprocess.Popen([*SLEEP, *words])
-    try:
-        yield psutil.Process(process.pid)
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([*SLEEP, *words], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()  # for a moment after its start a process has no title yet
+            yield psutil.Process(process.pid)
+        finally:
+            process.kill()
 
 
 async def _stuck(family: Callable[[], frozenset[psutil.Process]]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from holdfast.listener.connection_table import LATE_AT_ONCE, DeadlineQueue
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 
 
 class Awaited:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from file_limits import no_more_files
+from holdfast.processes import deaths
 from holdfast.processes.deaths import CoreProcess, DeathWatch, Evidence, classify
 from holdfast.processes.exits import ProcessExit
 from holdfast.records import Death, RankStats, Rejection, Suspect
@@ -27,7 +28,7 @@ CORE, WORKER, PEER = 11, 22, 33
 NAMES = {CORE: "EngineCore"}
 SUSPECTS = (Suspect("poison-1a2b3c4d", 30, is_prefill=True),)
 REFUSAL = "AssertionError: Workspace is locked but allocation from 'a.py:1:f' requires 2.00 MB"
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 def rank(
@@ -237,8 +238,11 @@ def test_a_death_whose_causes_cannot_be_read_is_still_a_death(tmp_path: Path) ->
     assert death.cause == "core_exit"
 
 
-def test_an_error_of_vllm_is_explained_by_the_end_that_follows(tmp_path: Path) -> None:
+def test_an_error_of_vllm_is_explained_by_the_end_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """vLLM may know of it before the process has ended."""
+    monkeypatch.setattr(deaths, "RECHECK_SECONDS", DEADLINE_SECONDS)
     with start_sleeper() as process:
         asked = 0
 

@@ -69,7 +69,7 @@ def _keep(directory: Path, arguments: Sequence[str], environment: Mapping[str, s
         assert worker.stdout is not None
         worker.stdout.read(1)  # for a moment after its start a process has no environment yet
         NativeVariables(directory, arguments).remember(worker.pid)
-        worker.communicate(b"\n", timeout=20)
+        worker.communicate(b"\n", timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import re
 import signal
@@ -21,6 +22,8 @@ from holdfast.processes.exits import (
     oom_kills,
     recorded_exits,
 )
+
+DEADLINE_SECONDS = 60.0
 
 
 def _ends(directory: Path, pid: int, code: int, at_seconds: float) -> None:
@@ -68,7 +71,8 @@ def start_sleeper() -> subprocess.Popen[bytes]:
 
 
 def open_descriptors() -> int:
-    """How many this process has."""
+    """How many this process has, without those that only await the garbage collector."""
+    gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -77,8 +81,9 @@ async def ends_in_order(processes: list[subprocess.Popen[bytes]]) -> list[Proces
     with ExitWatcher([psutil.Process(process.pid) for process in processes]) as watcher:
         for count, process in enumerate(processes, start=1):
             process.kill()
-            while len(watcher.exits()) < count:
-                await watcher.wait(0.05)
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while len(watcher.exits()) < count:
+                    await watcher.wait(0.05)
         return list(watcher.exits())
 
 

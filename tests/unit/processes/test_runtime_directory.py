@@ -11,18 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.processes import runtime_directory
-from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
+from holdfast.processes import cleanup, runtime_directory
+from holdfast.worker.ipc_names import name_prefix
 
 SERVES = """
-import sys, time
+import sys
+from pathlib import Path
+from holdfast.worker import ipc_names
+ipc_names.SHARED_MEMORY = Path(sys.argv[1])
 from holdfast.processes.runtime_directory import runtime_directory
-from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
 
 with runtime_directory() as directory:
     engine = directory / "3"
     engine.mkdir()
-    ring = SHARED_MEMORY / (name_prefix(engine) + "ab")
+    ring = Path(sys.argv[1]) / (ipc_names.name_prefix(engine) + "ab")
     ring.touch()
     print(directory.resolve(), directory, ring, flush=True)
     sys.stdin.read()
@@ -30,12 +32,23 @@ with runtime_directory() as directory:
 LONG = "d" * 60
 
 
+@pytest.fixture(autouse=True)
+def shared_memory(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Stands for /dev/shm, in which every server that starts here sweeps what dead ones left."""
+    directory = tmp_path_factory.mktemp("shm")
+    for module in (cleanup, runtime_directory):
+        monkeypatch.setattr(module, "SHARED_MEMORY", directory)
+    return directory
+
+
 @contextmanager
-def server(temporary: Path, *, is_killed: bool = True) -> Iterator[tuple[Path, Path, Path]]:
-    """One that runs: its directory, the path by which its engine knows it, and their memory."""
+def server(temporary: Path, shared_memory: Path) -> Iterator[tuple[Path, Path, Path]]:
+    """One that is killed in the end: its directory, its engine's path to that, and their memory."""
     temporary.mkdir(exist_ok=True)
     with subprocess.Popen(
-        [sys.executable, "-c", SERVES],
+        [sys.executable, "-c", SERVES, str(shared_memory)],
         env={**os.environ, "TMPDIR": str(temporary)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -46,11 +59,7 @@ def server(temporary: Path, *, is_killed: bool = True) -> Iterator[tuple[Path, P
         try:
             yield real, known, ring
         finally:
-            if is_killed:
-                process.kill()
-            else:
-                process.communicate()
-            ring.unlink(missing_ok=True) if not is_killed else None
+            process.kill()
 
 
 @pytest.fixture
@@ -62,24 +71,26 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", ["", LONG])
 def test_what_a_killed_server_left_is_swept(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    temporary: Path, shared_memory: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Its directory, the short name of that, and the shared memory of its engines."""
     place = temporary / name
-    with server(place) as (real, known, ring):
+    with server(place, shared_memory) as (real, known, ring):
         assert real.parent == place
     assert all(path.exists() for path in (real, known, ring))
     monkeypatch.setattr("tempfile.tempdir", str(place))
     runtime_directory.sweep()
     assert not any(os.path.lexists(path) for path in (real, known, ring))
     assert known == real or not known.parent.exists()
-    assert not list(SHARED_MEMORY.glob(f"{real.name}*"))
+    assert not list(shared_memory.iterdir())
 
 
-def test_shared_memory_outlives_the_directory_and_is_swept(temporary: Path) -> None:
+def test_shared_memory_outlives_the_directory_and_is_swept(
+    temporary: Path, shared_memory: Path
+) -> None:
     """A container that restarts has lost its own files, and shares the memory of the host."""
     elsewhere = temporary / "of another container"
-    with server(temporary / "one") as (_, _, ring):
+    with server(temporary / "one", shared_memory) as (_, _, ring):
         pass
     elsewhere.mkdir()
     assert ring.exists()
@@ -88,18 +99,20 @@ def test_shared_memory_outlives_the_directory_and_is_swept(temporary: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["", LONG])
-def test_a_server_with_another_directory_is_swept(temporary: Path, name: str) -> None:
+def test_a_server_with_another_directory_is_swept(
+    temporary: Path, shared_memory: Path, name: str
+) -> None:
     """Its file in shared memory says where the rest is."""
-    with server(temporary / f"other{name}") as (real, known, ring):
+    with server(temporary / f"other{name}", shared_memory) as (real, known, ring):
         pass
     runtime_directory.sweep()
     assert not any(os.path.lexists(path) for path in (real, known, ring))
-    assert not list(SHARED_MEMORY.glob(f"{real.name}*"))
+    assert not list(shared_memory.iterdir())
 
 
-def test_what_a_living_server_has_is_left_alone(temporary: Path) -> None:
+def test_what_a_living_server_has_is_left_alone(temporary: Path, shared_memory: Path) -> None:
     """Another server starts beside it."""
-    with server(temporary) as (real, known, ring):
+    with server(temporary, shared_memory) as (real, known, ring):
         runtime_directory.sweep()
         assert all(path.exists() for path in (real, known, ring))
         assert (real / "owner").exists()
@@ -124,15 +137,15 @@ def test_what_says_nothing_of_its_owner_is_left_alone(temporary: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_what_another_user_left_is_left_alone(temporary: Path) -> None:
+def test_what_another_user_left_is_left_alone(temporary: Path, shared_memory: Path) -> None:
     """Root could remove it, and does not know it."""
-    with server(temporary) as (real, _, ring):
+    with server(temporary, shared_memory) as (real, _, ring):
         pass
-    for owner in (real / "owner", SHARED_MEMORY / f"{real.name}.owner"):
+    for owner in (real / "owner", shared_memory / f"{real.name}.owner"):
         os.chown(owner, 12345, 12345)
     runtime_directory.sweep()
     assert real.exists()
-    for owner in (real / "owner", SHARED_MEMORY / f"{real.name}.owner"):
+    for owner in (real / "owner", shared_memory / f"{real.name}.owner"):
         os.chown(owner, 0, 0)
     runtime_directory.sweep()
     assert not ring.exists()
@@ -155,11 +168,11 @@ def test_a_path_has_room_for_a_socket(
     assert directory.parent == place or not directory.parent.exists()
 
 
-def test_a_server_that_ends_at_once_removes_it_all(temporary: Path) -> None:
+def test_a_server_that_ends_at_once_removes_it_all(temporary: Path, shared_memory: Path) -> None:
     """At a second signal no context manager has the time."""
     with runtime_directory.runtime_directory() as directory:
         (directory / "1").mkdir()
-        ring = SHARED_MEMORY / (name_prefix(directory / "1") + "ab")
+        ring = shared_memory / (name_prefix(directory / "1") + "ab")
         ring.touch()
         runtime_directory.remove(directory)
         assert not directory.exists()
@@ -203,7 +216,7 @@ async def main():
     tree.TRACKER_LOOK_SECONDS = 0.01
     first = pid()
     os.kill(first, signal.SIGKILL)
-    async with asyncio.timeout(20), tree.resource_tracker_kept():
+    async with asyncio.timeout(50), tree.resource_tracker_kept():
         while pid() == first:
             await asyncio.sleep(0.01)
     resource_tracker.register("/hf-none-of-that-name", "shared_memory")

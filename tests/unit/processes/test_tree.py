@@ -32,7 +32,7 @@ def half_ended() -> Iterator[psutil.Process]:
         try:
             wait_until(
                 lambda: process.status() == psutil.STATUS_ZOMBIE,
-                deadline_seconds=30,
+                deadline_seconds=60,
                 what=lambda: f"{process} is not a zombie",
             )
             yield process
@@ -62,7 +62,7 @@ def test_a_process_that_has_ended_is_not_a_descendant() -> None:
         process = psutil.Process(child.pid)
         wait_until(
             lambda: not exits.is_alive(process),
-            deadline_seconds=30,
+            deadline_seconds=60,
             what=lambda: f"{process} has not ended",
         )
         assert process not in tree.children()

@@ -25,8 +25,10 @@ GOOD = {(0, 0): 21 * MIB}
 RACER = """
 import sys
 from pathlib import Path
+from holdfast import atomic_files
 from holdfast.workspace import learned_store
 
+atomic_files.LOCK_SECONDS = 60.0  # on a slow disk its turn may come late
 directory, lane, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()
