@@ -6,12 +6,15 @@ A token is four characters. What it says follows from the prompt, and from the s
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from double_tools import written
 
 Body = Mapping[str, Any]
 
@@ -45,25 +48,49 @@ def tokens_of(text: str) -> list[str]:
     return re.findall(r".{1,4}", text, re.DOTALL)
 
 
+class Vocabulary:
+    """The ids of tokens, in the order in which the texts of one server have them."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+        self._tokens: list[str] = []
+
+    def ids_of(self, text: str) -> list[int]:
+        """The ids of the tokens of a text."""
+        return [self._id_of(token) for token in tokens_of(text)]
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of some ids; one that no text has had stands for four dots."""
+        known = self._tokens
+        return "".join(known[one] if one < len(known) else "...." for one in ids)
+
+    def _id_of(self, token: str) -> int:
+        if token not in self._ids:
+            self._ids[token] = len(self._tokens)
+            self._tokens.append(token)
+        return self._ids[token]
+
+
 def template(body: Body) -> str:
     """The prompt of a chat."""
     messages: Sequence[Mapping[str, Any]] = body["messages"]
     is_thinking = (body.get("chat_template_kwargs") or {}).get("enable_thinking", True)
     said = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
-    return f"{said}<assistant>{'' if is_thinking else '<no thinking>'}"
+    tools = f"<tools>{json.dumps(body['tools'])}\n" if body.get("tools") else ""
+    return f"{tools}{said}<assistant>{'' if is_thinking else '<no thinking>'}"
 
 
-def generate(body: Body, prompt: str) -> Generated:
+def generate(body: Body, prompt: str, defect: str = "") -> Generated:
     """The answer to a prompt, within the limits of the request."""
     most = body.get("max_completion_tokens") or body.get("max_tokens") or _DEFAULT_TOKENS
-    text = says(body, prompt)
+    text = written(body, prompt, defect) or says(body, prompt)
     stops = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop") or []
-    written = tokens_of(text)[:most]
-    ends = [at for stop in stops if (at := "".join(written).find(stop)) >= 0]
+    spoken = tokens_of(text)[:most]
+    ends = [at for stop in stops if (at := "".join(spoken).find(stop)) >= 0]
     if ends:
         return Generated(tokens_of(text[: min(ends)]), "stop")
     echoed = tokens_of(prompt) if body.get("echo") else []
-    return Generated(echoed + written, "stop" if len(tokens_of(text)) < most else "length")
+    return Generated(echoed + spoken, "stop" if len(tokens_of(text)) < most else "length")
 
 
 def says(body: Body, prompt: str) -> str:

@@ -19,7 +19,17 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from double_defects import MORE, WRONG_ANSWERS, Defect
-from double_model import MAX_MODEL_LEN, Generated, fault_of, generate, says, template, tokens_of
+from double_model import (
+    MAX_MODEL_LEN,
+    Generated,
+    Vocabulary,
+    fault_of,
+    generate,
+    says,
+    template,
+    tokens_of,
+)
+from double_tools import deltas, finish_reason, parse
 
 Body = dict[str, Any]
 
@@ -36,6 +46,7 @@ class OpenAIDouble(Starlette):
         """Set once a request has come that gets no answer."""
         self._running = 0
         self._last: Body = {}
+        self._vocabulary = Vocabulary()
         posts = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._completion,
@@ -86,7 +97,8 @@ class OpenAIDouble(Starlette):
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)
         prompt = template(body) if "messages" in body else body["prompt"]
-        return JSONResponse({"count": len(tokens_of(prompt)), "max_model_len": MAX_MODEL_LEN})
+        ids = self._vocabulary.ids_of(prompt)
+        return JSONResponse({"count": len(ids), "max_model_len": MAX_MODEL_LEN, "tokens": ids})
 
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request)
@@ -94,6 +106,8 @@ class OpenAIDouble(Starlette):
             raise HTTPException(500, "out of order")
         if self.defect == "every chat repeats the key":
             raise HTTPException(500, f"out of order, {request.headers['authorization']}")
+        if body.get("tools") and self.defect == "functions are 400":
+            raise HTTPException(400, "functions need --enable-auto-tool-choice")
         if self.defect == "chats that never come" and body.get("max_tokens") != 1:
             await self._hang(request)
         return self._answer(body, template(body), is_chat=True)
@@ -162,7 +176,8 @@ class OpenAIDouble(Starlette):
 
     def _answer(self, body: Body, prompt: str | list[int], *, is_chat: bool) -> Response:
         asked = len(prompt if isinstance(prompt, list) else tokens_of(prompt))
-        generated = [self._generate(body, str(prompt)) for _ in range(body.get("n") or 1)]
+        text = self._vocabulary.text_of(prompt) if isinstance(prompt, list) else prompt
+        generated = [self._generate(body, text) for _ in range(body.get("n") or 1)]
         written = sum(len(one.tokens) for one in generated)
         written -= len(generated) * asked if body.get("echo") else 0
         asked += self.defect == "prompt_tokens off by one"
@@ -201,7 +216,7 @@ class OpenAIDouble(Starlette):
         if self.defect == "chats that never end" and "messages" in body:
             most = body.get("max_tokens") or MAX_MODEL_LEN
             return Generated(tokens_of("on and on, " * most)[:most], "length")
-        made = generate(body, prompt)
+        made = generate(body, prompt, self.defect)
         if keeps_stop and body.get("stop") and made.finish_reason == "stop":
             made = replace(made, tokens=[*made.tokens, body["stop"][0]])
         if self.defect == "cut answers that end by stop":
@@ -215,8 +230,16 @@ class OpenAIDouble(Starlette):
         if self.defect == "choices all numbered 0":
             index = 0
         said: Body = {"text": made.text}
+        reason = made.finish_reason
         if is_chat:
-            message = {"role": "assistant", "content": made.text, **self._thought(made, body)}
+            parsed = parse(made.text, body, self.defect)
+            reason = finish_reason(parsed, body, reason)
+            message = {
+                "role": "assistant",
+                "content": parsed.content,
+                **({"tool_calls": parsed.calls} if parsed.calls else {}),
+                **self._thought(made, body),
+            }
             if self.defect == "chats without a role":
                 del message["role"]
             said = {"message": message}
@@ -225,7 +248,7 @@ class OpenAIDouble(Starlette):
             "index": index,
             **said,
             "logprobs": logprobs,
-            "finish_reason": made.finish_reason,
+            "finish_reason": reason,
         }
 
     def _thought(self, made: Generated, body: Body) -> Body:
@@ -271,7 +294,7 @@ class OpenAIDouble(Starlette):
         tail = {**head, "choices": [], "usage": usage}
         is_asked = (body.get("stream_options") or {}).get("include_usage")
         for index, made in enumerate(generated):
-            parts = list(self._of_choice(index, made, is_chat=is_chat))
+            parts = list(self._of_choice(index, made, body, is_chat=is_chat))
             if is_asked and self.defect == "usage in the middle":
                 yield tail
             for part in parts:
@@ -285,22 +308,29 @@ class OpenAIDouble(Starlette):
         ):
             yield tail
 
-    def _of_choice(self, index: int, made: Generated, *, is_chat: bool) -> Iterator[Body]:
+    def _of_choice(
+        self, index: int, made: Generated, body: Body, *, is_chat: bool
+    ) -> Iterator[Body]:
         def part(text: str, reason: str | None = None) -> Body:
             said: Body = {"delta": {"content": text}} if is_chat else {"text": text}
             return {"index": index, **said, "finish_reason": reason}
 
         if is_chat:
             yield {"index": index, "delta": {"role": "assistant", "content": ""}}
-        tokens = list(made.tokens)
+        tokens, reason = list(made.tokens), made.finish_reason
+        parsed = parse(made.text, body, self.defect) if is_chat else None
+        if parsed and parsed.calls:
+            tokens, reason = tokens_of(parsed.content), finish_reason(parsed, body, reason)
         if self.defect == "a stream that drops a token" and len(tokens) > 2:
             del tokens[len(tokens) // 2]
         for token in tokens:
             is_broken = self.defect == "a stream that breaks characters"
             yield part(token.encode().decode("ascii", "replace") if is_broken else token)
-        yield part("", made.finish_reason)
+        for delta in deltas(parsed.calls, self.defect) if parsed else ():
+            yield {"index": index, "delta": {"tool_calls": [delta]}, "finish_reason": None}
+        yield part("", reason)
         if self.defect == "two finish reasons":
-            yield part("", made.finish_reason)
+            yield part("", reason)
         if self.defect == "text behind the finish reason":
             yield part("more")
 

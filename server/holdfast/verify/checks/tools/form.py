@@ -1,0 +1,105 @@
+"""Do calls of functions come as clients read them, at once and as a stream?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.verify.answers import dig, dig_or
+from holdfast.verify.check import Check
+from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, MARKUP, bodies
+from holdfast.verify.checks.tools.calls import (
+    is_cut,
+    merge,
+    raw_calls,
+    streamed_turn,
+    whole_turn,
+)
+from holdfast.verify.checks.twins import compare
+from holdfast.verify.streams import StreamedAnswer
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import CHAT, SkippedError, Trial
+
+
+async def form(trial: Trial) -> None:
+    """Each call has an id of its own and a name; the parts of a stream follow their indices."""
+    seen = 0
+    for body in bodies(trial):
+        whole = await trial.post(CHAT, body)
+        with trial.demanding_form(whole):
+            seen += len(raw_calls(whole))
+            _judge_whole(trial, whole)
+        stream = await trial.stream(CHAT, body)
+        with trial.demanding_form(stream):
+            merged = merge(stream)
+            for fault in merged.faults:
+                trial.blame(fault, stream)
+            _judge_ids(trial, [call.identity for call in merged.calls.values()], stream)
+    _require_calls(seen)
+    trial.measure("calls", seen)
+
+
+async def stream_twin(trial: Trial) -> None:
+    """Greedy answers with calls as a stream, against the same at once."""
+    seen = 0
+    for body in bodies(trial):
+        if is_cut(await trial.post(CHAT, body), body):
+            continue  # half a call is a text to one parser and a call to another
+        seen += len((await compare(trial, CHAT, body, whole_turn, streamed_turn)).calls)
+    _require_calls(seen)
+    trial.measure("calls compared", seen)
+
+
+async def markup(trial: Trial) -> None:
+    """What the model wrote to call a function is not left in the text."""
+    for body in bodies(trial):
+        whole = await trial.post(CHAT, body)
+        stream = await trial.stream(CHAT, body)
+        for answer, said in ((whole, whole.content()), (stream, stream.said().content)):
+            left = [one for one in MARKUP if one in said]
+            trial.require(not left, f"the text has {' and '.join(left)} in it", answer)
+    trial.measure("answers", 2 * len(bodies(trial)))
+
+
+def _judge_whole(trial: Trial, answer: Answer) -> None:
+    calls = raw_calls(answer)
+    for call in calls:
+        dig(call, "function", "arguments", kind=str)
+        has_name = dig(call, "function", "name", kind=str)
+        trial.require(has_name, "a call has no name", answer)
+        trial.require(call.get("type") == "function", "a call is not of type function", answer)
+    _judge_ids(trial, [dig_or(call, "id", default="") for call in calls], answer)
+
+
+def _judge_ids(trial: Trial, ids: Sequence[str], answer: Answer | StreamedAnswer) -> None:
+    trial.require(all(ids), "a call has no id, so no result can be sent back", answer)
+    trial.require(len(set(ids)) == len(ids), "two calls have the same id", answer)
+
+
+def _require_calls(seen: int) -> None:
+    if not seen:
+        raise SkippedError(f"the model makes no call within {ANSWER_TOKENS} tokens")
+
+
+CHECKS = (
+    Check(
+        "form",
+        "tools",
+        form,
+        "Calls have names and ids of their own, and in a stream indices in order from 0.",
+        needs=("tools",),
+    ),
+    Check(
+        "stream_twin",
+        "tools",
+        stream_twin,
+        "A stream calls the same functions with the same arguments as the same answer at once.",
+        needs=("tools",),
+    ),
+    Check(
+        "markup",
+        "tools",
+        markup,
+        "No markup of a call is left in the text of an answer.",
+        needs=("tools",),
+    ),
+)

@@ -1,0 +1,258 @@
+"""A case for each keyword of JSON Schema: a schema, and a value that it accepts.
+
+https://json-schema.org/draft/2020-12/json-schema-validation
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+Schema = Mapping[str, Any]
+Made = tuple[Schema, Any]
+"""A schema and a value that it accepts."""
+
+_WORDS = ("amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "harbor")
+_MOST_JOINED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The parameters of a function, and arguments that they accept."""
+
+    name: str
+    parameters: Schema
+    arguments: Mapping[str, Any]
+
+
+def _words(rng: random.Random, count: int) -> list[str]:
+    return rng.sample(_WORDS, count)
+
+
+def _text(rng: random.Random) -> Made:
+    return {"type": "string", "maxLength": 16}, rng.choice(_WORDS)
+
+
+def _text_of_a_length(rng: random.Random) -> Made:
+    return {"type": "string", "minLength": 4, "maxLength": 8}, rng.choice(_WORDS)
+
+
+def _pattern(rng: random.Random) -> Made:
+    return {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}, f"QX-{rng.randint(100, 999)}"
+
+
+def _date(rng: random.Random) -> Made:
+    return {"type": "string", "format": "date"}, f"2024-0{rng.randint(1, 9)}-1{rng.randint(0, 9)}"
+
+
+def _date_time(rng: random.Random) -> Made:
+    return {"type": "string", "format": "date-time"}, f"2024-05-1{rng.randint(0, 9)}T12:30:00Z"
+
+
+def _email(rng: random.Random) -> Made:
+    return {"type": "string", "format": "email"}, f"{rng.choice(_WORDS)}@example.org"
+
+
+def _uuid(rng: random.Random) -> Made:
+    digits = f"{rng.getrandbits(128):032x}"
+    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+    return {"type": "string", "format": "uuid"}, "-".join(parts)
+
+
+def _unusual_text(rng: random.Random) -> Made:
+    said = ("na\u00efve \u5317\u4eac", 'a "quoted" \\ text', "\U0001f642", "two\nlines", "")
+    return {"type": "string", "enum": [*said]}, rng.choice(said)
+
+
+def _integer(rng: random.Random) -> Made:
+    return {"type": "integer", "minimum": -999, "maximum": 999}, rng.randint(-999, 999)
+
+
+def _open_range(rng: random.Random) -> Made:
+    schema = {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 100}
+    return schema, rng.randint(1, 99)
+
+
+def _multiple(rng: random.Random) -> Made:
+    return {"type": "integer", "enum": [5, 10, 15, 20], "multipleOf": 5}, 5 * rng.randint(1, 4)
+
+
+def _number(rng: random.Random) -> Made:
+    return {"type": "number", "minimum": 0, "maximum": 10}, rng.randint(0, 40) / 4
+
+
+def _boolean(rng: random.Random) -> Made:
+    return {"type": "boolean"}, rng.random() < 0.5
+
+
+def _null(_rng: random.Random) -> Made:
+    return {"type": "null"}, None
+
+
+def _enum(rng: random.Random) -> Made:
+    words = _words(rng, 4)
+    return {"type": "string", "enum": words}, rng.choice(words)
+
+
+def _enum_of_kinds(rng: random.Random) -> Made:
+    kinds = [rng.randint(1, 99), rng.choice(_WORDS), True, None]
+    return {"enum": kinds}, rng.choice(kinds)
+
+
+def _const(rng: random.Random) -> Made:
+    word = rng.choice(_WORDS)
+    return {"const": word}, word
+
+
+def _kinds(rng: random.Random) -> Made:
+    return {"type": ["integer", "null"], "maximum": 9999, "minimum": 0}, rng.choice([None, 7])
+
+
+def _items(rng: random.Random) -> Made:
+    schema = {"type": "array", "items": {"type": "string", "enum": [*_WORDS]}, "maxItems": 4}
+    return schema, _words(rng, 3)
+
+
+def _count_of_items(rng: random.Random) -> Made:
+    item = {"type": "integer", "minimum": 0, "maximum": 99}
+    schema = {"type": "array", "items": item, "minItems": 2, "maxItems": 3}
+    return schema, [rng.randint(0, 99) for _ in range(2)]
+
+
+def _prefix(rng: random.Random) -> Made:
+    prefix = [{"type": "string", "maxLength": 8}, {"type": "boolean"}]
+    limits = {"minItems": 2, "maxItems": 2}
+    schema = {"type": "array", "prefixItems": prefix, "items": False, **limits}
+    return schema, [rng.choice(_WORDS), True]
+
+
+def _rows(rng: random.Random) -> Made:
+    row = {"type": "array", "items": {"enum": [0, 1]}, "minItems": 2, "maxItems": 2}
+    schema = {"type": "array", "items": row, "minItems": 2, "maxItems": 2}
+    return schema, [[rng.randint(0, 1) for _ in range(2)] for _ in range(2)]
+
+
+def _closed_object(rng: random.Random) -> Made:
+    schema = {
+        "type": "object",
+        "properties": {"x": {"type": "boolean"}, "y": {"type": "boolean"}},
+        "required": ["x", "y"],
+        "additionalProperties": False,
+    }
+    return schema, {"x": rng.random() < 0.5, "y": rng.random() < 0.5}
+
+
+def _optional(rng: random.Random) -> Made:
+    must, may = _words(rng, 2)
+    flags = {must: {"type": "boolean"}, may: {"type": "boolean"}}
+    closed = {"required": [must], "additionalProperties": False}
+    return {"type": "object", "properties": flags, **closed}, {must: True}
+
+
+def _further_properties(rng: random.Random) -> Made:
+    schema = {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 3}
+    return schema, {rng.choice(_WORDS): True}
+
+
+def _no_properties(_rng: random.Random) -> Made:
+    return {"type": "object", "properties": {}, "additionalProperties": False}, {}
+
+
+def _deep_object(rng: random.Random) -> Made:
+    schema, value = _enum(rng)
+    for name in _words(rng, 4):
+        closed = {"required": [name], "additionalProperties": False}
+        schema = {"type": "object", "properties": {name: schema}, **closed}
+        value = {name: value}
+    return schema, value
+
+
+def _any_of(rng: random.Random) -> Made:
+    one, other = _enum(rng), _open_range(rng)
+    return {"anyOf": [one[0], other[0]]}, rng.choice([one[1], other[1]])
+
+
+def _one_of(rng: random.Random) -> Made:
+    one, other = _boolean(rng), _enum(rng)
+    return {"oneOf": [one[0], other[0]]}, rng.choice([one[1], other[1]])
+
+
+def _all_of(rng: random.Random) -> Made:
+    whole = {"type": "integer", "minimum": 10, "maximum": 99}
+    return {"allOf": [whole]}, rng.randint(10, 99)
+
+
+def _referred(rng: random.Random) -> Made:
+    schema, value = _closed_object(rng)
+    return {"$ref": "#/$defs/point", "$defs": {"point": schema}}, value
+
+
+MAKERS: Mapping[str, Callable[[random.Random], Made]] = MappingProxyType(
+    {
+        "string": _text,
+        "minLength": _text_of_a_length,
+        "pattern": _pattern,
+        "format date": _date,
+        "format date-time": _date_time,
+        "format email": _email,
+        "format uuid": _uuid,
+        "escapes": _unusual_text,
+        "integer": _integer,
+        "exclusiveMinimum": _open_range,
+        "multipleOf": _multiple,
+        "number": _number,
+        "boolean": _boolean,
+        "null": _null,
+        "enum": _enum,
+        "enum of several types": _enum_of_kinds,
+        "const": _const,
+        "several types": _kinds,
+        "items": _items,
+        "minItems": _count_of_items,
+        "prefixItems": _prefix,
+        "arrays in an array": _rows,
+        "required": _closed_object,
+        "optional": _optional,
+        "additionalProperties": _further_properties,
+        "no properties": _no_properties,
+        "nested objects": _deep_object,
+        "anyOf": _any_of,
+        "oneOf": _one_of,
+        "allOf": _all_of,
+        "$ref": _referred,
+    }
+)
+
+
+def cases(count: int, seed: int = 0) -> tuple[Case, ...]:
+    """The same cases each time: one for each keyword, then functions with several of them."""
+    names = list(MAKERS)
+    made = [_case(name, (name,), seed) for name in names[:count]]
+    rng = random.Random(seed)  # noqa: S311 - the same cases each time
+    for number in range(count - len(made)):
+        joined = tuple(rng.sample(names, rng.randint(2, _MOST_JOINED)))
+        made.append(_case(f"{' and '.join(joined)} ({number})", joined, f"{seed} {number}"))
+    return tuple(made)
+
+
+def _case(name: str, keywords: tuple[str, ...], seed: object) -> Case:
+    rng = random.Random(f"{name} {seed}")  # noqa: S311 - as above
+    properties: dict[str, Schema] = {}
+    arguments: dict[str, Any] = {}
+    definitions: dict[str, Schema] = {}
+    for number, keyword in enumerate(keywords, start=1):
+        schema, arguments[f"value_{number}"] = MAKERS[keyword](rng)
+        definitions |= schema.get("$defs", {})
+        properties[f"value_{number}"] = {k: v for k, v in schema.items() if k != "$defs"}
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    if definitions:
+        parameters["$defs"] = definitions  # `#` is the whole of the parameters
+    return Case(name, parameters, arguments)

@@ -1,0 +1,169 @@
+"""Do forced calls keep to the schema of their function, at once and as a stream?
+
+A call in error is of one of the classes that OpenRouter counts: arguments that are not a JSON
+object, a name that was not offered, arguments that the schema refuses.
+https://openrouter.ai/docs/guides/routing/auto-exacto
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from enum import StrEnum
+from typing import Any
+
+from holdfast.verify.check import FROM_STANDARD, Check
+from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, Body, function, named
+from holdfast.verify.checks.tools.calls import (
+    Turn,
+    is_cut,
+    streamed_turn,
+    whole_turn,
+)
+from holdfast.verify.checks.tools.keywords import Case, cases
+from holdfast.verify.records import at_least, equal_to
+from holdfast.verify.streams import StreamedAnswer
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import (
+    CHAT,
+    InconclusiveError,
+    SkippedError,
+    Trial,
+    UnexpectedStatusError,
+)
+
+_AT_ONCE = 8
+_STANDARD_CASES, _FULL_CASES = 30, 200
+_LEAST_VALID_PERCENT = 98
+_NAME = "record"
+
+
+class Outcome(StrEnum):
+    """What came of one forced call."""
+
+    VALID = "valid"
+    INVALID_JSON = "InvalidJson"
+    UNKNOWN_NAME = "UnknownName"
+    SCHEMA_MISMATCH = "SchemaMismatch"
+    NO_CALL = "NoCall"
+    CUT = "cut by max_tokens"
+    REFUSED = "refused by the server"
+
+
+_WHOLE = (
+    Outcome.VALID,
+    Outcome.INVALID_JSON,
+    Outcome.UNKNOWN_NAME,
+    Outcome.SCHEMA_MISMATCH,
+    Outcome.NO_CALL,
+)
+"""What is judged: the others are no calls that have ended."""
+
+
+async def schemas(trial: Trial) -> None:
+    """Each case once at once and once as a stream."""
+    known = cases(_FULL_CASES if trial.profile == "full" else _STANDARD_CASES)
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def judged(case: Case, *, is_streamed: bool) -> Outcome:
+        async with room:
+            return await _judge(trial, case, is_streamed=is_streamed)
+
+    outcomes = Counter(
+        await asyncio.gather(
+            *(judged(case, is_streamed=way) for case in known for way in (False, True))
+        )
+    )
+    _report(trial, outcomes)
+
+
+def _report(trial: Trial, outcomes: Counter[Outcome]) -> None:
+    whole = sum(outcomes[one] for one in _WHOLE)
+    if not whole:
+        most = outcomes.most_common(1)[0][0]
+        raise SkippedError(f"no forced call came to an end: {most}")
+    trial.measure("calls", whole)
+    limit = at_least(_LEAST_VALID_PERCENT)
+    trial.measure("valid calls", 100 * outcomes[Outcome.VALID] / whole, "%", limit)
+    for error in (Outcome.INVALID_JSON, Outcome.UNKNOWN_NAME, Outcome.NO_CALL):
+        trial.measure(error, outcomes[error], limit=equal_to(0))
+    for other in (Outcome.SCHEMA_MISMATCH, Outcome.CUT, Outcome.REFUSED):
+        trial.measure(other, outcomes[other])
+    if 2 * whole < outcomes.total():
+        raise InconclusiveError(f"only {whole} of {outcomes.total()} forced calls came to an end")
+
+
+async def _judge(trial: Trial, case: Case, *, is_streamed: bool) -> Outcome:
+    """Ask for one call, and note what is wrong with it."""
+    body = _body(trial, case)
+    answer: Answer | StreamedAnswer
+    try:
+        if is_streamed:
+            answer = await trial.stream(CHAT, body)
+        else:
+            answer = await trial.post(CHAT, body)
+    except UnexpectedStatusError as error:
+        if not 400 <= error.status < 500:
+            raise
+        trial.warn(f"{case.name}: {error}")  # it says what it cannot do, which is fair
+        return Outcome.REFUSED
+    if is_cut(answer, body):
+        return Outcome.CUT
+    turn = streamed_turn(answer) if isinstance(answer, StreamedAnswer) else whole_turn(answer)
+    outcome, why = _outcome(turn, case)
+    if outcome is not Outcome.VALID:
+        # Mismatches are judged by their share.
+        note = trial.warn if outcome is Outcome.SCHEMA_MISMATCH else trial.blame
+        note(f"{case.name}: {outcome}: {why}", answer)
+    return outcome
+
+
+def _body(trial: Trial, case: Case) -> Body:
+    values = json.dumps(case.arguments, ensure_ascii=False)
+    tool = function(_NAME, "Record values.", case.parameters)
+    return trial.chat_body(
+        f"Call {_NAME} with these arguments: {values}",
+        tools=[tool],
+        tool_choice=named(_NAME),
+        max_tokens=ANSWER_TOKENS,
+    )
+
+
+def _outcome(turn: Turn, case: Case) -> tuple[Outcome, str]:
+    if not turn.calls:
+        return Outcome.NO_CALL, "the answer has no call, though `tool_choice` demands one"
+    for call in turn.calls:
+        if call.name != _NAME:
+            return Outcome.UNKNOWN_NAME, f"it calls {call.name!r}"
+        try:
+            arguments = json.loads(call.arguments)
+        except (ValueError, RecursionError):
+            return Outcome.INVALID_JSON, f"the arguments are {call.arguments[:80]!r}"
+        if not isinstance(arguments, dict):
+            return Outcome.INVALID_JSON, f"the arguments are {call.arguments[:80]!r}"
+        if refusal := _refusal(case, arguments):
+            return Outcome.SCHEMA_MISMATCH, refusal
+    return Outcome.VALID, ""
+
+
+def _refusal(case: Case, arguments: Any) -> str:
+    """Why the schema refuses the arguments; empty if it takes them."""
+    from jsonschema import Draft202012Validator  # noqa: PLC0415 - here only if the extra is
+
+    errors = Draft202012Validator(case.parameters).iter_errors(arguments)
+    return next((f"{error.json_path}: {error.message}" for error in errors), "")
+
+
+CHECKS = (
+    Check(
+        "schemas",
+        "tools",
+        schemas,
+        "Forced calls keep to their schema, whichever keyword it uses, at once and as a stream.",
+        profiles=FROM_STANDARD,
+        needs=("tools",),
+        packages=("jsonschema",),
+        deadline_seconds=1800.0,
+    ),
+)

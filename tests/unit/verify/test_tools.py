@@ -1,0 +1,136 @@
+"""The group `tools`: each defect of a server is found by the check that is meant for it, alone."""
+
+from __future__ import annotations
+
+import jsonschema
+import pytest
+
+from double_defects import Defect
+from holdfast.verify import packages
+from holdfast.verify.baseline import Baseline, Score
+from holdfast.verify.checks import tools
+from holdfast.verify.checks.tools.keywords import MAKERS, Case, cases
+from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, triggers
+from holdfast.verify.options import Options
+from holdfast.verify.records import CheckResult, Status
+from openai_double import OpenAIDouble
+from verified import not_passed, results
+
+OWN = [check for check in tools.CHECKS if check.name != "probe"]
+PROBE = [check for check in tools.CHECKS if check.name == "probe"]
+
+FOUND_BY: dict[Defect, str] = {
+    "calls that share an id": "form",
+    "streamed calls numbered from 1": "form",
+    "streams without the last of several calls": "stream_twin",
+    "markup of calls left in the text": "markup",
+    "the second call dropped": "parser",
+    "arguments of forced calls cut": "schemas",
+    "forced calls of an unknown function": "schemas",
+    "forced calls beside their schema": "schemas",
+    "demanded calls not made": "schemas",
+    "results of functions ignored": "scenes",
+    "functions called for nothing": "trigger",
+}
+BASELINE = Baseline(scores={"scenes, pass^1": Score(42, 12), "trigger F1": Score(100, 400)})
+"""What a model is asked to do, where a recorded one did it."""
+
+
+def made_by(app: OpenAIDouble) -> dict[str, CheckResult]:
+    return results(app, OWN, options=Options(BASELINE))
+
+
+def test_a_server_that_is_well_passes() -> None:
+    """Nothing is blamed, warned of or skipped, and the scores keep to the baseline."""
+    made = made_by(OpenAIDouble())
+    assert {name: (one.status, one.reason) for name, one in made.items() if one.reason} == {}
+    numbers = {one.name: one for one in made["tools.schemas"].numbers}
+    assert numbers["calls"].value == 60
+    assert numbers["valid calls"].value == 100
+
+
+@pytest.mark.parametrize("defect", FOUND_BY)
+def test_a_defect_is_found_by_its_check(defect: Defect) -> None:
+    """No other one fails."""
+    made = not_passed(made_by(OpenAIDouble(defect)))
+    failed = {name for name, status in made.items() if status is Status.FAILED}
+    assert failed == {f"tools.{FOUND_BY[defect]}"}
+
+
+def test_scores_without_a_baseline_are_only_told() -> None:
+    """A model may be as bad at functions as it likes."""
+    scored = [check for check in OWN if check.name in ("scenes", "trigger")]
+    made = results(OpenAIDouble("functions called for nothing"), scored)
+    assert not_passed(made) == {}
+    numbers = {one.name: one for result in made.values() for one in result.numbers}
+    assert numbers["trigger F1"].standard_error
+    assert numbers["scenes, pass^1"].limit is None
+
+
+def test_pass_k_asks_for_each_try() -> None:
+    """In `full` a scene is played five times, and counts if it passes each time."""
+    (check,) = (check for check in OWN if check.name == "scenes")
+    (made,) = results(OpenAIDouble(), [check], "full").values()
+    names = {one.name: one.value for one in made.numbers}
+    assert names["scenes, pass^5"] <= names["scenes, pass@5"]
+
+
+def test_a_server_without_functions_is_not_blamed() -> None:
+    """Every check is skipped, and says what to serve it with."""
+    made = results(OpenAIDouble("functions are 400"), tools.CHECKS)
+    assert {one.status for one in made.values()} == {Status.SKIPPED}
+    assert all("--enable-auto-tool-choice" in one.remedy for one in made.values())
+
+
+def test_a_model_that_ends_no_call_is_not_blamed() -> None:
+    """What `max_tokens` cut is nobody's fault."""
+    made = results(OpenAIDouble("chats that never end"), OWN)
+    assert Status.FAILED not in not_passed(made).values()
+    assert made["tools.schemas"].status is Status.SKIPPED
+
+
+@pytest.mark.parametrize("case", cases(len(MAKERS)), ids=lambda case: str(case.name))
+def test_each_case_can_be_met(case: Case) -> None:
+    """Its schema is one, and accepts the arguments that the model is asked for."""
+    jsonschema.Draft202012Validator.check_schema(case.parameters)
+    jsonschema.Draft202012Validator(case.parameters).validate(case.arguments)
+
+
+def test_the_cases_are_the_same_each_time() -> None:
+    """30 of `standard` and 200 of `full`, with names of their own."""
+    many = cases(200)
+    assert many == cases(200)
+    assert many[:30] == cases(30)
+    assert len({case.name for case in many}) == len(many) == 200
+    for case in many:
+        jsonschema.Draft202012Validator(case.parameters).validate(case.arguments)
+
+
+def test_the_scenes_use_functions_that_there_are() -> None:
+    """Each call of a scene and each trigger has its function, with its parameters."""
+    known = {one["function"]["name"]: one["function"]["parameters"] for one in all_functions()}
+    calls = [
+        call for scene in all_scenes() for turn in scene.turns for call in turn.get("calls", ())
+    ]
+    for call in calls:
+        jsonschema.Draft202012Validator(known[call["name"]]).validate(call["arguments"])
+    assert {name for name in triggers().values() if name} <= known.keys()
+    assert len(triggers()) == 40
+
+
+@pytest.mark.parametrize(
+    ("defect", "status"),
+    [
+        ("", Status.PASSED),
+        ("markup of calls left in the text", Status.FAILED),
+        ("streams without the last of several calls", Status.FAILED),
+        ("functions called for nothing", Status.WARNED),
+        ("the second call dropped", Status.WARNED),
+    ],
+)
+def test_the_probe_of_canitoolcall_is_made(defect: Defect, status: Status) -> None:
+    """It fails a server for what is the server's, and warns of what may be the model's."""
+    if not packages.has_module("canitoolcall"):
+        pytest.skip(f"canitoolcall is not installed: {packages.REMEDY}")
+    (made,) = results(OpenAIDouble(defect), PROBE).values()
+    assert made.status is status, made.reason
