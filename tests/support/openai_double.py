@@ -9,7 +9,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from starlette.applications import Starlette
@@ -30,6 +30,7 @@ from double_model import (
     tokens_of,
 )
 from double_tools import deltas, finish_reason, parse
+from holdfast.records import Configuration, ModelFile
 
 Body = dict[str, Any]
 
@@ -44,6 +45,14 @@ class OpenAIDouble(Starlette):
         self.api_key = api_key
         self.is_hanging = asyncio.Event()
         """Set once a request has come that gets no answer."""
+        self.configuration = Configuration(
+            image="registry/double:1",
+            versions={"holdfast": "0.0.0", "torch": "0.0.0"},
+            flags=("--max-model-len", str(MAX_MODEL_LEN)),
+            devices=("GPU", "GPU"),
+            model=MODEL,
+            files=(ModelFile("config.json", 2, "ab" * 32, "holdfast"),),
+        )
         self._running = 0
         self._last: Body = {}
         self._vocabulary = Vocabulary()
@@ -92,7 +101,10 @@ class OpenAIDouble(Starlette):
         probe = {"passed": True, "limited": False, "proven_tokens": MAX_MODEL_LEN}
         engine = {"generation": 1, "restarts": 0}
         known = {"state": "READY", "engine": engine, "progress": progress, "probe": probe}
-        return JSONResponse({**known, "workspace": []})
+        served = asdict(self.configuration)
+        if self.defect == "every chat repeats the key":
+            served["flags"] = [f"--greeting={self.api_key}"]
+        return JSONResponse({**known, "workspace": [], "configuration": served})
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)

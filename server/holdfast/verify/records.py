@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
+from holdfast.records import Configuration
+
 SCHEMA = "holdfast-verify/1"
 """Rises when a reader of reports has to change."""
 
@@ -191,6 +193,8 @@ class Server:
     routes: tuple[str, ...]
     """Those of its OpenAPI document; empty if there is none."""
     holdfast: HoldfastFacts | None = None
+    configuration: Configuration | None = None
+    """What serves what; only Holdfast tells."""
 
 
 @dataclass(frozen=True, slots=True)

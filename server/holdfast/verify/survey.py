@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from pydantic import TypeAdapter, ValidationError
+
 from holdfast.errors import NotReachableError, UsageError
+from holdfast.records import Configuration
 from holdfast.verify.answers import MalformedError, dig, dig_or
 from holdfast.verify.records import HoldfastFacts, Request, Server
 from holdfast.verify.target import Answer, NoAnswerError, Target
@@ -16,6 +19,7 @@ _OK, _UNAUTHORIZED, _FORBIDDEN = 200, 401, 403
 _SURVEY_SECONDS = 60.0
 _STATUS_FIELDS = {"state", "engine", "probe"}
 """What `/statusz` of Holdfast always has."""
+_CONFIGURATION = TypeAdapter(Configuration)
 
 
 async def survey(target: Target) -> Server:
@@ -40,6 +44,7 @@ async def survey(target: Target) -> Server:
         abilities=await _abilities(target, model),
         routes=tuple(sorted(dig_or(openapi, "paths", default={}))),
         holdfast=await ask_holdfast(target),
+        configuration=await _configuration(target),
     )
 
 
@@ -138,6 +143,15 @@ def _smallest(path: str, model: str) -> Request:
     if path == CHAT:
         return Request("POST", path, {**asked, "messages": [{"role": "user", "content": "Hi"}]})
     return Request("POST", path, {**asked, "prompt": "Hi"})
+
+
+async def _configuration(target: Target) -> Configuration | None:
+    """What Holdfast says that serves what; None if it says nothing, or in another shape."""
+    status = await _document(target, "/statusz")
+    try:
+        return _CONFIGURATION.validate_python(dig(status, "configuration", kind=dict))
+    except (MalformedError, ValidationError):
+        return None
 
 
 async def _document(target: Target, path: str) -> Mapping[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,14 @@ def test_a_server_that_is_well_passes(tmp_path: Path) -> None:
     named = done.named(*Status)
     assert [name for _, name in begun[: len(named)]] == named
     assert lines[-1] == f"report: {done.directory / 'report.html'}"
+
+
+def test_the_report_names_what_was_verified(tmp_path: Path) -> None:
+    """As Holdfast told it."""
+    app = OpenAIDouble()
+    done = run(app, tmp_path)
+    told = json.loads(json.dumps(asdict(app.configuration)))
+    assert done.report["server"]["configuration"] == told
 
 
 def test_a_server_that_is_wrong_fails(tmp_path: Path) -> None:

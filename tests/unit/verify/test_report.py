@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 
+from holdfast.records import Configuration, ModelFile
 from holdfast.verify.records import (
     GROUPS,
     PROFILES,
@@ -36,7 +37,7 @@ from holdfast.verify.records import (
     at_most,
     equal_to,
 )
-from holdfast.verify.report import FORMS, as_json, in_toto, junit, markdown, page
+from holdfast.verify.report import FORMS, as_json, in_toto, junit, markdown, page, wording
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
 PUBLISHED = json.loads((SCHEMAS / "holdfast-verify-1.schema.json").read_text())
@@ -50,6 +51,22 @@ FACTS = HoldfastFacts(
     growths=0,
     rejections=0,
     running=0,
+)
+CONFIGURATION = Configuration(
+    image=f"registry/holdfast@sha256:{'cd' * 32}",
+    versions={"holdfast": "1.0", "vllm": "0.33.0", "torch": "2.13.0"},
+    flags=("<b>Qwen3</b>", "--hf-overrides", HOSTILE),
+    variables={"VLLM_USE_V1": "1"},
+    fingerprint="0123abcd",
+    devices=("NVIDIA GB10", "NVIDIA GB10"),
+    driver="580.95.05",
+    model="<b>Qwen3</b>",
+    revision="c" * 40,
+    files=(
+        ModelFile("config.json", 700, "ab" * 32, "holdfast"),
+        ModelFile("model-1.safetensors", 4_000_000_000, "ef" * 32, "hub"),
+        ModelFile("model-2.safetensors", 1_000_000_000),
+    ),
 )
 CHECKS = (
     CheckResult("models", "wire", "The list has its form.", Status.PASSED, duration_seconds=0.2),
@@ -100,6 +117,7 @@ REPORT = Report(
         abilities=("chat", "holdfast"),
         routes=("/v1/models",),
         holdfast=FACTS,
+        configuration=CONFIGURATION,
     ),
     verdict=Verdict.FAILED,
     reason="failed: chat.capital",
@@ -107,6 +125,9 @@ REPORT = Report(
     checks=CHECKS,
     after=FACTS,
 )
+
+OTHER = replace(REPORT.server, holdfast=None, configuration=None)
+"""A server that is not Holdfast."""
 
 
 def written(report: Report) -> dict[str, Any]:
@@ -129,7 +150,7 @@ def test_the_schema_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "report", [REPORT, replace(REPORT, after=None, is_interrupted=True)], ids=["whole", "cut"]
+    "report", [REPORT, replace(REPORT, server=OTHER, after=None)], ids=["Holdfast", "another"]
 )
 def test_the_report_keeps_to_its_schema(report: Report) -> None:
     """With every kind of result in it."""
@@ -178,7 +199,13 @@ def test_the_statement_is_in_totos() -> None:
     predicate = statement["predicate"]
     assert predicate["failedTests"] == ["chat.capital"]
     assert predicate["warnedTests"] == ["chat.tone", "self.roads"]
-    assert predicate["configuration"][0]["uri"] == "pkg:pypi/holdfast@1.0"
+    tool, *served = predicate["configuration"]
+    assert tool["uri"] == "pkg:pypi/holdfast@1.0"
+    assert served == [
+        {"name": "registry/holdfast", "digest": {"sha256": "cd" * 32}},
+        {"name": "config.json", "digest": {"sha256": "ab" * 32}},
+        {"name": "model-1.safetensors", "digest": {"sha256": "ef" * 32}},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -244,6 +271,38 @@ def test_markdown_stays_text() -> None:
     assert "<b>" not in text
     row = next(line for line in text.splitlines() if line.startswith("| `chat.capital`"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 5
+
+
+@pytest.mark.parametrize("name", ["report.json", "report.md", "report.html", "junit.xml"])
+@pytest.mark.parametrize(
+    "fact",
+    [CONFIGURATION.image, "2.13.0", "NVIDIA GB10", "580.95.05", "0123abcd", CONFIGURATION.revision],
+)
+def test_every_form_names_what_was_verified(name: str, fact: str) -> None:
+    """Image, versions, devices, driver, fingerprint and revision."""
+    assert fact in FORMS[name](REPORT)
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html"])
+def test_people_see_flags_variables_and_files(name: str) -> None:
+    """A file has its hash, and who made it."""
+    text = FORMS[name](REPORT)
+    assert "--hf-overrides" in text
+    assert "VLLM_USE_V1" in text
+    assert f"4.0 GB, SHA-256 {'ef' * 32} (by the Hub)" in text
+    assert "1.0 GB, SHA-256 unknown" in text
+
+
+def test_the_files_have_one_digest() -> None:
+    """It changes with a name, a size or a hash; what has no hash is counted."""
+    first, second, third = CONFIGURATION.files
+    told = wording.model_files(CONFIGURATION.files)
+    assert told.startswith("3 files, 5.0 GB, digest ")
+    assert told.endswith(", 1 of them without a hash")
+    others = (replace(third, name="x"), replace(third, size_bytes=999_999_999), replace(second))
+    changed = {wording.model_files((first, second, one)) for one in (third, *others)}
+    assert len(changed) == 4
+    assert wording.model_files(()) == ""
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
+from holdfast.records import Configuration
 from holdfast.verify.records import Report, Status, Verdict
 from holdfast.verify.report import wording
 
@@ -28,7 +31,8 @@ def rendered(report: Report) -> str:
                 {
                     "name": f"holdfast verify --profile {report.profile}",
                     "uri": f"pkg:pypi/holdfast@{report.tool.version}",
-                }
+                },
+                *_served(report.server.configuration or Configuration()),
             ],
             "passedTests": _names(report, Status.PASSED),
             "warnedTests": _names(report, Status.WARNED, Status.INCONCLUSIVE),
@@ -36,6 +40,16 @@ def rendered(report: Report) -> str:
         },
     }
     return json.dumps(statement, indent=1) + "\n"
+
+
+def _served(configuration: Configuration) -> Iterator[dict[str, Any]]:
+    """The image and the files of the model, as far as a digest of them is known."""
+    name, _, digest = configuration.image.partition("@sha256:")
+    if digest:
+        yield {"name": name, "digest": {"sha256": digest}}
+    for file in configuration.files:
+        if file.sha256:
+            yield {"name": file.name, "digest": {"sha256": file.sha256}}
 
 
 def _digest(report: Report) -> str:

@@ -28,6 +28,9 @@ def rendered(report: Report) -> str:
         checks = tuple(members)
         suite = SubElement(suites, "testsuite", {"name": group, **_counts(checks)})
         suite.set("timestamp", report.started_at)
+        known = SubElement(suite, "properties")
+        for name, told in wording.facts(report):
+            SubElement(known, "property", name=name, value=printable(told))
         for check in checks:
             _add_case(suite, check, report)
     indent(suites)

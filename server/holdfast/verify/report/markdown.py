@@ -43,6 +43,11 @@ def _lines(report: Report) -> Iterator[str]:
     )
     for check in report.checks:
         yield from _details(report, check)
+    if configuration := report.server.configuration:
+        yield ""
+        yield "## Configuration"
+        yield ""
+        yield from _table(("what", "is"), wording.settings(configuration))
 
 
 def _details(report: Report, check: CheckResult) -> Iterator[str]:

@@ -7,6 +7,7 @@ from importlib.resources import files
 from itertools import groupby
 from xml.etree.ElementTree import Element
 
+from holdfast.records import Configuration
 from holdfast.verify.records import CheckResult, Fault, Number, Report, Server, Status
 from holdfast.verify.report import charts, wording
 from holdfast.verify.report.markup import html, tag
@@ -51,6 +52,9 @@ def _parts(report: Report) -> Iterator[Element]:
     if any(check.duration_seconds for check in report.checks):
         heading = tag("h2", "Where the time went")
         yield tag("section", heading, charts.timeline(report.checks), class_="card")
+    if report.server.configuration:
+        heading = tag("h2", "Configuration")
+        yield tag("section", heading, _configuration(report.server.configuration), class_="card")
     yield tag("footer", f"holdfast verify {report.tool.version}, {report.schema}")
 
 
@@ -73,6 +77,15 @@ def _header(report: Report) -> Element:
         tag("dl", *known),
         class_="card",
     )
+
+
+def _configuration(configuration: Configuration) -> Element:
+    rows = [
+        tag("tr", tag("th", name), tag("td", tag("code", told)))
+        for name, told in wording.settings(configuration)
+    ]
+    summary = tag("summary", "Flags, variables and files of the model")
+    return tag("details", summary, tag("table", *rows, class_="settings"))
 
 
 def _overview(report: Report) -> Element:

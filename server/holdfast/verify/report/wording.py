@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shlex
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
+from holdfast.records import Configuration, ModelFile
 from holdfast.verify.records import (
     CheckResult,
     HoldfastFacts,
@@ -70,6 +73,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         "context": f"{server.max_model_len:,} tokens" if server.max_model_len else "",
         "vLLM": server.vllm,
         **(_holdfast(server.holdfast) if server.holdfast else {"served by": server.owner}),
+        **(_served(server.configuration) if server.configuration else {}),
         "profile": report.profile,
         "started": report.started_at.replace("T", " ").replace("+00:00", " UTC"),
         "took": f"{report.duration_seconds:.1f} s",
@@ -91,6 +95,55 @@ def command(server: Server, request: Request) -> str:
     if len(line) > _LONGEST_COMMAND:
         return f"{line[:_LONGEST_COMMAND]} ... (report.json has all of it)"
     return line
+
+
+def model_files(files: Sequence[ModelFile]) -> str:
+    """How many files the model has, how large they are, and a digest of the list.
+
+    The digest is the SHA-256 of a line for each file: its SHA-256 or a dash, its size in bytes and
+    its name, with spaces between them. Empty without files.
+    """
+    if not files:
+        return ""
+    lines = (f"{one.sha256 or '-'} {one.size_bytes} {one.name}\n" for one in files)
+    digest = hashlib.sha256("".join(lines).encode(errors="replace")).hexdigest()
+    unread = sum(not one.sha256 for one in files)
+    beside = f", {unread} of them without a hash" if unread else ""
+    total = size(sum(one.size_bytes for one in files))
+    return f"{len(files)} files, {total}, digest {digest[:16]}{beside}"
+
+
+def size(size_bytes: int) -> str:
+    """The size in the largest unit that it fills."""
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if size_bytes >= 10**power:
+            return f"{size_bytes / 10**power:.1f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def settings(configuration: Configuration) -> Iterator[tuple[str, str]]:
+    """What was given to the server and which files it serves: names and values, line by line."""
+    yield "flags", shlex.join(configuration.flags)
+    yield from configuration.variables.items()
+    for file in configuration.files:
+        told = {"holdfast": "", "hub": " (by the Hub)", "": ""}[file.hashed_by]
+        yield file.name, f"{size(file.size_bytes)}, SHA-256 {file.sha256 or 'unknown'}{told}"
+
+
+def _served(told: Configuration) -> dict[str, str]:
+    names = {"torch": "torch", "transformers": "transformers", "python": "Python"}
+    counted = Counter(told.devices)
+    devices = [f"{count} x {name}" if count > 1 else name for name, count in counted.items()]
+    revision = f" at {told.revision}" if told.revision else ""
+    return {
+        "image": told.image,
+        **{shown: told.versions.get(name, "") for name, shown in names.items()},
+        "device": ", ".join(devices),
+        "driver": told.driver,
+        "fingerprint": told.fingerprint,
+        "model": f"{told.model}{revision}",
+        "files": model_files(told.files),
+    }
 
 
 def _holdfast(told: HoldfastFacts) -> dict[str, str]:
