@@ -252,7 +252,7 @@ def test_a_slow_grammar_of_one_key_holds_up_no_other() -> None:
 
     async def scene() -> None:
         asked, pool = scripted()
-        slow = [asyncio.create_task(check(asked, f"sleep 30.{n}", "bad")) for n in range(4)]
+        slow = [asyncio.create_task(check(asked, f"sleep 300.{n}", "bad")) for n in range(4)]
         assert await check(asked, "", "good")
         assert await check(asked, "sleep 1.5", "good")
         assert await check(asked, "sleep 0.1", "good")
@@ -273,6 +273,17 @@ def test_a_grammar_that_takes_too_long_is_refused() -> None:
         asked, pool = scripted(2.0)
         with pytest.raises(VLLMValidationError, match="longer than 2 s to compile"):
             await check(asked, "sleep 3600")
+        pool.stop()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
+    """With the limit, and as the fault of the client."""
+
+    async def scene() -> None:
+        asked, pool = scripted()
         with pytest.raises(VLLMValidationError, match="GiB of memory"):
             await check(asked, "grow")
         pool.stop()
