@@ -18,7 +18,7 @@ from sides import Bench, Server
 Pair = dict[str, dict[int, Result]]
 """By side, then by clients."""
 LOOK_SECONDS = 0.2
-MOST_LOOKS = 15
+MAX_LOOKS = 15
 IDLE_SHARE = 0.2
 """Of one core, which servers that nobody asks for anything do not reach together."""
 
@@ -116,7 +116,7 @@ def _settle(servers: Collection[Server]) -> None:
     The next burst would share its cores with that.
     """
     spent = _spent_seconds(servers)
-    for _ in range(MOST_LOOKS):
+    for _ in range(MAX_LOOKS):
         time.sleep(LOOK_SECONDS)
         before, spent = spent, _spent_seconds(servers)
         if spent - before < IDLE_SHARE * LOOK_SECONDS:

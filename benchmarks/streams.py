@@ -24,7 +24,7 @@ LOADS = {1: 8, 16: 64, 64: 128}
 """Requests of a burst by clients."""
 QUICK_LOADS = {1: 2, 16: 16, 64: 64}
 BURSTS = 20
-MOST_CLIENTS = max(LOADS)
+MAX_CLIENTS = max(LOADS)
 
 
 ROWS = (
@@ -32,11 +32,11 @@ ROWS = (
     *(
         Row(f"{name} TTFT, ms", clients, f"{name}_ttft_ms", 1, "<= 1.00")
         for name in ("median", "p99")
-        for clients in (16, MOST_CLIENTS)
+        for clients in (16, MAX_CLIENTS)
     ),
-    Row("median inter-token latency, ms", MOST_CLIENTS, "median_itl_ms"),
-    Row("CPU of the front end, µs a token", MOST_CLIENTS, "front_end_us_per_token"),
-    Row("CPU of the whole server, µs a token", MOST_CLIENTS, "server_us_per_token"),
+    Row("median inter-token latency, ms", MAX_CLIENTS, "median_itl_ms"),
+    Row("CPU of the front end, µs a token", MAX_CLIENTS, "front_end_us_per_token"),
+    Row("CPU of the whole server, µs a token", MAX_CLIENTS, "server_us_per_token"),
 )
 
 

@@ -13,7 +13,7 @@ from demo_training.skills import draw_lesson
 from demo_training.skills.texts import draw_text
 from holdfast.demo.tokenizer import PAD_ID
 
-MOST_BATCH_TOKENS = 2048
+MAX_BATCH_TOKENS = 2048
 """What fits into the caches of a core."""
 _TEXT_SHARE = 0.08
 _FAR_SHARE = 0.3
@@ -42,7 +42,7 @@ def grouped(examples: list[Example]) -> Iterator[list[Example]]:
     """`examples` by length, in groups that stay within the tokens of a batch when padded."""
     group: list[Example] = []
     for example in sorted(examples, key=lambda example: len(example.tokens)):
-        if group and (len(group) + 1) * len(example.tokens) > MOST_BATCH_TOKENS:
+        if group and (len(group) + 1) * len(example.tokens) > MAX_BATCH_TOKENS:
             yield group
             group = []
         group.append(example)

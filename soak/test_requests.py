@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
-from random_requests import LONGEST_TOKENS, PEAK_TOKENS, send_random_requests, workspace_totals
+from random_requests import MAX_TOKENS, PEAK_TOKENS, send_random_requests, workspace_totals
 from servers import SMALL, running
 
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "2000"))
@@ -32,7 +32,7 @@ def test_random_requests_after_ready_change_no_workspace(form: str, tmp_path: Pa
     with running(tmp_path, str(model), *SMALL, "--learned-restart=always") as server:
         server.until_ready()
         before = workspace_totals(server)
-        send_random_requests(server, REQUESTS, seed=11, longest_tokens=LONGEST_TOKENS)
+        send_random_requests(server, REQUESTS, seed=11, longest_tokens=MAX_TOKENS)
         after = workspace_totals(server)
     assert after == before
     # No reservation can hold a resource: one that warm-up did not make, the probe makes.

@@ -7,10 +7,10 @@ from random import Random
 from demo_training.lessons import Lesson, Phrasings, ask, casually
 from demo_training.skills.words import THINGS, person
 
-_MOST_IN_A_SUM = 20
-_MOST_IN_A_LARGE_SUM = 50
+_MAX_TERM = 20
+_MAX_LARGE_TERM = 50
 _LARGE_SHARE = 0.15
-_MOST_IN_A_PRODUCT = 10
+_MAX_FACTOR = 10
 _BARE = Phrasings(
     (
         "What is {a} {sign} {b}?",
@@ -98,9 +98,9 @@ def draw_arithmetic(random: Random, *, is_exam: bool) -> Lesson:
 def draw_calculation(random: Random) -> tuple[int, str, int]:
     """Two numbers and the sign between them; no result is below zero."""
     sign = random.choice("++--*")
-    most = _MOST_IN_A_SUM if random.random() > _LARGE_SHARE else _MOST_IN_A_LARGE_SUM
+    most = _MAX_TERM if random.random() > _LARGE_SHARE else _MAX_LARGE_TERM
     if sign == "*":
-        most = _MOST_IN_A_PRODUCT
+        most = _MAX_FACTOR
     a, b = random.randint(0, most), random.randint(0, most)
     return (max(a, b), sign, min(a, b)) if sign == "-" else (a, sign, b)
 

@@ -32,21 +32,21 @@ _FILLERS = (
     "The {things} are in the {color} box.",
     "Nobody knows where {name} went.",
 )
-LONGEST_CHARACTERS = 360
-_MOST_NEEDLES = 3
+MAX_CHARACTERS = 360
+_MAX_NEEDLES = 3
 _QUESTION_FIRST_SHARE = 0.15
 
 
 def draw_needle(random: Random, *, is_exam: bool) -> Lesson:
     """Sentences with up to three values among them, one of which is asked for."""
-    names = {person(random) for _ in range(random.randint(1, _MOST_NEEDLES))}
+    names = {person(random) for _ in range(random.randint(1, _MAX_NEEDLES))}
     needles = [
         {"what": random.choice(_WHATS), "name": name, "value": _value(random)}
         for name in sorted(names)
     ]
     sentences = [_TOLD.format(**needle) for needle in needles]
     wanted = random.choice(needles)
-    length = LONGEST_CHARACTERS * random.random() ** 2
+    length = MAX_CHARACTERS * random.random() ** 2
     while sum(map(len, sentences)) < length:
         sentences.append(filler(random))
     random.shuffle(sentences)

@@ -21,12 +21,12 @@ _ASKED = Phrasings(
     ),
     ("Please repeat: {}", "Say after me: {}", "Say this: {}", "Reply with exactly {}"),
 )
-_MOST_WORDS = 5
+_MAX_WORDS = 5
 
 
 def draw_repetition(random: Random, *, is_exam: bool) -> Lesson:
     """Words and numbers, to be said again as they are."""
-    words = [_word(random) for _ in range(random.randint(1, _MOST_WORDS))]
+    words = [_word(random) for _ in range(random.randint(1, _MAX_WORDS))]
     text = " ".join(words)
     return ask(_ASKED.draw(random, is_exam=is_exam).format(text), text)
 

@@ -9,12 +9,12 @@ from demo_training.skills.capitals import CAPITALS, statement
 from demo_training.skills.dates import DAYS, MONTHS
 from demo_training.skills.facts import FACTS
 
-_MOST_SENTENCES = 3
+_MAX_SENTENCES = 3
 
 
 def draw_text(random: Random) -> list[str]:
     """Up to three sentences that are true."""
-    return [_sentence(random) for _ in range(random.randint(1, _MOST_SENTENCES))]
+    return [_sentence(random) for _ in range(random.randint(1, _MAX_SENTENCES))]
 
 
 def _sentence(random: Random) -> str:

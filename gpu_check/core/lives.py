@@ -18,7 +18,7 @@ _LIVES = 1000
 _SECONDS = 10.0
 _STEPS = 12
 _UBATCHES = _LANES = 2
-_LARGEST_BYTES = MIB
+_MAX_BYTES = MIB
 
 
 class _Witness:
@@ -97,11 +97,11 @@ def _step(bench: Bench, manager: Any, chance: random.Random) -> None:
     else:
         _ask(bench, manager, chance)
     # What was freed in the step is somebody else's now.
-    torch.full((chance.randrange(1, _LARGEST_BYTES),), 255, dtype=torch.uint8, device=bench.device)
+    torch.full((chance.randrange(1, _MAX_BYTES),), 255, dtype=torch.uint8, device=bench.device)
 
 
 def _ask(bench: Bench, manager: Any, chance: random.Random) -> None:
-    size_bytes = chance.randrange(_LARGEST_BYTES)
+    size_bytes = chance.randrange(_MAX_BYTES)
     _at(bench, _slot(chance), lambda: view(manager, size_bytes))
 
 

@@ -26,7 +26,7 @@ _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _SECRET_OF_QUERY = re.compile(
     r"(?<=[?&])([\w-]*(?:key|token|secret|password))=[^&\s]+", re.IGNORECASE
 )
-_MOST_CHARACTERS = 2000
+_MAX_CHARACTERS = 2000
 """Of one value: a chat template may be given as text."""
 
 
@@ -83,7 +83,7 @@ def _cleaned(value: str) -> str:
         value = _cleaned_document(value)
     value = _SECRET_VALUE.sub(MASK, _USER_OF_URL.sub(MASK, value))
     value = _SECRET_OF_QUERY.sub(rf"\1={MASK}", value)
-    return value if len(value) <= _MOST_CHARACTERS else f"{value[:_MOST_CHARACTERS]}..."
+    return value if len(value) <= _MAX_CHARACTERS else f"{value[:_MAX_CHARACTERS]}..."
 
 
 def _cleaned_document(text: str) -> str:

@@ -191,7 +191,7 @@ def test_masks_that_take_long_are_refused(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EngineCore fills them between two steps of everybody."""
-    monkeypatch.setattr(compiler_module, "MOST_SECONDS_A_TOKEN", 0.0)
+    monkeypatch.setattr(compiler_module, "MAX_SECONDS_PER_TOKEN", 0.0)
     assert "CPU time per token" in compiler({"json": PERSON})["error"]
 
 
@@ -346,8 +346,8 @@ def test_a_slow_grammar_whose_turn_does_not_come_may_be_sent_again() -> None:
 @pytest.mark.parametrize(
     "grammar",
     [
-        {"regex": "a" * checker.LONGEST_BYTES},
-        {"json": {"enum": list(range(checker.LONGEST_BYTES))}},
+        {"regex": "a" * checker.MAX_GRAMMAR_BYTES},
+        {"json": {"enum": list(range(checker.MAX_GRAMMAR_BYTES))}},
     ],
     ids=["text", "items"],
 )
@@ -366,7 +366,7 @@ def test_a_grammar_that_is_too_large_reaches_no_worker(grammar: dict[str, Any]) 
 @pytest.mark.usefixtures("_server")
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest result goes first."""
-    monkeypatch.setattr(checker, "MOST_RESULTS", 2)
+    monkeypatch.setattr(checker, "MAX_RESULTS", 2)
 
     async def scene() -> None:
         asked, pool = scripted()

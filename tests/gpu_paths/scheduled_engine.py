@@ -20,7 +20,7 @@ from holdfast.records import EngineFacts, EngineStep
 from holdfast.workspace.stats import RECENT_STEPS
 
 SAMPLED = 9
-MOST_EMPTY_STEPS = 100
+MAX_EMPTY_STEPS = 100
 
 
 def facts_of(config: Any, tasks: frozenset[str] = frozenset({"generate"})) -> EngineFacts:
@@ -203,7 +203,7 @@ class ScheduledEngine(FakeEngine):
         """Tell a scheduler of a step in which nothing ran; one that goes on so is stuck."""
         self._update(lane, output, [])
         lane.empty_steps += 1
-        if lane.asked and lane.empty_steps > MOST_EMPTY_STEPS:
+        if lane.asked and lane.empty_steps > MAX_EMPTY_STEPS:
             self.kill("the scheduler forms no step of what waits")
 
     def _update(self, lane: _Lane, output: Any, sampled: list[list[int]]) -> None:

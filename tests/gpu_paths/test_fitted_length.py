@@ -24,7 +24,7 @@ from holdfast.workspace import reservers
 from holdfast.workspace.plan import MIB, RESERVE_GRANULE_BYTES, Term
 from holdfast.workspace.reservers import GROUP, ReserverContext
 
-LONGEST_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
 WINDOWED = SlidingWindowSpec(
     block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16, sliding_window=256
@@ -52,7 +52,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Declared:
 
 def fitted_config() -> Any:
     """As `--max-model-len auto` resolves it."""
-    vllm_config = config(max_model_len=LONGEST_TOKENS)
+    vllm_config = config(max_model_len=MAX_TOKENS)
     vllm_config.model_config.original_max_model_len = -1
     return vllm_config
 
@@ -83,7 +83,7 @@ def test_the_reservation_is_that_of_the_length_which_vllm_ends_with(
         # EngineCore keeps one block back.
         usable_bytes = left_bytes - LAYERS * SPEC.page_size_bytes
         tokens = estimate_max_model_len(vllm_config, specs, usable_bytes)
-        assert vllm_config.model_config.max_model_len == LONGEST_TOKENS
+        assert vllm_config.model_config.max_model_len == MAX_TOKENS
         for size_bytes in manager().slot_sizes().values():
             needed_bytes = tokens * bytes_per_token
             # vLLM's length ends with a block, and a reservation with 2 MiB.
@@ -165,7 +165,7 @@ def test_a_length_that_was_given_is_reserved_for_whatever_it_takes(
     """vLLM cuts no length that the user gave, and refuses one that does not fit."""
     FakeMemory().install(monkeypatch)
     declared(lambda context: 4096 * context.max_model_len)
-    given = config(max_model_len=LONGEST_TOKENS)
+    given = config(max_model_len=MAX_TOKENS)
     with followed(tmp_path, monkeypatch, vllm_config=given) as worker:
         worker.available_bytes = GIB
         assert worker.determine_available_memory() == GIB

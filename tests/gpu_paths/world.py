@@ -31,7 +31,7 @@ Moment = Literal["sizing", "warmup", "lock"]
 """Before which of the agreements of a start a rank goes astray."""
 Fault = Literal["none", "raises", "comes late", "takes no part", "reduces something else"]
 
-LONGEST_TOKENS = 1 << 16
+MAX_TOKENS = 1 << 16
 """That the model knows, where vLLM fits the length."""
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
 END_SECONDS = 120.0
@@ -158,7 +158,7 @@ def _followed_config(scenario: Scenario) -> Any:
         cache_config=SimpleNamespace(kv_cache_memory_bytes=None),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=4),
         model_config=SimpleNamespace(
-            max_model_len=LONGEST_TOKENS if is_fitted else 64,
+            max_model_len=MAX_TOKENS if is_fitted else 64,
             original_max_model_len=-1 if is_fitted else 64,
             hf_config=None,
         ),

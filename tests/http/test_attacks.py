@@ -13,7 +13,7 @@ SIZES = {
     "closing_json": 31,
 }
 ASKED = 50
-MOST_LARGER = 1.2
+MAX_LARGER = 1.2
 
 
 def peak_bytes(kind: str) -> int:
@@ -27,4 +27,4 @@ def peak_bytes(kind: str) -> int:
 
 def test_attacks_cost_no_more_memory_than_a_bare_server() -> None:
     """Neither idle or slow connections, nor large bodies, nor deep JSON; and health is answered."""
-    assert peak_bytes("front") <= MOST_LARGER * peak_bytes("bare")
+    assert peak_bytes("front") <= MAX_LARGER * peak_bytes("bare")

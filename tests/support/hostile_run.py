@@ -41,7 +41,7 @@ CLIENTS = 8
 RETRIES = 20
 QUESTIONS = 12
 MAX_MODEL_LEN = 1024
-LONGEST_TOKENS = 400
+MAX_TOKENS = 400
 STALL_SECONDS = 20
 STOPPED_SECONDS = 4.0
 MEMORY_PAUSE_SECONDS = 2.0
@@ -136,7 +136,7 @@ def _observed(server: Server, run: HostileRun) -> tuple[HostileReport, set[psuti
     # engine a thread of zmq; both stay.
     choices = [f"{number:0>100}" for number in range(1000)]
     assert server.completion("a", structured_outputs={"choice": choices}).status_code == 200
-    asked = questions(run.seed, count=QUESTIONS, longest_tokens=LONGEST_TOKENS)
+    asked = questions(run.seed, count=QUESTIONS, longest_tokens=MAX_TOKENS)
     expected = undisturbed(server, asked)
     alone = _slowest_unattacked(server, expected, run)
     before = ResourceCounts.of(server)

@@ -9,8 +9,8 @@ from typing import Any
 
 from servers import Server
 
-LONGEST_TOKENS = 8192
-MOST_AT_ONCE = 16
+MAX_TOKENS = 8192
+MAX_CONCURRENT = 16
 TOKEN_IDS = range(20, 200)
 PEAK_TOKENS = 232
 """Where the need of the non-monotone model peaks."""
@@ -20,7 +20,7 @@ def send_random_requests(server: Server, count: int, seed: int, longest_tokens: 
     """Send `count` of them, some at once and some alone; AssertionError if one is not 200."""
     chosen = random.Random(seed)
     server.get("/livez")  # so that threads need not find out where it listens
-    with ThreadPoolExecutor(MOST_AT_ONCE) as clients:
+    with ThreadPoolExecutor(MAX_CONCURRENT) as clients:
         for wave in _waves(chosen, count):
             bodies = [_body(chosen, server.model, longest_tokens) for _ in range(wave)]
             for answer in clients.map(lambda body: server.post("/v1/completions", body), bodies):
@@ -39,7 +39,7 @@ def workspace_totals(server: Server) -> list[dict[str, Any]]:
 
 def _waves(chosen: random.Random, count: int) -> Iterator[int]:
     while count:
-        wave = min(count, chosen.choice((1, 1, 2, chosen.randint(3, MOST_AT_ONCE))))
+        wave = min(count, chosen.choice((1, 1, 2, chosen.randint(3, MAX_CONCURRENT))))
         yield wave
         count -= wave
 

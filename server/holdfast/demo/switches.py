@@ -12,7 +12,7 @@ from holdfast.workspace.plan import round_up
 
 CONFIG_KEY = "holdfast_demo"
 FaultEffect = Literal["scratch", "persistent", "raise", "crash", "hang", "nan", "slow"]
-_MOST_SECONDS = 3600
+_MAX_SECONDS = 3600
 _SIZED_EFFECTS = ("scratch", "persistent")
 _WORKSPACE_ALIGNMENT_BYTES = 256
 """vLLM's manager rounds each tensor of a request up to this."""
@@ -131,7 +131,7 @@ def _is_count(number: object, least: int = 0) -> bool:
 
 
 def _is_time(number: object) -> bool:
-    return isinstance(number, int | float) and 0 <= number < _MOST_SECONDS
+    return isinstance(number, int | float) and 0 <= number < _MAX_SECONDS
 
 
 def _demand(is_valid: bool, name: str, given: object) -> None:

@@ -21,7 +21,7 @@ from holdfast.listener.tls import end_of_certificate
 from holdfast.settings import ListenSettings, Settings
 
 RENEWED_BEFORE_END = timedelta(days=30)
-LARGEST_CONFIG_BYTES = 4 * 1024 * 1024
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _DOMAINS = "--allowed-media-domains"
 _OWN_CONNECTOR = "http"
 
@@ -125,7 +125,7 @@ def _media_part(model: Path) -> str:
     """Return the part of the model's configuration that is for media; empty if there is none."""
     try:
         with (model / "config.json").open("rb") as file:
-            config = json.loads(file.read(LARGEST_CONFIG_BYTES))
+            config = json.loads(file.read(MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):
         return ""
     parts = ("vision_config", "audio_config", "video_config", "thinker_config")

@@ -32,7 +32,7 @@ from holdfast.records import Configuration
 from holdfast.settings import Settings
 from holdfast.worker.crash_records import last_logged_exception, shorten_tracebacks
 
-MOST_ANSWERS = 128
+MAX_ANSWERS = 128
 """The largest `n` that OpenAI's API accepts. vLLM accepts 16,384, each a sequence of its own."""
 
 
@@ -91,7 +91,7 @@ def configure(
         front_end.spare_front_end(config)
         front_end.kill_trees_by(tree.kill_tree)
         running = running_at_once(config)
-        os.environ.setdefault("VLLM_MAX_N_SEQUENCES", str(max(MOST_ANSWERS, running)))
+        os.environ.setdefault("VLLM_MAX_N_SEQUENCES", str(max(MAX_ANSWERS, running)))
         launcher = EngineLauncher(
             config,
             engine_arguments,

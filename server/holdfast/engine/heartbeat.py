@@ -37,7 +37,7 @@ LATE_SECONDS = 5.0
 BLOCKED_SECONDS = 60.0
 IDLE_SECONDS = 60.0
 SLOWEST_STEP_FACTOR = 3.0
-LONGEST_COMPILE_SECONDS = 1800.0
+MAX_COMPILE_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class StallDetector:
         if since is None or self._newest_seconds > since:  # it has made progress since
             since = self._compiling_allowed_since = now_seconds
         self._counted_from_seconds = now_seconds
-        return now_seconds - since < LONGEST_COMPILE_SECONDS
+        return now_seconds - since < MAX_COMPILE_SECONDS
 
     def _last_all_deferred_seconds(self) -> float:
         """Return when all engines with requests were last seen deferring all of them."""
@@ -135,7 +135,7 @@ class StallDetector:
         if not snapshot.is_compiling:
             self._compiling_since = None
         compiled = now - self._compiling_since if self._compiling_since is not None else 0.0
-        is_building = snapshot.is_compiling and compiled < LONGEST_COMPILE_SECONDS
+        is_building = snapshot.is_compiling and compiled < MAX_COMPILE_SECONDS
         was_absent = looked is None or now - looked > LATE_SECONDS
         if snapshot.is_paused or is_building or was_absent:
             self._counted_from_seconds = now

@@ -29,9 +29,9 @@ _SUFFIXES = {
 _CONFIGURATIONS = ("config.json", "params.json")
 """One of these is in every model of the Hub; the second is Mistral's."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_LARGEST_READ_BYTES = 64 * 1024 * 1024
-_MOST_READ_BYTES = 256 * 1024 * 1024
-_MOST_FILES = 2000
+_MAX_FILE_BYTES = 64 * 1024 * 1024
+_MAX_TOTAL_BYTES = 256 * 1024 * 1024
+_MAX_FILES = 2000
 _NVIDIA = "proc/driver/nvidia/version"
 _AMD = "sys/module/amdgpu/version"
 
@@ -61,15 +61,15 @@ def model_files(place: Path) -> tuple[ModelFile, ...]:
     cannot be read is left out.
     """
     paths = sorted(place.iterdir()) if place.is_dir() else [place]
-    left_bytes, found = _MOST_READ_BYTES, list[ModelFile]()
+    left_bytes, found = _MAX_TOTAL_BYTES, list[ModelFile]()
     for path in paths:
-        if path.suffix not in _SUFFIXES or len(found) == _MOST_FILES:
+        if path.suffix not in _SUFFIXES or len(found) == _MAX_FILES:
             continue
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
                 continue
-            is_read = status.st_size <= min(_LARGEST_READ_BYTES, left_bytes)
+            is_read = status.st_size <= min(_MAX_FILE_BYTES, left_bytes)
             digest = _read_digest(path) if is_read else _digest_of_hub(path)
         except OSError:
             continue

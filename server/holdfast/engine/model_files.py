@@ -35,7 +35,7 @@ _CONSOLIDATED = "consolidated*.safetensors"
 _POINTER = b"version https://git-lfs"
 _LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header, in this many bytes."""
-_LARGEST_HEADER_BYTES = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 """The library rejects a larger header."""
 
 
@@ -219,7 +219,7 @@ def _wanted_bytes(path: Path) -> int | None:
     """Return the size that a safetensors header implies; None without a header."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if not 0 < header_bytes <= _LARGEST_HEADER_BYTES:
+        if not 0 < header_bytes <= _MAX_HEADER_BYTES:
             return None
         header = file.read(header_bytes)
     if len(header) < header_bytes:

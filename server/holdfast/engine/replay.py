@@ -38,7 +38,7 @@ from holdfast.request_context import current_request
 
 Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
 
-LONGEST_REQUEST_ID = 128
+MAX_REQUEST_ID_CHARACTERS = 128
 """A longer request ID is replaced, as is one with other than visible ASCII characters."""
 
 
@@ -333,8 +333,8 @@ class ReplayManager:
 
 def _safe_request_id(given: str) -> str:
     """Shorten a request ID to fit a worker's record of its step, but keep it distinct."""
-    if len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable():
+    if len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable():
         return given
     digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     visible = "".join(char for char in given if char.isascii() and char.isprintable())
-    return f"{visible[: LONGEST_REQUEST_ID - len(digest) - 1]}~{digest}"
+    return f"{visible[: MAX_REQUEST_ID_CHARACTERS - len(digest) - 1]}~{digest}"

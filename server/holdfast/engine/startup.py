@@ -23,7 +23,7 @@ from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
 
 ABANDON_DEADLINE_SECONDS = 30.0
 ABANDON_POLL_SECONDS = 0.2
-LONGEST_SOCKET_PATH = 64
+MAX_SOCKET_PATH_LENGTH = 64
 """In characters. Linux allows 107 bytes, and vLLM appends a slash and a UUID."""
 CORE = "EngineCore"
 """Part of the title of every process that the front end waits for."""
@@ -94,7 +94,7 @@ def variables(directory: Path) -> dict[str, str]:
     belong there.
     """
     variables = {SPEC_VARIABLE: str(directory / "spec.json")}
-    if len(str(directory)) >= LONGEST_SOCKET_PATH:
+    if len(str(directory)) >= MAX_SOCKET_PATH_LENGTH:
         return variables
     ours = {
         "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": f"{default_cache_dir()}/flash_attention_cute_dsl",

@@ -29,7 +29,7 @@ _MORE_MEMORY = (
     "cache."
 )
 _FAILED = re.compile(r"Failed (?:core|frontend) proc\(s\): (\{.*\})")
-_LONGEST_CHARACTERS = 600
+_MAX_CHARACTERS = 600
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def _first_lines(error: BaseException) -> str:
         # A flag that accepts several types has a message for each: the first is enough.
         first_said = {_flag_of(item["loc"]): _message(item) for item in reversed(errors())}
         return "; ".join(f"{place}{first_said[place]}" for place in reversed(first_said))
-    text = " ".join(str(error).split())[:_LONGEST_CHARACTERS]
+    text = " ".join(str(error).split())[:_MAX_CHARACTERS]
     if isinstance(error, KeyError):  # its message is only the key
         return f"KeyError: {text}"
     return text or type(error).__name__

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from holdfast.records import ToolCallDefect
 
-MOST_ITEMS = 256
+MAX_ITEMS = 256
 """How much of a list in a schema is read: an answer may have thousands of calls."""
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -77,7 +77,7 @@ def _fits(given: Any, schema: Mapping[str, Any]) -> bool:
         return False
     required, properties = schema.get("required"), schema.get("properties")
     if isinstance(required, list) and not all(
-        name in given for name in required[:MOST_ITEMS] if isinstance(name, str)
+        name in given for name in required[:MAX_ITEMS] if isinstance(name, str)
     ):
         return False
     if not isinstance(properties, Mapping):
@@ -97,7 +97,7 @@ def _is_kept(value: Any, schema: Any) -> bool:
         kinds = [kinds]
     if isinstance(kinds, list) and not any(_is_a(value, kind) for kind in kinds[: len(_TYPES)]):
         return False
-    if not isinstance(values, list) or len(values) > MOST_ITEMS or isinstance(value, list | dict):
+    if not isinstance(values, list) or len(values) > MAX_ITEMS or isinstance(value, list | dict):
         return True
     return value in values
 

@@ -22,8 +22,8 @@ _UNITS = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
 }
-_MOST_BYTES = 1 << 50
-_MOST_TOKENS = 1 << 31
+_MAX_BYTES = 1 << 50
+_MAX_TOKENS = 1 << 31
 _YEAR_SECONDS = 31_536_000
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"", "0", "false", "no", "off"}
@@ -118,7 +118,7 @@ def size_bytes(text: str) -> int:
     if match is None or match[2] not in _UNITS:
         raise ValueError("expected a size such as 64MiB or 1.5GiB, or a number of bytes")
     size = int(Decimal(match[1]) * _UNITS[match[2]])
-    if size >= _MOST_BYTES:
+    if size >= _MAX_BYTES:
         raise ValueError("expected a size below 1 PiB")
     return size
 
@@ -156,7 +156,7 @@ def seconds(text: str) -> float:
 
 def token_count(text: str) -> int:
     """Parse a count of at least 2, the shortest prompt and answer; ValueError for anything else."""
-    if not re.fullmatch("[0-9]{1,10}", text) or not 2 <= int(text) < _MOST_TOKENS:
+    if not re.fullmatch("[0-9]{1,10}", text) or not 2 <= int(text) < _MAX_TOKENS:
         raise ValueError("expected a number of tokens, 2 or more")
     return int(text)
 

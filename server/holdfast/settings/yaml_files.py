@@ -15,8 +15,8 @@ from holdfast.errors import UsageError
 from holdfast.settings import flags
 
 STANDARD_INPUT = Path("-")
-MOST_FILE_BYTES = 4 * 1024 * 1024
-MOST_NODES = 1_000_000
+MAX_FILE_BYTES = 4 * 1024 * 1024
+MAX_NODES = 1_000_000
 """A few lines of aliases that refer to aliases can make more."""
 
 
@@ -127,17 +127,17 @@ def nodes(node: Any) -> Iterator[Any]:
 
 
 def _refuse_bomb(documents: list[Any]) -> None:
-    if any(count > MOST_NODES for count, _ in enumerate(nodes(documents))):
+    if any(count > MAX_NODES for count, _ in enumerate(nodes(documents))):
         raise ValueError("it is too large")
 
 
 def _text(path: Path) -> str:
     """Read the text; ValueError if it is too large, or not UTF-8."""
     if path == STANDARD_INPUT:
-        content = sys.stdin.buffer.read(MOST_FILE_BYTES + 1)
+        content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     else:
         with path.open("rb") as file:
-            content = file.read(MOST_FILE_BYTES + 1)
-    if len(content) > MOST_FILE_BYTES:
+            content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
         raise ValueError("it is too large")
     return content.decode("utf-8")

@@ -13,7 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 Registries = Iterable[Collector]
-LONGEST_ACCEPT = 1024
+MAX_ACCEPT_CHARACTERS = 1024
 """Characters. Prometheus sends 250; parsing 64 KiB takes longer than writing the page."""
 _OPENMETRICS = "application/openmetrics-text"
 _ESCAPINGS = ("underscores", "allow-utf-8", "dots", "values")
@@ -42,7 +42,7 @@ class PageFormat(NamedTuple):
 def format_for(accept: str) -> PageFormat:
     """Return the newest format that the Accept header asks for."""
     try:
-        found = PageFormat(*choose_encoder(accept if len(accept) <= LONGEST_ACCEPT else ""))
+        found = PageFormat(*choose_encoder(accept if len(accept) <= MAX_ACCEPT_CHARACTERS else ""))
     except (TypeError, ValueError):  # the header names something that is not a version
         return PLAIN
     if found.content_type in CONTENT_TYPES:

@@ -14,7 +14,7 @@ from typing import Any
 
 KIB = 1024
 MIB = 1024 * KIB
-MOST_ANSWER_BYTES = 4 * MIB
+MAX_ANSWER_BYTES = 4 * MIB
 QUERY_MARK = "sekret-of-somebody"
 """Stands in every query string and guessed key: no line of a log may hold it."""
 
@@ -93,7 +93,7 @@ class Target:
             async with asyncio.timeout(seconds or self.seconds), self.connected() as (reader, out):
                 sending = asyncio.create_task(_sent(out, request))
                 try:
-                    while len(answer) < MOST_ANSWER_BYTES and (part := await reader.read(64 * KIB)):
+                    while len(answer) < MAX_ANSWER_BYTES and (part := await reader.read(64 * KIB)):
                         answer += part
                 finally:
                     sending.cancel()

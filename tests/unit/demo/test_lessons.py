@@ -16,7 +16,7 @@ from demo_training import skills
 from demo_training.chats import example_of, prompt_tokens
 from demo_training.lessons import Lesson, Phrasings, Tool
 from demo_training.skills import SKILLS, draw_lesson
-from demo_training.skills.needles import LONGEST_CHARACTERS
+from demo_training.skills.needles import MAX_CHARACTERS
 from holdfast.demo.tokenizer import IM_END_ID, write_tokenizer
 
 DRAWS = 200
@@ -111,7 +111,7 @@ def test_a_needle_stands_once_in_its_text() -> None:
     """The reply is a sentence of the text, and the texts grow to a few hundred characters."""
     lessons = drawn("needle")
     assert all(lesson.turns[0].content.count(lesson.reply) == 1 for lesson in lessons)
-    assert max(len(lesson.turns[0].content) for lesson in lessons) > LONGEST_CHARACTERS
+    assert max(len(lesson.turns[0].content) for lesson in lessons) > MAX_CHARACTERS
 
 
 @pytest.mark.parametrize("name", sorted(SKILLS))

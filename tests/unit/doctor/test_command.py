@@ -14,7 +14,7 @@ from holdfast.doctor.command import read_deployments
 from holdfast.doctor.findings import as_lines
 from holdfast.doctor.parallelism import Layout
 from holdfast.errors import UsageError
-from holdfast.settings.yaml_files import MOST_FILE_BYTES
+from holdfast.settings.yaml_files import MAX_FILE_BYTES
 from machines import (
     SIZED,
     SPARK,
@@ -134,7 +134,7 @@ def test_files_that_would_not_end_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not YAML"):
         read_deployments([text_of(tmp_path, "\n".join(lines))])
     with pytest.raises(UsageError, match="is not YAML"):
-        read_deployments([text_of(tmp_path, "x" * (MOST_FILE_BYTES + 1))])
+        read_deployments([text_of(tmp_path, "x" * (MAX_FILE_BYTES + 1))])
 
 
 def test_the_manifest_may_come_from_standard_input() -> None:

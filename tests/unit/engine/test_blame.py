@@ -13,7 +13,7 @@ import pytest
 from fake_engine import FakeClock
 from holdfast.engine import blame
 from holdfast.engine.blame import KEPT, TRIABLE_SECONDS, Verdict
-from holdfast.engine.replay import LONGEST_REQUEST_ID, ReplayManager
+from holdfast.engine.replay import MAX_REQUEST_ID_CHARACTERS, ReplayManager
 from holdfast.engine.request import EngineRequest
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import NotReadyError, QuarantinedError, SuspectedError
@@ -563,7 +563,7 @@ def test_a_name_that_fits_nowhere_is_replaced() -> None:
             assert [output async for output in harness.requests.run("generate", arguments)]
         assert seen[0] == "cmpl-1"
         assert len(set(seen)) == 5
-        assert all(len(name) <= LONGEST_REQUEST_ID and name.isprintable() for name in seen)
+        assert all(len(name) <= MAX_REQUEST_ID_CHARACTERS and name.isprintable() for name in seen)
 
     run_scene(scene)
 

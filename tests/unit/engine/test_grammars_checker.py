@@ -34,7 +34,7 @@ def test_keys_take_turns() -> None:
     """However many grammars one of them has sent before."""
 
     async def scene() -> None:
-        line = Line(Lane(1, places_per_key=1))
+        line = Line(Lane(1, slots_per_key=1))
         line.ask("a1", "a2", "a3", "b1", "c1")
         await _settle()
         for key in "aabca":
@@ -49,7 +49,7 @@ def test_a_key_leaves_places_to_others() -> None:
     """Where it may not have all of them; a place that nobody else may have stays free."""
 
     async def scene() -> None:
-        line = Line(Lane(2, places_per_key=1))
+        line = Line(Lane(2, slots_per_key=1))
         line.ask("a1", "a2", "b1")
         await _settle()
         assert line.got == ["a1", "b1"]
@@ -67,7 +67,7 @@ def test_who_leaves_the_line_takes_no_place() -> None:
     """Nor who leaves in the moment in which the place is there."""
 
     async def scene() -> None:
-        line = Line(Lane(1, places_per_key=1))
+        line = Line(Lane(1, slots_per_key=1))
         line.ask("a1", "b1", "c1")
         await _settle()
         line.tasks["b1"].cancel()

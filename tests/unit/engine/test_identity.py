@@ -36,7 +36,7 @@ def cache(tmp_path: Path) -> Path:
 @pytest.fixture
 def only_tiny_files_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if what is larger than 8 bytes were weights."""
-    monkeypatch.setattr(identity, "_LARGEST_READ_BYTES", 8)
+    monkeypatch.setattr(identity, "_MAX_FILE_BYTES", 8)
 
 
 @pytest.mark.usefixtures("only_tiny_files_are_read")
@@ -79,7 +79,7 @@ def test_not_more_is_read_than_a_start_bears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What exceeds the limit of all files together has no hash."""
-    monkeypatch.setattr(identity, "_MOST_READ_BYTES", 10)
+    monkeypatch.setattr(identity, "_MAX_TOTAL_BYTES", 10)
     for name in ("a.json", "b.json", "c.json"):
         (tmp_path / name).write_bytes(bytes(6))
     assert [bool(one.sha256) for one in model_files(tmp_path)] == [True, False, False]

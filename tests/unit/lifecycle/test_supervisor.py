@@ -25,7 +25,6 @@ from holdfast.records import (
 )
 from holdfast.settings import ProbeSettings, SupervisionSettings, WorkspaceSettings
 from scripted_life import (
-    DEADLINE_SECONDS,
     FAILED,
     GREW,
     LIMITED,

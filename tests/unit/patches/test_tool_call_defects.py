@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.patches.tool_call_defects import MOST_ITEMS, defect_of, schemas_of
+from holdfast.patches.tool_call_defects import MAX_ITEMS, defect_of, schemas_of
 from holdfast.records import ToolCallDefect
 
 WEATHER = {
@@ -108,7 +108,7 @@ def test_a_schema_that_is_wrong_or_hostile_breaks_no_call(schema: Any) -> None:
 
 def test_only_the_beginning_of_a_long_list_is_read() -> None:
     """The work for each of thousands of calls does not depend on the schema's length."""
-    names = [f"argument-{number}" for number in range(MOST_ITEMS + 1)]
+    names = [f"argument-{number}" for number in range(MAX_ITEMS + 1)]
     given = dict.fromkeys(names[:-1], 1)
     assert judged(given, {"required": names}) is None
     assert judged(dict(list(given.items())[1:]), {"required": names}) == "schema_mismatch"

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from holdfast.telemetry.exposition import (
     CONTENT_TYPES,
-    LONGEST_ACCEPT,
+    MAX_ACCEPT_CHARACTERS,
     PLAIN,
     format_for,
     render,
@@ -40,5 +40,5 @@ def test_each_format_may_be_asked_for(content_type: str) -> None:
 
 def test_an_endless_accept_header_is_not_looked_through() -> None:
     """It gets plain text."""
-    accept = f"{OPENMETRICS};version=1.0.0," + "," * LONGEST_ACCEPT
+    accept = f"{OPENMETRICS};version=1.0.0," + "," * MAX_ACCEPT_CHARACTERS
     assert format_for(accept) == PLAIN

@@ -27,7 +27,7 @@ from oracle import ALIGNMENT_BYTES, MIB, Oracle, Policy, Refusal, offsets
 from workspace_managers import CPU, CapturingManager
 
 KIB = 1024
-LARGEST_BYTES = 32 * MIB
+MAX_BYTES = 32 * MIB
 SIZES = st.one_of(st.integers(0, 3 * KIB), st.integers(0, 6 * KIB).map(lambda size: size * KIB))
 LIMITS = st.one_of(st.integers(0, 2 * KIB), st.integers(0, 16 * KIB)).map(lambda size: size * KIB)
 # Sealed and locked: vLLM seals nothing where it captures no graph.
@@ -212,7 +212,7 @@ class OracleMachine(RuleBasedStateMachine):
     def grow(self, index: int, more_bytes: int) -> None:
         with self.acting_in(index) as slot:
             held_bytes = self.oracle.slots[slot].size_bytes or 0
-            if held_bytes < LARGEST_BYTES:
+            if held_bytes < MAX_BYTES:
                 self.ask(slot, [held_bytes + more_bytes], is_large=True)
 
     @limited
@@ -221,7 +221,7 @@ class OracleMachine(RuleBasedStateMachine):
         room_bytes = self.oracle.room_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES + beyond_bytes
         with self.acting_in(index) as slot:
             larger_bytes = (self.oracle.slots[slot].size_bytes or 0) + 1
-            if room_bytes < LARGEST_BYTES or beyond_bytes > 0:  # what is refused costs nothing
+            if room_bytes < MAX_BYTES or beyond_bytes > 0:  # what is refused costs nothing
                 self.ask(slot, [max(room_bytes, larger_bytes)], is_large=True)
 
     @limited
@@ -229,7 +229,7 @@ class OracleMachine(RuleBasedStateMachine):
     def resource_to_the_limit(self, index: int, beyond_bytes: int) -> None:
         size_bytes = self.oracle.room_bytes + beyond_bytes
         with self.acting_in(index) as slot:
-            if 0 < size_bytes < LARGEST_BYTES:
+            if 0 < size_bytes < MAX_BYTES:
                 self.hold(slot, str(size_bytes), size_bytes, is_said=True)
 
     @awake
@@ -251,7 +251,7 @@ class OracleMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 3), more_bytes=st.sampled_from([KIB, 4 * MIB]))
     def reserve_in_one_ubatch_and_grow_another(self, index: int, more_bytes: int) -> None:
         held_bytes = self.oracle.slots[index % len(self.oracle.slots)].size_bytes or 0
-        if held_bytes < LARGEST_BYTES:
+        if held_bytes < MAX_BYTES:
             self.reserve(index, held_bytes + more_bytes)
             self.grow(index + self.shape[1], 1)
 

@@ -33,16 +33,16 @@ from holdfast.errors import NotReadyError
 from holdfast.processes.exits import signal_name
 from holdfast.request_context import current_request
 
-LONGEST_BYTES = 512 << 10
+MAX_GRAMMAR_BYTES = 512 << 10
 """The largest grammar, as JSON. vLLM has no bound, and some of its loops are quadratic."""
 MEMORY_BYTES = 1 << 30
 QUICK_SECONDS = 1.0
-QUICK_PLACES = 2
-SLOW_PLACES = 2
+QUICK_SLOTS = 2
+SLOW_SLOTS = 2
 REFUSALS_SECONDS = 60.0
 """How long a refusal is remembered: later, the machine may be less busy."""
-MOST_RESULTS = 1024
-LONGEST_REMEMBERED_BYTES = 16 << 10
+MAX_RESULTS = 1024
+MAX_REMEMBERED_BYTES = 16 << 10
 """A result is remembered if the fields that it changes are no larger than this."""
 
 _Waiting = OrderedDict[str, deque[asyncio.Future[None]]]
@@ -75,14 +75,14 @@ class _Trial:
 class Lane:
     """A limit on concurrent trials, shared fairly among keys. Belongs to one event loop."""
 
-    def __init__(self, places: int, *, places_per_key: int) -> None:
-        self._places = places
-        self._places_per_key = places_per_key
+    def __init__(self, slots: int, *, slots_per_key: int) -> None:
+        self._slots = slots
+        self._slots_per_key = slots_per_key
         self._taken: Counter[str] = Counter()
         self._waiting: _Waiting = OrderedDict()
 
     async def take(self, key: str) -> None:
-        """Return when the key gets a place, which it keeps until `give`."""
+        """Return when the key gets a slot, which it keeps until `give`."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(turn)
         self._hand_out()
@@ -96,14 +96,14 @@ class Lane:
             raise
 
     def give(self, key: str) -> None:
-        """Give a place back."""
+        """Give a slot back."""
         self._taken[key] -= 1
         if not self._taken[key]:
             del self._taken[key]
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._taken.total() < self._places and (key := self._next()) is not None:
+        while self._taken.total() < self._slots and (key := self._next()) is not None:
             turn = self._waiting[key].popleft()
             if self._waiting[key]:
                 self._waiting.move_to_end(key)
@@ -113,7 +113,7 @@ class Lane:
             turn.set_result(None)
 
     def _next(self) -> str | None:
-        return next((k for k in self._waiting if self._taken[k] < self._places_per_key), None)
+        return next((k for k in self._waiting if self._taken[k] < self._slots_per_key), None)
 
     def _remove(self, key: str, turn: asyncio.Future[None]) -> None:
         self._waiting[key].remove(turn)
@@ -127,8 +127,8 @@ class GrammarChecker:
     def __init__(self, pool: Pool, *, timeout_seconds: float) -> None:
         self._pool = pool
         self.timeout_seconds = timeout_seconds
-        self._quick = Lane(QUICK_PLACES, places_per_key=QUICK_PLACES)
-        self._slow = Lane(SLOW_PLACES, places_per_key=1)
+        self._quick = Lane(QUICK_SLOTS, slots_per_key=QUICK_SLOTS)
+        self._slow = Lane(SLOW_SLOTS, slots_per_key=1)
         self._results: OrderedDict[bytes, TrialResult] = OrderedDict()
         self._trials: dict[bytes, _Trial] = {}
 
@@ -208,7 +208,7 @@ class GrammarChecker:
             asyncio.get_running_loop().call_later(seconds, partial(self._slow.give, key))
 
     async def _take(self, lane: Lane, key: str) -> None:
-        """Take a place in a lane.
+        """Take a slot of a lane.
 
         Raises:
             NotReadyError: too many other grammars came first.
@@ -264,9 +264,9 @@ class GrammarChecker:
         return result
 
     def _remember(self, digest: bytes, result: TrialResult) -> None:
-        if len(str(result.changed)) <= LONGEST_REMEMBERED_BYTES:
+        if len(str(result.changed)) <= MAX_REMEMBERED_BYTES:
             self._results[digest] = result
-        if len(self._results) > MOST_RESULTS:
+        if len(self._results) > MAX_RESULTS:
             self._results.popitem(last=False)
 
 
@@ -290,18 +290,18 @@ def _text(constraint: StructuredOutputsParams) -> bytes:
         for one in fields(constraint)
         if one.init and (value := getattr(constraint, one.name)) is not one.default
     }
-    if _is_longer(given, LONGEST_BYTES):
+    if _is_longer(given, MAX_GRAMMAR_BYTES):
         raise VLLMValidationError(_TOO_LARGE)
     try:
         text = json.dumps(given).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise VLLMValidationError(f"The grammar is not JSON: {error}.") from error
-    if len(text) > LONGEST_BYTES:
+    if len(text) > MAX_GRAMMAR_BYTES:
         raise VLLMValidationError(_TOO_LARGE)
     return text
 
 
-_TOO_LARGE = f"The grammar of the request is larger than {LONGEST_BYTES >> 10} KiB."
+_TOO_LARGE = f"The grammar of the request is larger than {MAX_GRAMMAR_BYTES >> 10} KiB."
 
 
 def _is_longer(value: Any, most_bytes: int) -> bool:
@@ -326,7 +326,7 @@ def grammar_checker(config: Any, timeout_seconds: float) -> GrammarChecker:
     """Return a checker for the model of a vLLM configuration."""
     pool = Pool(
         partial(Compiler, config),
-        workers=QUICK_PLACES + SLOW_PLACES,
+        workers=QUICK_SLOTS + SLOW_SLOTS,
         memory_bytes=MEMORY_BYTES,
     )
     return GrammarChecker(pool, timeout_seconds=timeout_seconds)

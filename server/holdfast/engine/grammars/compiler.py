@@ -27,11 +27,11 @@ from vllm.v1.structured_output.request import get_structured_output_key
 Grammar = Mapping[str, Any]
 """The fields of vLLM's StructuredOutputsParams that a client has set."""
 
-MOST_SECONDS_A_TOKEN = 0.25
+MAX_SECONDS_PER_TOKEN = 0.25
 """CPU time for one token of one request, while every other request waits."""
 TOKENS = 8
 _TOKENS_A_WORD = 32
-_LONGEST_MESSAGE = 1000
+_MAX_MESSAGE_CHARACTERS = 1000
 _CACHE_VARIABLE = "VLLM_XGRAMMAR_CACHE_MB"
 _ERRORS = (
     VLLMError,
@@ -82,7 +82,7 @@ class Compiler:
         except MemoryError:
             raise
         except _ERRORS as error:
-            return {"error": str(error)[:_LONGEST_MESSAGE] or type(error).__name__}
+            return {"error": str(error)[:_MAX_MESSAGE_CHARACTERS] or type(error).__name__}
 
     def _verdict(self, grammar: Grammar) -> dict[str, Any]:
         constraint = StructuredOutputsParams(**grammar)
@@ -165,8 +165,8 @@ def _timed(step: Callable[..., Any], *arguments: Any) -> None:
     started = time.thread_time()
     step(*arguments)
     seconds = time.thread_time() - started
-    if seconds > MOST_SECONDS_A_TOKEN:
+    if seconds > MAX_SECONDS_PER_TOKEN:
         raise SlowGrammarError(
             f"the grammar takes {seconds:.1f} s of CPU time per token; at most "
-            f"{MOST_SECONDS_A_TOKEN:g} s are allowed"
+            f"{MAX_SECONDS_PER_TOKEN:g} s are allowed"
         )

@@ -26,7 +26,7 @@ from holdfast.processes import forkserver
 START_DEADLINE_SECONDS = 120.0
 MARGIN_SECONDS = 5.0
 """Added for a worker that has to be forked first, or that does not end at its deadline."""
-LONGEST_ANSWER_BYTES = 8 << 20
+MAX_REPLY_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 16
 _MESSAGE_BYTES = 64
 _POLL_SECONDS = 0.01
@@ -180,9 +180,7 @@ async def _exchange(ours: socket.socket, grammar: bytes) -> tuple[int, bytes]:
     with suppress(ConnectionError):
         await loop.sock_sendall(ours, grammar)
         ours.shutdown(socket.SHUT_WR)
-        while len(reply) <= LONGEST_ANSWER_BYTES and (
-            part := await loop.sock_recv(ours, _CHUNK_BYTES)
-        ):
+        while len(reply) <= MAX_REPLY_BYTES and (part := await loop.sock_recv(ours, _CHUNK_BYTES)):
             reply += part
     pid, _, answer = bytes(reply).partition(b"\n")
     return int(pid) if pid.isdigit() else 0, answer

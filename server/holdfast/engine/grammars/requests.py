@@ -22,7 +22,7 @@ from xgrammar import StructuralTag
 from holdfast.engine.grammars.checker import GrammarChecker
 from holdfast.patches.patch import original, replace
 
-MOST_TOOL_BYTES = 64 << 10
+MAX_TOOL_BYTES = 64 << 10
 """The largest tool for Cohere's parser, which renames its rules one by one in the whole text."""
 
 _COHERE = "vllm.parser.cohere_command"
@@ -95,6 +95,6 @@ async def _check_tool(grammars: GrammarChecker, tool: Any) -> None:
     schema = getattr(given, "parameters", None)
     if not schema:
         return
-    if len(str(schema)) > MOST_TOOL_BYTES:
-        raise VLLMValidationError(f"A tool of the request is larger than {MOST_TOOL_BYTES} bytes.")
+    if len(str(schema)) > MAX_TOOL_BYTES:
+        raise VLLMValidationError(f"A tool of the request is larger than {MAX_TOOL_BYTES} bytes.")
     await grammars.check(StructuredOutputsParams(json=schema))

@@ -39,7 +39,7 @@ _RENEWED = 4
 _RENEW_AFTER_SECONDS = 0.5
 """A worker is replaced after a grammar that took longer."""
 _MESSAGE_BYTES = 64
-_MOST_GRAMMARS = 100
+_MAX_GRAMMARS = 100
 """One worker compiles at most this many, so that what they leave behind does not add up."""
 _KEPT_VARIABLES = frozenset({"HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "XDG_CACHE_HOME"})
 _CHUNK_BYTES = 1 << 16
@@ -100,7 +100,7 @@ def _forked(compile_grammar: Compile, control: socket.socket, memory_bytes: int)
 
 def _work(compile_grammar: Compile, control: socket.socket) -> int:
     """Compile grammars until the worker is to be replaced; return its exit code."""
-    for _ in range(_MOST_GRAMMARS):
+    for _ in range(_MAX_GRAMMARS):
         message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
         if not message or not descriptors:
             return _CLOSED

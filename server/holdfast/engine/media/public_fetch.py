@@ -26,7 +26,7 @@ from vllm import envs
 from vllm.connections import HTTPConnection
 from yarl import URL
 
-MOST_AT_ONCE = 8
+MAX_CONCURRENT = 8
 """Concurrent fetches for one request."""
 TIMES_THE_TIME_OUT = 3
 """All media of one request must arrive within this many of vLLM's timeouts: 15 s for images."""
@@ -65,7 +65,7 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
         self._names = names
         self._is_listed = is_listed
         self._follows_redirects = follows_redirects
-        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self._deadline: float | None = None
         self._bytes_left = max(envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB, 1) * MIB
 
@@ -89,7 +89,7 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
         seconds = timeout or envs.VLLM_IMAGE_FETCH_TIMEOUT
         now = time.monotonic()
         self._deadline = self._deadline or now + TIMES_THE_TIME_OUT * seconds
-        async with asyncio.timeout(self._deadline - now), self._places:
+        async with asyncio.timeout(self._deadline - now), self._slots:
             for _ in range(max(envs.VLLM_MEDIA_FETCH_MAX_RETRIES, 1) - 1):
                 with contextlib.suppress(*_TRANSIENT):
                     async with asyncio.timeout(seconds):

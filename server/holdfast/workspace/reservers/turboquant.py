@@ -15,7 +15,7 @@ from holdfast.workspace.reservers import ReserverContext
 
 _DECODED_AS_CONTINUATION_TOKENS = 128
 """A continuation of up to this many tokens uses the decode kernel instead."""
-_LARGEST_BLOCK_TOKENS = 128
+_MAX_BLOCK_TOKENS = 128
 _ALIGNMENT_BYTES = 256
 
 
@@ -84,6 +84,6 @@ def declare(context: ReserverContext) -> Iterable[Term]:
             max_model_len=context.max_model_len,
             kv_heads=model.get_num_kv_heads(parallel),
             head_size=head_size,
-            block_tokens=cache.block_size or _LARGEST_BLOCK_TOKENS,
+            block_tokens=cache.block_size or _MAX_BLOCK_TOKENS,
         )
         yield Term("declared", f"{family} continuation", continuation_bytes(continuation))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 _SYSTEMD = Path("/run/systemd/system")
 """It exists where systemd runs, see sd_booted(3)."""
-_LARGEST_SYSTEM_UID = 999
+_MAX_SYSTEM_UID = 999
 
 logger = logging.getLogger("vllm.holdfast")
 
@@ -50,7 +50,7 @@ def is_shared_memory_kept() -> bool:
 
     At logout, logind removes those of users other than system users (`RemoveIPC`, logind.conf(5)).
     """
-    return os.geteuid() <= _LARGEST_SYSTEM_UID or not _SYSTEMD.exists()
+    return os.geteuid() <= _MAX_SYSTEM_UID or not _SYSTEMD.exists()
 
 
 def _mapping_in_memory(link: Path, name: str, shared: Path, size_bytes: int) -> mmap.mmap | None:
