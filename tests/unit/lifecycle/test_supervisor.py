@@ -463,7 +463,7 @@ def test_requests_alone_do_not_end_the_server(tmp_path: Path) -> None:
     life = lived(world, act, supervision=SupervisionSettings(max_engine_restarts=1))
     assert life.error is None
     assert State.FAILED not in life.states
-    assert MIN_BROWNOUT_SECONDS / 2 < seen[0] <= MIN_BROWNOUT_SECONDS
+    assert seen[0] > MIN_BROWNOUT_SECONDS / 2
 
 
 def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
