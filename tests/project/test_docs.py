@@ -30,6 +30,7 @@ from holdfast.settings import flags
 from holdfast.telemetry.metrics import METRICS
 from holdfast.verify.checks import ALL
 from holdfast.verify.command import verify_parser
+from holdfast.verify.diff import diff_parser
 from sample_status import a_status
 from scripts import reference
 
@@ -248,7 +249,9 @@ def test_every_command_of_holdfast_parses() -> None:
         if command == "serve":
             cli.parse_serve(rest, {})
         if command == "verify":
-            verify_parser().parse_args(rest)
+            is_diff = rest[0] == "diff"
+            parser = diff_parser() if is_diff else verify_parser()
+            parser.parse_args(rest[is_diff:])
 
 
 def test_the_command_in_the_container_parses() -> None:

@@ -106,6 +106,7 @@ DRIVEN_ELSEWHERE = {
     "verify.checks.wire.routes": "unit/verify/test_wire.py",
     "verify.checks.wire.twins": "unit/verify/test_wire.py",
     "verify.records": "unit/verify/test_report.py unit/verify/test_command.py",
+    "verify.report.as_json": "unit/verify/test_report.py unit/verify/test_diff.py",
     "verify.report.charts": "unit/verify/test_report.py",
     "verify.report.in_toto": "unit/verify/test_report.py",
     "verify.report.junit": "unit/verify/test_report.py",

@@ -15,6 +15,7 @@ checks/      the checks, one module a group; `checks/__init__.py` lists them all
 report/      writes the report: JSON, Markdown, HTML, JUnit, in-toto
 progress.py  shows on a terminal or in a pipe what happens
 interruption.py  Ctrl-C and SIGTERM
+diff.py      `holdfast verify diff A B`; comparison.py compares the reports
 
 To add a group: write `checks/NAME.py` with a tuple `CHECKS` of `Check`, and add the tuple to `ALL`
 in `checks/__init__.py`. Each check has a row in `docs/verifying.md`, and a defect of

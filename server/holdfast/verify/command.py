@@ -16,6 +16,7 @@ from holdfast.errors import UsageError
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.verify import packages
 from holdfast.verify.checks import ALL
+from holdfast.verify.diff import diff
 from holdfast.verify.interruption import noticed, unless
 from holdfast.verify.progress import say, view_on
 from holdfast.verify.records import PROFILES, Profile, Report, Status, Tool, Verdict
@@ -28,6 +29,8 @@ from holdfast.verify.target import Target
 EXIT_CODES = MappingProxyType({Verdict.PASSED: 0, Verdict.FAILED: 7, Verdict.INCONCLUSIVE: 8})
 """Beside 1, 2 and 3, which errors have."""
 _EPILOG = """\
+`holdfast verify diff A B` shows what changed from one report to another.
+
 The report is written to --out as report.json, report.md, report.html, junit.xml and
 test-result.json. Ctrl-C ends the run and leaves a report of what ran. Exit codes: 0 passed, 1 the
 report could not be written, 2 bad usage, 3 the server is not reachable, 7 failed, 8 inconclusive.
@@ -35,13 +38,15 @@ report could not be written, 2 bad usage, 3 the server is not reachable, 7 faile
 
 
 def verify(arguments: Sequence[str]) -> int:
-    """Verify a server, write the report and return the exit code.
+    """Verify a server, write the report and return the exit code; or compare two reports.
 
     Raises:
         UsageError: a flag is wrong, or the server asks for another key.
         NotReachableError: there is no such server, or it is not ready.
         HoldfastError: the report could not be written.
     """
+    if arguments[:1] == ["diff"]:
+        return diff(arguments[1:])
     flags = verify_parser().parse_args(arguments)
     key = _read_key(flags.api_key_file)
     directory: Path = flags.out

@@ -18,7 +18,7 @@ from holdfast.verify.check import Check
 from holdfast.verify.records import CheckResult, Status
 from holdfast.verify.runner import View
 
-_STYLES = {
+STYLES = {
     Status.PASSED: "green",
     Status.FAILED: "bold red",
     Status.WARNED: "yellow",
@@ -33,7 +33,7 @@ def view_on(stream: TextIO, checks: int) -> Iterator[View]:
     """The view that fits the stream; when left, it has released the terminal."""
     if isinstance(stream, TextIOWrapper):  # an answer may have letters that the stream has not
         stream.reconfigure(errors="replace")
-    if stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}:
+    if is_terminal(stream):
         columns = (
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -45,6 +45,11 @@ def view_on(stream: TextIO, checks: int) -> Iterator[View]:
             yield LiveView(progress, checks)
     else:
         yield LineView(stream)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether it is a terminal that can do more than print lines."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}
 
 
 def say(line: str, stream: TextIO) -> None:
@@ -85,7 +90,7 @@ class LiveView:
     def ended(self, result: CheckResult) -> None:
         """Print the result above the bar."""
         text = Text(line_of(result))
-        text.stylize(_STYLES[result.status], 0, _STATUS_WIDTH)
+        text.stylize(STYLES[result.status], 0, _STATUS_WIDTH)
         self._progress.console.print(text)
         self._progress.advance(self._task)
 

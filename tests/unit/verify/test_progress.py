@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import pty
@@ -13,6 +12,7 @@ from holdfast.verify.check import Check
 from holdfast.verify.progress import line_of, view_on
 from holdfast.verify.records import CheckResult, Status
 from holdfast.verify.trial import Trial
+from terminals import read_to_the_end
 
 
 async def nothing(_trial: Trial) -> None:
@@ -47,18 +47,6 @@ def test_letters_that_a_stream_has_not_are_replaced() -> None:
     with view_on(io.TextIOWrapper(written, encoding="ascii"), 1) as view:
         view.ended(SKIPPED)
         assert written.getvalue().endswith(b"serve?[2J it\n")
-
-
-def read_to_the_end(parent: int) -> bytes:
-    """Everything that was written to a terminal that nobody holds open any more.
-
-    The kernel hands it over in parts, from a work queue, and then answers EIO.
-    """
-    parts = []
-    with open(parent, "rb", buffering=0) as screen, contextlib.suppress(OSError):
-        while part := screen.read(65536):
-            parts.append(part)
-    return b"".join(parts)
 
 
 @pytest.mark.parametrize(("term", "is_live"), [("xterm", True), ("dumb", False)])

@@ -19,7 +19,7 @@ from holdfast.verify.report import as_json, in_toto, junit, markdown, page
 
 FORMS: Mapping[str, Callable[[Report], str]] = MappingProxyType(
     {
-        "report.json": as_json.rendered,
+        as_json.NAME: as_json.rendered,
         "report.md": markdown.rendered,
         "report.html": page.rendered,
         "junit.xml": junit.rendered,

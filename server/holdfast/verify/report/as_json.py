@@ -1,4 +1,4 @@
-"""report.json: everything, for programs."""
+"""report.json: everything, for programs; it can be read back."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from holdfast.verify.records import Report, Status
+from pydantic import TypeAdapter, ValidationError
+
+from holdfast.errors import UsageError
+from holdfast.verify.records import SCHEMA, Report, Status
+
+NAME = "report.json"
+_REPORT = TypeAdapter(Report)
+_MOST_BYTES = 64 * 1024 * 1024
 
 
 def document(report: Report) -> dict[str, Any]:
@@ -22,6 +30,44 @@ def document(report: Report) -> dict[str, Any]:
 def rendered(report: Report) -> str:
     """The file."""
     return json.dumps(document(report), indent=1, allow_nan=False) + "\n"
+
+
+def read(path: Path) -> Report:
+    """Read a report.json, given as the file or as its directory.
+
+    Raises:
+        UsageError: it cannot be read, or is not a report that this version knows.
+    """
+    file = path / NAME if path.is_dir() else path
+    try:
+        document = json.loads(_content(file))
+        found = document.get("schema") if isinstance(document, dict) else None
+        if found == SCHEMA:
+            return _REPORT.validate_python(document)
+        why = f"its schema is {str(found)[:60]!r} and not {SCHEMA!r}"
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except OSError as error:
+        why = error.strerror or str(error)
+    except RecursionError:
+        why = "it is nested too deeply"
+    except ValueError as error:
+        why = str(error)
+    raise UsageError(
+        f"{file} is not a report: {why}.",
+        remedy="name a report.json that `holdfast verify` of this version has written.",
+    )
+
+
+def _content(file: Path) -> bytes:
+    if not file.is_file():  # a pipe would block its reader
+        raise ValueError("it is not a file" if file.exists() else "there is no such file")
+    with file.open("rb") as opened:
+        content = opened.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    return content
 
 
 def _finite(value: Any) -> Any:
