@@ -10,6 +10,7 @@ The packages, what each answers, and the process that it runs in:
     probe/        is the worst case served?                                              front end
     engine/       one vLLM engine, as the front end sees it                              front end
     processes/    the engine's processes, from outside                                   front end
+    nodes/        how do several nodes run one engine? protocol of head and follower     both
     patches/      every change to vLLM's own code, in one list                           both
     worker/       what runs inside vLLM's processes, around each rank                    engine
     workspace/    where does scratch memory come from, and when may it grow?             engine

@@ -32,7 +32,7 @@ LAYERS = (
     {"workspace"},
     {"demo", "patches"},
     {"worker"},
-    {"listener", "processes"},
+    {"listener", "nodes", "processes"},
     {"engine"},
     {"planning", "probe"},
     {"lifecycle"},

@@ -1,0 +1,104 @@
+"""What has to be equal on all nodes of one engine, found without importing vLLM or torch.
+
+Nothing in vLLM compares the nodes. With different versions they wait for each other in a collective
+until a timeout, or fail to unpickle what the other sends; with different weights they answer
+nonsense.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+
+from holdfast import __version__
+from holdfast.errors import UsageError
+from holdfast.nodes.messages import NodeFacts
+from holdfast.versions import installed_version, vllm_version
+
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
+_NAMES = {
+    "holdfast_version": "Holdfast",
+    "vllm_version": "vLLM",
+    "torch_version": "torch",
+    "driver_version": "the NVIDIA driver",
+    "nccl_version": "NCCL",
+    "plugins": "VLLM_PLUGINS",
+    "model_digest": "the model",
+}
+_REMEDIES = {
+    "plugins": "set the same VLLM_PLUGINS on every node.",
+    "model_digest": "copy the same files of the model to every node.",
+}
+
+
+def node_facts(model: Path, driver_version: Path = DRIVER_VERSION) -> NodeFacts:
+    """Return what this node has, for the model in that directory.
+
+    Raises:
+        UsageError: the directory cannot be read.
+    """
+    return NodeFacts(
+        holdfast_version=__version__,
+        vllm_version=vllm_version(),
+        torch_version=installed_version("torch"),
+        driver_version=_driver_version(driver_version),
+        nccl_version=installed_version("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+        plugins=os.environ.get("VLLM_PLUGINS", "all"),
+        model_digest=model_digest(model),
+    )
+
+
+def difference(head: NodeFacts, follower: NodeFacts, node: str) -> str:
+    """Return one line, with its remedy, about the first fact that differs; empty if none does."""
+    for name in (field.name for field in fields(NodeFacts)):
+        here, there = getattr(head, name), getattr(follower, name)
+        if here == there:
+            continue
+        remedy = _REMEDIES.get(name, "install the same version on every node.")
+        if name == "model_digest":
+            return f"{_NAMES[name]} differs between the head and node {node}. Remedy: {remedy}"
+        return (
+            f"{_NAMES[name]} is {here or 'missing'} on the head and {there or 'missing'} on node "
+            f"{node}. Remedy: {remedy}"
+        )
+    return ""
+
+
+def model_digest(directory: Path) -> str:
+    """Return a digest of the model's configuration and index, and of the sizes of its weights.
+
+    The weights themselves are not read: that takes minutes.
+
+    Raises:
+        UsageError: the directory cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(directory.iterdir()):
+            if path.name == "config.json" or path.name.endswith(".index.json"):
+                _add(digest, path.name, path.read_bytes())
+            elif path.suffix in _WEIGHTS:
+                _add(digest, path.name, str(path.stat().st_size).encode())
+    except OSError as error:
+        raise UsageError(
+            f"the model at {directory} cannot be read: {error.strerror}.",
+            remedy="copy the model to the same path on every node.",
+        ) from error
+    return digest.hexdigest()
+
+
+def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:
+    for part in (os.fsencode(name), content):
+        digest.update(len(part).to_bytes(8, "big") + part)
+
+
+def _driver_version(path: Path) -> str:
+    with suppress(OSError):
+        found = re.search(r"NVRM version:.*?\b(\d+(?:\.\d+)+)\b", path.read_text(errors="replace"))
+        return found[1] if found else ""
+    return ""

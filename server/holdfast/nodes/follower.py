@@ -1,0 +1,258 @@
+"""What a follower does, decided without socket, clock or process: events in, actions out.
+
+A follower connects only while no process of an engine is left on its node, so that joining says
+that the node is free. It ends its engine at once when the connection is gone, for whatever reason.
+Each event returns the actions that it causes, in their order; the caller carries them out, and
+reports what comes of them as further events. Times are seconds of a clock that does not jump back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from holdfast.nodes.actions import (
+    Disconnect,
+    FindFacts,
+    FollowerAction,
+    GiveUp,
+    Send,
+    StartEngine,
+    StopEngine,
+)
+from holdfast.nodes.channel import Channel
+from holdfast.nodes.messages import (
+    Drain,
+    End,
+    Ended,
+    Goodbye,
+    Join,
+    Lost,
+    Message,
+    NodeFacts,
+    RankUpdate,
+    Refused,
+    Start,
+    Terms,
+    Welcome,
+)
+from holdfast.nodes.ranks import without_steps
+from holdfast.records import Death, RankStats
+
+RETRY_SECONDS = 1.0
+SPARE_RETRY_SECONDS = 5.0
+"""The pause after the head said that it needs no other follower, or knows the name already."""
+UPDATE_SECONDS = 0.2
+"""The least time between two updates of the statistics: five a second."""
+
+FollowerState = Literal["away", "proving", "joining", "waiting", "running", "ending", "left"]
+_REMEDIES = {
+    "wrong_key": "the head has another key. Remedy: give both nodes the same --node-key-file.",
+    "wrong_protocol": "the head runs another version of Holdfast. Remedy: install the same version "
+    "on every node.",
+}
+
+
+class Follower:
+    """Joins a head again and again, and runs the generations that it hands out."""
+
+    def __init__(self, *, key: bytes, name: str, instance: str) -> None:
+        self._key = key
+        self._name = name
+        self._instance = instance
+        self._channel: Channel | None = None
+        self._has_terms = False
+        self._is_welcome = False
+        self._has_ever_joined = False
+        self._has_left = False
+        self._engine: Start | None = None
+        """Its processes may exist; None once they are gone."""
+        self._engine_channel: Channel | None = None
+        """Where the engine was handed out: another head must not hear of it."""
+        self._is_stopping = False
+        self._retry_seconds = -math.inf
+        self._changed: tuple[RankStats, ...] = ()
+        self._sent_ranks: tuple[RankStats, ...] = ()
+        self._updated_seconds = -math.inf
+        self._actions: list[FollowerAction] = []
+        self.is_head_draining = False
+        self.last_problem = ""
+        """Why the last connection ended, for people."""
+
+    @property
+    def state(self) -> FollowerState:
+        """What it does now."""
+        if self._engine is not None:
+            return "ending" if self._is_stopping else "running"
+        if self._has_left:
+            return "left"
+        if self._channel is None:
+            return "away"
+        if not self._channel.is_open:
+            return "proving"
+        return "waiting" if self._is_welcome else "joining"
+
+    @property
+    def engine(self) -> Start | None:
+        """The generation that has processes here; None if no process is left."""
+        return self._engine
+
+    def wants_connection(self, now_seconds: float) -> bool:
+        """Return whether to connect to the head now."""
+        return self.state == "away" and now_seconds >= self._retry_seconds
+
+    def connected(self, nonce: bytes, now_seconds: float) -> list[FollowerAction]:
+        """Handle a new connection to the head; `nonce` must be random and new."""
+        self._channel = Channel("follower", self._key, nonce, now_seconds)
+        self._has_terms = self._is_welcome = self.is_head_draining = False
+        return self._flushed(now_seconds)
+
+    def not_connected(self, problem: str, now_seconds: float) -> list[FollowerAction]:
+        """Handle an attempt to connect that failed."""
+        self.last_problem = problem
+        self._retry_seconds = now_seconds + RETRY_SECONDS
+        return []
+
+    def received(self, data: bytes, now_seconds: float) -> list[FollowerAction]:
+        """Handle what was read from the connection."""
+        channel = self._channel
+        if channel is not None:
+            for message in channel.received(data, now_seconds):
+                if self._channel is channel and channel.failure is None:
+                    self._take(channel, message, now_seconds)
+        return self._flushed(now_seconds)
+
+    def disconnected(self, now_seconds: float) -> list[FollowerAction]:
+        """Handle the end of the connection."""
+        if self._channel is not None:
+            self._lose_channel("the head closed the connection", now_seconds)
+        return self._flushed(now_seconds)
+
+    def tick(self, now_seconds: float) -> list[FollowerAction]:
+        """Handle that time has passed. Call it several times a second."""
+        if self._channel is not None:
+            self._channel.tick(now_seconds)
+            self._update(now_seconds)
+        return self._flushed(now_seconds)
+
+    def facts_found(self, facts: NodeFacts, now_seconds: float) -> list[FollowerAction]:
+        """Handle the result of `FindFacts`."""
+        if self._channel is not None and self.state == "joining" and self._has_terms:
+            self._channel.send(Join(self._name, self._instance, facts))
+        return self._flushed(now_seconds)
+
+    def ranks_changed(
+        self, generation: int, ranks: Iterable[RankStats], now_seconds: float
+    ) -> list[FollowerAction]:
+        """Handle new statistics of all ranks here; the head gets them soon, if they differ."""
+        if self._engine is not None and self._engine.generation == generation:
+            self._changed = without_steps(ranks)
+            self._update(now_seconds)
+        return self._flushed(now_seconds)
+
+    def engine_lost(
+        self, generation: int, death: Death, now_seconds: float
+    ) -> list[FollowerAction]:
+        """Handle that the engine cannot go on; its processes may still exist."""
+        if self._engine is not None and self._engine.generation == generation:
+            if not self._is_stopping:
+                self._tell(Lost(generation, death))
+            self._stop_engine(str(death))
+        return self._flushed(now_seconds)
+
+    def engine_ended(self, generation: int, now_seconds: float) -> list[FollowerAction]:
+        """Handle that no process of the engine is left."""
+        if self._engine is not None and self._engine.generation == generation:
+            self._tell(Ended(generation))
+            self._engine = self._engine_channel = None
+            self._is_stopping = False
+        return self._flushed(now_seconds)
+
+    def drain(self, reason: str, now_seconds: float) -> list[FollowerAction]:
+        """Ask the head to let this node leave once its requests have been answered."""
+        if self._channel is not None and self._is_welcome:
+            self._channel.send(Drain(reason))
+        return self._flushed(now_seconds)
+
+    def leave(self, reason: str, now_seconds: float) -> list[FollowerAction]:
+        """End the engine, tell the head, and connect no more."""
+        self._has_left = True
+        if self._channel is not None:
+            self._channel.send(Goodbye(reason))
+            self._flush()
+            self._lose_channel(reason, now_seconds)
+        self._stop_engine(reason)
+        return self._flushed(now_seconds)
+
+    def _take(self, channel: Channel, message: Message, now_seconds: float) -> None:
+        match message:
+            case Terms(model) if not self._has_terms:
+                self._has_terms = True
+                self._actions.append(FindFacts(model))
+            case Welcome() if self._has_terms and not self._is_welcome:
+                self._is_welcome = self._has_ever_joined = True
+            case Refused(_, line, is_final) if not self._is_welcome:
+                self._refused(line, now_seconds, is_final=is_final)
+            case Start() if self._is_welcome and self._engine is None:
+                self._start_engine(channel, message)
+            case End(generation, reason) if self._is_welcome:
+                if self._engine is not None and self._engine.generation == generation:
+                    self._stop_engine(reason)
+            case Drain() if self._is_welcome:
+                self.is_head_draining = True
+            case Goodbye(reason):
+                self._lose_channel(f"the head leaves: {reason}", now_seconds)
+            case _:
+                channel.refuse("malformed", "a message of the head came out of turn")
+
+    def _start_engine(self, channel: Channel, order: Start) -> None:
+        self._engine, self._engine_channel = order, channel
+        self._sent_ranks = self._changed = ()
+        self._actions.append(StartEngine(order))
+
+    def _stop_engine(self, reason: str) -> None:
+        if self._engine is not None and not self._is_stopping:
+            self._is_stopping = True
+            self._actions.append(StopEngine(self._engine.generation, reason))
+
+    def _refused(self, line: str, now_seconds: float, *, is_final: bool) -> None:
+        self._lose_channel(line, now_seconds)
+        self._retry_seconds = now_seconds + SPARE_RETRY_SECONDS
+        if is_final:
+            self._actions.append(GiveUp(line))
+
+    def _tell(self, message: Message) -> None:
+        """Send a message about the engine, if the head that started it is still there."""
+        if self._channel is not None and self._channel is self._engine_channel:
+            self._channel.send(message)
+
+    def _update(self, now_seconds: float) -> None:
+        is_due = now_seconds - self._updated_seconds >= UPDATE_SECONDS
+        if self._engine is None or self._is_stopping or self._changed == self._sent_ranks:
+            return
+        if is_due:
+            self._updated_seconds, self._sent_ranks = now_seconds, self._changed
+            self._tell(RankUpdate(self._engine.generation, now_seconds, self._changed))
+
+    def _lose_channel(self, problem: str, now_seconds: float) -> None:
+        """Forget the connection, and end the engine: the head no longer counts on it."""
+        self.last_problem = problem
+        self._channel = None
+        self._retry_seconds = now_seconds + RETRY_SECONDS
+        self._actions.append(Disconnect())
+        self._stop_engine(problem)
+
+    def _flush(self) -> None:
+        if self._channel is not None and (data := self._channel.outgoing()):
+            self._actions.append(Send(data))
+
+    def _flushed(self, now_seconds: float) -> list[FollowerAction]:
+        self._flush()
+        if self._channel is not None and (failure := self._channel.failure) is not None:
+            self._lose_channel(failure.line, now_seconds)
+            # Anybody can answer at the head's address, so one that has joined before tries again.
+            if failure.reason in _REMEDIES and not self._has_ever_joined:
+                self._actions.append(GiveUp(_REMEDIES[failure.reason]))
+        actions, self._actions = self._actions, []
+        return actions

@@ -1,0 +1,301 @@
+"""What the head does with its followers, decided without socket, clock or process.
+
+Events go in, and each returns the actions that it causes, in their order. Times are seconds of any
+clock that does not jump back. A generation ends on all nodes as soon as one of them is lost, and
+the next one starts only when enough followers are joined and free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.nodes.actions import (
+    Drop,
+    GenerationLost,
+    GenerationOver,
+    HeadAction,
+    NodeDrains,
+    NodeJoined,
+    NodeLeft,
+    PeerRefused,
+    RanksChanged,
+    SendTo,
+)
+from holdfast.nodes.channel import Channel
+from holdfast.nodes.facts import difference
+from holdfast.nodes.messages import (
+    Drain,
+    End,
+    Ended,
+    Goodbye,
+    Join,
+    Lost,
+    Message,
+    NodeFacts,
+    RankUpdate,
+    RefusalReason,
+    Refused,
+    Start,
+    Terms,
+    Welcome,
+)
+from holdfast.nodes.ranks import on_clock
+from holdfast.records import Death
+from holdfast.workspace.plan import WorkspaceSpec
+
+MAX_STRANGERS = 64
+"""Connections that have not proven the key; one more ends the oldest of them."""
+JOIN_SECONDS = 60.0
+"""The time for a follower to read the configuration of the model, perhaps from a slow disk."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    channel: Channel
+    connected_seconds: float
+    has_terms: bool = False
+    name: str = ""
+    """Empty until it has joined."""
+    instance: str = ""
+    is_draining: bool = False
+
+
+@dataclass(slots=True)
+class _Generation:
+    number: int
+    running: set[int] = field(default_factory=set)
+    """The peers that may have processes of it."""
+    is_ending: bool = False
+
+
+class Head:
+    """Admits followers, and hands out one generation at a time."""
+
+    def __init__(self, *, key: bytes, model: str, facts: NodeFacts, nodes: int) -> None:
+        """`nodes` counts this one too."""
+        self._key = key
+        self._terms = Terms(model, facts)
+        self._nodes = nodes
+        self._peers: dict[int, _Peer] = {}
+        self._generation: _Generation | None = None
+        self._last_number = 0
+        self._last_port = 0
+        self._actions: list[HeadAction] = []
+
+    @property
+    def followers(self) -> tuple[str, ...]:
+        """The names of the followers that have joined."""
+        return tuple(peer.name for peer in self._peers.values() if peer.name)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a generation can start: enough followers are free, and none is left of the last.
+
+        A follower that drains is not counted.
+        """
+        return self._generation is None and len(self._available()) >= self._nodes - 1
+
+    @property
+    def generation(self) -> int | None:
+        """The number of the generation that runs; None if it is ending, or there is none."""
+        running = self._generation
+        return None if running is None or running.is_ending else running.number
+
+    def connected(self, peer: int, nonce: bytes, now_seconds: float) -> list[HeadAction]:
+        """Handle a new connection; `peer` is its number, and `nonce` must be random and new."""
+        strangers = [one for one, known in self._peers.items() if not known.channel.is_open]
+        if len(strangers) >= MAX_STRANGERS:
+            self._peers[strangers[0]].channel.refuse(
+                "too_many_peers", "too many connections have not proven the key"
+            )
+        self._peers[peer] = _Peer(Channel("head", self._key, nonce, now_seconds), now_seconds)
+        return self._flushed()
+
+    def received(self, peer: int, data: bytes, now_seconds: float) -> list[HeadAction]:
+        """Handle what was read from a connection."""
+        if (known := self._peers.get(peer)) is not None:
+            messages = known.channel.received(data, now_seconds)
+            self._offer_terms(known)
+            for message in messages:
+                if peer in self._peers and known.channel.failure is None:
+                    self._take(peer, known, message, now_seconds)
+        return self._flushed()
+
+    def disconnected(self, peer: int) -> list[HeadAction]:
+        """Handle the end of a connection."""
+        if peer in self._peers:
+            self._lose(peer, "it closed the connection")
+        return self._flushed()
+
+    def tick(self, now_seconds: float) -> list[HeadAction]:
+        """Handle that time has passed. Call it several times a second."""
+        for peer in self._peers.values():
+            peer.channel.tick(now_seconds)
+            if not peer.name and now_seconds - peer.connected_seconds > JOIN_SECONDS:
+                peer.channel.refuse("too_slow", f"it did not join within {JOIN_SECONDS:g} s")
+        return self._flushed()
+
+    def start(  # noqa: PLR0913 - what a generation is made of
+        self,
+        *,
+        generation: int,
+        master_address: str,
+        master_port: int,
+        arguments: tuple[str, ...],
+        fingerprint: str,
+        spec: WorkspaceSpec,
+    ) -> list[HeadAction]:
+        """Hand out a generation: followers get their ranks in the order in which they joined.
+
+        Raises:
+            ValueError: the head is not complete, or the number or the port is not a new one.
+        """
+        if not self.is_complete:
+            raise ValueError("not enough followers are free")
+        if generation <= self._last_number or master_port == self._last_port:
+            raise ValueError("a generation needs a number and a port of its own")
+        self._last_number, self._last_port = generation, master_port
+        members = self._available()[: self._nodes - 1]
+        self._generation = _Generation(generation, set(members))
+        for node_rank, peer in enumerate(members, start=1):
+            self._peers[peer].channel.send(
+                Start(
+                    generation=generation,
+                    node_rank=node_rank,
+                    nodes=self._nodes,
+                    master_address=master_address,
+                    master_port=master_port,
+                    arguments=arguments,
+                    fingerprint=fingerprint,
+                    spec=spec,
+                )
+            )
+        return self._flushed()
+
+    def end(self, reason: str) -> list[HeadAction]:
+        """End the generation on all nodes; `GenerationOver` follows."""
+        self._end(reason)
+        return self._flushed()
+
+    def drain(self, reason: str) -> list[HeadAction]:
+        """Tell the followers that this server will leave."""
+        for peer in self._joined():
+            self._peers[peer].channel.send(Drain(reason))
+        return self._flushed()
+
+    def leave(self, reason: str) -> list[HeadAction]:
+        """Tell the followers that this server leaves, and drop every connection."""
+        for peer in list(self._peers):
+            self._peers[peer].channel.send(Goodbye(reason))
+            self._flush(peer)
+            self._lose(peer, reason)
+        return self._flushed()
+
+    def _take(self, peer: int, known: _Peer, message: Message, now_seconds: float) -> None:
+        match message:
+            case Join() if not known.name:
+                self._admit(known, message)
+            case Lost(generation, death) if known.name:
+                self._end_because_of(peer, generation, str(death), death)
+            case Ended(generation) if known.name:
+                self._end_because_of(peer, generation, "its processes ended", None)
+                self._confirm_end(peer, generation)
+            case RankUpdate(generation, sent_seconds, ranks) if known.name:
+                if generation == self.generation:
+                    moved = on_clock(ranks, now_seconds - sent_seconds)
+                    self._actions.append(RanksChanged(generation, known.name, moved))
+            case Drain(reason) if known.name:
+                known.is_draining = True
+                self._actions.append(NodeDrains(known.name, reason))
+            case Goodbye(reason):
+                self._lose(peer, f"it leaves: {reason}")
+            case _:
+                known.channel.refuse("malformed", "a message of a follower came out of turn")
+
+    def _offer_terms(self, peer: _Peer) -> None:
+        if peer.channel.is_open and not peer.has_terms:
+            peer.has_terms = True
+            peer.channel.send(self._terms)
+
+    def _admit(self, peer: _Peer, join: Join) -> None:
+        """Let a follower join, or refuse it with one line."""
+        if line := difference(self._terms.facts, join.facts, join.name):
+            self._refuse(peer, "different", line, is_final=True)
+            return
+        for number, other in list(self._peers.items()):
+            if other.name == join.name and other.instance == join.instance:
+                self._lose(number, "it connected again")
+        if join.name in self.followers:
+            line = f"another follower is called {join.name}"
+            self._refuse(peer, "name_taken", line, is_final=False)
+        elif len(self.followers) >= self._nodes - 1:
+            line = f"the head has all of its {self._nodes - 1} followers"
+            self._refuse(peer, "not_needed", line, is_final=False)
+        else:
+            peer.name, peer.instance = join.name, join.instance
+            peer.channel.send(Welcome())
+            self._actions.append(NodeJoined(join.name))
+
+    def _refuse(self, peer: _Peer, reason: RefusalReason, line: str, *, is_final: bool) -> None:
+        peer.channel.send(Refused(reason, line, is_final))
+        peer.channel.refuse(reason, line)
+
+    def _end_because_of(self, peer: int, number: int, reason: str, death: Death | None) -> None:
+        """End the generation, unless it is ending anyway or the peer does not take part in it."""
+        running = self._generation
+        if running is None or running.is_ending or running.number != number:
+            return
+        if peer in running.running:
+            node = self._peers[peer].name
+            self._actions.append(GenerationLost(number, node, reason, death))
+            self._end(f"node {node}: {reason}")
+
+    def _end(self, reason: str) -> None:
+        running = self._generation
+        if running is not None and not running.is_ending:
+            running.is_ending = True
+            for peer in running.running:
+                self._peers[peer].channel.send(End(running.number, reason))
+
+    def _confirm_end(self, peer: int, number: int) -> None:
+        running = self._generation
+        if running is not None and running.number == number:
+            running.running.discard(peer)
+            if not running.running:
+                self._generation = None
+                self._actions.append(GenerationOver(number))
+
+    def _lose(self, peer: int, reason: str) -> None:
+        """Forget a connection, and end the generation in which it takes part."""
+        if self._generation is not None:
+            number = self._generation.number
+            self._end_because_of(peer, number, reason, None)
+            self._confirm_end(peer, number)
+        lost = self._peers.pop(peer)
+        self._actions.append(Drop(peer))
+        if lost.name:
+            self._actions.append(NodeLeft(lost.name, reason))
+
+    def _joined(self) -> list[int]:
+        return [number for number, peer in self._peers.items() if peer.name]
+
+    def _available(self) -> list[int]:
+        return [number for number in self._joined() if not self._peers[number].is_draining]
+
+    def _flush(self, peer: int) -> None:
+        if data := self._peers[peer].channel.outgoing():
+            self._actions.append(SendTo(peer, data))
+
+    def _flushed(self) -> list[HeadAction]:
+        failed = [number for number, peer in self._peers.items() if peer.channel.failure]
+        for number in failed:
+            failure = self._peers[number].channel.failure
+            self._flush(number)
+            if failure is not None:
+                if failure.reason != "silent":
+                    self._actions.append(PeerRefused(failure.reason, failure.line))
+                self._lose(number, failure.line)
+        for number in self._peers:
+            self._flush(number)
+        actions, self._actions = self._actions, []
+        return actions

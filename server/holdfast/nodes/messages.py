@@ -1,0 +1,287 @@
+"""What head and follower say to each other, as frozen records.
+
+A message is a JSON object whose `kind` is the name of its record in lower case. The first four
+kinds open a connection and anyone may send them; all others are read only from a peer that has
+proven the shared key. Both ends run the same version of Holdfast, so a message has exactly the
+fields of its record.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from holdfast.nodes import strict_json
+from holdfast.records import Death, RankStats
+from holdfast.workspace.plan import WorkspaceSpec
+
+PROTOCOL = 1
+"""Changes whenever a message or the proof changes."""
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+
+RefusalReason = Literal[
+    "too_many_peers",
+    "too_slow",
+    "malformed",
+    "oversized",
+    "wrong_protocol",
+    "wrong_key",
+    "forged",
+    "different",
+    "name_taken",
+    "not_needed",
+]
+"""Why a connection to the head, or from it, was refused; the values of a metric's label."""
+REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Follower to head, first: the versions may differ only in what follows this message."""
+
+    protocol: int
+    nonce: str
+
+    def __post_init__(self) -> None:
+        _require_hex(self.nonce, NONCE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Head to follower, first."""
+
+    protocol: int
+    nonce: str
+
+    def __post_init__(self) -> None:
+        _require_hex(self.nonce, NONCE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Either way: the sender has the shared key. The follower proves it first."""
+
+    proof: str
+
+    def __post_init__(self) -> None:
+        _require_hex(self.proof, PROOF_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Head to follower, without proof: a hint for people, which anybody may have sent."""
+
+    reason: RefusalReason
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What has to be equal on every node of one engine; empty where there is no such thing."""
+
+    holdfast_version: str
+    vllm_version: str
+    torch_version: str
+    driver_version: str
+    nccl_version: str
+    plugins: str
+    """The value of VLLM_PLUGINS, or `all`."""
+    model_digest: str
+    """Of the model's configuration and index, and of the sizes of its weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Head to follower, first after the proofs: what it takes to join."""
+
+    model: str
+    facts: NodeFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Follower to head: what is here. `instance` is drawn by each process of a follower."""
+
+    name: str
+    instance: str
+    facts: NodeFacts
+
+    def __post_init__(self) -> None:
+        if not is_node_name(self.name):
+            raise ValueError("not a name of a node")
+        _require_hex(self.instance, NONCE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Head to follower: it has joined, and waits for a generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Head to follower: it may not join. `is_final` means that trying again would not help."""
+
+    reason: RefusalReason
+    line: str
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Either way, each second: the number counts from 1 in each direction."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Either way: the heartbeat with this number has arrived."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Head to follower: run these ranks of a generation."""
+
+    generation: int
+    node_rank: int
+    nodes: int
+    master_address: str
+    master_port: int
+    """A new one in each generation, so that nothing that is left of the last one can interfere."""
+    arguments: tuple[str, ...]
+    """Flags of vLLM, without keys and without those of an address or a node."""
+    fingerprint: str
+    spec: WorkspaceSpec
+    """The directory for statistics is the follower's own choice."""
+
+    def __post_init__(self) -> None:
+        is_valid = (
+            self.generation > 0
+            and 0 < self.node_rank < self.nodes
+            and 0 < self.master_port < 65536
+            and self.master_address
+        )
+        if not is_valid:
+            raise ValueError("not a generation that can be started")
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Head to follower: end all processes of the generation."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Follower to head: the generation cannot go on, since a worker ended or a rank failed."""
+
+    generation: int
+    death: Death
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Follower to head: no process of the generation is left, and its memory is free again."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankUpdate:
+    """Follower to head: what changed in the statistics of its ranks.
+
+    `recent_steps` are left out: every rank runs the steps that rank 0, on the head, reports. Times
+    are of the follower's clock, which showed `sent_seconds` when this was sent.
+    """
+
+    generation: int
+    sent_seconds: float
+    ranks: tuple[RankStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Either way: the sender will leave once the running requests have been answered."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """Either way, last: the sender leaves on purpose."""
+
+    reason: str
+
+
+Opening = Hello | Challenge | Proof | Rejected
+Message = (
+    Terms
+    | Join
+    | Welcome
+    | Refused
+    | Heartbeat
+    | Answer
+    | Start
+    | End
+    | Lost
+    | Ended
+    | RankUpdate
+    | Drain
+    | Goodbye
+)
+_OPENINGS = {kind.__name__.lower(): kind for kind in get_args(Opening)}
+_MESSAGES = {kind.__name__.lower(): kind for kind in get_args(Message)}
+
+
+def encoded(message: Opening | Message) -> bytes:
+    """Return the payload of a frame.
+
+    Raises:
+        ValueError: a number in it is not finite.
+    """
+    kind = type(message).__name__.lower().encode()
+    record = strict_json.written(message)
+    return b'{"kind":"' + kind + (b'"}' if record == b"{}" else b'",' + record[1:])
+
+
+def decoded_opening(payload: bytes) -> Opening:
+    """Return a message of a peer that has proven nothing yet.
+
+    Raises:
+        ValueError: it is not such a message.
+    """
+    return cast("Opening", _decoded(payload, _OPENINGS))
+
+
+def decoded(payload: bytes) -> Message:
+    """Return a message of a peer that has proven the shared key.
+
+    Raises:
+        ValueError: it is not such a message.
+    """
+    return cast("Message", _decoded(payload, _MESSAGES))
+
+
+def is_node_name(text: str) -> bool:
+    """Return whether it can name a node, in metrics too: 1 to 64 letters, digits, `.`, `_`, `-`."""
+    return re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text) is not None
+
+
+def _decoded(payload: bytes, kinds: dict[str, type]) -> object:
+    value = strict_json.parsed(payload)
+    if not isinstance(value, dict):
+        raise ValueError("the message is not an object")  # noqa: TRY004 - one error for all
+    kind = value.pop("kind", None)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError("the message is not of a kind that is expected here")
+    return strict_json.as_record(kinds[kind], value)
+
+
+def _require_hex(text: str, length_bytes: int) -> None:
+    if not re.fullmatch(f"[0-9a-f]{{{2 * length_bytes}}}", text):
+        raise ValueError("not as many hexadecimal digits as expected")

@@ -1,0 +1,214 @@
+"""What a follower does: when it connects, starts and stops the engine, and gives up."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.nodes.actions import GenerationLost, RanksChanged, Send
+from holdfast.nodes.channel import SILENCE_SECONDS
+from holdfast.nodes.follower import RETRY_SECONDS, SPARE_RETRY_SECONDS
+from holdfast.nodes.frames import framed
+from holdfast.nodes.messages import Challenge, Rejected, Start, Welcome, encoded
+from holdfast.records import Death
+from node_pairs import KEY, SPEC, Network, Node, a_nonce
+from sample_status import a_rank
+
+KILLED = Death("worker_exit", "rank 1 was killed")
+
+
+def a_running_node() -> tuple[Network, Node]:
+    network = Network()
+    node = network.add("b")
+    network.join(node)
+    network.start(1)
+    network.settle()
+    return network, node
+
+
+def updates(network: Network) -> list[RanksChanged]:
+    return [one for one in network.seen if isinstance(one, RanksChanged)]
+
+
+def test_its_states_follow_what_happens() -> None:
+    """From the first attempt to the end of an engine, and back."""
+    network = Network()
+    node = network.add("b")
+    seen = [node.machine.state]
+    network.connect(node)
+    seen.append(node.machine.state)
+    network.settle()
+    seen.append(node.machine.state)
+    network.start(1)
+    network.settle()
+    seen.append(node.machine.state)
+    network.head_does(network.head.end("a restart"))
+    network.settle()
+    seen.append(node.machine.state)
+    network.stop_engine(node)
+    seen.append(node.machine.state)
+    assert seen == ["away", "proving", "waiting", "running", "ending", "waiting"]
+
+
+def test_a_lost_connection_ends_the_engine_at_once() -> None:
+    """The head has given it up, or will."""
+    network, node = a_running_node()
+    network.close(node.wire or 0)
+    assert node.is_stop_asked
+    assert node.machine.state == "ending"
+
+
+def test_silence_ends_the_engine_in_time() -> None:
+    """The connection says nothing of its end when a cable is out."""
+    network, node = a_running_node()
+    lost_since = network.now
+    while not node.is_stop_asked:
+        network.now += 0.25
+        network.tick_node(node)
+    assert network.now - lost_since <= SILENCE_SECONDS + 0.5
+
+
+def test_it_does_not_connect_while_processes_are_left() -> None:
+    """That it joins says that its node is free."""
+    network, node = a_running_node()
+    network.close(node.wire or 0)
+    assert not node.machine.wants_connection(network.now + 60)
+    network.stop_engine(node)
+    assert node.machine.wants_connection(network.now + 60)
+
+
+def test_it_does_not_try_at_once_again() -> None:
+    """After a lost connection, or an attempt that failed."""
+    network = Network()
+    node = network.add("b")
+    assert node.machine.wants_connection(network.now)
+    network.node_does(node, node.machine.not_connected("refused", network.now))
+    assert not node.machine.wants_connection(network.now)
+    assert node.machine.wants_connection(network.now + RETRY_SECONDS)
+    assert node.machine.last_problem == "refused"
+    network.join(node)
+    network.close(node.wire or 0)
+    assert not node.machine.wants_connection(network.now)
+
+
+def test_one_that_is_not_needed_waits_longer() -> None:
+    """It does not fill the head's log."""
+    network = Network()
+    network.join(network.add("a"), spare := network.add("b"))
+    assert not spare.machine.wants_connection(network.now + RETRY_SECONDS)
+    assert spare.machine.wants_connection(network.now + SPARE_RETRY_SECONDS)
+
+
+def test_a_stranger_at_the_address_of_the_head_stops_no_follower_that_has_joined() -> None:
+    """What it says is not proven; a follower that never joined gives up with a line."""
+    network = Network()
+    node = network.add("b")
+    network.join(node)
+    network.close(node.wire or 0)
+    node.machine.connected(a_nonce(), network.now)
+    rejection = framed(encoded(Rejected("wrong_key")))
+    network.node_does(node, node.machine.received(rejection, network.now))
+    assert (node.given_up, node.machine.state) == ("", "away")
+    new = network.add("c")
+    new.machine.connected(a_nonce(), network.now)
+    network.node_does(new, new.machine.received(rejection, network.now))
+    assert "--node-key-file" in new.given_up
+
+
+def test_a_head_without_the_key_learns_nothing_and_starts_nothing() -> None:
+    """The follower sends a proof, and nothing more."""
+    network = Network()
+    node = network.add("b")
+    node.machine.connected(a_nonce(), network.now)
+    node.machine.received(framed(encoded(Challenge(1, "ab" * 32))), network.now)
+    for message in (Welcome(), Start(1, 1, 2, "a", 1, (), "f", SPEC)):
+        actions = node.machine.received(framed(encoded(message)), network.now)
+        assert not any(isinstance(action, Send) for action in actions)
+    assert node.machine.engine is None
+    assert node.machine.state == "away"
+
+
+def test_a_death_here_ends_the_engine_here() -> None:
+    """The head is told, but not waited for."""
+    network, node = a_running_node()
+    network.node_does(node, node.machine.engine_lost(1, KILLED, network.now))
+    assert node.is_stop_asked
+    network.settle()
+    assert [type(one) for one in network.seen][-1] is GenerationLost
+
+
+def test_what_is_said_of_another_generation_is_ignored() -> None:
+    """It may be late."""
+    network, node = a_running_node()
+    network.node_does(node, node.machine.engine_lost(2, KILLED, network.now))
+    network.node_does(node, node.machine.engine_ended(2, network.now))
+    network.node_does(node, node.machine.ranks_changed(2, [a_rank(rank=1)], network.now))
+    network.settle()
+    assert node.machine.state == "running"
+    assert updates(network) == []
+
+
+def test_another_head_does_not_hear_of_the_last_engine() -> None:
+    """Its generations have the same numbers."""
+    network, node = a_running_node()
+    network.close(node.wire or 0)
+    network.stop_engine(node)
+    before = list(network.seen)
+    network.join(node)
+    network.start(2)
+    network.settle()
+    assert [type(one).__name__ for one in network.seen[len(before) :]] == ["NodeJoined"]
+    assert node.started == [(1, 1, 20001), (2, 1, 20002)]
+
+
+def test_statistics_are_sent_when_they_change_and_five_times_a_second() -> None:
+    """The newest ones, at last."""
+    network, node = a_running_node()
+    for steps in range(10):
+        network.now += 0.01
+        network.node_does(
+            node, node.machine.ranks_changed(1, [a_rank(rank=1, steps=steps)], network.now)
+        )
+    network.settle()
+    assert [one.ranks[0].steps for one in updates(network)] == [0]
+    network.now += 0.2
+    network.tick_node(node)
+    network.settle()
+    assert [one.ranks[0].steps for one in updates(network)] == [0, 9]
+    for _ in range(10):
+        network.now += 0.25
+        network.node_does(
+            node, node.machine.ranks_changed(1, [a_rank(rank=1, steps=9)], network.now)
+        )
+        network.tick_node(node)
+        network.settle()
+    assert len(updates(network)) == 2
+
+
+def test_a_follower_that_has_left_connects_no_more() -> None:
+    """Its engine ends first."""
+    network, node = a_running_node()
+    network.node_does(node, node.machine.leave("stopped", network.now))
+    assert (node.is_stop_asked, node.machine.state) == (True, "ending")
+    network.stop_engine(node)
+    assert node.machine.state == "left"
+    assert not node.machine.wants_connection(network.now + 60)
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_second_start_ends_the_connection(generation: int) -> None:
+    """A head that lost count must not have two engines on one node."""
+    network, node = a_running_node()
+    peer = network.head._peers[node.wire or 0]
+    peer.channel.send(Start(generation, 1, 2, "a", 1, (), "f", SPEC))
+    network.tick_head()
+    network.settle()
+    assert node.is_stop_asked
+    assert node.machine.state == "ending"
+    assert len(node.started) == 1
+
+
+def test_the_key_is_not_shown() -> None:
+    """In what is written before the proof."""
+    node = Network().add("b")
+    actions = node.machine.connected(a_nonce(), 0.0)
+    assert all(KEY not in action.data for action in actions if isinstance(action, Send))
