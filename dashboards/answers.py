@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from dashboards.panels import NONE_IS_GOOD, Panel, Query, Row
 from dashboards.queries import SERVER, increase, ratio
 
@@ -19,6 +21,37 @@ RIGHT = Row(
             "percentunit",
             thresholds=((None, "green"), (0.05, "red")),
             most=1,
+        ),
+        Panel(
+            "Agreement with the baseline",
+            "Whether the log-probs agreed with the recorded baseline: in the last probe, and when "
+            "an idle engine was last asked. Empty without --verify-baseline.",
+            (Query(f"holdfast_baseline_agreement{{{SERVER}}}", "{{check}} {{instance}}"),),
+            "short",
+            "timeline",
+            mappings=MappingProxyType({0: ("differs", "red"), 1: ("agrees", "green")}),
+        ),
+        Panel(
+            "Difference from the baseline",
+            "The largest difference of a log-prob in the last comparison, in nats.",
+            (
+                Query(
+                    f"holdfast_baseline_worst_difference_nats{{{SERVER}}}",
+                    "{{check}} {{instance}}",
+                ),
+            ),
+            "short",
+        ),
+        Panel(
+            "Time since the last comparison",
+            "An idle engine is compared every minute, a busy one never.",
+            (
+                Query(
+                    f"holdfast_baseline_comparison_age_seconds{{{SERVER}}}",
+                    "{{check}} {{instance}}",
+                ),
+            ),
+            "s",
         ),
         Panel(
             "Broken tool calls by reason",

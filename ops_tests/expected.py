@@ -142,6 +142,9 @@ LIFECYCLE: Mapping[str, Expected] = {
     "Limited/A": _plain("holdfast_probe_limited"),
     "Probe runs/A": _plain("holdfast_probe_runs_total"),
     "Broken tool calls/A": _broken_share,
+    "Agreement with the baseline/A": _plain("holdfast_baseline_agreement"),
+    "Difference from the baseline/A": _plain("holdfast_baseline_worst_difference_nats"),
+    "Time since the last comparison/A": _plain("holdfast_baseline_comparison_age_seconds"),
     "Broken tool calls by reason/A": _increases("holdfast_broken_tool_calls_total"),
     "Time since the last step/A": _plain("holdfast_last_step_age_seconds"),
     "Steps by rank/A": _rates("holdfast_engine_steps_total"),
@@ -200,6 +203,7 @@ WATCHED: Mapping[str, str] = {
     "HoldfastRequestsLost": "holdfast_requests_lost_total",
     "HoldfastReplaySurge": "holdfast_requests_replayed_total",
     "HoldfastQueueSaturated": "vllm:num_requests_waiting",
+    "HoldfastBaselineDiffers": "holdfast_baseline_configured",
     "HoldfastToolCallsBroken": "holdfast_tool_calls_total",
     "HoldfastKeyFileBroken": "holdfast_key_file_broken",
 }

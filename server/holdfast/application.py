@@ -35,6 +35,7 @@ from holdfast.api.metrics import HttpCounts, metrics_route, request_counts
 from holdfast.api.request_log import RequestLog
 from holdfast.api.router import LateApp, OwnRoutes
 from holdfast.engine import unsupported
+from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.sequence_queue import Capacity
@@ -79,10 +80,12 @@ class Application:
         *,
         native_variables: NativeVariables,
         end_now: signals.Handler,
+        baseline: BaselineWatch | None = None,
     ) -> None:
         self._native_variables = native_variables
         self._settings = settings
         self._keys = keys
+        self._baseline = baseline
         self._end_now = end_now
         self._sock = sock
         self._directory = directory
@@ -104,6 +107,7 @@ class Application:
             forecast=Forecast(self._learned_directory, settings.arguments_without_address),
             engine_deaths=self._engine_deaths,
             progress=self._progress,
+            baseline=baseline,
         )
         self._facts_of_capacity: EngineFacts | None = None
         self._known_capacity = Capacity()
@@ -187,6 +191,7 @@ class Application:
             ProbeJournal(self._learned_directory, engine.facts.fingerprint),
             self._progress,
             timeouts=ProbeTimeouts(stall_seconds=self._settings.supervision.stall_timeout_seconds),
+            baseline=self._baseline,
         )
 
     async def until_idle(self) -> bool:
@@ -320,6 +325,7 @@ class Application:
             restarts_left=lambda: self._supervisor.restarts_left,
             loop_lag_seconds=self._loop_lag.lag_seconds,
             broken_key_files=self._keys.broken_files,
+            baseline=self._baseline.last if self._baseline is not None else None,
             version=__version__,
             vllm_version=vllm_version(),
         )

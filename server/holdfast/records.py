@@ -33,6 +33,7 @@ StepName = Literal[
     "full_batch",
     "widest_decode",
     "mixed",
+    "baseline",
     "first_image",
     "first_adapter",
 ]
@@ -49,6 +50,7 @@ DeathCause = Literal[
     "requested",
     "unknown",
 ]
+BaselineCheck = Literal["probe", "canary"]
 SleepLevel = Literal[1, 2]
 SleepTag = Literal["weights", "kv_cache"]
 CacheKind = Literal["prefix", "mm", "encoder"]
@@ -125,10 +127,11 @@ PROBE_STEPS: tuple[StepName, ...] = (
     "full_batch",
     "widest_decode",
     "mixed",
+    "baseline",
     "first_image",
     "first_adapter",
 )
-QUICK_STEPS: tuple[StepName, ...] = ("first_token", "full_context", "full_batch")
+QUICK_STEPS: tuple[StepName, ...] = ("first_token", "full_context", "full_batch", "baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +300,16 @@ class EngineFacts:
     pipeline_stages: int = 1
     kv_watermark: float = 0.0
     """The share of the KV cache that must stay free when a request joins others."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineComparison:
+    """How the engine's log-probs compared with a baseline."""
+
+    agrees: bool
+    worst_nats: float
+    """The largest absolute difference; infinity if the likeliest tokens are all others."""
+    compared_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from functools import partial
 from holdfast import hide_keys
 from holdfast.api.auth import Keys
 from holdfast.application import Application, learned_directory
+from holdfast.engine.baseline import baseline_watch
 from holdfast.errors import ExitCode
 from holdfast.listener.server import bound_socket
 from holdfast.processes import signals, tree
@@ -33,6 +34,7 @@ def serve(settings: Settings) -> ExitCode:
     native_variables = NativeVariables(
         learned_directory(settings.workspace), settings.arguments_without_address
     )
+    baseline = baseline_watch(settings.probe)
     keys = Keys.read(settings.listen.api_keys, settings.keys)
     if short := keys.short_names():
         logger.warning("%s: shorter than 16 characters, which is easy to guess", ", ".join(short))
@@ -57,6 +59,7 @@ def serve(settings: Settings) -> ExitCode:
             directory,
             native_variables=native_variables,
             end_now=end_now,
+            baseline=baseline,
         )
         runner.run(application.run(has_come))
     return ExitCode.STOPPED

@@ -196,6 +196,16 @@ def test_an_idle_engine_sings_and_tells_its_stacks(running: Lab) -> None:
     running.do(running.engine.canary())
 
 
+def test_a_canary_tells_the_log_probs_after_a_prompt(running: Lab) -> None:
+    """The same each time, whether a prefix is cached or not; without a prompt it tells none."""
+    prompt = list(range(40, 90))
+    first, second = (running.do(running.engine.canary(prompt)) for _ in range(2))
+    assert first == second
+    assert len(first) >= 8
+    assert all(-1000 < value <= 0 for value in first.values())
+    assert running.do(running.engine.canary()) == {}
+
+
 def test_a_cancelled_canary_is_taken_back(running: Lab) -> None:
     """While the engine does not answer; afterwards nothing is left in it."""
     worker = running.process("VLLM::Worker")

@@ -89,7 +89,14 @@ class ScheduledEngine(FakeEngine):
             engine: _Lane(config, kv_cache) for engine in {member for member, _ in self.facts.world}
         }
 
-    def submit(self, prompt: list[int], max_tokens: int, engine: int | None = None) -> FakeRequest:
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        engine: int | None = None,
+        *,
+        ignores_cache: bool = False,
+    ) -> FakeRequest:
         """Hand a request to the scheduler of its engine."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
@@ -97,7 +104,9 @@ class ScheduledEngine(FakeEngine):
         lane = self._lanes[next(self._turns) if engine is None else engine]
         name = f"r{next(self._numbers)}"
         lane.asked[name] = request = FakeRequest(prompt, max_tokens)
-        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        sampling = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=1 if ignores_cache else None
+        )
         lane.scheduler.add_request(
             Request(
                 request_id=name,

@@ -88,6 +88,10 @@ def _proof() -> Iterable[Line]:
     for step in PROBE_STEPS:
         has_passed = [float(minute >= READY) for minute in range(MINUTES)]
         yield _series("holdfast_probe_passed", f'step="{step}"', _after(LEARNED, has_passed))
+    yield _series("holdfast_baseline_configured", "", _always(1))
+    for check in ("probe", "canary"):
+        agreement = _after(READY, _always(1))
+        yield _series("holdfast_baseline_agreement", f'check="{check}"', agreement)
     yield _series("holdfast_probe_limited", "", _after(READY, _always(0)))
     yield _series("holdfast_probe_proven_tokens", "", _after(READY, _always(8191)))
 

@@ -75,6 +75,7 @@ DRIVEN_ELSEWHERE = {
     "planning.config": "unit/planning/test_command.py",
     "planning.kv_cost": "unit/planning/test_command.py",
     "planning.report": "unit/planning/test_command.py",
+    "probe.baseline": "unit/probe/test_suite.py engine/test_baseline.py",
     "probe.batches": "unit/probe/test_suite.py",
     "probe.budget": "unit/probe/test_suite.py",
     "probe.contexts": "unit/probe/test_suite.py gpu_paths/test_scheduler.py",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -130,8 +130,9 @@ class StubEngine:
     def is_compiling(self) -> bool:
         return False
 
-    async def canary(self) -> None:
-        pass
+    async def canary(self, prompt: Sequence[int] = ()) -> dict[int, float]:
+        del prompt
+        return {}
 
     async def dump_stacks(self) -> str:
         return ""
@@ -161,6 +162,7 @@ class FakeRequest:
     max_tokens: int
     computed_tokens: int = 0
     cached_tokens: int = 0
+    ignores_cache: bool = False
     made_tokens: int = 0
     ended: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -204,6 +206,8 @@ class Faults:
     forgets_prefixes: bool = False
     refuses: Callable[[str, Body], int] = lambda _path, _body: 200
     """The HTTP status of a request."""
+    prompt_logprob: Callable[[int], float | None] = lambda _position: -1.0
+    """The log-prob of the token of a prompt at a position."""
     logprob: float | None = -1.5
     embedding: float | None = 0.25
     finish_reason: str = "length"
@@ -318,10 +322,17 @@ class FakeEngine(StubEngine):
             lane.waiting.clear()
             lane.running.clear()
 
-    def submit(self, prompt: list[int], max_tokens: int, engine: int | None = None) -> FakeRequest:
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        engine: int | None = None,
+        *,
+        ignores_cache: bool = False,
+    ) -> FakeRequest:
         """Queue a request at the given engine, or at the next one in turn."""
         lane = self._lanes[next(self._turns) if engine is None else engine]
-        request = FakeRequest(prompt, max_tokens)
+        request = FakeRequest(prompt, max_tokens, ignores_cache=ignores_cache)
         lane.waiting.append(request)
         self._work.set()
         return request
@@ -388,7 +399,8 @@ class FakeEngine(StubEngine):
         return -(-tokens // self.facts.kv_block_tokens)
 
     def _cached_tokens(self, lane: _Lane, request: FakeRequest) -> int:
-        if not self.facts.has_prefix_caching or self.faults.forgets_prefixes:
+        is_off = not self.facts.has_prefix_caching or request.ignores_cache
+        if is_off or self.faults.forgets_prefixes:
             return 0
         block = self.facts.kv_block_tokens
         edges = range(block, len(request.prompt), block)

@@ -30,7 +30,11 @@ def openai_app(engine: FakeEngine) -> Starlette:
             if status != 200:
                 return JSONResponse({"error": {"message": "refused by a test"}}, status)
             prompts, tokens = _prompts(body)
-            requests = [engine.submit(prompt, tokens, target) for prompt in prompts]
+            ignores_cache = "prompt_logprobs" in body
+            requests = [
+                engine.submit(prompt, tokens, target, ignores_cache=ignores_cache)
+                for prompt in prompts
+            ]
             if body.get("stream"):
                 events = _events(engine, requests)
                 return StreamingResponse(events, media_type="text/event-stream")
@@ -93,6 +97,10 @@ def _choice(engine: FakeEngine, body: Body, index: int, request: FakeRequest) ->
     if body.get("logprobs") is not None:
         values = [engine.faults.logprob] * request.made_tokens
         choice["logprobs"] = {"token_logprobs": values, "top_logprobs": [{"a": v} for v in values]}
+    if "prompt_logprobs" in body:
+        told = [engine.faults.prompt_logprob(position) for position in range(len(request.prompt))]
+        tops = [{str(t): {"logprob": v}} for t, v in zip(request.prompt, told, strict=True)]
+        choice["prompt_logprobs"] = [None, *tops[1:]]
     return choice
 
 

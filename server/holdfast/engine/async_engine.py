@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -269,12 +269,22 @@ class AsyncEngine:
     def deferring(self) -> frozenset[int]:
         return self._queues.deferring()
 
-    async def canary(self) -> None:
+    async def canary(self, prompt: Sequence[int] = ()) -> Mapping[int, float]:
+        before = {(rank.engine, rank.rank): rank.steps for rank in self.ranks(with_steps=False)}
         self.is_trying_canary = True
         try:
-            await check_canary(self._llm, self._facts)
+            top = await check_canary(self._llm, self._facts, prompt)
         finally:
             self.is_trying_canary = False
+        if not top:
+            return {}
+        has_company = any(
+            step.requests > 1
+            for rank in self.ranks()
+            for step in rank.recent_steps
+            if step.index > before.get((rank.engine, rank.rank), 0)
+        )
+        return {} if has_company else top
 
     def is_compiling(self) -> bool:
         return is_compiling(self._processes())

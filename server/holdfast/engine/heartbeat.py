@@ -11,7 +11,8 @@ Each rule comes from a real outage:
   read before anything is called a stall.
 * Nor does it count while a scheduler keeps saying that all its requests are deferred, as a request
   is while its grammar compiles. A scheduler that falls silent hangs, deferred or not.
-* An engine that has been idle for a minute gets a canary: one token to generate.
+* An engine that has been idle for a minute gets a canary: one token to generate. With a baseline
+  its log-probs are compared. A difference is reported and ends nothing: operators decide.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import HoldfastError
@@ -156,6 +158,7 @@ class Heartbeat:
         stall_timeout_seconds: float,
         slowest_step_seconds: Callable[[], float | None],
         may_try: Callable[[], bool],
+        baseline: BaselineWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -163,6 +166,7 @@ class Heartbeat:
         self._detector = StallDetector(stall_timeout_seconds)
         self._slowest_step_seconds = slowest_step_seconds
         self._may_try = may_try
+        self._baseline = baseline
         self._clock = clock
         self._canary: asyncio.Task[None] | None = None
         self._canary_since: float | None = None
@@ -234,7 +238,18 @@ class Heartbeat:
     async def _try_canary(self) -> None:
         # If the engine has died, the death watch reports it.
         with suppress(HoldfastError):
-            await self._engine.canary()
+            if self._baseline is None:
+                await self._engine.canary()
+                return
+            top = await self._engine.canary(self._baseline.canary_prompt)
+            compared = self._baseline.judge_canary(top)
+            if compared is not None and not compared.agrees:
+                logger.error(
+                    "the log-probs of the canary differ from the baseline by %.3g nats, and the "
+                    "recorded noise allows %.3g",
+                    compared.worst_nats,
+                    self._baseline.limit_nats,
+                )
 
     async def _cancel_canary(self) -> None:
         if self._canary is not None:

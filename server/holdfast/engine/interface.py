@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -98,8 +98,12 @@ class Engine(Protocol):
     def deferring(self) -> frozenset[int]:
         """The engines whose scheduler currently has requests and defers all of them."""
 
-    async def canary(self) -> None:
-        """Have the engine generate one token; EngineLostError if it cannot."""
+    async def canary(self, prompt: Sequence[int] = ()) -> Mapping[int, float]:
+        """Have the engine generate one token; EngineLostError if it cannot.
+
+        Return the log-probs of the likeliest tokens after `prompt`. The result is empty without a
+        prompt, and if another request shared a step with it.
+        """
 
     def is_compiling(self) -> bool:
         """Whether one of its processes runs a compiler, for which a step may have to wait."""

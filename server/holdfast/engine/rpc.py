@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 from uuid import uuid4
@@ -11,6 +11,7 @@ from uuid import uuid4
 from vllm import PoolingParams, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from holdfast.engine.baseline import top_width
 from holdfast.errors import EngineLostError, EngineRefusedError, EngineSilentError, HoldfastError
 from holdfast.records import EngineFacts
 
@@ -61,27 +62,38 @@ async def rpc_deadline(
         raise EngineRefusedError(f"the engine could not {what}: {cause}") from error
 
 
-async def check_canary(llm: Any, facts: EngineFacts) -> None:
+async def check_canary(
+    llm: Any, facts: EngineFacts, prompt: Sequence[int] = ()
+) -> Mapping[int, float]:
     """Have the engine answer one small request. Cancelling this aborts the request.
 
-    A model that needs more than tokens, such as audio, gets no request; only its workers answer.
+    Return the log-probs of the likeliest tokens after `prompt`; none without a prompt. A model that
+    needs more than tokens, such as audio, gets no request; only its workers answer.
 
     Raises:
         EngineLostError: the engine is dead, is ending, or rejects the request.
     """
     request_id = f"{REQUEST_PREFIX}{uuid4().hex[:8]}"
-    prompt = {"prompt_token_ids": [_ordinary_token(facts)]}
+    tokens: dict[str, Any] = {"prompt_token_ids": [_ordinary_token(facts)]}
+    width = None
+    if prompt:
+        # A prefix that is cached would be computed in another shape, with other rounding.
+        tokens = {"prompt_token_ids": list(prompt), "cache_salt": request_id}
+        width = top_width(facts.max_logprobs)
     pooling_task = next((task for task in _POOLING_TASKS if task in facts.tasks), None)
     with _death_errors(), _refusal_errors():
         if facts.is_encoder_decoder:
             await llm.collective_rpc("check_health")
         elif "generate" in facts.tasks:
-            parameters = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-            await _answer(llm.generate(prompt, parameters, request_id))
+            parameters = SamplingParams(
+                max_tokens=1, temperature=0.0, detokenize=False, logprobs=width
+            )
+            return await _answer(llm.generate(tokens, parameters, request_id))
         elif pooling_task:
-            await _answer(llm.encode(prompt, PoolingParams(task=pooling_task), request_id))
+            await _answer(llm.encode(tokens, PoolingParams(task=pooling_task), request_id))
         else:
             await llm.collective_rpc("check_health")
+    return {}
 
 
 @contextmanager
@@ -109,13 +121,19 @@ def _refusal_errors() -> Iterator[None]:
         raise EngineLostError(f"the engine did not accept a request: {error}") from error
 
 
-async def _answer(outputs: Any) -> None:
+async def _answer(outputs: Any) -> Mapping[int, float]:
+    """Await the answer, and return the log-probs of its first token."""
+    top: Mapping[int, float] = {}
     async with aclosing(outputs) as stream:
         async for output in stream:
             # A pooling model's answer has no finish reason.
             completions = output.outputs if isinstance(output.outputs, list) else ()
             if any(completion.finish_reason == "abort" for completion in completions):
                 raise EngineLostError("the engine aborted the canary, which nobody had cancelled")
+            for completion in completions:
+                if completion.logprobs:
+                    top = {token: told.logprob for token, told in completion.logprobs[0].items()}
+    return top
 
 
 def _ordinary_token(facts: EngineFacts) -> int:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.blame import Verdict
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.interface import Engine
@@ -50,6 +51,7 @@ class DeathHandler:
         learning: Learning,
         forecast: Forecast,
         engine_deaths: EngineDeaths,
+        baseline: BaselineWatch | None = None,
     ) -> None:
         self._stall_timeout_seconds = supervision.stall_timeout_seconds
         self._state_machine = state_machine
@@ -57,6 +59,7 @@ class DeathHandler:
         self._learning = learning
         self._forecast = forecast
         self._engine_deaths = engine_deaths
+        self._baseline = baseline
         self._budget = RestartBudget(
             supervision.max_engine_restarts, supervision.restart_window_seconds
         )
@@ -82,6 +85,7 @@ class DeathHandler:
             stall_timeout_seconds=self._stall_timeout_seconds,
             slowest_step_seconds=lambda: self._proof.slowest_step_seconds,
             may_try=lambda: self._state_machine.state is State.READY,
+            baseline=self._baseline,
         )
         async with first_death(
             engine.until_dead(),

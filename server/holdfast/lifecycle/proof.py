@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Literal
 
@@ -15,7 +15,7 @@ from holdfast.lifecycle.learning import Learning, has_rejection
 from holdfast.lifecycle.start_times import timed
 from holdfast.probe.sizes import full_prompt_tokens
 from holdfast.probe.suite import reason_to_skip
-from holdfast.records import Death, EngineFacts, ProbeReport, ProbeStep
+from holdfast.records import Death, EngineFacts, ProbeReport, ProbeStep, StepName
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import Progress
 
@@ -30,10 +30,12 @@ _REMEDY = (
     "reserve more (--workspace-reserve), let it grow (--workspace-growth alongside) or learn "
     "(--learned-dir), or lower --max-model-len or --max-num-batched-tokens."
 )
-_REMEDY_OF_NONE = (
-    "correct what the message names, see the engine's log above, or reserve more "
-    "(--workspace-reserve)."
-)
+_REMEDIES: Mapping[StepName, str] = {
+    "first_token": "correct what the message names, see the engine's log above, or reserve more "
+    "(--workspace-reserve).",
+    "baseline": "compare versions, flags and the model's files with those of the recording "
+    "(`holdfast verify URL --against FILE`), or record a new baseline if the change is intended.",
+}
 
 ProofOutcome = Literal["proven", "again", "died"]
 
@@ -177,7 +179,7 @@ class Proof:
             failed = next(step for step in report.steps if step.outcome == "failed")
             raise ProbeFailedError(
                 f"the probe failed in {failed.name}: {failed.reason}",
-                remedy=_REMEDY_OF_NONE if failed.name == "first_token" else _REMEDY,
+                remedy=_REMEDIES.get(failed.name, _REMEDY),
             )
         if report.limited and self._settings.require_full:
             limits = "; ".join(f"{s.name}: {s.reason}" for s in report.steps if s.limited)

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import (
@@ -46,6 +47,7 @@ class Supervisor:
         forecast: Forecast,
         engine_deaths: EngineDeaths,
         progress: Progress,
+        baseline: BaselineWatch | None = None,
     ) -> None:
         self._supervision = supervision
         self._learning = learning
@@ -70,6 +72,7 @@ class Supervisor:
             learning=learning,
             forecast=forecast,
             engine_deaths=engine_deaths,
+            baseline=baseline,
         )
         self._operations: OperationRunner | None = None
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 import httpx
 
+from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.heartbeat import SLOWEST_STEP_FACTOR
 from holdfast.engine.interface import Engine
 from holdfast.errors import HoldfastError, ProbeFailedError, ProbeTooSlowError
@@ -93,6 +94,7 @@ class ProbeSession:
     prompts: Prompts
     timeouts: ProbeTimeouts
     start: measure.Mark
+    baseline: BaselineWatch | None = None
     step: StepName = "first_token"
     attempt: str = ""
     """The current attempt, for the reason of a failure."""

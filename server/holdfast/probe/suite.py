@@ -13,9 +13,11 @@ from types import MappingProxyType
 import httpx
 import psutil
 
+from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.interface import Engine
 from holdfast.errors import HoldfastError, ProbeTooSlowError
 from holdfast.probe import measure
+from holdfast.probe.baseline import baseline
 from holdfast.probe.batches import batch_sweep, full_batch
 from holdfast.probe.budget import Budget
 from holdfast.probe.contexts import context_sweep, first_token, full_context, prefix_continuation
@@ -50,6 +52,7 @@ STEPS: Mapping[StepName, Step] = MappingProxyType(
         "full_batch": full_batch,
         "widest_decode": widest_decode,
         "mixed": mixed,
+        "baseline": baseline,
         "first_image": first_image,
         "first_adapter": first_adapter,
     }
@@ -57,7 +60,9 @@ STEPS: Mapping[StepName, Step] = MappingProxyType(
 
 _SERVED_TASKS = frozenset({"generate", "embed", "classify", "token_classify", "token_embed"})
 _COMPOSED: frozenset[StepName] = frozenset({"batch_sweep", "full_batch"})
-_DECODING: frozenset[StepName] = frozenset({"prefix_continuation", "widest_decode", "mixed"})
+_DECODING: frozenset[StepName] = frozenset(
+    {"prefix_continuation", "widest_decode", "mixed", "baseline"}
+)
 
 
 def reason_to_skip(step: StepName, facts: EngineFacts) -> str:
@@ -105,6 +110,7 @@ class Prober:
         available_memory: Callable[[], int] = available_memory_bytes,
         clock: Callable[[], float] = time.monotonic,
         timeouts: ProbeTimeouts | None = None,
+        baseline: BaselineWatch | None = None,
         random: Random | None = None,
     ) -> None:
         self._settings = settings
@@ -115,6 +121,7 @@ class Prober:
         self._available_memory = available_memory
         self._clock = clock
         self._timeouts = timeouts or ProbeTimeouts()
+        self._baseline = baseline
         self._random = random or Random()  # noqa: S311 - prompts, not secrets
 
     async def run(
@@ -155,12 +162,15 @@ class Prober:
         )
 
     async def run_again(self) -> ProbeReport:
-        """Run the first step that applies to the model, if any does, and report."""
+        """Run the first step that applies to the model, and that of a baseline, and report."""
         if self._settings.suite == "off":
             return await self.run()
         facts = self._engine.facts
         applying = [name for name in QUICK_STEPS if not reason_to_skip(name, facts)]
-        return await self.run((applying or QUICK_STEPS)[:1])
+        steps = list((applying or QUICK_STEPS)[:1])
+        if self._baseline is not None and "baseline" in applying:
+            steps.append("baseline")
+        return await self.run(steps)
 
     def _session(self, client: httpx.AsyncClient, start: measure.Mark) -> ProbeSession:
         facts = self._engine.facts
@@ -174,6 +184,7 @@ class Prober:
             prompts=Prompts(facts, self._random),
             timeouts=self._timeouts,
             start=start,
+            baseline=self._baseline,
         )
 
     async def _run_all(self, session: ProbeSession, names: Sequence[StepName]) -> list[ProbeStep]:

@@ -127,6 +127,16 @@ class ProbeSettings:
         is_switch=True,
     )
 
+    baseline_file: Path | None = flag(
+        "--verify-baseline",
+        file_path,
+        None,
+        "FILE",
+        "file of `holdfast verify --record`: before READY and after every restart, the engine must "
+        "compute the log-probs in it; an idle engine is compared with it every minute",
+        shown="none",
+    )
+
     @property
     def admits_unproven(self) -> bool:
         """Whether requests longer than the proven length are admitted."""

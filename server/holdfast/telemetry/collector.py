@@ -17,6 +17,8 @@ from prometheus_client.registry import Collector
 from holdfast.lifecycle.states import State
 from holdfast.records import (
     LOSS_REASONS,
+    BaselineCheck,
+    BaselineComparison,
     LossReason,
     ProbeReport,
     RankStats,
@@ -26,6 +28,7 @@ from holdfast.telemetry.counters import EngineDeaths, Refusals, ToolCalls, Total
 from holdfast.telemetry.metrics import BY_NAME, RANK_METRICS
 
 Label = TypeVar("Label", bound=str)
+Comparisons = Mapping[BaselineCheck, BaselineComparison]
 Samples = Iterable[tuple[tuple[object, ...], float]]
 
 
@@ -62,6 +65,7 @@ class HoldfastCollector(Collector):
         restarts_left: Callable[[], int],
         loop_lag_seconds: Callable[[], float],
         broken_key_files: Callable[[], Mapping[str, bool]] = dict,
+        baseline: Callable[[], Comparisons] | None = None,
         version: str,
         vllm_version: str,
     ) -> None:
@@ -75,6 +79,7 @@ class HoldfastCollector(Collector):
         self._restarts_left = restarts_left
         self._loop_lag_seconds = loop_lag_seconds
         self._broken_key_files = broken_key_files
+        self._baseline = baseline
         self._build = (version, vllm_version)
 
     def collect(self) -> Iterator[Metric]:
@@ -85,6 +90,7 @@ class HoldfastCollector(Collector):
             *_rank_families(status.ranks, self._totals),
             _family("probe_runs_total", _by_label(self._totals.probe_runs())),
             *_probe_families(status.probe),
+            *_baseline_families(self._baseline),
             *_engine_families(status),
             *self._engine_deaths.counter.collect(),
             _family("engine_restarts_left", [((), self._restarts_left())]),
@@ -166,6 +172,20 @@ def _probe_families(probe: ProbeReport | None) -> Iterator[Metric]:
     yield _family("probe_tokens", [(key, step.tokens) for key, step in steps])
     yield _family("probe_proven_tokens", [((), probe.proven_tokens)])
     yield _family("probe_limited", [((), probe.limited)])
+
+
+def _baseline_families(compared: Callable[[], Comparisons] | None) -> Iterator[Metric]:
+    now_seconds = time.monotonic()
+    last = [((check,), found) for check, found in compared().items()] if compared else []
+    yield _family("baseline_configured", [((), compared is not None)])
+    yield _family("baseline_agreement", [(key, found.agrees) for key, found in last])
+    yield _family(
+        "baseline_worst_difference_nats", [(key, found.worst_nats) for key, found in last]
+    )
+    yield _family(
+        "baseline_comparison_age_seconds",
+        [(key, max(0.0, now_seconds - found.compared_seconds)) for key, found in last],
+    )
 
 
 def _engine_families(status: Status) -> Iterator[Metric]:

@@ -171,6 +171,30 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("probe_proven_tokens", "gauge", "Longest context that the last probe proved."),
     Metric("probe_limited", "gauge", "Whether the last probe skipped a size (1) or not (0)."),
+    Metric(
+        "baseline_configured",
+        "gauge",
+        "Whether the server compares its log-probs with a baseline (1) or not (0).",
+    ),
+    Metric(
+        "baseline_agreement",
+        "gauge",
+        "Whether the last comparison with the baseline, in the probe or by a canary, agreed (1) or "
+        "not (0).",
+        ("check",),
+    ),
+    Metric(
+        "baseline_worst_difference_nats",
+        "gauge",
+        "Largest absolute difference of a log-prob in the last comparison with the baseline.",
+        ("check",),
+    ),
+    Metric(
+        "baseline_comparison_age_seconds",
+        "gauge",
+        "Time since the last comparison with the baseline.",
+        ("check",),
+    ),
     Metric("probe_runs_total", "counter", "Finished probe runs.", ("result",)),
     Metric(
         "state", "gauge", "1 for the current state of the server, 0 for every other.", ("state",)

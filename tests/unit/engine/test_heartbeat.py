@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from fake_engine import FakeClock, StubEngine
+from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.heartbeat import (
     BLOCKED_SECONDS,
     IDLE_SECONDS,
@@ -20,6 +22,7 @@ from holdfast.engine.heartbeat import (
 )
 from holdfast.engine.replay import ReplayManager
 from holdfast.records import RankStats
+from holdfast.verify.baseline import Baseline, FirstToken, RecordedSequence
 from sample_status import a_rank
 from scripted_llm import PlainOutputs
 
@@ -177,32 +180,43 @@ def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
 class Patient(StubEngine):
     """An engine that was never busy, and whose canary can be made to hang."""
 
-    def __init__(self, *, hangs: bool) -> None:
+    def __init__(self, *, hangs: bool, says: Mapping[int, float] | None = None) -> None:
         self.canaries = 0
+        self.asked: Sequence[int] = ()
         self._hangs = hangs
+        self._says = says or {}
         self.sung = asyncio.Event()
 
     def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
         del with_steps
         return (a_rank(last_step_ended_seconds=None),)
 
-    async def canary(self) -> None:
+    async def canary(self, prompt: Sequence[int] = ()) -> dict[int, float]:
         self.canaries += 1
+        self.asked = prompt
         self.sung.set()
         if self._hangs:
             await asyncio.Event().wait()
+        return dict(self._says)
 
     async def dump_stacks(self) -> str:
         return "the stacks"
 
 
-def _beat(engine: Patient, clock: FakeClock, *, may_try: bool = True) -> Heartbeat:
+def _beat(
+    engine: Patient,
+    clock: FakeClock,
+    *,
+    may_try: bool = True,
+    baseline: BaselineWatch | None = None,
+) -> Heartbeat:
     return Heartbeat(
         engine,  # type: ignore[arg-type]  # what the heartbeat uses of an engine
         ReplayManager(PlainOutputs()),
         stall_timeout_seconds=TIMEOUT_SECONDS,
         slowest_step_seconds=lambda: 0.0,
         may_try=lambda: may_try,
+        baseline=baseline,
         clock=clock,
     )
 
@@ -230,6 +244,33 @@ def test_an_idle_engine_gets_a_canary_a_minute() -> None:
         assert engine.canaries == 1
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("says", "agrees"), [({7: -0.25}, True), ({7: -0.5}, False), ({}, None)])
+def test_a_canary_is_compared_with_the_baseline(
+    says: dict[int, float], agrees: bool | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A difference is logged and counted, and the engine serves on; no answer is no verdict."""
+    recorded = Baseline(
+        sequences=(RecordedSequence((1, 2), (), (((2, -0.25),),)),),
+        first_tokens=(FirstToken((5, 6), (((7, -0.25),),)),),
+    )
+    baseline = BaselineWatch(recorded)
+
+    async def scene() -> None:
+        clock = FakeClock()
+        engine = Patient(hangs=False, says=says)
+        heartbeat = _beat(engine, clock, baseline=baseline)
+        assert not _looks(heartbeat, clock, int(IDLE_SECONDS))
+        await engine.sung.wait()
+        assert engine.asked == (5, 6)
+        await asyncio.sleep(0)
+        assert not _looks(heartbeat, clock, 10)
+
+    asyncio.run(scene())
+    compared = baseline.last().get("canary")
+    assert (compared and compared.agrees) is agrees
+    assert ("differ from the baseline by 0.25 nats" in caplog.text) is (agrees is False)
 
 
 def test_a_canary_that_does_not_come_back_is_a_stall() -> None:

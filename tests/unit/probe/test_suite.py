@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from fake_engine import (
     Faults,
 )
 from fake_openai_app import openai_app
+from holdfast.engine.baseline import BaselineWatch
 from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
 from holdfast.records import (
     PROBE_STEPS,
@@ -42,10 +44,22 @@ from holdfast.records import (
 )
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import LogProgress
+from holdfast.verify.baseline import Baseline, Noise, RecordedSequence
 from killed_probe import kill_during_last
 
 SHORT_TIMEOUTS = ProbeTimeouts(proof_seconds=0.1, death_seconds=0.1, cleanup_seconds=5.0)
 GIB = 1024**3
+RECORDED = Baseline(
+    sequences=tuple(
+        RecordedSequence(
+            tuple(range(tokens, 2 * tokens)),
+            (7, 8),
+            tuple(((token, -1.0),) for token in [*range(tokens + 1, 2 * tokens), 7, 8]),
+        )
+        for tokens in (20, 40)
+    )
+)
+"""What a fake engine without faults says of two sequences."""
 T = TypeVar("T")
 
 
@@ -85,6 +99,7 @@ class Bed:
     journal: ProbeJournal
     heard: Heard = field(default_factory=Heard)
     available_memory: Callable[[], int] = lambda: 64 * GIB
+    baseline: BaselineWatch | None = field(default_factory=lambda: BaselineWatch(RECORDED))
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url)
@@ -102,6 +117,7 @@ class Bed:
             available_memory=self.available_memory,
             clock=self.engine.clock,
             timeouts=SHORT_TIMEOUTS,
+            baseline=self.baseline,
             random=Random(7),
         )
 
@@ -165,7 +181,7 @@ def failed_step(report: ProbeReport) -> ProbeStep:
 
 
 def test_whole_engine_passes_every_step() -> None:
-    """All ten steps pass, the whole context is proven, and nothing is limited."""
+    """All eleven steps pass, the whole context is proven, and nothing is limited."""
     report, the_bed = probe()
     assert [(step.name, step.outcome) for step in report.steps] == [
         (name, "passed") for name in PROBE_STEPS
@@ -255,6 +271,7 @@ CATCHES: dict[StepName, Faults] = {
     "full_batch": Faults(kills=is_skewed_full_batch),
     "widest_decode": Faults(kills=is_wide_decode),
     "mixed": Faults(kills=is_mixed),
+    "baseline": Faults(prompt_logprob=lambda position: -1.0 if position < 30 else -1.25),
     "first_image": Faults(kills=is_image),
     "first_adapter": Faults(refuses=refuses_adapters),
 }
@@ -513,6 +530,7 @@ def test_pooling_model(tasks: set[str]) -> None:
         "prefix_continuation",
         "widest_decode",
         "mixed",
+        "baseline",
         "first_image",
     ]
     assert all(step.reason for step in skipped)
@@ -631,6 +649,100 @@ def test_nothing_proven_is_limited() -> None:
     report, _ = probe(facts=replace(FACTS, is_encoder_decoder=True))
     assert report.limited
     assert report.proven_tokens == 0
+
+
+def probe_baseline(
+    baseline: BaselineWatch | None,
+    faults: Faults | None = None,
+    *,
+    facts: EngineFacts = FACTS,
+    max_tokens: int | None = None,
+) -> tuple[ProbeStep, Bed]:
+    """Run the step of the baseline."""
+
+    async def run() -> tuple[ProbeStep, Bed]:
+        async with bed(faults, facts=facts, max_tokens=max_tokens) as the_bed:
+            the_bed.baseline = baseline
+            report = await the_bed.probe(["baseline"])
+            return step_of(report, "baseline"), the_bed
+
+    return run_in_loop(run())
+
+
+def test_each_sequence_of_the_baseline_is_scored_alone_and_whole() -> None:
+    """Every engine gets each, with nothing of it from a prefix cache."""
+    facts = replace(FACTS, world=((0, 0), (1, 0)), data_parallel_size=2)
+    watch = BaselineWatch(RECORDED)
+    step, the_bed = probe_baseline(watch, facts=facts)
+    assert step.outcome == "passed", step
+    assert step.tokens == 42
+    asked = [(engine, body) for _, body, engine in the_bed.engine.received]
+    assert [(engine, len(body["prompt"][0])) for engine, body in asked] == [
+        (0, 22),
+        (1, 22),
+        (0, 42),
+        (1, 42),
+    ]
+    assert {body["prompt_logprobs"] for _, body in asked} == {8}
+    assert len({body["cache_salt"] for _, body in asked}) == len(asked)
+    assert {len(each.taken) for each in the_bed.engine.steps} == {1}
+    assert watch.last()["probe"].worst_nats == 0.0
+
+
+def test_a_difference_is_named_with_its_place() -> None:
+    """The largest one: sequence, position, size, and what would have been allowed."""
+    watch = BaselineWatch(replace(RECORDED, noise=Noise(p999=0.05)))
+    faults = Faults(prompt_logprob=lambda position: {9: -1.125, 33: -1.5}.get(position, -1.0))
+    step, _ = probe_baseline(watch, faults)
+    assert step.outcome == "failed"
+    assert "differ from the baseline by 0.5 nats at position 33 of sequence 2" in step.reason
+    assert "allows 0.15" in step.reason
+    assert not watch.last()["probe"].agrees
+
+
+def test_a_difference_within_the_recorded_noise_passes() -> None:
+    """And is kept, so that a metric shows it."""
+    watch = BaselineWatch(replace(RECORDED, noise=Noise(p999=0.05)))
+    step, _ = probe_baseline(watch, Faults(prompt_logprob=lambda _: -1.125))
+    assert step.outcome == "passed", step
+    assert watch.last()["probe"].worst_nats == 0.125
+
+
+@pytest.mark.parametrize("logprob", [None, math.nan, -9999.0])
+def test_a_log_prob_of_the_prompt_that_is_not_finite_fails(logprob: float | None) -> None:
+    """It would be neither larger nor smaller than what was recorded."""
+    step, _ = probe_baseline(BaselineWatch(RECORDED), Faults(prompt_logprob=lambda _: logprob))
+    assert step.outcome == "failed"
+    assert "not finite" in step.reason
+
+
+def test_without_a_baseline_nothing_is_compared() -> None:
+    """The step says which flag is missing."""
+    step, the_bed = probe_baseline(None)
+    assert (step.outcome, step.limited) == ("skipped", False)
+    assert "--verify-baseline" in step.reason
+    assert the_bed.engine.received == []
+
+
+@pytest.mark.parametrize(("most", "outcome"), [(30, "passed"), (10, "skipped")])
+def test_a_sequence_beyond_the_allowed_length_is_left_out(most: int, outcome: str) -> None:
+    """The comparison is then limited, even if another sequence passes."""
+    step, _ = probe_baseline(BaselineWatch(RECORDED), max_tokens=most)
+    assert (step.outcome, step.limited) == (outcome, True)
+    assert "sequences of the baseline are longer than" in step.reason
+
+
+def test_a_restarted_engine_is_compared_again() -> None:
+    """The proof of its worst case holds, and its numbers are new."""
+
+    async def run(baseline: BaselineWatch | None) -> list[str]:
+        async with bed() as the_bed:
+            the_bed.baseline = baseline
+            report = await the_bed.prober().run_again()
+            return [step.name for step in report.steps]
+
+    assert run_in_loop(run(BaselineWatch(RECORDED))) == ["first_token", "baseline"]
+    assert run_in_loop(run(None)) == ["first_token"]
 
 
 WHISPER = replace(FACTS, is_encoder_decoder=True, tasks=frozenset({"generate", "transcription"}))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from holdfast.records import (
     MEMORY_KINDS,
     REFUSAL_REASONS,
     TOOL_CALL_DEFECTS,
+    BaselineCheck,
+    BaselineComparison,
     Status,
 )
 from holdfast.telemetry.collector import (
@@ -53,6 +57,7 @@ class Server:
         self.waits = request_waits()
         self.restarts_left = 3
         self.lag_seconds = 0.02
+        self.compared: dict[BaselineCheck, BaselineComparison] = {}
         collector = HoldfastCollector(
             lambda: self.status,
             totals=self.totals,
@@ -64,6 +69,7 @@ class Server:
             restarts_left=lambda: self.restarts_left,
             loop_lag_seconds=lambda: self.lag_seconds,
             broken_key_files=lambda: {"api": True, "admin": False},
+            baseline=lambda: self.compared,
             version="0.1.0",
             vllm_version="0.32.0",
         )
@@ -89,7 +95,9 @@ def name_of(family: Metric) -> str:
 def test_a_full_status_shows_exactly_the_table() -> None:
     """What is emitted is what the table says: names, kinds, help and labels."""
     rank = a_rank(last_rejection=REJECTION)
-    page = render([Server(a_status(ranks=(rank,))).registry])
+    server = Server(a_status(ranks=(rank,)))
+    server.compared = {"probe": BaselineComparison(True, 0.0, 0.0)}
+    page = render([server.registry])
     emitted = {
         BY_NAME[name_of(found)].name: (
             found.type,
@@ -107,6 +115,7 @@ def test_a_fresh_status_shows_nothing_that_is_not_known() -> None:
         BY_NAME[name].full_name
         for name in (
             "state",
+            "baseline_configured",
             "engine_generation",
             "engine_starts_total",
             "engine_deaths_total",
@@ -232,6 +241,25 @@ def test_every_defect_of_a_tool_call_counts_from_the_beginning() -> None:
     assert server.value("tool_calls_total") == 3
     assert server.value("broken_tool_calls_total", reason="unknown_name") == 1
     assert server.value("broken_tool_calls_total", reason="invalid_json") == 0
+
+
+def test_each_comparison_with_the_baseline_has_its_result() -> None:
+    """Whether it agreed, how far it differed, and how long ago; none before the first."""
+    server = Server(a_status())
+    assert server.value("baseline_configured") == 1
+    assert server.value("baseline_agreement", check="canary") is None
+    now_seconds = time.monotonic()
+    server.compared = {
+        "probe": BaselineComparison(True, 0.25, now_seconds - 90),
+        "canary": BaselineComparison(False, math.inf, now_seconds),
+    }
+    assert server.value("baseline_agreement", check="probe") == 1
+    assert server.value("baseline_agreement", check="canary") == 0
+    assert server.value("baseline_worst_difference_nats", check="probe") == 0.25
+    assert server.value("baseline_worst_difference_nats", check="canary") == math.inf
+    age_seconds = server.value("baseline_comparison_age_seconds", check="probe")
+    assert age_seconds is not None
+    assert age_seconds >= 90
 
 
 def test_what_a_recovery_costs_is_counted() -> None:

@@ -1,0 +1,115 @@
+"""Does an engine still compute what was recorded? Compares log-probs with a baseline.
+
+`holdfast verify --record` writes the baseline. The probe scores its sequences before READY, and the
+canary its first token while the engine is idle. Both ask when nothing else runs, as the recording
+did, because the numbers of a request depend on what shares its step.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from holdfast.errors import UsageError
+from holdfast.records import BaselineCheck, BaselineComparison
+from holdfast.settings import ProbeSettings
+from holdfast.verify.baseline import Baseline, RecordedSequence, read_baseline
+
+FLAG = "--verify-baseline"
+WIDTH = 8
+"""How many of the likeliest tokens are asked for, as `holdfast verify --record` does."""
+NOISE_FACTOR = 3.0
+"""By how much a difference may exceed the recorded noise, as in `holdfast verify --against`."""
+
+Top = Mapping[int, float]
+"""Log-probs at one position, by token id: those of the likeliest, and of the token there."""
+
+
+class BaselineWatch:
+    """A baseline, and how the last comparisons with it ended. Any thread may read those."""
+
+    def __init__(self, baseline: Baseline, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take a baseline.
+
+        Raises:
+            UsageError: it has no sequence, or one without the log-probs of each token.
+        """
+        if not baseline.sequences or not all(map(_is_whole, baseline.sequences)):
+            raise UsageError(
+                f"{FLAG}: the baseline has no sequence with the log-probs of all its tokens.",
+                remedy="record another one with `holdfast verify URL --record FILE`.",
+            )
+        self.sequences = baseline.sequences
+        self.limit_nats = NOISE_FACTOR * baseline.noise.p999
+        """The largest difference that counts as noise; 0 where the recorded server had none."""
+        self._first_token = next(iter(baseline.first_tokens), None)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: dict[BaselineCheck, BaselineComparison] = {}
+
+    @property
+    def canary_prompt(self) -> tuple[int, ...]:
+        """The prompt whose next token the baseline knows; empty if it knows none."""
+        return self._first_token.prompt_ids if self._first_token is not None else ()
+
+    def judge(self, check: BaselineCheck, worst_nats: float) -> BaselineComparison:
+        """Keep the largest difference that a check found, and say whether it is noise."""
+        found = BaselineComparison(worst_nats <= self.limit_nats, worst_nats, self._clock())
+        with self._lock:
+            self._last[check] = found
+        return found
+
+    def judge_canary(self, top: Top) -> BaselineComparison | None:
+        """Judge a first token; None if the engine or the baseline told nothing about it."""
+        if not top or self._first_token is None or not self._first_token.samples:
+            return None
+        samples = [dict(sample) for sample in self._first_token.samples]
+        return self.judge("canary", min(difference(sample, top) for sample in samples))
+
+    def last(self) -> Mapping[BaselineCheck, BaselineComparison]:
+        """Return the last comparison of each check that has run."""
+        with self._lock:
+            return dict(self._last)
+
+
+def baseline_watch(settings: ProbeSettings) -> BaselineWatch | None:
+    """Read the file of `--verify-baseline`; None without that flag.
+
+    Raises:
+        UsageError: it is not a baseline, or no probe would compare with it.
+    """
+    if settings.baseline_file is None:
+        return None
+    if settings.suite == "off":
+        raise UsageError(
+            f"{FLAG} needs the probe, which --probe off leaves out.",
+            remedy="choose --probe quick.",
+        )
+    return BaselineWatch(read_baseline(settings.baseline_file, FLAG))
+
+
+def top_width(max_logprobs: int) -> int:
+    """Return how many tokens to ask for; a limit of -1 is none."""
+    return WIDTH if max_logprobs < 0 else min(WIDTH, max_logprobs)
+
+
+def difference(recorded: Top, found: Top) -> float:
+    """Return the largest difference at the tokens that both have; infinity if they have none."""
+    common = recorded.keys() & found.keys()
+    return max((abs(recorded[token] - found[token]) for token in common), default=math.inf)
+
+
+def worst_position(
+    recorded: Sequence[Iterable[tuple[int, float]]], found: Sequence[Top]
+) -> tuple[int, float]:
+    """Return where two scores of a sequence differ most, and by how much; position 0 has none."""
+    pairs = enumerate(zip(recorded, found, strict=True), start=1)
+    differences = [(position, difference(dict(one), other)) for position, (one, other) in pairs]
+    return max(differences, key=lambda each: each[1])
+
+
+def _is_whole(sequence: RecordedSequence) -> bool:
+    tokens = len(sequence.prompt_ids) + len(sequence.answer_ids)
+    return tokens > 1 and len(sequence.tops) == tokens - 1

@@ -1,0 +1,131 @@
+"""An engine agrees with its baseline to the last digit: at its start, after a death, and idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults import FAULTS, FaultyServer
+from holdfast.engine.heartbeat import IDLE_SECONDS
+from holdfast.verify.baseline import (
+    Baseline,
+    FirstToken,
+    RecordedSequence,
+    Top,
+    read_baseline,
+    write_baseline,
+)
+from servers import READY_DEADLINE_SECONDS, SMALL, Server, running
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+PROMPT = [72, 101, 108, 108, 111, 44, 32] * 20
+CANARY = PROMPT[:11]
+FLAGS = (*SMALL, "--dtype=float32", "--probe=quick", "--max-model-len=1024")
+
+
+def choice(server: Server, prompt: list[int], tokens: int, **options: Any) -> Any:
+    """A greedy completion, asked as `holdfast verify --record` does."""
+    answer = server.completion(
+        prompt,
+        max_tokens=tokens,
+        ignore_eos=True,
+        logprobs=8,
+        return_token_ids=True,
+        return_tokens_as_token_ids=True,
+        cache_salt=f"{len(prompt)}",
+        **options,
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+def recorded(server: Server) -> Baseline:
+    """What a server says of one sequence, and of one first token."""
+    answer = choice(server, PROMPT, 8)["token_ids"]
+    scored = choice(server, PROMPT + answer, 1, prompt_logprobs=8)["prompt_logprobs"]
+    tops: list[Top] = [
+        tuple((int(token), told["logprob"]) for token, told in entry.items())
+        for entry in scored[1:]
+    ]
+    first = choice(server, CANARY, 1)["logprobs"]["top_logprobs"][0]
+    sample = tuple((int(name.removeprefix("token_id:")), value) for name, value in first.items())
+    return Baseline(
+        sequences=(RecordedSequence(tuple(PROMPT), tuple(answer), tuple(tops)),),
+        first_tokens=(FirstToken(tuple(CANARY), (sample,)),),
+    )
+
+
+@pytest.fixture(scope="module")
+def baseline(silent_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the demo model says."""
+    directory = tmp_path_factory.mktemp("recorded")
+    with running(directory, str(silent_demo), *FLAGS) as server:
+        server.until_ready()
+        write_baseline(recorded(server), directory / "baseline.gz")
+    return directory / "baseline.gz"
+
+
+@pytest.fixture(scope="module")
+def compared(
+    silent_demo: Path, baseline: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The same model in another process, with the baseline."""
+    directory = tmp_path_factory.mktemp("compared")
+    arguments = (str(silent_demo), *FLAGS, f"--verify-baseline={baseline}")
+    with running(directory, *arguments) as server:
+        server.until_ready()
+        yield server
+
+
+def assert_agrees(server: Server, check: str) -> None:
+    """Equal, since the arithmetic of the CPU has no noise."""
+    assert server.metric("baseline_agreement", check=check) == 1
+    assert server.metric("baseline_worst_difference_nats", check=check) == 0
+
+
+def test_an_engine_agrees_before_it_is_ready(compared: Server) -> None:
+    """The step is one of the probe's."""
+    assert_agrees(compared, "probe")
+    steps = {step["name"]: step for step in compared.status["probe"]["steps"]}
+    assert steps["baseline"]["outcome"] == "passed"
+    assert steps["baseline"]["tokens"] == len(PROMPT) + 8
+
+
+def test_the_next_engine_is_compared_too(compared: Server, tmp_path: Path) -> None:
+    """What was recorded of one engine holds for the one that replaces it."""
+    FAULTS["SIGKILL core"].strike(FaultyServer(compared, tmp_path))
+    compared.until(lambda: compared.metric("engine_generation") == 2, "second generation")
+    compared.until_ready()
+    assert_agrees(compared, "probe")
+    age_seconds = compared.metric("baseline_comparison_age_seconds", check="probe")
+    assert age_seconds < READY_DEADLINE_SECONDS
+
+
+def test_an_idle_engine_is_compared(compared: Server) -> None:
+    """Its canary says what was recorded over HTTP."""
+    compared.until(
+        lambda: "canary" in compared.get("/metrics").text,
+        "canary",
+        deadline_seconds=IDLE_SECONDS + READY_DEADLINE_SECONDS,
+    )
+    assert_agrees(compared, "canary")
+
+
+def test_a_difference_ends_the_start(silent_demo: Path, baseline: Path, tmp_path: Path) -> None:
+    """Exit 4, with the place of the difference and the remedy in the last line."""
+    found = read_baseline(baseline)
+    [sequence] = found.sequences
+    token, value = sequence.tops[70][0]
+    tops = list(sequence.tops)
+    tops[70] = ((token, value - 0.001), *tops[70][1:])
+    altered = RecordedSequence(sequence.prompt_ids, sequence.answer_ids, tuple(tops))
+    path = tmp_path / "altered.gz"
+    write_baseline(Baseline(sequences=(altered,)), path)
+    with running(tmp_path, str(silent_demo), *FLAGS, f"--verify-baseline={path}") as server:
+        assert server.wait() == 4
+        assert "by 0.001 nats at position 71 of sequence 1" in server.last_line
+        assert "--against" in server.last_line
