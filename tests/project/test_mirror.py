@@ -14,7 +14,8 @@ DRIVEN_ELSEWHERE = {
     "api.admin.errors": "http/test_admin.py",
     "api.admin.models": "http/test_admin.py http/test_openapi.py",
     "api.admin.routes": "http/test_admin.py engine/test_admin.py",
-    "api.admission": "http/test_admission.py http/test_gate.py",
+    "api.admission": "http/test_admission.py http/test_admission_queue.py"
+    " http/test_admission_websockets.py http/test_gate.py",
     "api.auth": "http/test_auth.py",
     "api.errors": "http/test_limits.py http/test_router.py",
     "api.health": "http/test_health.py",

@@ -57,12 +57,24 @@ def own_identity(directory: Path) -> Path:
     The server's certificate would not do: clients may have other authorities than the server, and
     many certificates are valid for servers only.
     """
+    certificate, key = self_signed("holdfast probe")
+    path = directory / "probe.pem"
+    path.touch(mode=0o600)
+    path.write_bytes(key + certificate)
+    return path
+
+
+def self_signed(common_name: str) -> tuple[bytes, bytes]:
+    """Return a new certificate that no authority signed, valid for ten years, and its key, as PEM.
+
+    The key is not encrypted.
+    """
     from cryptography import x509  # noqa: PLC0415 - only where clients need certificates
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - as above
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "holdfast probe")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -79,10 +91,7 @@ def own_identity(directory: Path) -> Path:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    path = directory / "probe.pem"
-    path.touch(mode=0o600)
-    path.write_bytes(secret + certificate.public_bytes(serialization.Encoding.PEM))
-    return path
+    return certificate.public_bytes(serialization.Encoding.PEM), secret
 
 
 def end_of_certificate(path: Path) -> datetime:

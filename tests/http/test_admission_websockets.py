@@ -1,0 +1,83 @@
+"""WebSockets hold capacity while the engine works for them, and a key may open only so many."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from asgi_server import DEADLINE_SECONDS
+from small_server import SmallServer, ask
+
+
+def websocket(client: httpx.AsyncClient) -> connect:
+    """Open a WebSocket to the same server."""
+    url = str(client.base_url).replace("http", "ws")
+    return connect(f"{url}/v1/realtime", open_timeout=DEADLINE_SECONDS)
+
+
+def test_a_websocket_over_the_limit_of_its_key_is_closed_with_1013() -> None:
+    """The code is 'try again later', and the reason has the number of seconds."""
+
+    async def scene() -> tuple[int, str]:
+        server = SmallServer(per_key=1)
+        async with server.serving() as client:
+            first = ask(client, "key")
+            await server.until_there(admitted=1, waiting=0)
+            url = str(client.base_url).replace("http", "ws")
+            headers = {"x-key": "key"}
+            async with connect(f"{url}/v1/realtime", additional_headers=headers) as connection:
+                with pytest.raises(ConnectionClosed) as closed:
+                    await connection.recv()
+            server.release()
+            await first
+        assert closed.value.rcvd is not None
+        return closed.value.rcvd.code, closed.value.rcvd.reason
+
+    assert asyncio.run(scene()) == (1013, "retry after 5 s")
+
+
+def test_an_open_websocket_holds_no_capacity() -> None:
+    """Requests are served however many are open, and a full server accepts another."""
+
+    async def scene() -> int:
+        server = SmallServer(waiting=0)
+        async with server.serving() as client, websocket(client):
+            first = ask(client)
+            await server.until(lambda: len(server.at_work) == 1)
+            async with websocket(client):
+                await server.until_there(admitted=3, waiting=0)
+                server.release()
+                return (await first).status_code
+
+    assert asyncio.run(scene()) == 200
+
+
+def test_a_call_of_a_websocket_holds_capacity_while_it_runs() -> None:
+    """It waits for the capacity like any request, and returns it to the next one."""
+
+    async def scene() -> list[str | bytes]:
+        server = SmallServer(waiting=1)
+        async with server.serving() as client, websocket(client) as one:
+            first = ask(client)
+            await server.until(lambda: len(server.at_work) == 1)
+            await one.send("")
+            await server.until_there(admitted=2, waiting=1)
+            async with websocket(client) as two:
+                await two.send("")
+                said = [await two.recv()]
+            server.release()
+            await first
+            await server.until(lambda: len(server.at_work) == 2)
+            second = ask(client)
+            await server.until_there(admitted=2, waiting=1)
+            server.release(2)
+            said.append(await one.recv())
+            await second
+            await server.until_there(admitted=1, waiting=0)
+            return said
+
+    assert asyncio.run(scene()) == ["OverloadedError", "done"]
