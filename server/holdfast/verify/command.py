@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from holdfast.verify import packages
 from holdfast.verify.checks import ALL
 from holdfast.verify.diff import diff
 from holdfast.verify.interruption import noticed, unless
+from holdfast.verify.options import Options
 from holdfast.verify.progress import say, view_on
 from holdfast.verify.records import PROFILES, Profile, Report, Status, Tool, Verdict
 from holdfast.verify.redaction import redacted
@@ -25,6 +27,7 @@ from holdfast.verify.report import write
 from holdfast.verify.runner import Bench, judge, run
 from holdfast.verify.survey import ask_holdfast, survey
 from holdfast.verify.target import Target
+from holdfast.verify.tasks import read_tasks
 
 EXIT_CODES = MappingProxyType({Verdict.PASSED: 0, Verdict.FAILED: 7, Verdict.INCONCLUSIVE: 8})
 """Beside 1, 2 and 3, which errors have."""
@@ -48,11 +51,11 @@ def verify(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["diff"]:
         return diff(arguments[1:])
     flags = verify_parser().parse_args(arguments)
-    key = _read_key(flags.api_key_file)
+    key, options = _read_key(flags.api_key_file), _options(flags)
     directory: Path = flags.out
     _make_directory(directory)
     try:
-        report = asyncio.run(_report(_base_url(flags.url), key, flags.profile))
+        report = asyncio.run(_report(_base_url(flags.url), key, flags.profile, options))
         counts = ", ".join(f"{report.count(s)} {s}" for s in Status if report.count(s))
         say(f"{report.verdict} in {report.duration_seconds:.1f} s: {counts}", sys.stdout)
         say(f"report: {write(report, directory)}", sys.stdout)
@@ -85,10 +88,25 @@ def verify_parser() -> Parser:
     parser.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="file that contains a key of the server"
     )
+    parser.add_argument(
+        "--tasks",
+        type=Path,
+        metavar="FILE",
+        help="your own tasks: on each line a JSON object with a prompt and what is expected",
+    )
     return parser
 
 
-async def _report(url: str, key: str, profile: Profile) -> Report:
+def _options(flags: Namespace) -> Options:
+    """What the checks look at.
+
+    Raises:
+        UsageError: a file cannot be read, or is not as it must be.
+    """
+    return Options(tasks=read_tasks(flags.tasks) if flags.tasks else ())
+
+
+async def _report(url: str, key: str, profile: Profile, options: Options) -> Report:
     started_at, started_seconds = datetime.now(UTC), time.monotonic()
     checks = [check for check in ALL if profile in check.profiles]
     with noticed() as interrupted:
@@ -96,7 +114,7 @@ async def _report(url: str, key: str, profile: Profile) -> Report:
             server = await unless(interrupted, survey(target))
             if server is None:
                 raise KeyboardInterrupt
-            bench = Bench(target, server, profile, interrupted)
+            bench = Bench(target, server, profile, interrupted, options)
             with view_on(sys.stdout, len(checks)) as view:
                 results = await run(checks, bench, view)
             is_interrupted = interrupted.is_set()

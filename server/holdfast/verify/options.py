@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.verify.baseline import Baseline
+from holdfast.verify.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +14,7 @@ class Options:
 
     baseline: Baseline | None = None
     """`--against`: what the server is compared with."""
+    tasks: tuple[Task, ...] = ()
+    """`--tasks`: what the user asks of the model."""
+    kill_command: tuple[str, ...] = ()
+    """`--kill-command`: what kills the engine; empty if nothing may."""

@@ -1,0 +1,64 @@
+"""Does the model answer the user's own tasks? Neither they nor the answers are in the report."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from holdfast.verify.answers import MalformedError
+from holdfast.verify.check import Check
+from holdfast.verify.records import Request
+from holdfast.verify.target import NoAnswerError
+from holdfast.verify.tasks import Task
+from holdfast.verify.trial import CHAT, SkippedError, Trial
+
+_AT_ONCE = 8
+_ANSWER_TOKENS = 512
+_OK = 200
+
+
+def is_right(said: str, expected: str) -> bool:
+    """Whether the expected text is in the answer as whole words, in any case and spacing."""
+    words = r"\s+".join(map(re.escape, expected.split()))
+    return re.search(rf"(?<!\w){words}(?!\w)", said, re.IGNORECASE) is not None
+
+
+async def own_tasks(trial: Trial) -> None:
+    """The share of the tasks of `--tasks` whose answer has the expected text in it."""
+    tasks = trial.options.tasks
+    if not tasks:
+        raise SkippedError("no tasks of your own are given", "give them with --tasks FILE")
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def solved(task: Task) -> bool:
+        async with room:
+            return await _solves(trial, task)
+
+    outcomes = await asyncio.gather(*map(solved, tasks))
+    trial.score("own tasks solved", sum(outcomes), len(outcomes))
+
+
+async def _solves(trial: Trial, task: Task) -> bool:
+    """Ask without a record of the request, which would put the user's text into the report."""
+    body = trial.chat_body(task.prompt, max_tokens=_ANSWER_TOKENS)
+    try:
+        answer = await trial.target.ask(Request("POST", CHAT, body))
+        if answer.status != _OK:
+            trial.warn(f"the task in line {task.line} got {answer.status}")
+            return False
+        return is_right(answer.content(), task.expected)
+    except (NoAnswerError, MalformedError):
+        trial.warn(f"the task in line {task.line} got no answer")
+        return False
+
+
+CHECKS = (
+    Check(
+        "own_tasks",
+        "skill",
+        own_tasks,
+        "The model solves your own tasks as often as it did when it was recorded.",
+        needs=("chat",),
+        deadline_seconds=7200.0,
+    ),
+)

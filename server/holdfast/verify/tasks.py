@@ -1,0 +1,58 @@
+"""The user's own tasks: a file with a JSON object on each line, `prompt` and `expected`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import UsageError
+
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One line."""
+
+    line: int
+    """Its number in the file, from 1."""
+    prompt: str
+    expected: str
+
+
+def read_tasks(path: Path, flag: str = "--tasks") -> tuple[Task, ...]:
+    """The tasks of the file that `flag` names, in its order.
+
+    Raises:
+        UsageError: the file cannot be read, is too large, has no task, or a line is not one.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{flag}: {path} is too large.", remedy="give fewer tasks.")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{flag}: {path} cannot be read: {error}.", remedy="correct the path."
+        ) from None
+    tasks = tuple(
+        _task(text, line, path, flag) for line, text in enumerate(lines, 1) if text.strip()
+    )
+    if not tasks:
+        raise UsageError(f"{flag}: {path} contains no task.", remedy="put a task on each line.")
+    return tasks
+
+
+def _task(text: str, line: int, path: Path, flag: str) -> Task:
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    wanted = [given.get(name) for name in ("prompt", "expected")] if isinstance(given, dict) else []
+    match wanted:
+        case [str(prompt), str(expected)] if prompt.strip() and expected.strip():
+            return Task(line, prompt, expected)
+    raise UsageError(
+        f"{flag}: line {line} of {path} is not a task.",
+        remedy='write it as {"prompt": "...", "expected": "..."}, with texts that are not empty.',
+    )

