@@ -37,7 +37,17 @@ from holdfast.verify.records import (
     at_most,
     equal_to,
 )
-from holdfast.verify.report import FORMS, as_json, in_toto, junit, markdown, page, wording
+from holdfast.verify.report import (
+    FORMS,
+    as_json,
+    charts,
+    in_toto,
+    junit,
+    markdown,
+    page,
+    wording,
+)
+from holdfast.verify.report.markup import html
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
 PUBLISHED = json.loads((SCHEMAS / "holdfast-verify-1.schema.json").read_text())
@@ -264,6 +274,14 @@ def test_the_page_draws_what_was_measured() -> None:
     assert "1 not finite" in text
 
 
+def test_a_long_curve_has_dots_only_where_it_is_wrong() -> None:
+    """More would hide it."""
+    points = tuple((float(x), 2.0 if x == 70 else 0.5) for x in range(100))
+    drawn = html(charts.plot(Series("many", "x", "y", points, at_most(1))))
+    assert drawn.count("<circle") == 1
+    assert "<title>70: 2</title>" in drawn
+
+
 def test_markdown_stays_text() -> None:
     """What the server said makes no cell, no element and no line of its own."""
     text = markdown.rendered(REPORT)
@@ -289,7 +307,7 @@ def test_people_see_flags_variables_and_files(name: str) -> None:
     text = FORMS[name](REPORT)
     assert "--hf-overrides" in text
     assert "VLLM_USE_V1" in text
-    assert f"4.0 GB, SHA-256 {'ef' * 32} (by the Hub)" in text
+    assert f"4.0 GB, SHA-256 of the Hub {'ef' * 32}" in text
     assert "1.0 GB, SHA-256 unknown" in text
 
 

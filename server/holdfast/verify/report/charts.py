@@ -14,6 +14,8 @@ _WIDTH = 720.0
 _LABEL = 190.0
 _ROW = 20.0
 _PLOT_HEIGHT = 220.0
+_MOST_DOTS = 60
+"""More dots would hide the curve; those beyond the limit are always drawn."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 12.0, 40.0
 
 
@@ -97,8 +99,10 @@ def plot(series: Series) -> Element:
         drawn.append(tag("line", class_="bound", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y))
     path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points)
     drawn.append(tag("polyline", class_="curve", points=path))
-    for x, y in points if len(points) <= 200 else ():
+    for x, y in points:
         is_within = series.limit is None or series.limit.is_met_by(y)
+        if is_within and len(points) > _MOST_DOTS:
+            continue
         title = tag("title", f"{wording.figure(x)}: {wording.figure(y)}")
         kind = "point" if is_within else f"fill-{Status.FAILED}"
         drawn.append(tag("circle", title, class_=kind, cx=x_of(x), cy=y_of(y), r=3.0))

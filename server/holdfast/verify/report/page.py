@@ -20,6 +20,8 @@ _MARKS = {
     Status.INCONCLUSIVE: "?",
 }
 """Not everyone sees the colours."""
+_LONGEST_NARROW_FACT = 23
+"""In letters: what fits into one column of the header."""
 
 
 def rendered(report: Report) -> str:
@@ -51,7 +53,8 @@ def _parts(report: Report) -> Iterator[Element]:
         yield tag("section", tag("h2", group), *rows, class_="card")
     if any(check.duration_seconds for check in report.checks):
         heading = tag("h2", "Where the time went")
-        yield tag("section", heading, charts.timeline(report.checks), class_="card")
+        drawn = tag("div", charts.timeline(report.checks), class_="chart")
+        yield tag("section", heading, drawn, class_="card")
     if report.server.configuration:
         heading = tag("h2", "Configuration")
         yield tag("section", heading, _configuration(report.server.configuration), class_="card")
@@ -64,7 +67,7 @@ def _header(report: Report) -> Element:
         for status in Status
         if report.count(status)
     ]
-    known = [tag("div", tag("dt", name), tag("dd", told)) for name, told in wording.facts(report)]
+    known = [_fact(name, told) for name, told in wording.facts(report)]
     verdict = tag("p", report.verdict, class_=f"verdict fill-{report.verdict}")
     heading = tag("div", tag("p", "Is what it answers right?", class_="faint"))
     heading.append(tag("h1", report.server.model))
@@ -79,12 +82,17 @@ def _header(report: Report) -> Element:
     )
 
 
+def _fact(name: str, told: str) -> Element:
+    kind = "wide" if len(told) > _LONGEST_NARROW_FACT else "narrow"
+    return tag("div", tag("dt", name), tag("dd", told), class_=kind)
+
+
 def _configuration(configuration: Configuration) -> Element:
     rows = [
         tag("tr", tag("th", name), tag("td", tag("code", told)))
         for name, told in wording.settings(configuration)
     ]
-    summary = tag("summary", "Flags, variables and files of the model")
+    summary = tag("summary", tag("span", "Flags, variables and files of the model", class_="more"))
     return tag("details", summary, tag("table", *rows, class_="settings"))
 
 

@@ -68,12 +68,13 @@ def limit(bound: Limit | None, unit: str = "") -> str:
 def facts(report: Report) -> Iterator[tuple[str, str]]:
     """What was verified by what: names and values, without those that are not known."""
     server = report.server
+    served = server.configuration or Configuration()
     known = {
         "server": server.url,
         "context": f"{server.max_model_len:,} tokens" if server.max_model_len else "",
         "vLLM": server.vllm,
-        **(_holdfast(server.holdfast) if server.holdfast else {"served by": server.owner}),
-        **(_served(server.configuration) if server.configuration else {}),
+        **(_holdfast(server.holdfast, served) if server.holdfast else {"served by": server.owner}),
+        **_served(served),
         "profile": report.profile,
         "started": report.started_at.replace("T", " ").replace("+00:00", " UTC"),
         "took": f"{report.duration_seconds:.1f} s",
@@ -110,7 +111,8 @@ def model_files(files: Sequence[ModelFile]) -> str:
     unread = sum(not one.sha256 for one in files)
     beside = f", {unread} of them without a hash" if unread else ""
     total = size(sum(one.size_bytes for one in files))
-    return f"{len(files)} files, {total}, digest {digest[:16]}{beside}"
+    count = "1 file" if len(files) == 1 else f"{len(files)} files"
+    return f"{count}, {total}, digest {digest[:16]}{beside}"
 
 
 def size(size_bytes: int) -> str:
@@ -126,8 +128,8 @@ def settings(configuration: Configuration) -> Iterator[tuple[str, str]]:
     yield "flags", shlex.join(configuration.flags)
     yield from configuration.variables.items()
     for file in configuration.files:
-        told = {"holdfast": "", "hub": " (by the Hub)", "": ""}[file.hashed_by]
-        yield file.name, f"{size(file.size_bytes)}, SHA-256 {file.sha256 or 'unknown'}{told}"
+        source = "of the Hub " if file.hashed_by == "hub" else ""
+        yield file.name, f"{size(file.size_bytes)}, SHA-256 {source}{file.sha256 or 'unknown'}"
 
 
 def _served(told: Configuration) -> dict[str, str]:
@@ -146,11 +148,12 @@ def _served(told: Configuration) -> dict[str, str]:
     }
 
 
-def _holdfast(told: HoldfastFacts) -> dict[str, str]:
+def _holdfast(told: HoldfastFacts, served: Configuration) -> dict[str, str]:
     tokens = told.proof.get("proven_tokens")
     proven = f"{tokens:,} tokens" if isinstance(tokens, int) else "nothing"
     limited = ", limited" if told.proof.get("limited") else ""
+    version = f"{served.versions['holdfast']}, " if "holdfast" in served.versions else ""
     return {
-        "Holdfast": f"{told.state}, generation {told.generation}",
+        "Holdfast": f"{version}{told.state}, generation {told.generation}",
         "proof": f"{proven}{limited}",
     }
