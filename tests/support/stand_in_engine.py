@@ -106,7 +106,7 @@ class StandInConfigured:
         return configuration
 
     @asynccontextmanager
-    async def openai_app(self, _server: Any, _count_defect: Any) -> AsyncIterator[Starlette]:
+    async def openai_app(self, _server: Any, _count_tool_call: Any) -> AsyncIterator[Starlette]:
         yield Starlette(routes=[Route("/v1/{path:path}", _answer, methods=["GET", "POST"])])
 
 
