@@ -98,6 +98,8 @@ DRIVEN_ELSEWHERE = {
     "verify.checks.skill.confined": "unit/verify/test_sandbox.py",
     "verify.checks.skill.own_tasks": "unit/verify/test_skill.py",
     "verify.checks.skill.programs": "unit/verify/test_skill.py",
+    "verify.checks.survive.death": "unit/verify/test_survive.py",
+    "verify.checks.survive.limits": "unit/verify/test_survive.py",
     "verify.checks.tools.asking": "unit/verify/test_tools.py",
     "verify.checks.tools.calls": "unit/verify/test_tools.py",
     "verify.checks.tools.form": "unit/verify/test_tools.py",

@@ -69,6 +69,13 @@ Defect = Literal[
     "streams without the last of several calls",
     "functions called for nothing",
     "results of functions ignored",
+    # of what it must survive
+    "the longest prompt is 500",
+    "a prompt beyond the context taken",
+    "large bodies are 500",
+    "the 100th completion is 500",
+    "answers lost with the engine",
+    "answers that change with the engine",
     # of all
     "a list of models that never comes",
     "chats that never come",

@@ -105,7 +105,7 @@ def says(body: Body, prompt: str) -> str:
     return " ".join(chosen.choices(_WORDS, k=_LONGEST_WORDS))
 
 
-def fault_of(body: Any, *, takes_negative: bool = False) -> str:
+def fault_of(body: Any, *, takes_negative: bool = False, takes_longer: bool = False) -> str:
     """What is wrong with a request; empty if nothing is."""
     if not isinstance(body, dict):
         return "the body is not an object"
@@ -121,6 +121,7 @@ def fault_of(body: Any, *, takes_negative: bool = False) -> str:
     wrong = [name for name, rule in rules.items() if name in body and not rule(body[name])]
     if not {"messages", "prompt", "input"} & body.keys():
         wrong.append("messages")
-    if isinstance(body.get("prompt"), list) and len(body["prompt"]) > MAX_MODEL_LEN:
+    is_long = isinstance(body.get("prompt"), list) and len(body["prompt"]) > MAX_MODEL_LEN
+    if is_long and not takes_longer:
         wrong.append("prompt")
     return f"{wrong[0]} is wrong" if wrong else ""

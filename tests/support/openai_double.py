@@ -36,6 +36,7 @@ from holdfast.records import Configuration, ModelFile
 Body = dict[str, Any]
 
 MODEL = "double"
+MAX_BODY_BYTES = 1024 * 1024
 
 
 class OpenAIDouble(Starlette):
@@ -63,6 +64,8 @@ class OpenAIDouble(Starlette):
             model=MODEL,
             files=(ModelFile("config.json", 2, "ab" * 32, "holdfast"),),
         )
+        self.generation = 1
+        self._completions = 0
         self._running = 0
         self._last: Body = {}
         self._vocabulary = Vocabulary()
@@ -109,7 +112,7 @@ class OpenAIDouble(Starlette):
     async def _statusz(self, _request: Request) -> Response:
         progress = {"running": self._running, "waiting": 0}
         probe = {"passed": True, "limited": False, "proven_tokens": MAX_MODEL_LEN}
-        engine = {"generation": 1, "restarts": 0}
+        engine = {"generation": self.generation, "restarts": self.generation - 1}
         known = {"state": "READY", "engine": engine, "progress": progress, "probe": probe}
         served = asdict(self.configuration)
         if self.defect == "every chat repeats the key":
@@ -136,6 +139,12 @@ class OpenAIDouble(Starlette):
 
     async def _completion(self, request: Request) -> Response:
         body = await self._body(request)
+        self._completions += 1
+        is_longest = len(body["prompt"]) == MAX_MODEL_LEN - 1
+        if self.defect == "the longest prompt is 500" and is_longest:
+            raise HTTPException(500, "the workspace is locked")
+        if self.defect == "the 100th completion is 500" and self._completions == 100:
+            raise HTTPException(500, "out of memory")
         if self.defect == "answers mixed up":
             self._last = body
             await asyncio.sleep(0.01)  # for another to come
@@ -171,14 +180,17 @@ class OpenAIDouble(Starlette):
 
     async def _body(self, request: Request) -> Body:
         self._admit(request)
+        if self.defect == "large bodies are 500" and len(await request.body()) > MAX_BODY_BYTES:
+            raise HTTPException(500, "out of memory")
         try:
             body = await request.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             raise HTTPException(400, "the body is not JSON") from None
         if isinstance(body, dict) and body.get("model", MODEL) != MODEL:
             raise HTTPException(404, f"there is no model {body['model']}")
         is_taken = self.defect == "negative max_tokens taken"
-        if fault := fault_of(body, takes_negative=is_taken):
+        is_longer = self.defect == "a prompt beyond the context taken"
+        if fault := fault_of(body, takes_negative=is_taken, takes_longer=is_longer):
             raise HTTPException(500 if self.defect == "wrong requests are 500" else 400, fault)
         return dict(body)
 

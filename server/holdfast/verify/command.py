@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,6 +95,13 @@ def verify_parser() -> Parser:
         metavar="FILE",
         help="your own tasks: on each line a JSON object with a prompt and what is expected",
     )
+    parser.add_argument(
+        "--kill-command",
+        type=_words,
+        default=(),
+        metavar="CMD",
+        help="command that kills the server's engine, to see whether answers outlive it",
+    )
     return parser
 
 
@@ -103,7 +111,19 @@ def _options(flags: Namespace) -> Options:
     Raises:
         UsageError: a file cannot be read, or is not as it must be.
     """
-    return Options(tasks=read_tasks(flags.tasks) if flags.tasks else ())
+    tasks = read_tasks(flags.tasks) if flags.tasks else ()
+    return Options(tasks=tasks, kill_command=flags.kill_command)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """The words of a command, which no shell reads."""
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise ArgumentTypeError(f"{command!r} has {str(error).lower()}") from None
+    if not words:
+        raise ArgumentTypeError("it names no command")
+    return words
 
 
 async def _report(url: str, key: str, profile: Profile, options: Options) -> Report:

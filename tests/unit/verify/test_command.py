@@ -140,6 +140,9 @@ def test_no_server_is_exit_3(tmp_path: Path) -> None:
         ("http://x", "--api-key-file", "/nowhere"),
         ("http://x", "--api-key-file", "/dev/null"),
         ("http://x", "--out", "/dev/null/out"),
+        ("http://x", "--tasks", "/nowhere"),
+        ("http://x", "--kill-command", ""),
+        ("http://x", "--kill-command", "kill 'it"),
     ],
     ids=" ".join,
 )

@@ -1,0 +1,9 @@
+"""Does the server outlive what goes wrong, without losing an answer? The group `survive`."""
+
+from __future__ import annotations
+
+from holdfast.verify.check import Check
+from holdfast.verify.checks.survive import death, limits, overload
+
+CHECKS: tuple[Check, ...] = (*limits.CHECKS, *overload.CHECKS, *death.CHECKS)
+"""The engine is killed last."""

@@ -1,0 +1,51 @@
+"""Requests that may harm a server, and that are too large for a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.verify.checks.wire.asking import PROMPT, either
+from holdfast.verify.records import Request
+from holdfast.verify.target import Answer, NoAnswerError
+from holdfast.verify.trial import SkippedError, Trial
+
+PATIENT_SECONDS = 600.0
+"""For an answer that may wait for a new engine, or for the longest prompt."""
+
+
+def require_consent(trial: Trial) -> None:
+    """Holdfast claims to survive all this; any other server is tried only if the user says so.
+
+    Raises:
+        SkippedError: neither is the case.
+    """
+    if trial.server.holdfast is None and not trial.options.kill_command:
+        raise SkippedError(
+            "the server is not Holdfast, and may not survive this",
+            "give --kill-command to try it all the same",
+        )
+
+
+async def ask_large(
+    trial: Trial, what: str, path: str, body: Mapping[str, Any] | None = None, raw: str = ""
+) -> Answer | None:
+    """The answer to a request that no report should repeat; None if the connection was closed."""
+    request = Request("POST", path, body, raw)
+    try:
+        return await trial.target.ask(request, deadline_seconds=PATIENT_SECONDS)
+    except NoAnswerError as error:
+        trial.measure(f"{what}: connections closed", 1)
+        trial.warn(f"{what}: {error}")
+        return None
+
+
+async def require_life(trial: Trial) -> None:
+    """A small request gets its answer.
+
+    Raises:
+        NoAnswerError: there is none in time.
+        UnexpectedStatusError: its status is not 200.
+    """
+    path, body = either(trial, PROMPT, max_tokens=4)
+    await trial.post(path, body, deadline_seconds=PATIENT_SECONDS)

@@ -1,0 +1,167 @@
+"""Do answers outlive the engine? It is killed while many wait for theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.verify.answers import dig, excerpt
+from holdfast.verify.check import FROM_STANDARD, Check
+from holdfast.verify.checks.survive.asking import PATIENT_SECONDS, require_life
+from holdfast.verify.checks.wire.asking import either
+from holdfast.verify.records import equal_to
+from holdfast.verify.survey import ask_holdfast
+from holdfast.verify.target import Answer, NoAnswerError
+from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
+
+CLIENTS = 16
+ANSWER_TOKENS = 192
+_LEAST_RUNNING = 4
+"""Once the engine is at work on this many, the others wait or are about to be sent."""
+_ROUNDS = 2
+_COMMAND_SECONDS = 60.0
+_WAIT_SECONDS = 30.0
+_POLL_SECONDS = 0.05
+_OK = 200
+
+Asked = tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an answer says; None stands for one that was lost."""
+
+    content: str
+    finish_reason: str
+    tokens: int
+
+
+async def death(trial: Trial) -> None:
+    """Whatever was asked before the engine died is answered as if it had lived."""
+    if not trial.options.kill_command:
+        raise SkippedError(
+            "nothing is given that kills the engine",
+            "give --kill-command, for example 'pkill -KILL -f VLLM::EngineCore'",
+        )
+    asked = [
+        either(trial, f"Story {number}: once upon a time", max_tokens=ANSWER_TOKENS)
+        for number in range(CLIENTS)
+    ]
+    calm = [await _all(trial, asked) for _ in range(_ROUNDS)]
+    before = await ask_holdfast(trial.target)
+    tasks = [asyncio.create_task(_one(trial, one)) for one in asked]
+    try:
+        await _until_running(trial, tasks)
+        waiting = [not task.done() for task in tasks]
+        await _kill(trial.options.kill_command)
+        disturbed = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    await require_life(trial)
+    after = await ask_holdfast(trial.target)
+    lost = sum(said is None for said in disturbed)
+    trial.measure("answers that were waited for", sum(waiting))
+    trial.measure("answers lost", lost, limit=equal_to(0))
+    if not any(waiting):
+        raise InconclusiveError("every answer had come before the engine was killed")
+    is_known_dead = (
+        before is not None and after is not None and after.generation > before.generation
+    )
+    if not lost and not is_known_dead:
+        raise InconclusiveError("nothing shows that the command killed the engine")
+    _compare(trial, calm, disturbed)
+
+
+def _compare(
+    trial: Trial, calm: Sequence[Sequence[Said | None]], disturbed: Sequence[Said | None]
+) -> None:
+    """Count the answers that are not what they were, if they can be told from chance.
+
+    Raises:
+        InconclusiveError: the server does not give the same greedy answers twice.
+    """
+    if calm[0] != calm[1]:
+        raise InconclusiveError("the server does not give the same greedy answers twice")
+    changed = sum(
+        said is not None and said != was for said, was in zip(disturbed, calm[0], strict=True)
+    )
+    trial.measure("answers that changed", changed, limit=equal_to(0))
+
+
+async def _all(trial: Trial, asked: Sequence[Asked]) -> list[Said | None]:
+    return await asyncio.gather(*(_one(trial, one) for one in asked))
+
+
+async def _one(trial: Trial, asked: Asked) -> Said | None:
+    """What the answer says; None if it is lost, which is a fault."""
+    path, body = asked
+    try:
+        answer = await trial.ask(path, body, deadline_seconds=PATIENT_SECONDS)
+    except NoAnswerError as error:
+        trial.blame(f"an answer was lost: {error}")
+        return None
+    if not trial.require(answer.status == _OK, f"an answer was lost: {answer.status}", answer):
+        return None
+    return _said(answer)
+
+
+def _said(answer: Answer) -> Said:
+    tokens = dig(answer.usage(), "completion_tokens", kind=int)
+    return Said(answer.content(), answer.finish_reason(), tokens)
+
+
+async def _until_running(trial: Trial, tasks: Sequence[asyncio.Task[Said | None]]) -> None:
+    """Wait until the engine is at work; of other servers it is only known that they have begun."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_WAIT_SECONDS):
+            while not any(task.done() for task in tasks):
+                told = await ask_holdfast(trial.target)
+                if told is None or told.running >= _LEAST_RUNNING:
+                    return
+                await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _kill(command: Sequence[str]) -> None:
+    """Run the user's command.
+
+    Raises:
+        InconclusiveError: it could not be run, or says that it failed.
+    """
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:
+        raise InconclusiveError(f"the command could not be run: {error}") from None
+    try:
+        async with asyncio.timeout(_COMMAND_SECONDS):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        raise InconclusiveError(f"the command took over {_COMMAND_SECONDS:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        told = excerpt(said.decode("utf-8", "replace"))
+        raise InconclusiveError(f"the command ended with {process.returncode}: {told}")
+
+
+CHECKS = (
+    Check(
+        "death",
+        "survive",
+        death,
+        "If the engine dies while 16 clients wait, each gets the answer it would have got.",
+        profiles=FROM_STANDARD,
+        deadline_seconds=3600.0,
+    ),
+)

@@ -1,0 +1,56 @@
+"""Does the server refuse in order what is too much for it?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from holdfast.verify.check import FROM_STANDARD, Check
+from holdfast.verify.checks.survive.asking import (
+    PATIENT_SECONDS,
+    require_consent,
+    require_life,
+)
+from holdfast.verify.checks.wire.asking import either
+from holdfast.verify.records import at_least, equal_to
+from holdfast.verify.target import NoAnswerError
+from holdfast.verify.trial import Trial
+
+_CLIENTS = 256
+_ANSWER_TOKENS = 8
+_OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
+
+
+async def overload(trial: Trial) -> None:
+    """Many clients at once: each is answered or refused, and some are answered."""
+    require_consent(trial)
+
+    async def status(number: int) -> int:
+        path, body = either(trial, f"Client {number} says:", max_tokens=_ANSWER_TOKENS)
+        try:
+            answer = await trial.ask(path, body, deadline_seconds=PATIENT_SECONDS)
+        except NoAnswerError as error:
+            trial.blame(str(error))
+            return 0
+        is_in_order = answer.status in (_OK, _TOO_MANY, _UNAVAILABLE)
+        trial.require(is_in_order, f"a client got {answer.status}", answer)
+        return answer.status
+
+    statuses = Counter(await asyncio.gather(*map(status, range(_CLIENTS))))
+    trial.measure("clients", _CLIENTS)
+    trial.measure("answered", statuses[_OK], limit=at_least(1))
+    trial.measure("refused with 429 or 503", statuses[_TOO_MANY] + statuses[_UNAVAILABLE])
+    trial.measure("lost", statuses[0], limit=equal_to(0))
+    await require_life(trial)
+
+
+CHECKS = (
+    Check(
+        "overload",
+        "survive",
+        overload,
+        "Of 256 clients at once, each is answered or told to come again, and the server goes on.",
+        profiles=FROM_STANDARD,
+        deadline_seconds=1800.0,
+    ),
+)

@@ -1,0 +1,90 @@
+"""The group `survive`: each way not to survive is found by its check, alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from double_defects import Defect
+from holdfast.verify.checks import survive
+from holdfast.verify.options import Options
+from holdfast.verify.records import CheckResult, Status
+from mortal_double import MortalDouble
+from openai_double import OpenAIDouble
+from verified import not_passed, results
+
+FOUND_BY: dict[Defect, str] = {
+    "the longest prompt is 500": "longest_prompt",
+    "a prompt beyond the context taken": "longest_prompt",
+    "large bodies are 500": "large_bodies",
+    "the 100th completion is 500": "overload",
+    "answers lost with the engine": "death",
+    "answers that change with the engine": "death",
+}
+DEATH = [check for check in survive.CHECKS if check.name == "death"]
+
+
+def made(
+    directory: Path, defect: Defect | None = None, command: str = "touch"
+) -> dict[str, CheckResult]:
+    """What comes of the group against a server whose engine the command kills."""
+    file = directory / "dead"
+    app = MortalDouble(file, defect or "")
+    return results(app, survive.CHECKS, options=Options(kill_command=(command, str(file))))
+
+
+def test_a_server_that_survives_passes(tmp_path: Path) -> None:
+    """Nothing is blamed, warned of or skipped."""
+    found = made(tmp_path)
+    assert {name: (one.status, one.reason) for name, one in found.items() if one.reason} == {}
+    numbers = {one.name: one.value for one in found["survive.death"].numbers}
+    assert numbers["answers that were waited for"] == 16
+
+
+@pytest.mark.parametrize("defect", FOUND_BY)
+def test_a_defect_is_found_by_its_check(defect: Defect, tmp_path: Path) -> None:
+    """No other one fails."""
+    assert not_passed(made(tmp_path, defect)) == {f"survive.{FOUND_BY[defect]}": Status.FAILED}
+
+
+def test_no_other_server_is_harmed_unasked() -> None:
+    """It is not even asked, and the report says how to have it tried."""
+    app = OpenAIDouble()
+    app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") != "/statusz"]
+    found = results(app, survive.CHECKS)
+    assert {one.status for one in found.values()} == {Status.SKIPPED}
+    assert all("--kill-command" in one.remedy for one in found.values())
+    assert all(one.requests == () for one in found.values())
+
+
+def test_without_a_command_the_engine_of_holdfast_lives() -> None:
+    """All the others are made."""
+    assert not_passed(results(OpenAIDouble(), survive.CHECKS)) == {"survive.death": Status.SKIPPED}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("no-such-command", "could not be run"),
+        ("false", "ended with 1"),
+    ],
+)
+def test_a_command_that_fails_proves_nothing(command: str, said: str, tmp_path: Path) -> None:
+    """The check is inconclusive, and no answer is waited for any longer."""
+    app = MortalDouble(tmp_path / "dead")
+    options = Options(kill_command=(command, "x"))
+    (found,) = results(app, DEATH, options=options).values()
+    assert found.status is Status.INCONCLUSIVE
+    assert said in found.reason
+
+
+def test_a_command_that_kills_nothing_proves_nothing() -> None:
+    """Where the answers come all the same, the engine may have lived on."""
+    (found,) = results(OpenAIDouble(), DEATH, options=Options(kill_command=("true",))).values()
+    assert found.status is Status.INCONCLUSIVE
+
+
+def test_no_large_request_is_in_the_report(tmp_path: Path) -> None:
+    """Neither one that was answered nor one that was refused."""
+    assert all(len(repr(one)) < 100_000 for one in made(tmp_path, "large bodies are 500").values())
