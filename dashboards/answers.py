@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from dashboards.panels import NONE_IS_GOOD, Panel, Query, Row
-from dashboards.queries import SERVER, increase, ratio
+from dashboards.queries import RANK, SERVER, increase, ratio
 
 _CALLS = f"sum by (instance) ({increase('holdfast_tool_calls_total', SERVER)})"
 _BROKEN = increase("holdfast_broken_tool_calls_total", SERVER)
@@ -21,6 +21,18 @@ RIGHT = Row(
             "percentunit",
             thresholds=((None, "green"), (0.05, "red")),
             most=1,
+        ),
+        Panel(
+            "Rows with a NaN",
+            "Rows of logits with a NaN, by rank. Each gave its request an arbitrary token.",
+            (
+                Query(
+                    increase("holdfast_engine_nan_rows_total", RANK),
+                    "{{instance}} {{engine}}/{{rank}}",
+                ),
+            ),
+            "short",
+            thresholds=NONE_IS_GOOD,
         ),
         Panel(
             "Agreement with the baseline",

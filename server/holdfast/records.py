@@ -44,6 +44,7 @@ DeathCause = Literal[
     "worker_exit",
     "core_exit",
     "out_of_memory",
+    "nan_logits",
     "stall",
     "terminated",
     "start_failure",
@@ -204,6 +205,8 @@ class RankReport(RankMemory):
     pid: int
     phases: Mapping[StartPhase, float] = field(default_factory=dict)
     """When each phase of the start began, without those that did not."""
+    nan_rows: int = 0
+    """Rows of logits with a NaN, if vLLM counts them."""
     is_unified_memory: bool = False
     """Whether filling the device's memory fills the host's, as on GB10 and on the CPU."""
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.utils.file_baton import FileBaton
+from vllm import envs
 from vllm.distributed.device_communicators import pynccl_allocator
 from vllm.v1 import utils as v1_utils
 from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.multiproc_executor import WorkerProc
+from vllm.v1.outputs import ModelRunnerOutput
 
 from holdfast.engine import startup
 from holdfast.patches import front_end
@@ -124,6 +127,19 @@ def test_compiled_attention_outlives_a_generation() -> None:
     assert first["TMPDIR"] != second["TMPDIR"]
     assert first[name] == second[name]
     assert not first[name].startswith(str(directory))
+
+
+def test_the_engine_counts_nans_unless_its_operator_forbids_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM reads this variable, and reports by request."""
+    name = startup.NAN_VARIABLE
+    monkeypatch.delenv(name, raising=False)
+    assert startup.variables(Path("/run"))[name] == "1"
+    monkeypatch.setenv(name, "0")
+    assert startup.variables(Path("/run"))[name] == "0"
+    assert name in envs.environment_variables
+    assert "num_nans_in_logits" in {field.name for field in fields(ModelRunnerOutput)}
 
 
 @pytest.mark.parametrize("name", ["_forkserver_pid", "_forkserver_alive_fd"])

@@ -26,21 +26,24 @@ from holdfast.workspace.stats import read_stats
 class DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is Any to us
     """The output of a step that the device takes `seconds` for, or fails at."""
 
-    def __init__(self, seconds: float = 0.0, error: Exception | None = None) -> None:
+    def __init__(
+        self, seconds: float = 0.0, error: Exception | None = None, output: Any = "tokens"
+    ) -> None:
         self._seconds = seconds
         self._error = error
+        self._output = output
         self.is_asked = threading.Event()
         self.may_end = threading.Event()
         self.may_end.set()
 
-    def get_output(self) -> str:
+    def get_output(self) -> Any:
         """Waits for the device, as an event of CUDA does."""
         self.is_asked.set()
         time.sleep(self._seconds)
         self.may_end.wait()
         if self._error is not None:
             raise self._error
-        return "tokens"
+        return self._output
 
     def get_kv_connector_output(self) -> str:
         """What vLLM 0.33 asks for besides, where an output failed."""

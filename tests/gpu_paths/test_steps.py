@@ -24,6 +24,7 @@ from gpu_paths.async_worker import (
     steps_in_flight,
 )
 from holdfast.engine.heartbeat import Snapshot, StallDetector
+from holdfast.worker.nan_rows import LOST_ROWS, NanLogitsError
 from holdfast.worker.step_requests import read_suspects
 from holdfast.worker.steps import MAX_LAUNCHED
 
@@ -59,6 +60,47 @@ def test_a_step_ends_when_its_output_is_there(rank: Rank) -> None:
     assert (stats.steps, stats.scheduled_tokens) == (1, 64)
     assert stats.running_step_started_seconds is None
     assert stats.recent_steps[0].duration_seconds >= DEVICE_SECONDS
+
+
+def nans(*counts: int) -> Any:
+    """An output that tells the NaNs in the row of each request."""
+    return SimpleNamespace(num_nans_in_logits={str(at): n for at, n in enumerate(counts)})
+
+
+def test_a_bad_row_is_counted_when_the_output_is_there(rank: Rank) -> None:
+    """The device has counted, and nothing waits for it before."""
+    output = rank.launch(DeviceOutput(output=nans(0, 5)))
+    assert rank.stats.nan_rows == 0
+    output.get_output()
+    assert rank.stats.nan_rows == 1
+    assert not rank.stats.fatal_error
+
+
+def test_a_step_without_a_sound_row_ends_the_rank(rank: Rank) -> None:
+    """Its requests are suspects of the running step, and the cause is on file before it raises."""
+    output = rank.launch(DeviceOutput(output=nans(*[1] * LOST_ROWS)), "a", "b")
+    with pytest.raises(NanLogitsError):
+        output.get_output()
+    assert rank.stats.fatal_error.startswith("NanLogitsError: NaNs detected in logits")
+    assert running(rank) == ["a", "b"]
+
+
+def test_so_does_one_whose_output_is_there_at_once(rank: Rank) -> None:
+    """Without asynchronous scheduling."""
+    rank.worker.sampled.append(nans(*[1] * LOST_ROWS))
+    rank.execute()
+    with pytest.raises(NanLogitsError):
+        rank.sample()
+    assert rank.stats.fatal_error.startswith("NanLogitsError: NaNs detected in logits")
+
+
+def test_only_the_rank_that_answers_counts(tmp_path: Path) -> None:
+    """The others compute the same rows."""
+    with followed_rank(tmp_path, rank=1, tensor_parallel_size=2) as rank:
+        rank.worker.sampled.append(nans(1, 1))
+        rank.execute()
+        rank.sample()
+        assert rank.stats.nan_rows == 0
 
 
 def test_so_does_one_of_a_model_that_samples_nothing(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def _ranks() -> Iterable[Line]:
             yield _series("holdfast_workspace_growths_total", f'{labels},phase="{phase}"', count)
         steps = [0.0 if minute < STARTED else 60.0 * minute for minute in range(MINUTES)]
         yield _series("holdfast_engine_steps_total", labels, _after(STARTED, steps))
+        yield _series("holdfast_engine_nan_rows_total", labels, _after(STARTED, _always(0)))
         for kind in REJECTION_KINDS:
             name = "holdfast_workspace_growth_rejections_total"
             yield _series(name, f'{labels},kind="{kind}"', _after(STARTED, _always(0)))

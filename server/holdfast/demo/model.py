@@ -119,14 +119,23 @@ class HoldfastDemoForCausalLM(LlamaForCausalLM):  # type: ignore[misc] # vLLM is
         for fault in due:
             _strike(fault)
         output = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
-        has_nan = any(fault.effect == "nan" for fault in due)
-        return output * torch.nan if has_nan and isinstance(output, torch.Tensor) else output
+        effects = {fault.effect for fault in due}
+        if not isinstance(output, torch.Tensor) or not effects & {"nan", "nan_row"}:
+            return output
+        rows = None if "nan" in effects else self._step_shape().first_request_tokens
+        damaged = output.clone()
+        damaged[:rows] = torch.nan
+        return damaged
+
+    def _step_shape(self) -> StepShape:
+        """The shape of the running step, which is not a dummy run."""
+        shape: StepShape = next(iter(get_forward_context().attn_metadata.values())).holdfast_step
+        return shape
 
     def _due_faults(self, input_ids: torch.Tensor | None) -> list[DemoFault]:
-        metadata = get_forward_context().attn_metadata
-        if not metadata:
+        if not get_forward_context().attn_metadata:
             return []
-        step: StepShape = next(iter(metadata.values())).holdfast_step
+        step = self._step_shape()
         if input_ids is not None and any(f.when == "repeated_tokens" for f in self._faults):
             token_ids = input_ids[: step.scheduled_tokens].tolist()
             step = replace(step, commonest_token_count=commonest_count(token_ids))

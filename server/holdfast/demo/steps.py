@@ -34,6 +34,7 @@ class StepShape:
     """Of all requests, cached and new tokens together."""
     longest_continued_tokens: int
     """The longest cached context of a prefill with more than `LONG_TAIL_TOKENS` new tokens."""
+    first_request_tokens: int = 0
     commonest_token_count: int = 0
     """How often the commonest token is in the step; 0 where token ids are not known."""
 
@@ -57,6 +58,7 @@ class StepShape:
             longest_continued_tokens=max(
                 (context - new for new, context in requests if new > LONG_TAIL_TOKENS), default=0
             ),
+            first_request_tokens=requests[0][0] if requests else 0,
         )
 
 

@@ -11,7 +11,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.workspace.plan import round_up
 
 CONFIG_KEY = "holdfast_demo"
-FaultEffect = Literal["scratch", "persistent", "raise", "crash", "hang", "nan", "slow"]
+FaultEffect = Literal["scratch", "persistent", "raise", "crash", "hang", "nan", "nan_row", "slow"]
 _MAX_SECONDS = 3600
 _SIZED_EFFECTS = ("scratch", "persistent")
 _WORKSPACE_ALIGNMENT_BYTES = 256
@@ -29,7 +29,7 @@ class DemoFault:
     Due in every step whose quantity `when` is at least `threshold` and, if given, at most `until`.
     Effects: `scratch` takes `scratch_bytes` from the workspace, `persistent` the same as a
     persistent resource, `raise` fails, `crash` ends the process by SIGSEGV, `hang` never returns,
-    `nan` makes every logit NaN, `slow` takes `seconds` longer.
+    `nan` makes all logits NaN, `nan_row` those of the first request, `slow` takes `seconds` longer.
     """
 
     when: StepQuantity

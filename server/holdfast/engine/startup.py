@@ -23,6 +23,8 @@ from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
 
 ABANDON_DEADLINE_SECONDS = 30.0
 ABANDON_POLL_SECONDS = 0.2
+NAN_VARIABLE = "VLLM_COMPUTE_NANS_IN_LOGITS"
+"""With 1, vLLM counts the NaNs in each row of logits; see `worker.nan_rows`."""
 MAX_SOCKET_PATH_LENGTH = 64
 """In characters. Linux allows 107 bytes, and vLLM appends a slash and a UUID."""
 CORE = "EngineCore"
@@ -93,7 +95,10 @@ def variables(directory: Path) -> dict[str, str]:
     generation's own directory, unless its path is too long for a Unix socket. Caches do not
     belong there.
     """
-    variables = {SPEC_VARIABLE: str(directory / "spec.json")}
+    variables = {
+        SPEC_VARIABLE: str(directory / "spec.json"),
+        NAN_VARIABLE: os.environ.get(NAN_VARIABLE, "1"),
+    }
     if len(str(directory)) >= MAX_SOCKET_PATH_LENGTH:
         return variables
     ours = {

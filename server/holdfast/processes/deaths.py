@@ -47,6 +47,9 @@ _MEMORY_ERROR = re.compile(
     r"|(?i:cuda)[^\n]{0,40}out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED"
 )
 
+_NAN_ERROR = re.compile(r"NaNs detected in logits")
+"""vLLM's words with `VLLM_RAISE_ON_LOGIT_NANS`, and those of `worker.nan_rows`."""
+
 
 @dataclass(frozen=True, slots=True)
 class CoreProcess:
@@ -239,7 +242,11 @@ def _suspects(evidence: Evidence, pid: int) -> tuple[Suspect, ...] | None:
 
 
 def _exception(where: str, error: str, evidence: Evidence, pid: int) -> Death:
-    cause: DeathCause = "out_of_memory" if _MEMORY_ERROR.search(error) else "worker_exception"
+    cause: DeathCause = "worker_exception"
+    if _MEMORY_ERROR.search(error):
+        cause = "out_of_memory"
+    elif _NAN_ERROR.search(error):
+        cause = "nan_logits"
     suspects = _suspects(evidence, pid)
     return Death(cause, f"{where}: {error}", blames_requests=True, suspects=suspects)
 

@@ -147,6 +147,13 @@ RANK_METRICS: tuple[RankMetric, ...] = (
         _RANK,
         read=lambda rank: rank.scheduled_tokens,
     ),
+    RankMetric(
+        "engine_nan_rows_total",
+        "counter",
+        "Rows of logits with a NaN: each gave its request an arbitrary token.",
+        _RANK,
+        read=lambda rank: rank.nan_rows,
+    ),
 )
 
 METRICS: tuple[Metric, ...] = (

@@ -22,6 +22,7 @@ from typing import Any
 
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
+from holdfast.worker.nan_rows import NanRows
 from holdfast.worker.step_requests import StepRequests
 from holdfast.workspace.stats import StatsWriter
 
@@ -62,6 +63,7 @@ class StepTracker:
         self._rank = rank
         self._stats = stats
         self._requests = requests
+        self._nan_rows = NanRows(stats)
         self._record_fatal_error = record_fatal_error
         self._has_warned = False
         self._launched: deque[LaunchedStep] = deque()
@@ -91,8 +93,14 @@ class StepTracker:
         step.launched_seconds = time.monotonic()
         return self._tracked(step, answer)
 
-    def end(self, step: LaunchedStep) -> None:
-        """Note that the output of a step has arrived."""
+    def end(self, step: LaunchedStep, output: Any) -> None:
+        """Note that the output of a step has arrived.
+
+        Raises:
+            NanLogitsError: nothing in it is right; the step still counts as running.
+        """
+        if self._is_output_rank:
+            self._nan_rows.check(output)
         with self._changing:
             if step in self._launched:
                 self._end(step)
@@ -115,7 +123,7 @@ class StepTracker:
     def _tracked(self, step: LaunchedStep, answer: Any) -> Any:
         if self._is_output_rank and isinstance(answer, AsyncModelRunnerOutput):
             return StepOutput(answer, step, self)
-        self.end(step)
+        self.end(step, answer)
         return answer
 
     def _end(self, step: LaunchedStep, ended_seconds: float | None = None) -> None:
@@ -173,8 +181,8 @@ class StepOutput:
         """Return vLLM's own output; record a failure before raising it."""
         try:
             output = self._output.get_output()
+            self._steps.end(self._step, output)
         except BaseException as error:
             self._steps.fail(error)
             raise
-        self._steps.end(self._step)
         return output

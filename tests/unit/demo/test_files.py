@@ -172,6 +172,7 @@ def test_shape_of_a_mixed_step() -> None:
         decodes=1,
         longest_context_tokens=900,
         longest_continued_tokens=500,
+        first_request_tokens=1,
     )
 
 

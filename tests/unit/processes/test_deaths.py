@@ -51,6 +51,14 @@ def cause(pid: int, logged: str, error: str) -> Cause:
         (Evidence(NAMES, ranks=(rank(error=REFUSAL),)), "worker_exception"),
         (Evidence(NAMES, ranks=(rank(error="ValueError: x", refused=True),)), "worker_exception"),
         (Evidence(NAMES, ranks=(rank(error="OutOfMemoryError: CUDA"),)), "out_of_memory"),
+        (
+            Evidence(NAMES, ranks=(rank(error="NanLogitsError: NaNs detected in logits"),)),
+            "nan_logits",
+        ),
+        (
+            Evidence(NAMES, ranks=(rank(error="RuntimeError: NaNs detected in logits: {}"),)),
+            "nan_logits",
+        ),
         (Evidence(NAMES, exits=(ProcessExit(CORE, -9),)), "core_exit"),
         (Evidence(NAMES, exits=(ProcessExit(WORKER, -9), ProcessExit(CORE, -9))), "core_exit"),
         (Evidence(NAMES, exits=(ProcessExit(CORE, None),)), "core_exit"),
