@@ -64,6 +64,7 @@ DRIVEN_ELSEWHERE = {
     "listener.tls": "process/test_tls.py",
     "listener.websocket_connection": "http/test_websocket_connection.py",
     "nodes.actions": "unit/nodes/test_head.py unit/nodes/test_follower.py",
+    "nodes.streams": "unit/nodes/test_listener.py unit/nodes/test_dialer.py",
     "patches": "project/test_patches.py contract/test_vllm_patches.py",
     "patches.answer_parsing": "contract/test_vllm_answer_parsing.py",
     "patches.chunks": "contract/test_vllm_chunks.py",

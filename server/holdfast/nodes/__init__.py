@@ -14,7 +14,11 @@ the head; what crosses it is not secret unless it is TLS, but can be neither for
     proof        the shared key: its file, and what both ends derive from it
     facts        what has to be equal on all nodes, and the line that says what is not
     ranks        statistics of ranks on another node
+    streams      bytes between a socket and a channel
+    listener     the head's port: sockets, deadlines and limits around `head`
+    dialer       the follower's connection: attempts, deadlines and the engine around `follower`
 
 `head`, `follower` and `channel` are pure: events and the time go in, actions come out. So every
-interleaving of losses, delays and ends can be tested. No command uses them yet.
+interleaving of losses, delays and ends can be tested. `listener` and `dialer` carry the actions
+out. No command uses them yet.
 """

@@ -125,10 +125,8 @@ class GenerationOver:
     generation: int
 
 
-HeadAction = (
-    SendTo
-    | Drop
-    | PeerRefused
+HeadReport = (
+    PeerRefused
     | NodeJoined
     | NodeLeft
     | NodeDrains
@@ -136,3 +134,4 @@ HeadAction = (
     | GenerationLost
     | GenerationOver
 )
+HeadAction = SendTo | Drop | HeadReport

@@ -1,0 +1,169 @@
+"""The head's port for followers: sockets, deadlines and limits around the `Head`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from holdfast.nodes.actions import Drop, HeadAction, HeadReport, PeerRefused, SendTo
+from holdfast.nodes.head import Head
+from holdfast.nodes.messages import NONCE_BYTES, RefusalReason
+from holdfast.nodes.streams import ByteStream, accepted_stream, ended
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25
+PAUSE_SECONDS = 0.1
+"""The pause before the next accept when this process cannot open more files."""
+WARNING_INTERVAL_SECONDS = 60.0
+BACKLOG = 128
+CLOSE_DEADLINE_SECONDS = 5.0
+
+
+class NodeListener:
+    """Carries out the actions of a `Head` on the connections to its port.
+
+    Whoever calls a method of the head passes the actions that it returns to `do`.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        sock: socket.socket,
+        *,
+        on_report: Callable[[HeadReport], None],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self._head = head
+        self._sock = sock
+        self._on_report = on_report
+        self._context = context
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """The connections, from their acceptance to their end."""
+        self._sockets: dict[int, socket.socket] = {}
+        """Those of connections whose task has not begun."""
+        self._streams: dict[int, ByteStream] = {}
+        """Those of connections that are set up."""
+        self._warned_seconds: dict[RefusalReason, float] = {}
+        self._last_peer = 0
+
+    def do(self, actions: Iterable[HeadAction]) -> None:
+        """Carry out actions of the head, in their order."""
+        for action in actions:
+            match action:
+                case SendTo(peer, data):
+                    if (stream := self._streams.get(peer)) is not None:
+                        stream.write(data)
+                case Drop(peer):
+                    self._drop(peer)
+                case report:
+                    if isinstance(report, PeerRefused):
+                        self._warn(report)
+                    self._on_report(report)
+
+    async def accept(self) -> None:
+        """Accept connections until it is cancelled, whatever the state of this machine."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _address = await loop.sock_accept(self._sock)
+            except ConnectionError:  # the peer left before it was accepted
+                continue
+            except OSError:
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            self._last_peer += 1
+            peer = self._last_peer
+            self._sockets[peer] = sock
+            self._tasks[peer] = asyncio.create_task(
+                self._serve(peer), name=f"connection {peer} to the node port"
+            )
+            self._tasks[peer].add_done_callback(partial(self._forget, peer))
+            # Before TLS, so that a stranger in its handshake counts as one.
+            self.do(self._head.connected(peer, secrets.token_bytes(NONCE_BYTES), time.monotonic()))
+
+    async def tick(self) -> None:
+        """Tell the head the time until it is cancelled."""
+        while True:
+            self.do(self._head.tick(time.monotonic()))
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def close(self) -> None:
+        """Close what is left, after a moment for the last bytes."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=CLOSE_DEADLINE_SECONDS)
+        for task in list(self._tasks.values()):
+            await ended(task)
+
+    async def _serve(self, peer: int) -> None:
+        sock = self._sockets.pop(peer)
+        stream = None
+        try:
+            stream = await accepted_stream(sock, self._context)
+            self._streams[peer] = stream
+            while data := await stream.read():
+                self.do(self._head.received(peer, data, time.monotonic()))
+        except OSError as error:
+            logger.info("a connection to the node port failed: %s", error)
+        finally:
+            self._streams.pop(peer, None)
+            if stream is not None:
+                stream.abort()
+            self.do(self._head.disconnected(peer))
+
+    def _warn(self, refusal: PeerRefused) -> None:
+        """Log a refusal, unless there was one for the same reason: strangers may be many."""
+        now = time.monotonic()
+        warned = self._warned_seconds.get(refusal.reason, -math.inf)
+        if now - warned > WARNING_INTERVAL_SECONDS:
+            self._warned_seconds[refusal.reason] = now
+            logger.warning("refused a connection to the node port: %s", refusal.line)
+
+    def _drop(self, peer: int) -> None:
+        if (stream := self._streams.pop(peer, None)) is not None:
+            stream.close()
+        elif peer in self._tasks:  # in the TLS handshake
+            self._tasks[peer].cancel()
+
+    def _forget(self, peer: int, task: asyncio.Task[None]) -> None:
+        del self._tasks[peer]
+        if (sock := self._sockets.pop(peer, None)) is not None:
+            sock.close()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a connection to the node port ended unexpectedly", exc_info=error)
+
+
+@asynccontextmanager
+async def listening_for_nodes(
+    head: Head,
+    sock: socket.socket,
+    *,
+    on_report: Callable[[HeadReport], None],
+    context: ssl.SSLContext | None = None,
+) -> AsyncIterator[NodeListener]:
+    """Accept followers on a bound socket while entered; they are told goodbye at the end.
+
+    `on_report` gets everything that the head reports, on the event loop, and must not block.
+    """
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+    listener = NodeListener(head, sock, on_report=on_report, context=context)
+    tasks = [
+        asyncio.create_task(listener.accept(), name="node port"),
+        asyncio.create_task(listener.tick(), name="clock of the node port"),
+    ]
+    try:
+        yield listener
+    finally:
+        for task in tasks:
+            await ended(task)
+        listener.do(head.leave("the server stops"))
+        await listener.close()

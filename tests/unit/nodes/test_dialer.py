@@ -1,0 +1,175 @@
+"""A follower over real sockets: it joins, runs what it is told to, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from holdfast.errors import UsageError
+from holdfast.nodes.actions import GenerationLost, GenerationOver, RanksChanged
+from holdfast.nodes.dialer import Dialer, HeadAddress
+from holdfast.nodes.follower import Follower
+from holdfast.nodes.messages import NodeFacts
+from holdfast.records import Death
+from node_pairs import FACTS, KEY
+from node_scenes import Scene, StandInEngine, play
+from sample_status import a_rank
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+KILLED = Death("worker_exit", "rank 1 was killed")
+
+
+@pytest.mark.parametrize("loop_factory", [None, uvloop.new_event_loop])
+def test_a_generation_starts_and_ends_on_the_follower(loop_factory: LoopFactory | None) -> None:
+    """And the next one, with a port of its own, also on the event loop that `serve` uses."""
+
+    async def scene(scene: Scene) -> tuple[list[int], list[int]]:
+        async with scene.follower() as (engine, _):
+
+            async def run_generation(generation: int) -> None:
+                await scene.until(lambda: scene.head.is_complete)
+                scene.start(generation)
+                await scene.until(lambda: len(engine.started) == generation)
+                scene.listener.do(scene.head.end("a restart"))
+
+            for generation in (1, 2):
+                await run_generation(generation)
+            await scene.until(lambda: GenerationOver(2) in scene.reports)
+            return [order.master_port for order in engine.started], engine.stopped
+
+    assert play(scene, loop_factory=loop_factory) == ([20001, 20002], [1, 2])
+
+
+def test_a_death_on_the_follower_is_reported_at_once() -> None:
+    """With its cause, and the follower is free again."""
+
+    async def scene(scene: Scene) -> list[GenerationLost]:
+        async with scene.follower() as (engine, _):
+            await scene.until(lambda: scene.head.is_complete)
+            scene.start(1)
+            await scene.until(lambda: engine.started)
+            assert engine.dialer is not None
+            engine.dialer.engine_lost(1, KILLED)
+            await scene.until(lambda: scene.head.is_complete)
+            return [one for one in scene.reports if isinstance(one, GenerationLost)]
+
+    assert play(scene) == [GenerationLost(1, "b", str(KILLED), KILLED)]
+
+
+def test_the_statistics_of_its_ranks_reach_the_head() -> None:
+    """With times of one clock, which both ends share here."""
+
+    async def scene(scene: Scene) -> RanksChanged:
+        async with scene.follower() as (engine, _):
+            await scene.until(lambda: scene.head.is_complete)
+            scene.start(1)
+            await scene.until(lambda: engine.started)
+            assert engine.dialer is not None
+            engine.dialer.ranks_changed(1, [a_rank(rank=1, steps=7)])
+            await scene.until(lambda: isinstance(scene.reports[-1], RanksChanged))
+            update = scene.reports[-1]
+            assert isinstance(update, RanksChanged)
+            return update
+
+    update = play(scene)
+    assert (update.node, update.ranks[0].steps) == ("b", 7)
+    assert update.ranks[0].last_step_ended_seconds == pytest.approx(1000.0, abs=60)
+
+
+def test_a_follower_that_is_stopped_ends_its_engine_first() -> None:
+    """The head hears of both."""
+
+    async def scene(scene: Scene) -> list[int]:
+        async with scene.follower() as (engine, task):
+            await scene.until(lambda: scene.head.is_complete)
+            scene.start(1)
+            await scene.until(lambda: engine.started)
+        assert task.done()
+        await scene.until(lambda: GenerationOver(1) in scene.reports)
+        return engine.stopped
+
+    assert play(scene) == [1]
+
+
+def test_a_lost_connection_ends_the_engine_and_is_made_again() -> None:
+    """Through a link that someone cuts."""
+
+    async def scene(scene: Scene) -> tuple[list[int], int]:
+        writers: list[asyncio.StreamWriter] = []
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            async with scene.raw() as (back, forth):
+                writers.append(writer)
+
+                async def carry(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+                    while data := await source.read(65536):
+                        to.write(data)
+
+                down = asyncio.create_task(carry(back, writer))
+                try:
+                    await carry(reader, forth)
+                finally:
+                    down.cancel()
+                    writer.transport.abort()
+
+        async with await asyncio.start_server(relay, "127.0.0.1", 0) as between:
+            port = between.sockets[0].getsockname()[1]
+            async with scene.follower(port=port) as (engine, _):
+                await scene.until(lambda: scene.head.is_complete)
+                scene.start(1)
+                await scene.until(lambda: engine.started)
+                writers[0].transport.abort()
+                await scene.until(lambda: engine.stopped)
+                await scene.until(lambda: scene.head.is_complete)
+                return engine.stopped, len(writers)
+
+    assert play(scene) == ([1], 2)
+
+
+def test_a_follower_waits_for_a_head_that_is_not_there_yet() -> None:
+    """Both may start in any order."""
+
+    async def scene(scene: Scene) -> bool:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            free = sock.getsockname()[1]
+        async with scene.follower(port=free) as (_, task):
+            engine = StandInEngine()
+            machine = Follower(key=KEY, name="c", instance="ab" * 32)
+            address = HeadAddress("127.0.0.1", free)
+            engine.dialer = Dialer(machine, address, engine, find_facts=lambda _: FACTS)
+            other = asyncio.create_task(engine.dialer.run())
+            await scene.until(lambda: "cannot connect to the head" in machine.last_problem)
+            is_waiting = not task.done() and not other.done()
+            engine.dialer.leave("the test ends")
+            await other
+        return is_waiting
+
+    assert play(scene)
+
+
+def test_a_model_that_is_missing_here_ends_the_follower() -> None:
+    """With the line that says so."""
+
+    def no_model(name: str) -> NodeFacts:
+        raise UsageError(f"there is no {name}")
+
+    async def scene(scene: Scene) -> str:
+        engine = StandInEngine()
+        machine = Follower(key=KEY, name="b", instance="ab" * 32)
+        address = HeadAddress("127.0.0.1", scene.port)
+        dialer = Dialer(machine, address, engine, find_facts=no_model)
+        with pytest.raises(UsageError) as error:
+            await dialer.run()
+        return str(error.value)
+
+    assert play(scene) == "there is no m"
+
+
+def test_an_address_is_shown_as_it_is_written() -> None:
+    """That of IPv6 in brackets."""
+    assert str(HeadAddress("10.0.0.1", 29600)) == "10.0.0.1:29600"
+    assert str(HeadAddress("fe80::1", 29600)) == "[fe80::1]:29600"
