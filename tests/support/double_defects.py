@@ -79,6 +79,7 @@ Defect = Literal[
     # of all
     "a list of models that never comes",
     "chats that never come",
+    "no chat that ever comes",
     "every chat is 500",
     "every chat repeats the key",
 ]

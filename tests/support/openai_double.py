@@ -133,7 +133,10 @@ class OpenAIDouble(Starlette):
             raise HTTPException(500, f"out of order, {request.headers['authorization']}")
         if body.get("tools") and self.defect == "functions are 400":
             raise HTTPException(400, "functions need --enable-auto-tool-choice")
-        if self.defect == "chats that never come" and body.get("max_tokens") != 1:
+        is_smallest = body.get("max_tokens") == 1
+        if self.defect == "no chat that ever comes" or (
+            self.defect == "chats that never come" and not is_smallest
+        ):
             await self._hang(request)
         return self._answer(body, template(body), is_chat=True)
 

@@ -106,13 +106,15 @@ def results(
     checks: Sequence[Check],
     profile: Profile = "standard",
     options: Options | None = None,
+    interrupted: asyncio.Event | None = None,
 ) -> dict[str, CheckResult]:
     """What comes of some checks against a server, by their full names; in this process."""
+    interruption = interrupted or asyncio.Event()
 
     async def judged() -> dict[str, CheckResult]:
         async with serving(app) as client, Target(str(client.base_url), app.api_key) as target:
             server = await survey(target)
-            bench = Bench(target, server, profile, asyncio.Event(), options or Options())
+            bench = Bench(target, server, profile, interruption, options or Options())
             made = await run(checks, bench, Unseen())
         return {f"{one.group}.{one.name}": one for one in made}
 

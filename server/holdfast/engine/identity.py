@@ -47,7 +47,7 @@ def identified(configuration: Configuration, config: Any) -> Configuration:
     return replace(
         configuration,
         devices=tuple(_device(index) for index in range(len(world(config)))),
-        driver=driver_version(),
+        driver="" if current_platform.is_cpu() else driver_version(),
         model=str(name),
         revision=directory.name if directory is not None and is_snapshot else "",
         files=model_files(directory) if directory is not None else (),

@@ -171,6 +171,22 @@ def test_the_checks_after_the_end_of_a_server_are_skipped() -> None:
     assert made["wire.b"].reason == "the server did not answer any more after wire.a"
 
 
+def test_a_server_that_hangs_does_not_delay_an_interruption() -> None:
+    """Not even while it is asked whether it still answers, which it may take a minute to do."""
+    app = OpenAIDouble()
+
+    async def silences(_trial: Trial) -> None:
+        app.defect = "no chat that ever comes"
+        raise InconclusiveError("too noisy")
+
+    checks = [
+        Check(name, "wire", body, "Something.") for name, body in (("a", silences), ("b", well))
+    ]
+    made = results(app, checks, interrupted=app.is_hanging)
+    assert made["wire.b"].status is Status.SKIPPED
+    assert made["wire.b"].reason == "the run was interrupted"
+
+
 def test_a_check_is_cancelled_when_it_ends_early() -> None:
     """What it had begun does not run on."""
     ended = []
