@@ -18,6 +18,7 @@ import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.parser import abstract_parser
 from vllm.renderers.online_renderer import OnlineRenderer
@@ -422,6 +423,8 @@ def test_a_format_beside_tools_is_checked_before_a_parser_sees_it(
             await renderer.preprocess_chat(ChatCompletionRequest(**plain), parser=cohere)
         await renderer.preprocess_chat(ChatCompletionRequest(**plain))
         assert len(seen) == 2
+        await renderer.preprocess_chat(TokenizeChatRequest(messages=body["messages"], tools=tools))
+        assert len(seen) == 3
 
     asyncio.run(scene())
 

@@ -72,7 +72,8 @@ async def is_answering(target: Target, server: Server) -> bool:
     if path == COMPLETIONS and "completions" not in server.abilities:
         path = MODELS
     request = Request("GET", MODELS) if path == MODELS else _smallest(path, server.model)
-    answer = await _answer(target, request)
+    # A connection that is kept may have been closed behind an error, which only a request shows.
+    answer = await _answer(target, request) or await _answer(target, request)
     return answer is not None and answer.status == _OK
 
 

@@ -74,7 +74,8 @@ def _check_before_parsers(grammars: GrammarChecker) -> None:
     as_vllm = original(OnlineRenderer, "preprocess_chat")
 
     async def preprocess_chat(self: Any, request: Any, *args: Any, **options: Any) -> Any:
-        if getattr(request, "tools", None):
+        # `/tokenize` takes tools, too, but has nothing generated that a grammar could bind.
+        if getattr(request, "tools", None) and hasattr(request, "extract_structured_outputs"):
             await _check(grammars, request, options.get("parser") or getattr(self, "parser", None))
         return await as_vllm(self, request, *args, **options)
 

@@ -122,6 +122,7 @@ async def _judge(trial: Trial, case: Case, *, is_streamed: bool) -> Outcome:
 def _body(trial: Trial, case: Case) -> Body:
     values = json.dumps(case.arguments, ensure_ascii=False)
     tool = function(_NAME, "Record values.", case.parameters)
+    tool["function"]["strict"] = True  # without it a server need not keep to the schema
     return trial.chat_body(
         f"Call {_NAME} with these arguments: {values}",
         tools=[tool],
