@@ -25,8 +25,9 @@ import pairs
 import sides
 from clients import BenchClient
 from holdfast import __version__
+from holdfast.labels import MEMORY_KINDS
 from holdfast.lifecycle.states import State
-from holdfast.records import MEMORY_KINDS, EngineReport, SlotStats, Status
+from holdfast.records import EngineReport, SlotStats, Status
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry, RequestCounts
 from holdfast.telemetry.counters import EngineDeaths, Refusals, ToolCalls, Totals, request_waits
 from holdfast.telemetry.exposition import render

@@ -31,7 +31,7 @@ import json
 from enum import IntEnum
 from typing import ClassVar
 
-from holdfast.records import RefusalReason
+from holdfast.labels import RefusalReason
 
 RETRY_AFTER_SECONDS = 5
 """The time after which a client may retry if nothing better is known."""

@@ -15,7 +15,7 @@ from vllm.v1.executor.abstract import SLEEP_TAGS
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
-from holdfast import records
+from holdfast import labels
 from holdfast.worker.rpc import CALLABLE
 
 
@@ -51,7 +51,7 @@ def test_every_worker_has_what_it_may_be_asked_for(name: str) -> None:
 
 def test_the_parts_that_sleep_are_those_that_can_be_woken() -> None:
     """vLLM wakes nothing if a tag is not known."""
-    assert SLEEP_TAGS == records.SLEEP_TAGS
+    assert SLEEP_TAGS == labels.SLEEP_TAGS
 
 
 def test_a_sleep_of_the_cpu_frees_nothing() -> None:

@@ -24,10 +24,10 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
-from fake_engine import FakeClock
 from holdfast.patches.stat_logger import STALE_SECONDS, LastingStatLogger, Queues, prometheus_logger
 from holdfast.telemetry.counters import WAIT_BOUNDS_SECONDS
 from holdfast.telemetry.exposition import render, vllm_registry
+from stub_engine import FakeClock
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 CONFIGURATION: dict[str, Any] = {

@@ -13,9 +13,9 @@ from vllm.parser import ParserManager
 
 from any_tokenizer import Tokenizer
 from holdfast.engine.outputs import VllmOutputs
+from holdfast.labels import ToolCallDefect
 from holdfast.patches.answer_parsing import bound_answer_parsers
 from holdfast.patches.tool_calls import count_tool_calls
-from holdfast.records import ToolCallDefect
 from holdfast.request_context import REQUEST, RequestContext
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}

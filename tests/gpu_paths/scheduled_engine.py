@@ -15,9 +15,10 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from fake_engine import FakeClock, FakeEngine, FakeRequest
+from fake_engine import FakeEngine, FakeRequest
 from holdfast.records import EngineFacts, EngineStep
 from holdfast.workspace.stats import RECENT_STEPS
+from stub_engine import FakeClock
 
 SAMPLED = 9
 MAX_EMPTY_STEPS = 100

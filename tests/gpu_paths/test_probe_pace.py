@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from asgi_server import serving
-from fake_engine import FACTS, FakeClock, FakeEngine, FakeStep, Faults
+from fake_engine import FakeEngine, FakeStep, Faults
 from fake_openai_app import openai_app
 from gpu_paths.reports import told
 from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
@@ -27,6 +27,7 @@ from holdfast.probe.measure import Run, expected_seconds
 from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import LogProgress
+from stub_engine import FACTS, FakeClock
 
 MILLION = 2**20
 STEP_TOKENS = 8192

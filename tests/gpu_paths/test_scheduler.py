@@ -24,8 +24,9 @@ from fake_openai_app import openai_app
 from gpu_paths.reports import told
 from gpu_paths.scheduled_engine import ScheduledEngine
 from gpu_paths.scheduler_settings import METHODS, Groups, Setting, configured
+from holdfast.labels import StepName
 from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
-from holdfast.records import ProbeReport, ProbeStep, StepName
+from holdfast.records import ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings
 from holdfast.telemetry.progress import LogProgress
 
@@ -49,7 +50,7 @@ AXES: dict[str, tuple[Any, ...]] = {
 }
 UNFORMED = re.compile(r"does not form|formed no step|scheduler ran \d+ of|ended each time before")
 """What a reason says of a step that was planned and did not come."""
-WITHOUT_SUBJECT = {"first_image", "first_adapter"}
+WITHOUT_SUBJECT = {"baseline", "first_image", "first_adapter"}
 UNTOLD: dict[str, set[str]] = {
     "window": {"widest_decode", "mixed"},
     "full and mamba": {"batch_sweep", "full_batch", "widest_decode"},

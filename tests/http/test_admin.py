@@ -14,7 +14,6 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from asgi_server import serving
-from fake_engine import StubEngine
 from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.router import OwnRoutes
 from holdfast.errors import (
@@ -26,6 +25,7 @@ from holdfast.errors import (
     NotFoundError,
     NotReadyError,
 )
+from holdfast.labels import SLEEP_TAGS
 from holdfast.lifecycle.operations import (
     Command,
     ProbeCommand,
@@ -34,10 +34,11 @@ from holdfast.lifecycle.operations import (
     SleepResult,
     WakeCommand,
 )
-from holdfast.records import SLEEP_TAGS, Lora, ProbeReport, ProbeStep, RankMemory, Status
+from holdfast.records import Lora, ProbeReport, ProbeStep, RankMemory, Status
 from holdfast.request_context import current_request
 from inner_app import InnerApp
 from sample_status import a_fresh_status, a_status
+from stub_engine import StubEngine
 
 REPORT = ProbeReport("quick", True, False, 900, 1.5, (ProbeStep("first_token", "passed", 0.5, 3),))
 DEADLINE_SECONDS = 60.0

@@ -15,13 +15,13 @@ import pytest
 
 from asgi_server import DEADLINE_SECONDS
 from counter_values import counter_values
-from fake_engine import FACTS, FakeClock
 from holdfast.api.admission import Durations
 from holdfast.api.router import RENDERINGS
 from holdfast.engine.sequence_queue import Capacity
 from holdfast.lifecycle.states import State
 from holdfast.telemetry.collector import OwnRegistry
 from small_server import SmallServer, ask
+from stub_engine import FACTS, FakeClock
 
 
 @pytest.mark.parametrize(

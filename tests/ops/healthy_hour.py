@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from holdfast.lifecycle.states import State
-from holdfast.records import (
+from holdfast.labels import (
     DEATH_CAUSES,
     GROWTH_PHASES,
     LOSS_REASONS,
@@ -14,6 +13,7 @@ from holdfast.records import (
     REJECTION_KINDS,
     TOOL_CALL_DEFECTS,
 )
+from holdfast.lifecycle.states import State
 
 MINUTES = 60
 STARTED = 9

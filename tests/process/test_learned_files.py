@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import stand_in_engine
-from fake_engine import FACTS
 from holdfast.probe import ProbeJournal
 from holdfast.workspace.learned_store import learned_path
 from servers import Server, running
+from stub_engine import FACTS
 
 COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 

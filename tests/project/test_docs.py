@@ -24,8 +24,8 @@ from holdfast.api.metrics import metrics_route
 from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.findings import HAZARDS
 from holdfast.errors import ExitCode
+from holdfast.labels import DEATH_CAUSES, LOSS_REASONS, PROBE_STEPS, REFUSAL_REASONS
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
-from holdfast.records import DEATH_CAUSES, LOSS_REASONS, PROBE_STEPS, REFUSAL_REASONS
 from holdfast.settings import flags
 from holdfast.telemetry.metrics import METRICS
 from holdfast.verify.checks import ALL

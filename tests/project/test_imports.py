@@ -19,6 +19,7 @@ LAYERS = (
         "atomic_files",
         "early_signals",
         "errors",
+        "labels",
         "lifecycle.states",
         "records",
         "request_context",

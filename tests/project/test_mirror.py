@@ -57,6 +57,7 @@ DRIVEN_ELSEWHERE = {
     "engine.unsupported": "process/test_usage_errors.py unit/test_cli.py",
     "engine.vllm_errors": "process/test_usage_errors.py",
     "health_check": "process/test_health_check.py",
+    "labels": "project/test_docs.py contract/test_vllm_admin.py",
     "lifecycle.death_task": "unit/lifecycle/test_proof.py unit/lifecycle/test_supervisor.py",
     "listener.bounded_connection": "http/test_bounded_connection.py",
     "listener.errors": "http/test_bounded_connection.py http/test_http_connection.py",

@@ -22,9 +22,10 @@ from holdfast.cli import parse_serve
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.engine.interface import Engine
+from holdfast.labels import StepName
 from holdfast.listener.server import bound_socket
 from holdfast.processes.environment import NativeVariables
-from holdfast.records import ProbeReport, StepName
+from holdfast.records import ProbeReport
 from holdfast.settings import Suite
 
 UNIT_BYTES = 64 * 1024

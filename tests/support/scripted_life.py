@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fake_engine import FACTS, StubEngine
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import (
     EngineLostError,
@@ -18,26 +17,19 @@ from holdfast.errors import (
     HoldfastError,
     UsageError,
 )
+from holdfast.labels import SLEEP_TAGS, SleepLevel, SleepTag
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.start_times import Forecast
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
-from holdfast.records import (
-    SLEEP_TAGS,
-    Death,
-    ProbeReport,
-    ProbeStep,
-    RankStats,
-    SleepLevel,
-    SleepTag,
-    SlotStats,
-)
+from holdfast.records import Death, ProbeReport, ProbeStep, RankStats, SlotStats
 from holdfast.settings import ProbeSettings, Suite, SupervisionSettings, WorkspaceSettings
 from holdfast.telemetry.counters import EngineDeaths
 from holdfast.telemetry.progress import LogProgress
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from sample_status import MIB, REJECTION, a_rank
 from scripted_llm import Output, PlainOutputs, ScriptedLLM
+from stub_engine import FACTS, StubEngine
 
 DEADLINE_SECONDS = 60.0
 PASSED = ProbeReport("worst-case", True, False, 1000, 1.0, (ProbeStep("first_token", "passed", 1),))

@@ -24,7 +24,6 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from fake_engine import FACTS, StubEngine
 from holdfast.engine.replay import ReplayManager
 from holdfast.lifecycle.states import State
 from holdfast.processes import tree
@@ -33,6 +32,7 @@ from holdfast.records import Configuration, Death, EngineFacts, RankStats
 from holdfast.settings import Settings
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from scripted_llm import PlainOutputs
+from stub_engine import FACTS, StubEngine
 
 CHUNK_SECONDS = 0.1
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"

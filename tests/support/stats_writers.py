@@ -11,14 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from holdfast.records import (
-    GROWTH_PHASES,
-    REJECTION_KINDS,
-    RankReport,
-    RankStats,
-    Rejection,
-    SlotStats,
-)
+from holdfast.labels import GROWTH_PHASES, REJECTION_KINDS
+from holdfast.records import RankReport, RankStats, Rejection, SlotStats
 from holdfast.workspace.stats import (
     MAX_CALLERS,
     RECENT_STEPS,

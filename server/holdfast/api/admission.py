@@ -16,9 +16,9 @@ from holdfast.api.queue import FairQueue, Ticket
 from holdfast.api.router import RENDERINGS, Work
 from holdfast.engine.sequence_queue import Capacity
 from holdfast.errors import MAX_RETRY_AFTER_SECONDS, RETRY_AFTER_SECONDS
+from holdfast.labels import RefusalReason
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.lifecycle.supervisor import Supervisor
-from holdfast.records import RefusalReason
 from holdfast.settings import OverloadSettings
 from holdfast.telemetry.counters import Refusals, request_waits
 

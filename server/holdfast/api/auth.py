@@ -12,7 +12,7 @@ from holdfast.api.errors import close_websocket, openai_error
 from holdfast.api.keyring import Keyring
 from holdfast.api.router import is_for_operators, route_path
 from holdfast.errors import UsageError
-from holdfast.records import RefusalReason
+from holdfast.labels import RefusalReason
 from holdfast.request_context import current_request
 from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 
 from holdfast.errors import RETRY_AFTER_SECONDS, openai_error_body, openai_type_of
-from holdfast.records import RefusalReason
+from holdfast.labels import RefusalReason
 from holdfast.request_context import RequestContext
 
 STATE_HEADER = "x-holdfast-state"

@@ -31,8 +31,8 @@ from holdfast.api.errors import (
 from holdfast.api.queue import Ticket
 from holdfast.api.router import work_of
 from holdfast.errors import KeySuspendedError, NotReadyError, OverloadedError
+from holdfast.labels import RefusalReason
 from holdfast.lifecycle.supervisor import Supervisor
-from holdfast.records import RefusalReason
 from holdfast.request_context import RequestContext, current_request
 
 WEBSOCKET_TRY_AGAIN_LATER = 1013

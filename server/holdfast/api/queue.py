@@ -18,7 +18,7 @@ from typing import Literal
 
 from holdfast.api.router import Work
 from holdfast.engine.sequence_queue import Capacity
-from holdfast.records import RefusalReason
+from holdfast.labels import RefusalReason
 
 TicketStatus = Literal["waiting", "admitted", "refused", "gone"]
 Queue = OrderedDict["Ticket", None]

@@ -16,20 +16,12 @@ from vllm.exceptions import ProfilerAlreadyActiveError
 from holdfast.engine.loras import Loras
 from holdfast.engine.rpc import call_workers, check_canary, rpc_deadline
 from holdfast.errors import ConflictError, EngineRefusedError, EngineSilentError, EngineStartError
+from holdfast.labels import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag
 from holdfast.patches.stat_logger import Queues
 from holdfast.processes import tree
 from holdfast.processes.deaths import DeathWatch, required_processes
 from holdfast.processes.stacks import is_compiling, stacks_of
-from holdfast.records import (
-    SLEEP_TAGS,
-    CacheKind,
-    Death,
-    EngineFacts,
-    RankStats,
-    SleepLevel,
-    SleepTag,
-    Suspect,
-)
+from holdfast.records import Death, EngineFacts, RankStats, Suspect
 from holdfast.worker.crash_records import tracebacks
 from holdfast.worker.step_requests import read_suspects
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from holdfast.errors import UsageError
-from holdfast.records import BaselineCheck, BaselineComparison
+from holdfast.labels import BaselineCheck
+from holdfast.records import BaselineComparison
 from holdfast.settings import ProbeSettings
 from holdfast.verify.baseline import Baseline, RecordedSequence, read_baseline
 

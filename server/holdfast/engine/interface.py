@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.engine.replay import ReplayManager
-from holdfast.records import (
-    CacheKind,
-    Death,
-    EngineFacts,
-    RankStats,
-    SleepLevel,
-    SleepTag,
-    Suspect,
-)
+from holdfast.labels import CacheKind, SleepLevel, SleepTag
+from holdfast.records import Death, EngineFacts, RankStats, Suspect
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 
 

@@ -33,7 +33,8 @@ from holdfast.errors import (
     HoldfastError,
     RequestLostError,
 )
-from holdfast.records import Death, LossReason
+from holdfast.labels import LossReason
+from holdfast.records import Death
 from holdfast.request_context import current_request
 
 Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]

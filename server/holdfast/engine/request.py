@@ -17,7 +17,7 @@ from holdfast.errors import (
     RequestLostError,
     SuspectedError,
 )
-from holdfast.records import LOSS_REASONS, LossReason
+from holdfast.labels import LOSS_REASONS, LossReason
 from holdfast.request_context import RequestContext
 
 Method = Literal["generate", "encode"]

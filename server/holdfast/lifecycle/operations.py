@@ -17,11 +17,12 @@ from typing import Any, Literal
 from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import ConflictError, HoldfastError, NotReadyError
+from holdfast.labels import SLEEP_TAGS, SleepLevel, SleepTag
 from holdfast.lifecycle.death_task import DeathTask
 from holdfast.lifecycle.host import Prober
 from holdfast.lifecycle.proof import Proof, failure_text
 from holdfast.lifecycle.states import State, StateMachine
-from holdfast.records import SLEEP_TAGS, Death, ProbeReport, SleepLevel, SleepTag
+from holdfast.records import Death, ProbeReport
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,14 @@ from typing import Literal
 
 from holdfast.engine.interface import Engine
 from holdfast.errors import EngineLostError, ProbeFailedError
+from holdfast.labels import StepName
 from holdfast.lifecycle.death_task import DeathTask, death_within, run_unless_dead
 from holdfast.lifecycle.host import Prober
 from holdfast.lifecycle.learning import Learning, has_rejection
 from holdfast.lifecycle.start_times import timed
 from holdfast.probe.sizes import full_prompt_tokens
 from holdfast.probe.suite import reason_to_skip
-from holdfast.records import Death, EngineFacts, ProbeReport, ProbeStep, StepName
+from holdfast.records import Death, EngineFacts, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import Progress
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.atomic_files import read_record, write_atomically
-from holdfast.records import START_PHASES
+from holdfast.labels import START_PHASES
 from holdfast.telemetry.progress import Progress
 from holdfast.workspace.stats import read_all
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from holdfast.records import ToolCallDefect
+from holdfast.labels import ToolCallDefect
 
 MAX_ITEMS = 256
 """How much of a list in a schema is read: an answer may have thousands of calls."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from vllm.parser import ParserManager
 
+from holdfast.labels import ToolCallDefect
 from holdfast.patches.tool_call_defects import defect_of, schemas_of
-from holdfast.records import ToolCallDefect
 from holdfast.request_context import current_request
 
 Count = Callable[[ToolCallDefect | None], None]

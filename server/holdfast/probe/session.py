@@ -18,12 +18,13 @@ from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.heartbeat import SLOWEST_STEP_FACTOR
 from holdfast.engine.interface import Engine
 from holdfast.errors import HoldfastError, ProbeFailedError, ProbeTooSlowError
+from holdfast.labels import StepName
 from holdfast.probe import measure
 from holdfast.probe.budget import Budget
 from holdfast.probe.client import COMPLETIONS, Body, Message, completion, exchange, pooling
 from holdfast.probe.sizes import Limits, is_pooling, is_transcribing
 from holdfast.processes.stacks import is_compiling_in_process
-from holdfast.records import EngineFacts, RankStats, StepName
+from holdfast.records import EngineFacts, RankStats
 from holdfast.telemetry.progress import Progress
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ import psutil
 from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.interface import Engine
 from holdfast.errors import HoldfastError, ProbeTooSlowError
+from holdfast.labels import PROBE_STEPS, QUICK_STEPS, Outcome, StepName
 from holdfast.probe import measure
 from holdfast.probe.baseline import baseline
 from holdfast.probe.batches import batch_sweep, full_batch
@@ -26,15 +27,7 @@ from holdfast.probe.first_uses import first_adapter, first_image
 from holdfast.probe.journal import ProbeJournal
 from holdfast.probe.session import ProbeSession, ProbeTimeouts, Prompts, StepResult
 from holdfast.probe.sizes import Limits, full_prompt_tokens, is_pooling, is_transcribing
-from holdfast.records import (
-    PROBE_STEPS,
-    QUICK_STEPS,
-    EngineFacts,
-    Outcome,
-    ProbeReport,
-    ProbeStep,
-    StepName,
-)
+from holdfast.records import EngineFacts, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import Progress
 

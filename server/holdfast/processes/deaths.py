@@ -21,9 +21,10 @@ from pathlib import Path
 
 import psutil
 
+from holdfast.labels import DeathCause
 from holdfast.processes import forkserver
 from holdfast.processes.exits import ExitWatcher, ProcessExit, oom_kills, recorded_exit_code
-from holdfast.records import Death, DeathCause, RankStats, Suspect
+from holdfast.records import Death, RankStats, Suspect
 from holdfast.worker.crash_records import Cause, read_causes, root_of, was_terminated
 from holdfast.worker.step_requests import read_suspects
 from holdfast.workspace.stats import read_all

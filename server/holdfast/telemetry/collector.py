@@ -14,16 +14,9 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from holdfast.labels import LOSS_REASONS, BaselineCheck, LossReason
 from holdfast.lifecycle.states import State
-from holdfast.records import (
-    LOSS_REASONS,
-    BaselineCheck,
-    BaselineComparison,
-    LossReason,
-    ProbeReport,
-    RankStats,
-    Status,
-)
+from holdfast.records import BaselineComparison, ProbeReport, RankStats, Status
 from holdfast.telemetry.counters import EngineDeaths, Refusals, ToolCalls, Totals
 from holdfast.telemetry.metrics import BY_NAME, RANK_METRICS
 

@@ -15,16 +15,15 @@ from typing import Generic, Literal, TypeVar
 from prometheus_client import Counter, Histogram
 from prometheus_client import Metric as Family
 
-from holdfast.records import (
+from holdfast.labels import (
     DEATH_CAUSES,
     REFUSAL_REASONS,
     TOOL_CALL_DEFECTS,
     DeathCause,
-    ProbeReport,
-    RankStats,
     RefusalReason,
     ToolCallDefect,
 )
+from holdfast.records import ProbeReport, RankStats
 from holdfast.telemetry.metrics import BY_NAME, RANK_METRICS, Labels
 
 Label = TypeVar("Label", bound=str)

@@ -16,7 +16,8 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
-from holdfast.records import Outcome, ProbeStep
+from holdfast.labels import Outcome
+from holdfast.records import ProbeStep
 
 PHASE_LABELS: Mapping[str, str] = MappingProxyType(
     {

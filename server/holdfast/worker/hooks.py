@@ -20,7 +20,7 @@ import torch
 from vllm.platforms import current_platform
 from vllm.v1.worker import workspace
 
-from holdfast.records import StartPhase
+from holdfast.labels import StartPhase
 from holdfast.worker.agreement import (
     Subject,
     fitted_tokens,

@@ -11,15 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from holdfast.records import (
-    GROWTH_PHASES,
-    REJECTION_KINDS,
-    GrowthPhase,
-    RankReport,
-    Rejection,
-    RejectionKind,
-    SlotStats,
-)
+from holdfast.labels import GROWTH_PHASES, REJECTION_KINDS, GrowthPhase, RejectionKind
+from holdfast.records import RankReport, Rejection, SlotStats
 from holdfast.workspace.plan import Slot
 from holdfast.workspace.stats import MAX_CALLERS, NAME_BYTES, TEXT_BYTES, StatsWriter, cut_text
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NoReturn
 
-from holdfast.records import GrowthPhase, Rejection
+from holdfast.labels import GrowthPhase
+from holdfast.records import Rejection
 from holdfast.workspace.accounting import WorkspaceAccounting
 from holdfast.workspace.plan import MIB, RESERVE_GRANULE_BYTES, GrowthPolicy, round_up
 

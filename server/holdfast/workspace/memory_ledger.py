@@ -17,7 +17,7 @@ from vllm import envs
 from vllm.platforms import current_platform
 from vllm.utils.mem_utils import MemorySnapshot
 
-from holdfast.records import MEMORY_KINDS, MemoryKind
+from holdfast.labels import MEMORY_KINDS, MemoryKind
 from holdfast.workspace.accounting import tensor_bytes
 from holdfast.workspace.plan import MIB
 from holdfast.workspace.stats import StatsWriter

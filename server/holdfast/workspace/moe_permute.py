@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from holdfast.records import GrowthPhase, Rejection
+from holdfast.labels import GrowthPhase
+from holdfast.records import Rejection
 from holdfast.workspace.buffers import nearest_caller
 from holdfast.workspace.growth import permute_message
 

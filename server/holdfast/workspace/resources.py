@@ -15,7 +15,8 @@ from typing import NoReturn, TypeVar, cast
 
 import torch
 
-from holdfast.records import GrowthPhase, Rejection
+from holdfast.labels import GrowthPhase
+from holdfast.records import Rejection
 from holdfast.workspace import moe_permute
 from holdfast.workspace.accounting import RetainedMemory, tensor_bytes
 from holdfast.workspace.buffers import outside_caller

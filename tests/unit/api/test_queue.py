@@ -8,9 +8,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from fake_engine import FakeClock
 from holdfast.api.queue import RATE_MEMORY_SECONDS, FairQueue, ServiceRate, Ticket
 from holdfast.engine.sequence_queue import Capacity
+from stub_engine import FakeClock
 
 
 def a_queue(capacity: float = 1, max_waiting: int = 100) -> FairQueue:

@@ -13,7 +13,6 @@ from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from fake_engine import FACTS
 from holdfast.engine import async_engine
 from holdfast.engine.async_engine import Maintenance
 from holdfast.engine.loras import Loras
@@ -26,8 +25,10 @@ from holdfast.errors import (
     NotFoundError,
     UsageError,
 )
-from holdfast.records import SLEEP_TAGS, Lora
+from holdfast.labels import SLEEP_TAGS
+from holdfast.records import Lora
 from holdfast.worker import rpc
+from stub_engine import FACTS
 
 PROFILED = replace(FACTS, has_profiler=True)
 

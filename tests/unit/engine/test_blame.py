@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fake_engine import FakeClock
 from holdfast.engine import blame
 from holdfast.engine.blame import KEPT, TRIABLE_SECONDS, Verdict
 from holdfast.engine.replay import MAX_REQUEST_ID_CHARACTERS, ReplayManager
@@ -21,6 +20,7 @@ from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
 from replay_harness import KILLED, RAISED, TRIAL_SECONDS, ReplayHarness, answered, run_scene
 from scripted_llm import PlainOutputs, ScriptedLLM
+from stub_engine import FakeClock
 
 OUT_OF_MEMORY = Death("out_of_memory", "EngineCore was killed by SIGKILL")
 TERMINATED = Death("terminated", "EngineCore received SIGTERM")

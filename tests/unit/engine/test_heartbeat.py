@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from fake_engine import FakeClock, StubEngine
 from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.heartbeat import (
     BLOCKED_SECONDS,
@@ -25,6 +24,7 @@ from holdfast.records import RankStats
 from holdfast.verify.baseline import Baseline, FirstToken, RecordedSequence
 from sample_status import a_rank
 from scripted_llm import PlainOutputs
+from stub_engine import FakeClock, StubEngine
 
 TIMEOUT_SECONDS = 120.0
 BUSY = Snapshot(

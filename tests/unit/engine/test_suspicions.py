@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fake_engine import FakeClock
 from holdfast.atomic_files import MAX_RECORD_BYTES
 from holdfast.engine.suspicions import (
     CHARGED_SECONDS,
@@ -17,6 +16,7 @@ from holdfast.engine.suspicions import (
     REMEMBERED_SECONDS,
     Suspicions,
 )
+from stub_engine import FakeClock
 
 
 def digest(text: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fake_engine import FakeClock
 from holdfast.engine.blame import Verdict
 from holdfast.errors import EngineLostError
 from holdfast.lifecycle.death_handler import (
@@ -14,6 +13,7 @@ from holdfast.lifecycle.death_handler import (
     RestartBudget,
 )
 from holdfast.records import Death
+from stub_engine import FakeClock
 
 KILLED = Death("core_exit", "EngineCore was killed")
 RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", blames_requests=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from counter_values import counter_values
-from fake_engine import FACTS
 from holdfast.errors import (
     ConflictError,
     EngineRefusedError,
     HoldfastError,
     NotReadyError,
 )
+from holdfast.labels import SLEEP_TAGS, SleepLevel
 from holdfast.lifecycle.operations import (
     Command,
     ProbeCommand,
@@ -27,7 +27,6 @@ from holdfast.lifecycle.operations import (
     WakeCommand,
 )
 from holdfast.lifecycle.states import State
-from holdfast.records import SLEEP_TAGS, SleepLevel
 from holdfast.settings import SupervisionSettings
 from scripted_life import (
     DEADLINE_SECONDS,
@@ -41,6 +40,7 @@ from scripted_life import (
     lived,
 )
 from scripted_llm import Output
+from stub_engine import FACTS
 
 QUICK = ProbeCommand("quick")
 SLEEP = SleepCommand(1, is_abrupt=False)

@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from fake_engine import FACTS, FakeEngine
+from fake_engine import FakeEngine
+from holdfast.labels import Outcome
 from holdfast.lifecycle.death_task import first_death
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.proof import Proof, proven_context_tokens
-from holdfast.records import Death, Outcome, ProbeReport, ProbeStep
+from holdfast.records import Death, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite, WorkspaceSettings
 from holdfast.telemetry.progress import LogProgress
+from stub_engine import FACTS
 
 
 def report(proven: int, *, grew: bool = False, outcome: Outcome = "passed") -> ProbeReport:

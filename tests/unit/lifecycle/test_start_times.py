@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fake_engine import FakeClock
 from holdfast.lifecycle.start_times import REMEMBERED, Forecast
+from stub_engine import FakeClock
 
 MODEL = ["model", "--flag"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.labels import ToolCallDefect
 from holdfast.patches.tool_call_defects import MAX_ITEMS, defect_of, schemas_of
-from holdfast.records import ToolCallDefect
 
 WEATHER = {
     "type": "object",

@@ -8,7 +8,6 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_engine import FACTS
 from holdfast.probe.sizes import (
     Limits,
     batch_sizes,
@@ -20,6 +19,7 @@ from holdfast.probe.sizes import (
     widest_decodes,
 )
 from holdfast.records import EngineFacts
+from stub_engine import FACTS
 
 
 @st.composite

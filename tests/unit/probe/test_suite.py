@@ -21,31 +21,17 @@ import uvloop
 from PIL import Image
 
 from asgi_server import serving
-from fake_engine import (
-    ADAPTER,
-    FACTS,
-    IMAGE_PROMPT,
-    FakeClock,
-    FakeEngine,
-    FakeRequest,
-    FakeStep,
-    Faults,
-)
+from fake_engine import ADAPTER, IMAGE_PROMPT, FakeEngine, FakeRequest, FakeStep, Faults
 from fake_openai_app import openai_app
 from holdfast.engine.baseline import BaselineWatch
+from holdfast.labels import PROBE_STEPS, QUICK_STEPS, StepName
 from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
-from holdfast.records import (
-    PROBE_STEPS,
-    QUICK_STEPS,
-    EngineFacts,
-    ProbeReport,
-    ProbeStep,
-    StepName,
-)
+from holdfast.records import EngineFacts, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import LogProgress
 from holdfast.verify.baseline import Baseline, Noise, RecordedSequence
 from killed_probe import kill_during_last
+from stub_engine import FACTS, FakeClock
 
 SHORT_TIMEOUTS = ProbeTimeouts(proof_seconds=0.1, death_seconds=0.1, cleanup_seconds=5.0)
 GIB = 1024**3

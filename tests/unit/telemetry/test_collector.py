@@ -14,17 +14,16 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.lifecycle.states import State
-from holdfast.records import (
+from holdfast.labels import (
     DEATH_CAUSES,
     LOSS_REASONS,
     MEMORY_KINDS,
     REFUSAL_REASONS,
     TOOL_CALL_DEFECTS,
     BaselineCheck,
-    BaselineComparison,
-    Status,
 )
+from holdfast.lifecycle.states import State
+from holdfast.records import BaselineComparison, Status
 from holdfast.telemetry.collector import (
     HoldfastCollector,
     OwnRegistry,

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from holdfast.records import MemoryKind
+from holdfast.labels import MemoryKind
 from holdfast.workspace.memory_ledger import (
     DeviceReading,
     MemoryLedger,

@@ -15,14 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.records import (
-    GROWTH_PHASES,
-    MEMORY_KINDS,
-    REJECTION_KINDS,
-    START_PHASES,
-    Rejection,
-    SlotStats,
-)
+from holdfast.labels import GROWTH_PHASES, MEMORY_KINDS, REJECTION_KINDS, START_PHASES
+from holdfast.records import Rejection, SlotStats
 from holdfast.workspace.stats import (
     MAX_CALLERS,
     MAX_SLOTS,

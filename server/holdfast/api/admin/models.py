@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from fastapi import Body
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from holdfast.labels import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag
 from holdfast.lifecycle.operations import ProvenSuite
-from holdfast.records import SLEEP_TAGS, CacheKind, Lora, RankMemory, SleepLevel, SleepTag
+from holdfast.records import Lora, RankMemory
 from holdfast.telemetry.logs import LogLevel
 
 MAX_NAME_CHARACTERS = 256

@@ -1,0 +1,104 @@
+"""The closed sets of values that labels of metrics, records and routes can have.
+
+A new value goes here first: what must know all of them takes them from here, and tests compare the
+docs with them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+GrowthPhase = Literal["warmup", "sealed", "locked"]
+RejectionKind = Literal["scratch", "persistent", "permute"]
+MemoryKind = Literal[
+    "weights",
+    "kv_cache",
+    "workspace",
+    "activation_peak",
+    "cuda_graphs",
+    "non_torch",
+    "budget",
+    "total",
+]
+StartPhase = Literal["import", "load", "kv_sizing", "kv_cache", "warmup", "locked"]
+StepName = Literal[
+    "first_token",
+    "context_sweep",
+    "full_context",
+    "prefix_continuation",
+    "batch_sweep",
+    "full_batch",
+    "widest_decode",
+    "mixed",
+    "baseline",
+    "first_image",
+    "first_adapter",
+]
+Outcome = Literal["passed", "failed", "skipped"]
+DeathCause = Literal[
+    "workspace_rejection",
+    "worker_exception",
+    "worker_exit",
+    "core_exit",
+    "out_of_memory",
+    "nan_logits",
+    "stall",
+    "terminated",
+    "start_failure",
+    "requested",
+    "unknown",
+]
+BaselineCheck = Literal["probe", "canary"]
+SleepLevel = Literal[1, 2]
+SleepTag = Literal["weights", "kv_cache"]
+CacheKind = Literal["prefix", "mm", "encoder"]
+LossReason = Literal[
+    "stream_broken", "not_replayable", "suspected", "quarantined", "engine_lost", "drained"
+]
+ToolCallDefect = Literal["invalid_json", "unknown_name", "schema_mismatch"]
+"""Why no client can use a tool call of the model, as OpenRouter classes them."""
+RefusalReason = Literal[
+    # `api.gate`, by the state, the queue and the key, as `api.admission` decides
+    "not_ready",
+    "draining",
+    "failed",
+    "overloaded",
+    "key_concurrency",
+    "key_suspended",
+    # `api.auth`
+    "unauthorized",
+    "forbidden",
+    # `listener.http_connection`; for JSON that is `malformed` it is `api.limits`
+    "malformed",
+    "url_too_long",
+    "too_many_headers",
+    "headers_too_large",
+    "body_too_large",
+    # `listener.bounded_connection`, by its deadlines
+    "slow_headers",
+    "slow_body",
+    "slow_reader",
+    # any connection of `listener`, and its acceptor: to make room, or after a silence
+    "idle_connection",
+    "too_many_connections",
+    # `api.limits`
+    "buffers_full",
+    "json_too_deep",
+    "json_too_large",
+    "timed_out",
+    # vLLM, in a form that `api.errors` gives it
+    "unsupported_media_type",
+]
+"""Why a request or a connection was refused, under the module that refuses it."""
+
+GROWTH_PHASES: tuple[GrowthPhase, ...] = get_args(GrowthPhase)
+REJECTION_KINDS: tuple[RejectionKind, ...] = get_args(RejectionKind)
+MEMORY_KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
+START_PHASES: tuple[StartPhase, ...] = get_args(StartPhase)
+DEATH_CAUSES: tuple[DeathCause, ...] = get_args(DeathCause)
+SLEEP_TAGS: frozenset[SleepTag] = frozenset(get_args(SleepTag))
+LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
+TOOL_CALL_DEFECTS: tuple[ToolCallDefect, ...] = get_args(ToolCallDefect)
+REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
+PROBE_STEPS: tuple[StepName, ...] = get_args(StepName)
+QUICK_STEPS: tuple[StepName, ...] = ("first_token", "full_context", "full_batch", "baseline")
