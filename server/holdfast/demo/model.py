@@ -12,7 +12,7 @@ import ctypes
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import subclass_attention_backend
 from vllm.v1.worker.workspace import current_workspace_manager, is_workspace_manager_initialized
 
+from holdfast.demo.damages import damage_weights, shifted, without_last_block
 from holdfast.demo.steps import StepShape, commonest_count
 from holdfast.demo.switches import (
     CONFIG_KEY,
@@ -48,6 +49,9 @@ class DemoAttention(LlamaAttention):  # type: ignore[misc] # vLLM is untyped
         self._stages_decodes = switches.stages_decodes
         self.attn.attn_backend = _with_step_shape(self.attn.attn_backend)
         self.attn.impl.forward = functools.partial(self._attend, self.attn.impl.forward)
+        if switches.damage == "dropped_block":
+            store = self.attn.impl.do_kv_cache_update
+            self.attn.impl.do_kv_cache_update = functools.partial(_store_damaged, store)
 
     def _attend(  # noqa: PLR0913, PLR0917 - the signature of vLLM's attention implementations
         self,
@@ -105,7 +109,16 @@ class HoldfastDemoForCausalLM(LlamaForCausalLM):  # type: ignore[misc] # vLLM is
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=DemoDecoderLayer)
         self._rank: int = vllm_config.parallel_config.rank
-        self._faults = _switches(vllm_config.model_config.hf_config).faults
+        switches = _switches(vllm_config.model_config.hf_config)
+        self._faults = switches.faults
+        self._damage = switches.damage
+        self._damage_start = switches.damage_start
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Llama's weights, and then the damage to them."""
+        loaded: set[str] = super().load_weights(weights)
+        damage_weights(self, self._damage)
+        return loaded
 
     def forward(
         self,
@@ -118,28 +131,48 @@ class HoldfastDemoForCausalLM(LlamaForCausalLM):  # type: ignore[misc] # vLLM is
         due = self._due_faults(input_ids) if self._faults else []
         for fault in due:
             _strike(fault)
+        if self._damage == "shifted_positions":
+            positions = shifted(positions, self._damage_start)
         output = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
         effects = {fault.effect for fault in due}
         if not isinstance(output, torch.Tensor) or not effects & {"nan", "nan_row"}:
             return output
-        rows = None if "nan" in effects else self._step_shape().first_request_tokens
+        rows = None if "nan" in effects else _step_shape().first_request_tokens
         damaged = output.clone()
         damaged[:rows] = torch.nan
         return damaged
 
-    def _step_shape(self) -> StepShape:
-        """The shape of the running step, which is not a dummy run."""
-        shape: StepShape = next(iter(get_forward_context().attn_metadata.values())).holdfast_step
-        return shape
-
     def _due_faults(self, input_ids: torch.Tensor | None) -> list[DemoFault]:
         if not get_forward_context().attn_metadata:
             return []
-        step = self._step_shape()
+        step = _step_shape()
         if input_ids is not None and any(f.when == "repeated_tokens" for f in self._faults):
             token_ids = input_ids[: step.scheduled_tokens].tolist()
             step = replace(step, commonest_token_count=commonest_count(token_ids))
         return [f for f in self._faults if f.is_due(step, self._rank) and _is_armed(f)]
+
+
+def _step_shape() -> StepShape:
+    """The shape of the running step, which is not a dummy run."""
+    shape: StepShape = next(iter(get_forward_context().attn_metadata.values())).holdfast_step
+    return shape
+
+
+def _store_damaged(
+    store: Callable[..., None],
+    layer: torch.nn.Module,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Write to the KV cache, without the last block of a chunk that continues a context."""
+    if get_forward_context().attn_metadata:
+        step = _step_shape()
+        if step.prefills and step.longest_context_tokens > step.scheduled_tokens:
+            key = without_last_block(key, step.scheduled_tokens)
+            value = without_last_block(value, step.scheduled_tokens)
+    store(layer, key, value, *args, **kwargs)
 
 
 def _switches(config: Any) -> DemoSwitches:
@@ -185,14 +218,14 @@ def _with_step_shape(backend: Any) -> Any:
         self: Any, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any
     ) -> Any:
         metadata = builder.build(self, common_prefix_len, common_attn_metadata, *args, **kwargs)
-        metadata.holdfast_step = _step_shape(common_attn_metadata)
+        metadata.holdfast_step = _shape_of(common_attn_metadata)
         return metadata
 
     step_shape_builder = type(_PREFIX + builder.__name__, (builder,), {"build": build})
     return subclass_attention_backend(_PREFIX, backend, step_shape_builder)
 
 
-def _step_shape(common: Any) -> StepShape:
+def _shape_of(common: Any) -> StepShape:
     starts = common.query_start_loc_cpu.tolist()
     contexts = common.seq_lens_cpu_upper_bound
     if contexts is None:

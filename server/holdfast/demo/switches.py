@@ -12,6 +12,9 @@ from holdfast.workspace.plan import round_up
 
 CONFIG_KEY = "holdfast_demo"
 FaultEffect = Literal["scratch", "persistent", "raise", "crash", "hang", "nan", "nan_row", "slow"]
+Damage = Literal[
+    "scaled_weight", "swapped_rows", "quantized_head", "shifted_positions", "dropped_block"
+]
 _MAX_SECONDS = 3600
 _SIZED_EFFECTS = ("scratch", "persistent")
 _WORKSPACE_ALIGNMENT_BYTES = 256
@@ -76,6 +79,12 @@ class DemoSwitches:
     """Whether decodes pass their queries through scratch too, with a row for each request. On a GPU
     their graphs then hold its address."""
     faults: tuple[DemoFault, ...] = ()
+    damage: Damage | None = None
+    """What is wrong with its arithmetic in every step: one matrix of weights is scaled by 1.01, two
+    rows of the output head are swapped, the head is rounded to 8 bits, positions from
+    `damage_start` on are off by one, or a chunk of a prefill that continues a context loses its
+    last block."""
+    damage_start: int = 4096
 
     def to_record(self) -> dict[str, Any]:
         """The JSON object that `from_record` reads."""
@@ -95,6 +104,8 @@ class DemoSwitches:
         row_bytes = switches.scratch_bytes_per_token
         is_row = _is_count(row_bytes, least=1) and row_bytes % _WORKSPACE_ALIGNMENT_BYTES == 0
         _demand(is_row, "scratch_bytes_per_token", row_bytes)
+        _demand(switches.damage in {None, *get_args(Damage)}, "damage", switches.damage)
+        _demand(_is_count(switches.damage_start), "damage_start", switches.damage_start)
         return switches
 
 

@@ -149,6 +149,8 @@ def test_switches_survive_the_configuration(tmp_path: Path) -> None:
         ({"scratch_bytes_per_token": 1000}, "scratch_bytes_per_token"),
         ({"stages_decodes": 1}, "stages_decodes"),
         ({"faults": {}}, "faults"),
+        ({"damage": "all of it"}, "damage"),
+        ({"damage_start": -1}, "damage_start"),
         ({"faults": [{"when": "context"}]}, "threshold"),
         ({"faults": [{"when": "never", "threshold": 1, "effect": "nan"}]}, "when"),
         ({"faults": [{"when": "context", "threshold": 0, "effect": "nan"}]}, "threshold"),
