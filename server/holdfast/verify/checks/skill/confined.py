@@ -48,6 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     """Take the steps in the order in which each is still allowed."""
     program, python = sys.stdin.buffer.read(), os.path.realpath(sys.executable)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         _enter_namespaces()
         _wait_if_parent()  # only a child is in the new namespace of processes
@@ -59,6 +60,7 @@ def main() -> None:
         os.write(2, f"{error}\n".encode())
         os._exit(UNAVAILABLE)
     words = [python, "-I", "-S", "-B", str(_PROGRAM)]
+    os.dup2(nowhere, 2)  # whoever reads it would have to hold all that the program writes
     os.execve(python, words, {})  # noqa: S606 - no shell is wanted
 
 
