@@ -26,7 +26,7 @@ KNOWN = {
     "pong": "PONG",
 }
 _WORDS = ("amber", "bread", "cloud", "dúo", "earth", "flute", "grün", "hotel", "ivory", "joy 🙂")
-_LONGEST_WORDS = 64
+_MAX_WORDS = 64
 _DEFAULT_TOKENS = 16
 
 
@@ -102,7 +102,7 @@ def says(body: Body, prompt: str) -> str:
     if body.get("temperature", 1):
         seed = (prompt, body.get("seed") or secrets.token_hex(8))
     chosen = random.Random(hashlib.sha256(repr(seed).encode()).digest())
-    return " ".join(chosen.choices(_WORDS, k=_LONGEST_WORDS))
+    return " ".join(chosen.choices(_WORDS, k=_MAX_WORDS))
 
 
 def fault_of(body: Any, *, takes_negative: bool = False, takes_longer: bool = False) -> str:

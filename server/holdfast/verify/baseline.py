@@ -25,14 +25,14 @@ SCHEMA: Literal["holdfast-baseline/1"] = "holdfast-baseline/1"
 """Rises when a reader of baselines has to change."""
 
 _STANDARD_ERRORS = 2
-_MOST_PACKED_BYTES = 64 * 1024 * 1024
-_MOST_BYTES = 512 * 1024 * 1024
-_MOST_ENTRIES = 1_000_000
+_MAX_PACKED_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 512 * 1024 * 1024
+_MAX_ENTRIES = 1_000_000
 _GZIP_MAGIC = b"\x1f\x8b"
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=_MOST_ENTRIES)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=_MAX_ENTRIES)]
 LogProb = Annotated[float, Field(allow_inf_nan=False, le=0.01)]
 """Natural logarithm of a probability; the sum of rounded ones may be a little above 1."""
 Top = Annotated[tuple[tuple[TokenId, LogProb], ...], Field(max_length=1000)]
@@ -92,7 +92,7 @@ class RecordedSequence:
 
     prompt_ids: TokenIds
     answer_ids: TokenIds
-    tops: Annotated[tuple[Top, ...], Field(max_length=_MOST_ENTRIES)]
+    tops: Annotated[tuple[Top, ...], Field(max_length=_MAX_ENTRIES)]
     """For every token of both but the first: teacher-forced, in one prefill."""
 
 
@@ -202,13 +202,13 @@ def _check_schema(document: Any) -> None:
 def _unpacked(path: Path) -> bytes:
     if not path.is_file():  # a pipe would block its reader
         raise ValueError("it is not a file" if path.exists() else "there is no such file")
-    if path.stat().st_size > _MOST_PACKED_BYTES:
-        raise ValueError(f"it has more than {_MOST_PACKED_BYTES} bytes")
+    if path.stat().st_size > _MAX_PACKED_BYTES:
+        raise ValueError(f"it has more than {_MAX_PACKED_BYTES} bytes")
     with path.open("rb") as file:
         if file.read(len(_GZIP_MAGIC)) != _GZIP_MAGIC:
             raise ValueError("it is not packed with gzip")
     with gzip.open(path) as unpacked:
-        content = unpacked.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"unpacked it has more than {_MOST_BYTES} bytes")
+        content = unpacked.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"unpacked it has more than {_MAX_BYTES} bytes")
     return content

@@ -21,8 +21,8 @@ from holdfast.verify.streams import Chunk, StreamedAnswer
 REQUEST_SECONDS = 120.0
 """For one answer, unless the caller has another deadline."""
 CONNECT_SECONDS = 10.0
-_MOST_CONNECTIONS = 256
-_MOST_BYTES = 256 * 1024 * 1024
+_MAX_CONNECTIONS = 256
+_MAX_BYTES = 256 * 1024 * 1024
 """Of one answer."""
 
 
@@ -92,7 +92,7 @@ class Target:
         self.secrets = tuple(filter(None, (api_key, urlsplit(url).password)))
         """What no report may contain."""
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=_MOST_CONNECTIONS)
+        limits = httpx.Limits(max_connections=_MAX_CONNECTIONS)
         timeout = httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS)
         self._client = httpx.AsyncClient(
             base_url=url, headers=self.headers, limits=limits, timeout=timeout
@@ -135,8 +135,8 @@ class Target:
             async for content in response.aiter_bytes():
                 chunks.append(Chunk(time.monotonic() - started_seconds, content))
                 read_bytes += len(content)
-                if read_bytes > _MOST_BYTES:
-                    raise NoAnswerError(request, f"the answer is longer than {_MOST_BYTES} bytes")
+                if read_bytes > _MAX_BYTES:
+                    raise NoAnswerError(request, f"the answer is longer than {_MAX_BYTES} bytes")
         return StreamedAnswer(
             request,
             response.status_code,

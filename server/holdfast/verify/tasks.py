@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.errors import UsageError
 
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def read_tasks(path: Path, flag: str = "--tasks") -> tuple[Task, ...]:
         UsageError: the file cannot be read, is too large, has no task, or a line is not one.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{flag}: {path} is too large.", remedy="give fewer tasks.")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

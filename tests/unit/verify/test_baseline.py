@@ -152,7 +152,7 @@ def test_another_shape_is_refused(path: Path, changed: dict[str, Any], why: str)
     assert why in refusal(path)
 
 
-@pytest.mark.parametrize("name", ["_MOST_PACKED_BYTES", "_MOST_BYTES"])
+@pytest.mark.parametrize("name", ["_MAX_PACKED_BYTES", "_MAX_BYTES"])
 def test_a_file_that_is_too_large_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

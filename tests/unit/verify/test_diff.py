@@ -110,7 +110,7 @@ def test_a_file_that_is_too_large_is_not_read(
 ) -> None:
     """It would fill the memory."""
     path = saved(BEFORE, tmp_path / "a.json")
-    monkeypatch.setattr(as_json, "_MOST_BYTES", 100)
+    monkeypatch.setattr(as_json, "_MAX_BYTES", 100)
     with pytest.raises(UsageError, match="it has more than 100 bytes"):
         verify(["diff", str(path), str(path)])
 

@@ -16,7 +16,7 @@ from holdfast.verify.records import SCHEMA, Report, Status
 
 NAME = "report.json"
 _REPORT = TypeAdapter(Report)
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 def document(report: Report) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def _content(file: Path) -> bytes:
     if not file.is_file():  # a pipe would block its reader
         raise ValueError("it is not a file" if file.exists() else "there is no such file")
     with file.open("rb") as opened:
-        content = opened.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        content = opened.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
     return content
 
 

@@ -14,7 +14,7 @@ _WIDTH = 720.0
 _LABEL = 190.0
 _ROW = 20.0
 _PLOT_HEIGHT = 220.0
-_MOST_DOTS = 60
+_MAX_DOTS = 60
 """More dots would hide the curve; those beyond the limit are always drawn."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 12.0, 40.0
 
@@ -101,7 +101,7 @@ def plot(series: Series) -> Element:
     drawn.append(tag("polyline", class_="curve", points=path))
     for x, y in points:
         is_within = series.limit is None or series.limit.is_met_by(y)
-        if is_within and len(points) > _MOST_DOTS:
+        if is_within and len(points) > _MAX_DOTS:
             continue
         title = tag("title", f"{wording.figure(x)}: {wording.figure(y)}")
         kind = "point" if is_within else f"fill-{Status.FAILED}"

@@ -20,7 +20,7 @@ _MARKS = {
     Status.INCONCLUSIVE: "?",
 }
 """Not everyone sees the colours."""
-_LONGEST_NARROW_FACT = 23
+_MAX_NARROW_CHARACTERS = 23
 """In letters: what fits into one column of the header."""
 
 
@@ -83,7 +83,7 @@ def _header(report: Report) -> Element:
 
 
 def _fact(name: str, told: str) -> Element:
-    kind = "wide" if len(told) > _LONGEST_NARROW_FACT else "narrow"
+    kind = "wide" if len(told) > _MAX_NARROW_CHARACTERS else "narrow"
     return tag("div", tag("dt", name), tag("dd", told), class_=kind)
 
 

@@ -21,7 +21,7 @@ from holdfast.verify.records import (
     Status,
 )
 
-_LONGEST_COMMAND = 2000
+_MAX_COMMAND_CHARACTERS = 2000
 
 
 def counts(report: Report) -> str:
@@ -93,8 +93,8 @@ def command(server: Server, request: Request) -> str:
     if body:
         words += ["-H", "Content-Type: application/json", "-d", body]
     line = shlex.join(words)
-    if len(line) > _LONGEST_COMMAND:
-        return f"{line[:_LONGEST_COMMAND]} ... (report.json has all of it)"
+    if len(line) > _MAX_COMMAND_CHARACTERS:
+        return f"{line[:_MAX_COMMAND_CHARACTERS]} ... (report.json has all of it)"
     return line
 
 

@@ -7,17 +7,17 @@ import unicodedata
 from collections import Counter
 
 _LOOP = re.compile(r"(\S(?:.{0,78}?\S)?\s?)\1{5,}", re.DOTALL)
-_FEWEST_LOOP_CHARACTERS = 60
+_MIN_LOOP_CHARACTERS = 60
 _ALWAYS = frozenset({"LATIN", "GREEK", "MICRO", "FEMININE", "MASCULINE", "MODIFIER"})
 """Formulas have Greek in any language."""
-_FEWEST_STRAY = 2
+_MIN_STRAY = 2
 _STRAY_SHARE = 0.01
 
 
 def loop(text: str) -> str:
     """What is said six times or more in a row, over a line; empty if nothing is."""
     for found in _LOOP.finditer(text):
-        is_long = len(found.group()) >= _FEWEST_LOOP_CHARACTERS
+        is_long = len(found.group()) >= _MIN_LOOP_CHARACTERS
         if is_long and any(character.isalnum() for character in found.group(1)):
             return found.group(1).strip()
     return ""
@@ -28,7 +28,7 @@ def stray_scripts(text: str, allowed: frozenset[str] = frozenset()) -> dict[str,
     letters = [character for character in text if character.isalpha()]
     counts = Counter(unicodedata.name(one, "UNKNOWN").split()[0] for one in letters)
     stray = {name: count for name, count in counts.items() if name not in _ALWAYS | allowed}
-    are_few = sum(stray.values()) < max(_FEWEST_STRAY, _STRAY_SHARE * len(letters))
+    are_few = sum(stray.values()) < max(_MIN_STRAY, _STRAY_SHARE * len(letters))
     return {} if are_few else stray
 
 

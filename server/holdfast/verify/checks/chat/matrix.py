@@ -23,7 +23,7 @@ from holdfast.verify.trial import CHAT, Trial
 
 _AT_ONCE = 4
 _ROUNDS = {"standard": 1}
-_MOST_ROUNDS = 3
+_MAX_ROUNDS = 3
 _ANSWER_TOKENS = 384
 _OK = 200
 Mode = Mapping[str, Any]
@@ -64,7 +64,7 @@ async def matrix(trial: Trial) -> None:
     modes = await thinking_modes(trial)
     is_standard = trial.profile == "standard"
     asked = [one for one in prompts() if one.is_standard or not is_standard]
-    rounds = range(_ROUNDS.get(trial.profile, _MOST_ROUNDS))
+    rounds = range(_ROUNDS.get(trial.profile, _MAX_ROUNDS))
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def judged(prompt: Prompt, mode: Mode, number: int) -> bool:

@@ -16,7 +16,7 @@ Made = tuple[Schema, Any]
 """A schema and a value that it accepts."""
 
 _WORDS = ("amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "harbor")
-_MOST_JOINED = 3
+_MAX_JOINED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ def cases(count: int, seed: int = 0) -> tuple[Case, ...]:
     made = [_case(name, (name,), seed) for name in names[:count]]
     rng = random.Random(seed)  # noqa: S311 - the same cases each time
     for number in range(count - len(made)):
-        joined = tuple(rng.sample(names, rng.randint(2, _MOST_JOINED)))
+        joined = tuple(rng.sample(names, rng.randint(2, _MAX_JOINED)))
         made.append(_case(f"{' and '.join(joined)} ({number})", joined, f"{seed} {number}"))
     return tuple(made)
 

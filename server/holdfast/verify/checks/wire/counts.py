@@ -13,7 +13,7 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import CHAT, COMPLETIONS, Trial
 
-_MOST_TOKENS = 7
+_MAX_TOKENS = 7
 _IDS = tuple(range(20, 33))
 """A prompt of token ids; every vocabulary has them."""
 _UNUSUAL = "naïve 北京 \N{SLIGHTLY SMILING FACE}\n\ttabs  and  spaces 0.1e-5"
@@ -27,7 +27,7 @@ _CONVERSATION = (
 
 async def usage(trial: Trial) -> None:
     """The tokens that were written, at once and as a stream."""
-    for path, body in each(trial, PROMPT, max_tokens=_MOST_TOKENS):
+    for path, body in each(trial, PROMPT, max_tokens=_MAX_TOKENS):
         whole = await trial.post(path, body)
         with trial.demanding_form(whole):
             _require_sums(trial, whole.usage(), whole.finish_reason(), whole)
@@ -45,8 +45,8 @@ def _require_sums(
     total = dig(counted, "total_tokens", kind=int)
     said = f"{asked} and {answered} tokens are said to be {total}"
     trial.require(asked + answered == total, said, answer)
-    is_right = answered == _MOST_TOKENS if reason == "length" else 0 <= answered <= _MOST_TOKENS
-    said = f"{answered} tokens were written, ended by {reason}, with max_tokens {_MOST_TOKENS}"
+    is_right = answered == _MAX_TOKENS if reason == "length" else 0 <= answered <= _MAX_TOKENS
+    said = f"{answered} tokens were written, ended by {reason}, with max_tokens {_MAX_TOKENS}"
     trial.require(is_right, said, answer)
 
 

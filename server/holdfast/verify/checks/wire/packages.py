@@ -8,7 +8,7 @@ from holdfast.verify.check import Check
 from holdfast.verify.checks.wire.asking import PROMPT
 from holdfast.verify.trial import CHAT, COMPLETIONS, SkippedError, Trial
 
-_LONGEST_TOKENS = 256
+_MAX_TOKENS = 256
 
 
 async def openai_types(trial: Trial) -> None:
@@ -45,9 +45,9 @@ async def provider_check(trial: Trial) -> None:
     from tr_provider_check.checks import run_checks  # noqa: PLC0415 - here only if the extra is
 
     # Its requests have no limit, and a model that does not end would fill its context each time.
-    sure = await trial.chat("reply exactly PONG", max_tokens=_LONGEST_TOKENS)
+    sure = await trial.chat("reply exactly PONG", max_tokens=_MAX_TOKENS)
     if sure.finish_reason() == "length":
-        raise SkippedError(f"the model does not end an answer within {_LONGEST_TOKENS} tokens")
+        raise SkippedError(f"the model does not end an answer within {_MAX_TOKENS} tokens")
     done = await run_checks(
         base_url=f"{trial.target.url}/v1",
         api_key=trial.target.api_key or None,

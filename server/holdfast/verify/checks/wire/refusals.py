@@ -12,7 +12,7 @@ from holdfast.verify.checks.wire.asking import PROMPT, either
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import CHAT, COMPLETIONS, Trial
 
-_LONGEST_ASKED_TOKENS = 300_000
+_MAX_ASKED_TOKENS = 300_000
 """A longer prompt would exceed the limits of bodies that servers have."""
 
 
@@ -72,7 +72,7 @@ def _wrong(trial: Trial) -> Iterator[Wrong]:
     yield Wrong("no answer at all", COMPLETIONS, {**completion, "n": 0})
     yield Wrong("a prompt that is an object", COMPLETIONS, {**completion, "prompt": {"a": 1}})
     longest = trial.server.max_model_len
-    if longest and longest < _LONGEST_ASKED_TOKENS:
+    if longest and longest < _MAX_ASKED_TOKENS:
         too_long = {**completion, "prompt": [20] * (longest + 1)}
         yield Wrong("a prompt longer than the context", COMPLETIONS, too_long)
 

@@ -16,7 +16,7 @@ from holdfast.verify.trial import CHAT, SkippedError, Trial
 
 _KINDS = {True: "chat.completion.chunk", False: "text_completion"}
 """By whether it is a chat."""
-_FEWEST_EVENTS = 4
+_MIN_EVENTS = 4
 _LONG_TOKENS = 512
 _STARTED_BYTES = 256
 _FREED_SECONDS = 30.0
@@ -84,7 +84,7 @@ async def incremental(trial: Trial) -> None:
     path, body = either(trial, PROMPT, max_tokens=32)
     stream = await trial.stream(path, body)
     times = [event.at_seconds for event in stream.frames.events[:-1]]
-    if len(times) < _FEWEST_EVENTS:
+    if len(times) < _MIN_EVENTS:
         raise SkippedError("the model's answer is too short to tell")
     trial.measure("first event", times[0], "s")
     trial.measure("last event", times[-1], "s")
