@@ -9,16 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
+import pytest
 
 from holdfast.processes.exits import is_alive
+from network_namespaces import ADDRESSES, cable
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 90.0
 SUPPORT = Path(__file__).parents[1] / "support"
 Event = dict[str, Any]
 
@@ -50,9 +52,9 @@ class Head:
 
 
 @contextmanager
-def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
+def process(*words: str, before: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
     """A process of `node_process`, which does not outlive the test, even if it is stopped."""
-    command = [sys.executable, str(SUPPORT / "node_process.py"), *words]
+    command = [*before, sys.executable, str(SUPPORT / "node_process.py"), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
         try:
             yield running
@@ -61,17 +63,21 @@ def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def a_head(port: int = 0) -> Iterator[tuple[Head, int]]:
+def a_head(
+    port: int = 0, host: str = "127.0.0.1", before: Sequence[str] = ()
+) -> Iterator[tuple[Head, int]]:
     """A head that listens, and its port."""
-    with process("head", str(port)) as running:
+    with process("head", host, str(port), before=before) as running:
         head = Head(running)
         yield head, head.until("listening")["port"]
 
 
 @contextmanager
-def a_follower(port: int, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def a_follower(
+    port: int, directory: Path, host: str = "127.0.0.1", before: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
     """A follower of the head at that port."""
-    with process("follow", str(port), str(directory)) as running:
+    with process("follow", host, str(port), str(directory), before=before) as running:
         yield running
 
 
@@ -136,3 +142,21 @@ def test_a_head_that_is_stopped_is_given_up_and_comes_back(tmp_path: Path) -> No
         head.process.send_signal(signal.SIGCONT)
         assert head.until("lost")["node"] == "b"
         assert is_alive(head.runs(2))
+
+
+def test_a_cable_that_is_pulled_ends_the_generation_on_both_sides(tmp_path: Path) -> None:
+    """Neither end is told; both free their node, and find together when it is plugged in again."""
+    with cable() as link:
+        if link is None:
+            pytest.skip("this user cannot make network namespaces here")
+        address = ADDRESSES[0]
+        with (
+            a_head(0, address, link.inside(0)) as (head, port),
+            a_follower(port, tmp_path, address, link.inside(1)),
+        ):
+            worker = head.runs(1)
+            link.pull()
+            assert head.until("lost")["reason"].startswith("it answered no heartbeat")
+            wait_until(lambda: not is_alive(worker))
+            link.plug()
+            assert is_alive(head.runs(2))

@@ -31,7 +31,7 @@ def say(**event: Any) -> None:
     sys.stdout.flush()
 
 
-async def be_head(port: int) -> None:
+async def be_head(host: str, port: int) -> None:
     """Start a generation whenever there can be one."""
     head = Head(key=KEY, model="m", facts=FACTS, nodes=2)
 
@@ -45,7 +45,7 @@ async def be_head(port: int) -> None:
                 say(what="left", node=node, reason=reason)
 
     generation = 0
-    with socket.create_server(("127.0.0.1", port)) as sock:
+    with socket.create_server((host, port)) as sock:
         say(what="listening", port=sock.getsockname()[1])
         async with listening_for_nodes(head, sock, on_report=report) as listener:
             while True:
@@ -64,7 +64,7 @@ async def be_head(port: int) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def follow(port: int, directory: Path) -> None:
+async def follow(host: str, port: int, directory: Path) -> None:
     """Follow the head at that port, with an engine that has one rank."""
 
     def command(order: Start, place: Path) -> Sequence[str]:
@@ -73,7 +73,7 @@ async def follow(port: int, directory: Path) -> None:
 
     engine = EngineProcesses(directory / "generations", command)
     machine = Follower(key=KEY, name="b", instance=os.urandom(32).hex())
-    address = HeadAddress("127.0.0.1", port)
+    address = HeadAddress(host, port)
     dialer = Dialer(machine, address, engine, find_facts=lambda _: FACTS)
     engine.reports = dialer
     (directory / "owned").mkdir(parents=True)
@@ -92,9 +92,9 @@ def work(parent: int, directory: Path, generation: int) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["head", port]:
-            asyncio.run(be_head(int(port)))
-        case ["follow", port, directory]:
-            asyncio.run(follow(int(port), Path(directory)))
+        case ["head", host, port]:
+            asyncio.run(be_head(host, int(port)))
+        case ["follow", host, port, directory]:
+            asyncio.run(follow(host, int(port), Path(directory)))
         case ["work", parent, directory, generation]:
             work(int(parent), Path(directory), int(generation))

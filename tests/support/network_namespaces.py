@@ -1,0 +1,81 @@
+"""Two network namespaces with a cable between them, as two machines have; it can be pulled."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+INTERFACES = ("hf-one", "hf-two")
+DEADLINE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Cable:
+    """The namespaces, by the pid of a process in each."""
+
+    pids: tuple[int, int]
+
+    def inside(self, side: int) -> list[str]:
+        """What goes before a command that is to run on that side."""
+        return ["nsenter", f"--target={self.pids[side]}", "--net"]
+
+    def ip(self, side: int, words: str) -> None:
+        """Run `ip` on that side."""
+        command = [*self.inside(side), "ip", *words.split()]
+        subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_SECONDS)
+
+    def pull(self) -> None:
+        """Let nothing through any more, and say nothing of it to either side."""
+        self.ip(0, f"link set {INTERFACES[0]} down")
+
+    def plug(self) -> None:
+        """Let everything through again."""
+        self.ip(0, f"link set {INTERFACES[0]} up")
+
+
+@contextmanager
+def cable() -> Iterator[Cable | None]:
+    """Make both namespaces; None where this machine or user cannot."""
+    with ExitStack() as stack:
+        holders = [stack.enter_context(_namespace()) for _ in ADDRESSES]
+        made = Cable((holders[0].pid, holders[1].pid))
+        try:
+            _connect(made)
+        except (OSError, subprocess.SubprocessError):
+            yield None
+        else:
+            yield made
+
+
+def _connect(made: Cable) -> None:
+    one, two = INTERFACES
+    made.ip(0, f"link add name {one} type veth peer name {two} netns {made.pids[1]}")
+    for side, (name, address) in enumerate(zip(INTERFACES, ADDRESSES, strict=True)):
+        made.ip(side, f"addr add {address}/24 dev {name}")
+        made.ip(side, f"link set {name} up")
+
+
+@contextmanager
+def _namespace() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["unshare", "--net", "sleep", "600"]) as holder:
+        try:
+            _wait_for_namespace(holder)
+            yield holder
+        finally:
+            holder.kill()
+
+
+def _wait_for_namespace(holder: subprocess.Popen[bytes]) -> None:
+    """Return once the process is in a namespace of its own, or has failed to get there."""
+    own = Path("/proc/self/ns/net").readlink()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while holder.poll() is None and time.monotonic() < deadline:
+        with suppress(OSError):
+            if Path(f"/proc/{holder.pid}/ns/net").readlink() != own:
+                return
+        time.sleep(0.01)
