@@ -64,10 +64,11 @@ def own_identity(directory: Path) -> Path:
     return path
 
 
-def self_signed(common_name: str) -> tuple[bytes, bytes]:
-    """Return a new certificate that no authority signed, valid for ten years, and its key, as PEM.
+def self_signed(common_name: str, life: timedelta = _LIFE) -> tuple[bytes, bytes]:
+    """Return a new certificate that no authority signed, and its key, as PEM.
 
-    The key is not encrypted.
+    The certificate is valid for `life`, by default ten years, and has been for a day, since clocks
+    differ. The key is not encrypted.
     """
     from cryptography import x509  # noqa: PLC0415 - only where clients need certificates
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - as above
@@ -83,7 +84,7 @@ def self_signed(common_name: str) -> tuple[bytes, bytes]:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + _LIFE)
+        .not_valid_after(now + life)
         .sign(key, hashes.SHA256())
     )
     secret = key.private_bytes(

@@ -27,6 +27,7 @@ VALUES = {
     "--probe-timeout": ("9.5", 9.5, "1e2", 100.0),
     "--probe-max-tokens": ("2", 2, "4096", 4096),
     "--probe-require-full": ("1", True, "no", False),
+    "--verify-baseline": ("/x", Path("/x"), "y", Path("y")),
     "--admit-unproven": ("1", True, "no", False),
     "--max-waiting": ("0", 0, "7", 7),
     "--max-requests-per-key": ("3", 3, "7", 7),
@@ -57,7 +58,13 @@ VALUES = {
     "--request-log": ("uvicorn", "uvicorn", "none", "none"),
 }
 SWITCHES = {name for name, flag in FLAGS.items() if flag.is_switch}
-ANY_WORD = {"--learned-dir", "--api-key-file", "--admin-api-key-file", "--admin-api-key"}
+ANY_WORD = {
+    "--learned-dir",
+    "--verify-baseline",
+    "--api-key-file",
+    "--admin-api-key-file",
+    "--admin-api-key",
+}
 """Flags that take nearly every word."""
 
 

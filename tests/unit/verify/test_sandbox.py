@@ -139,13 +139,14 @@ def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def watched(program: str) -> tuple[bool, set[psutil.Process]]:
-    """Whether it passes, and all processes that were seen while it ran."""
+    """Whether it passes, and all processes of it that were seen while it ran."""
+    others = set(psutil.Process().children(recursive=True))
     found: set[psutil.Process] = set()
 
     async def run() -> bool:
         passing = asyncio.create_task(sandbox.passes(program))
         while not passing.done():
-            found.update(psutil.Process().children(recursive=True))
+            found.update({*psutil.Process().children(recursive=True)} - others)
             await asyncio.sleep(0.05)
         return await passing
 
