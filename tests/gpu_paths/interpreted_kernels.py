@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 from triton.runtime.errors import InterpreterError
 
 COUNT = 8
@@ -31,6 +32,23 @@ def casts_counters(written: Any, count: Any) -> None:
         tl.store(written + index, index.to(tl.int64))
 
 
+@triton.jit  # type: ignore[untyped-decorator]  # Triton is Any to us
+def finds_nans(written: Any, given: Any, COUNT: tl.constexpr) -> None:  # noqa: N803
+    """Write 1 for each number that is none."""
+    place = tl.arange(0, COUNT)
+    is_nan = libdevice.isnan(tl.load(given + place)).to(tl.int1)
+    tl.store(written + place, is_nan.to(tl.int32))
+
+
+def nans() -> list[int]:
+    """Those among eight numbers."""
+    given = torch.zeros(COUNT)
+    given[2] = torch.nan
+    written = torch.full((COUNT,), -1, dtype=torch.int32)
+    finds_nans[(1,)](written, given, COUNT=COUNT)
+    return [int(one) for one in written]
+
+
 def bits() -> list[int]:
     """Those of a word, the lowest first, but for the two highest."""
     written = torch.zeros(COUNT, dtype=torch.int32)
@@ -46,9 +64,9 @@ def numbers() -> list[int]:
 
 
 def main() -> None:
-    """Launch both."""
+    """Launch all."""
     done = {}
-    for launch in (bits, numbers):
+    for launch in (bits, numbers, nans):
         try:
             done[launch.__name__] = launch()
         except InterpreterError as error:

@@ -30,12 +30,13 @@ def launched(environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]
 
 
 def test_kernels_do_what_they_do_when_compiled() -> None:
-    """A mask is made of a scalar's comparison and a block's; a loop's counter is cast."""
+    """Masks are made of a scalar's comparison and a block's, counters are cast, NaNs are found."""
     done = launched(v2_runner.environment())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "bits": [1, 0, 1, 0, 1, 1, 0, 0],
         "numbers": [0, 1, 2, 3, 4, 5, 6, 7],
+        "nans": [0, 0, 1, 0, 0, 0, 0, 0],
     }
 
 
@@ -44,3 +45,4 @@ def test_triton_needs_the_mends() -> None:
     refused = launched({"TRITON_INTERPRET": "1"}).stderr
     assert "mask has unsupported dtype" in refused
     assert "'int' object has no attribute 'to'" in refused
+    assert "'NoneType' object has no attribute 'to'" in refused

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
 
@@ -16,7 +17,13 @@ def install() -> None:
     builder = interpreter.InterpreterBuilder
     builder.create_splat = _of_booleans_too(builder.create_splat)
     interpreter._patch_lang_core = _with_counters_that_cast(interpreter._patch_lang_core)
+    libdevice.isnan = _isnan
     interpreter._patch_lang = _once_for_each_kernel(interpreter._patch_lang)
+
+
+def _isnan(number: Any) -> Any:
+    """What the library of a device would find; the interpreter has none, and gets nothing."""
+    return number != number  # noqa: PLR0124 - only a NaN differs from itself
 
 
 def _of_booleans_too(spread: Callable[..., Any]) -> Callable[..., Any]:
