@@ -12,10 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from holdfast.verify.checks import oracle, roads
+from holdfast.verify.options import Options
 from load_generator import loaded, questions, undisturbed
 from lora_adapters import make_lora
 from servers import SMALL, Server, running, wait_until
 from tiny_models import make_qwen
+from verified import not_passed, recorded_at, results_at
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -128,6 +131,16 @@ def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> 
     known = server.get("/admin/loras", headers=AS_ADMIN).json()["loras"]
     assert known == [{"name": "accent", "path": str(adapter), "is_pinned": True}]
     assert text(server, "accent") == accent
+
+
+def test_the_next_engine_meets_the_baseline(server: Server) -> None:
+    """Verify asks for a restart, and finds the log-probs as they were recorded before."""
+    baseline = recorded_at(server.url, ADMIN_KEY)
+    restarts = [check for check in roads.CHECKS if check.name == "restart"]
+    made = results_at(server.url, restarts, api_key=ADMIN_KEY)
+    made |= results_at(server.url, oracle.comparing.CHECKS, Options(baseline), ADMIN_KEY)
+    assert {name: made[name].reason for name in not_passed(made)} == {}
+    assert len(made) == 5
 
 
 def test_a_probe_on_request_is_passed_beside_clients(server: Server) -> None:

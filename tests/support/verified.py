@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from asgi_server import serving
+from holdfast.verify.baseline import Baseline
 from holdfast.verify.check import Check
+from holdfast.verify.checks.oracle import recording
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, Profile, Status
 from holdfast.verify.runner import Bench, run
@@ -112,13 +114,58 @@ def results(
     interruption = interrupted or asyncio.Event()
 
     async def judged() -> dict[str, CheckResult]:
-        async with serving(app) as client, Target(str(client.base_url), app.api_key) as target:
-            server = await survey(target)
-            bench = Bench(target, server, profile, interruption, options or Options())
-            made = await run(checks, bench, Unseen())
-        return {f"{one.group}.{one.name}": one for one in made}
+        async with serving(app) as client:
+            target = Target(str(client.base_url), app.api_key)
+            made, _ = await _judged(target, checks, profile, options, interruption)
+        return made
 
     return asyncio.run(judged())
+
+
+def results_at(
+    url: str, checks: Sequence[Check], options: Options | None = None, api_key: str = ""
+) -> dict[str, CheckResult]:
+    """What comes of some checks against a server of another process, in profile standard."""
+    made, _ = asyncio.run(_judged(Target(url, api_key), checks, "standard", options))
+    return made
+
+
+def recorded(app: OpenAIDouble) -> Baseline:
+    """What a server is recorded as."""
+
+    async def judged() -> Baseline:
+        async with serving(app) as client:
+            return await _recorded(str(client.base_url), app.api_key)
+
+    return asyncio.run(judged())
+
+
+def recorded_at(url: str, api_key: str = "") -> Baseline:
+    """What a server of another process is recorded as."""
+    return asyncio.run(_recorded(url, api_key))
+
+
+async def _recorded(url: str, api_key: str) -> Baseline:
+    options = Options(records=True)
+    made, bench = await _judged(Target(url, api_key), recording.CHECKS, "standard", options)
+    assert not_passed(made) == {}, made
+    baseline: Baseline = bench.measured[recording.measured]
+    return baseline
+
+
+async def _judged(
+    target: Target,
+    checks: Sequence[Check],
+    profile: Profile,
+    options: Options | None,
+    interruption: asyncio.Event | None = None,
+) -> tuple[dict[str, CheckResult], Bench]:
+    async with target:
+        server = await survey(target)
+        interrupted = interruption or asyncio.Event()
+        bench = Bench(target, server, profile, interrupted, options or Options())
+        made = await run(checks, bench, Unseen())
+    return {f"{one.group}.{one.name}": one for one in made}, bench
 
 
 def not_passed(made: Mapping[str, CheckResult]) -> dict[str, Status]:

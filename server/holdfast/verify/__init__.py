@@ -7,6 +7,9 @@ survey.py    what the server is: models, abilities, versions, and with Holdfast 
 trial.py     what a check is given: it asks the server, and notes numbers and faults
 options.py   what a user asks of the checks
 baseline.py  the file of --record and --against, and how far a score may fall behind it
+scoring.py   log-probs of token sequences, by the roads that vLLM offers
+agreement.py do two of them agree, within noise that was measured?
+recorder.py  what becomes of the files of --record and --against
 streams.py   a stream of server-sent events, byte by byte
 answers.py   reads values out of answers that may have any shape
 packages.py  which packages of `holdfast[verify]` are here

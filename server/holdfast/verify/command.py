@@ -8,6 +8,7 @@ import sys
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -17,11 +18,14 @@ from holdfast import __version__
 from holdfast.errors import UsageError
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.verify import packages
-from holdfast.verify.checks import ALL
+from holdfast.verify.baseline import Baseline
+from holdfast.verify.checks import ALL, oracle
+from holdfast.verify.checks.oracle import recording
 from holdfast.verify.diff import diff
 from holdfast.verify.interruption import noticed, unless
 from holdfast.verify.options import Options
 from holdfast.verify.progress import say, view_on
+from holdfast.verify.recorder import keep, options_of, require_same_model
 from holdfast.verify.records import PROFILES, Profile, Report, Status, Tool, Verdict
 from holdfast.verify.redaction import redacted
 from holdfast.verify.report import write
@@ -56,10 +60,12 @@ def verify(arguments: Sequence[str]) -> int:
     directory: Path = flags.out
     _make_directory(directory)
     try:
-        report = asyncio.run(_report(_base_url(flags.url), key, flags.profile, options))
+        report, measured = asyncio.run(_run(_base_url(flags.url), key, flags.profile, options))
         counts = ", ".join(f"{report.count(s)} {s}" for s in Status if report.count(s))
         say(f"{report.verdict} in {report.duration_seconds:.1f} s: {counts}", sys.stdout)
         say(f"report: {write(report, directory)}", sys.stdout)
+        if flags.record:
+            say(keep(measured, report, flags.record), sys.stdout)
     except KeyboardInterrupt:
         say("inconclusive: interrupted before there was a report", sys.stdout)
         return EXIT_CODES[Verdict.INCONCLUSIVE]
@@ -102,6 +108,12 @@ def verify_parser() -> Parser:
         metavar="CMD",
         help="command that kills the server's engine, to see whether answers outlive it",
     )
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="write a baseline of the server to this file"
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="compare the server with this baseline"
+    )
     return parser
 
 
@@ -112,7 +124,8 @@ def _options(flags: Namespace) -> Options:
         UsageError: a file cannot be read, or is not as it must be.
     """
     tasks = read_tasks(flags.tasks) if flags.tasks else ()
-    return Options(tasks=tasks, kill_command=flags.kill_command)
+    found = options_of(flags.against, flags.record)
+    return replace(found, tasks=tasks, kill_command=flags.kill_command)
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -126,14 +139,18 @@ def _words(command: str) -> tuple[str, ...]:
     return words
 
 
-async def _report(url: str, key: str, profile: Profile, options: Options) -> Report:
+async def _run(
+    url: str, key: str, profile: Profile, options: Options
+) -> tuple[Report, Baseline | None]:
+    """The report, and what was measured for a baseline."""
     started_at, started_seconds = datetime.now(UTC), time.monotonic()
-    checks = [check for check in ALL if profile in check.profiles]
+    checks = [c for c in ALL if profile in c.profiles and oracle.is_asked_for(c, options)]
     with noticed() as interrupted:
         async with Target(url, key) as target:
             server = await unless(interrupted, survey(target))
             if server is None:
                 raise KeyboardInterrupt
+            require_same_model(server, options)
             bench = Bench(target, server, profile, interrupted, options)
             with view_on(sys.stdout, len(checks)) as view:
                 results = await run(checks, bench, view)
@@ -153,7 +170,8 @@ async def _report(url: str, key: str, profile: Profile, options: Options) -> Rep
         checks=results,
         after=after,
     )
-    return redacted(report, target.secrets)
+    measured: Baseline | None = bench.measured.get(recording.measured)
+    return redacted(report, target.secrets), redacted(measured, target.secrets)
 
 
 def _base_url(given: str) -> str:

@@ -18,3 +18,5 @@ class Options:
     """`--tasks`: what the user asks of the model."""
     kill_command: tuple[str, ...] = ()
     """`--kill-command`: what kills the engine; empty if nothing may."""
+    records: bool = False
+    """`--record`: whether a baseline is measured."""

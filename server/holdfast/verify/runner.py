@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.verify.answers import MalformedError, excerpt
 from holdfast.verify.check import Check, lack_of
@@ -46,6 +46,8 @@ class Bench:
     interrupted: asyncio.Event
     """Set once the user wants the run to end."""
     options: Options = field(default_factory=Options)
+    measured: dict[Any, Any] = field(default_factory=dict)
+    """What `Trial.once` has measured, by the function that did."""
 
 
 async def run(checks: Sequence[Check], bench: Bench, view: View) -> tuple[CheckResult, ...]:
@@ -90,7 +92,7 @@ def _not_made(check: Check, bench: Bench, obstacle: str) -> CheckResult | None:
 
 async def _made(check: Check, bench: Bench) -> CheckResult:
     """The result of a check that is made, until it ends or must end: its time, or the user."""
-    trial = Trial(bench.target, bench.server, bench.profile, bench.options)
+    trial = Trial(bench.target, bench.server, bench.profile, bench.options, bench.measured)
     started_seconds = time.monotonic()
     attempt = asyncio.ensure_future(check.run(trial))
     interruption = asyncio.create_task(bench.interrupted.wait())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.verify.answers import MalformedError, dig, excerpt, printable
 from holdfast.verify.baseline import Baseline, limit_of
@@ -23,6 +23,7 @@ _MOST_REQUESTS = 8
 """More do not help to repeat a check."""
 _MOST_FAULTS = 20
 
+Value = TypeVar("Value")
 Message = Mapping[str, Any]
 Asked = str | Sequence[Message]
 """What a user says, or a whole conversation."""
@@ -55,12 +56,18 @@ class Trial:
     """One attempt of one check."""
 
     def __init__(
-        self, target: Target, server: Server, profile: Profile, options: Options | None = None
+        self,
+        target: Target,
+        server: Server,
+        profile: Profile,
+        options: Options,
+        measured: dict[Any, Any],
     ) -> None:
         self.target = target
         self.server = server
         self.profile = profile
-        self.options = options or Options()
+        self.options = options
+        self._measured = measured
         self.numbers: list[Number] = []
         self.series: list[Series] = []
         self.faults: list[Fault] = []
@@ -71,6 +78,16 @@ class Trial:
     def baseline(self) -> Baseline | None:
         """The recorded run that the server is compared with; None without one."""
         return self.options.baseline
+
+    async def once(self, measure: Callable[[Trial], Awaitable[Value]]) -> Value:
+        """What `measure` finds, which all checks of a run share; if it raises, the next one tries.
+
+        Only the first has its requests in the report.
+        """
+        if measure not in self._measured:
+            self._measured[measure] = await measure(self)
+        found: Value = self._measured[measure]
+        return found
 
     async def ask(
         self,

@@ -6,6 +6,14 @@ A group is one module here, with a tuple `CHECKS`, or a package with such module
 from __future__ import annotations
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks import chat, skill, survive, tools, wire
+from holdfast.verify.checks import chat, oracle, roads, skill, survive, tools, wire
 
-ALL: tuple[Check, ...] = (*wire.CHECKS, *chat.CHECKS, *tools.CHECKS, *skill.CHECKS, *survive.CHECKS)
+ALL: tuple[Check, ...] = (
+    *wire.CHECKS,
+    *chat.CHECKS,
+    *tools.CHECKS,
+    *roads.CHECKS,
+    *oracle.CHECKS,
+    *skill.CHECKS,
+    *survive.CHECKS,
+)

@@ -1,0 +1,167 @@
+"""Compares a server with a baseline: prompts, scores, answers and first tokens."""
+
+from __future__ import annotations
+
+from holdfast.verify.agreement import (
+    FACTOR,
+    Floor,
+    Scores,
+    compare,
+    margin,
+    pooled,
+    quantile,
+)
+from holdfast.verify.baseline import Baseline, RecordedSequence
+from holdfast.verify.check import Check
+from holdfast.verify.checks.oracle.permutation import p_value
+from holdfast.verify.checks.oracle.recording import prompt_of, rounds_of
+from holdfast.verify.checks.roads.judging import judge, noise, on_road
+from holdfast.verify.checks.roads.sequences import longest_tokens
+from holdfast.verify.records import at_least, at_most, equal_to
+from holdfast.verify.scoring import decoded, scored
+from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
+
+_LEAST_P = 0.001
+_MOST_GROWTH = 10
+_SHOWN_CHARACTERS = 40
+
+
+async def prompts(trial: Trial) -> None:
+    """Every text of the baseline still becomes the same token ids: tokenizer and template."""
+    texts = _baseline(trial).texts
+    if not texts:
+        raise SkippedError("the baseline has no texts")
+    for one in texts:
+        ids = await prompt_of(trial, one.text, is_chat=one.is_chat)
+        name = f"{'chat' if one.is_chat else 'text'} {one.text[:_SHOWN_CHARACTERS]!r}"
+        trial.require(ids is not None, f"the {name} has no token ids any more")
+        is_same = ids is None or tuple(ids) == one.token_ids
+        trial.require(is_same, f"the {name} becomes other token ids")
+    trial.measure("prompts that differ", len(trial.faults), limit=equal_to(0))
+    trial.measure("prompts", len(texts))
+
+
+async def scores(trial: Trial) -> None:
+    """Score the sequences of the baseline again, token by token on the same context."""
+    floor = await _floor(trial)
+    pairs = []
+    for one in _sequences(trial):
+        with on_road(trial):
+            now = await scored(trial, [*one.prompt_ids, *one.answer_ids])
+        pairs.append((now, _scores(one)))
+    judge(trial, "teacher-forced", pairs, floor.as_reordered)
+    found = pooled([compare(then, now) for now, then in pairs])
+    # Where differences are small, the divergence grows with their square.
+    divergence = at_most(FACTOR**2 * floor.divergence, "A/A")
+    trial.measure("teacher-forced: mean divergence", found.divergence, "nat", divergence)
+    percentile = quantile(sorted(found.differences), 0.99)
+    trial.measure("teacher-forced: 99 % of the differences", percentile, "nat")
+    trial.measure("positions", len(found.by_position))
+
+
+async def answers(trial: Trial) -> None:
+    """Generate the answers of the baseline again; a fork is right only where two tokens are near.
+
+    Each fork is named, with the lead that the baseline's token had there.
+    """
+    limits = (await _floor(trial)).as_reordered
+    forks = 0
+    for number, one in enumerate(_sequences(trial)):
+        with on_road(trial):
+            made = await decoded(trial, one.prompt_ids, len(one.answer_ids))
+        pairs = zip(made.token_ids, one.answer_ids, strict=True)
+        fork = next((at for at, (now, then) in enumerate(pairs) if now != then), None)
+        if fork is not None:
+            forks += 1
+            lead = margin(dict(one.tops[len(one.prompt_ids) + fork - 1]))
+            name = f"answer {number} forks at token {fork}, where the lead was"
+            trial.measure(name, lead, "nat", at_most(2 * limits.greatest, "A/A"))
+    trial.measure("forks", forks)
+
+
+async def first_tokens(trial: Trial) -> None:
+    """Ask for first tokens many times: a small change of all weights shows in their means."""
+    recorded = _baseline(trial).first_tokens
+    if not recorded:
+        raise SkippedError("the baseline has no first tokens")
+    limits = (await _floor(trial)).as_reordered
+    with on_road(trial):
+        now = await rounds_of(trial, [one.prompt_ids for one in recorded])
+    rounds = min(len(one.samples) for one in recorded)
+    then = [[dict(one.samples[number]) for one in recorded] for number in range(rounds)]
+    found = p_value(then, now, within=limits.median)
+    trial.measure("p of the same log-probs", found, "", at_least(_LEAST_P))
+    trial.measure("first tokens", len(recorded))
+
+
+def _baseline(trial: Trial) -> Baseline:
+    if trial.baseline is None:
+        raise SkippedError("no baseline is given", "record one with --record, give it to --against")
+    return trial.baseline
+
+
+def _sequences(trial: Trial) -> list[RecordedSequence]:
+    """Those that fit into the server's context."""
+    recorded, most = _baseline(trial).sequences, longest_tokens(trial)
+    found = [one for one in recorded if len(one.prompt_ids) + len(one.answer_ids) < most]
+    if not found:
+        raise InconclusiveError("no sequence of the baseline fits into the server's context")
+    return found
+
+
+def _scores(one: RecordedSequence) -> Scores:
+    return {at: dict(top) for at, top in enumerate(one.tops, start=1)}
+
+
+async def _floor(trial: Trial) -> Floor:
+    """The noise of the noisier of both servers.
+
+    What is wrong with a server may make it noisy, too. So its own noise counts only up to ten times
+    what was recorded.
+    """
+    then, now = _baseline(trial).noise, (await noise(trial)).reordered
+    return Floor(
+        median=_noisier(then.median, now.median),
+        p999=_noisier(then.p999, now.p999),
+        divergence=_noisier(then.divergence, now.divergence),
+        samples=now.samples,
+    )
+
+
+def _noisier(then: float, now: float) -> float:
+    return max(then, min(now, _MOST_GROWTH * then))
+
+
+CHECKS = (
+    Check(
+        "prompts",
+        "oracle",
+        prompts,
+        "Texts and chats become the same tokens as when the baseline was recorded.",
+        needs=("completions",),
+    ),
+    Check(
+        "scores",
+        "oracle",
+        scores,
+        "Token by token, log-probs are those of the baseline.",
+        needs=("completions",),
+        deadline_seconds=900.0,
+    ),
+    Check(
+        "answers",
+        "oracle",
+        answers,
+        "Greedy answers are those of the baseline, but where two tokens were about as likely.",
+        needs=("completions",),
+        deadline_seconds=900.0,
+    ),
+    Check(
+        "first_tokens",
+        "oracle",
+        first_tokens,
+        "The log-probs of first tokens, asked many times, have not moved since the baseline.",
+        needs=("completions",),
+        deadline_seconds=900.0,
+    ),
+)

@@ -1,0 +1,28 @@
+"""Does one token sequence get the same log-probs by every road? The group `self`.
+
+The reference is one prefill of the sequence, alone and cold: `roads.judging`. What no road can show
+is a fault that all of them share, such as a wrong weight; for that there is the group `oracle`.
+"""
+
+from __future__ import annotations
+
+from holdfast.verify.check import Check
+from holdfast.verify.checks.roads import (
+    batches,
+    contexts,
+    decodes,
+    needles,
+    repeats,
+    restarts,
+    sampling,
+)
+
+CHECKS: tuple[Check, ...] = (
+    *repeats.CHECKS,
+    *decodes.CHECKS,
+    *contexts.CHECKS,
+    *batches.CHECKS,
+    *sampling.CHECKS,
+    *needles.CHECKS,
+    *restarts.CHECKS,
+)

@@ -1,0 +1,53 @@
+"""Does a sequence get the same log-probs alone and among many?"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.verify.check import Check
+from holdfast.verify.checks.roads.judging import judge, need_decode, noise, on_road, reference
+from holdfast.verify.checks.roads.sequences import ANSWER_TOKENS, sequences
+from holdfast.verify.scoring import decoded, scored
+from holdfast.verify.trial import Trial
+
+_SEQUENCES = {"quick": 8, "standard": 16}
+_MOST_SEQUENCES = 64
+_SHORTEST_TOKENS = 20
+_STEP_TOKENS = 5
+"""Each prompt is longer than the one before, so that no two rows of a batch are alike."""
+_LONGEST_TOKENS = 300
+
+
+async def full_batch(trial: Trial) -> None:
+    """Decode many sequences at once, then score them at once; against each of them alone."""
+    await need_decode(trial)
+    made = await trial.once(sequences)
+    limits = (await noise(trial)).reordered.as_reordered
+    most = min(_LONGEST_TOKENS, made.longest_tokens - ANSWER_TOKENS)
+    prompts = [
+        made.prompt(min(_SHORTEST_TOKENS + _STEP_TOKENS * number, most), 100 + number)
+        for number in range(_SEQUENCES.get(trial.profile, _MOST_SEQUENCES))
+    ]
+    with on_road(trial):
+        answers = await asyncio.gather(*(decoded(trial, one, ANSWER_TOKENS) for one in prompts))
+        wholes = [
+            [*prompt, *answer.token_ids] for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        together = await asyncio.gather(*(scored(trial, one) for one in wholes))
+    alone = [await reference(trial, one) for one in wholes]
+    decodes = [answer.scores for answer in answers]
+    judge(trial, "decoded together", list(zip(decodes, alone, strict=True)), limits)
+    judge(trial, "prefilled together", list(zip(together, alone, strict=True)), limits)
+    trial.measure("sequences", len(prompts))
+
+
+CHECKS = (
+    Check(
+        "full_batch",
+        "self",
+        full_batch,
+        "A sequence among many others gets the log-probs that it gets alone.",
+        needs=("completions",),
+        deadline_seconds=900.0,
+    ),
+)

@@ -1,0 +1,190 @@
+"""Is a long context the same, whether it comes in chunks, from the prefix cache or at once?"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+
+from holdfast.verify.agreement import Floor, Scores, Top, compare, floor_of, noisier
+from holdfast.verify.check import Check
+from holdfast.verify.checks.roads.judging import (
+    judge,
+    judge_answer,
+    need_decode,
+    noise,
+    on_road,
+)
+from holdfast.verify.checks.roads.sequences import ANSWER_TOKENS, Sequences, sequences
+from holdfast.verify.records import Profile
+from holdfast.verify.scoring import decoded, next_top
+from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
+
+_RUNG_TOKENS = 128
+"""Fewer than an engine step takes, so that no rung of the ladder is cut into chunks."""
+_OTHER_RUNGS = (64, 256, 384)
+"""Of ladders that differ from it in nothing but the order of additions; they meet it often."""
+_CACHED_TOKENS = (300, 1100)
+"""Prompts that a prefix cache may keep: its blocks have 16 tokens, 128 on a CPU, or more than 500
+where a model keeps a state."""
+_CHUNKED: dict[Profile, tuple[int, ...]] = {
+    "quick": (1040, 2072),
+    "standard": (520, 1040, 2072, 3000, 4120, 8190),
+}
+_EVERY_CHUNKED = (*_CHUNKED["standard"], 6000, 12000, 16400, 24000, 32800, 65600, 131000)
+_HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_OK = 200
+_HITS_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+
+
+async def prefix(trial: Trial) -> None:
+    """The same prompt again, and then with half of its answer: both find a prefix in the cache."""
+    await need_decode(trial)
+    limits = (await noise(trial)).reordered.as_reordered
+    length = await trial.once(_cached_tokens)
+    prompt = (await trial.once(sequences)).prompt(length)
+    salt = secrets.token_hex(8)
+    await decoded(trial, prompt, ANSWER_TOKENS, salt=salt)
+    with on_road(trial):
+        again = await decoded(trial, prompt, ANSWER_TOKENS, salt=salt)
+    longer = [*prompt, *again.token_ids[: ANSWER_TOKENS // 2]]
+    with on_road(trial):
+        further = await decoded(trial, longer, ANSWER_TOKENS, salt=salt)
+    await judge_answer(trial, "the same prompt again", prompt, again, limits)
+    await judge_answer(trial, "with half of its answer", longer, further, limits)
+
+
+async def chunked(trial: Trial) -> None:
+    """Prompts that are longer than an engine step, cold; against a context that grew in the cache.
+
+    Nothing can prefill them at once. So the reference climbs a ladder: each prompt of it is a
+    little longer than the one before, finds that one in the prefix cache, and is never cut.
+    """
+    made = await trial.once(sequences)
+    short = (await noise(trial)).reordered.as_reordered
+    first = await trial.once(_cached_tokens)
+    control = [first, first + _RUNG_TOKENS // 2]
+    ladder = await _ladder(trial, made, control, _RUNG_TOKENS)
+    if not compare(await _cold(trial, made, control), ladder).is_within(short):
+        raise InconclusiveError("a prefix from the cache does not agree; see self.prefix")
+    lengths = context_lengths(trial.profile, made)
+    with on_road(trial):
+        cold = await _cold(trial, made, lengths)
+    limits = (await long_floor(trial)).as_reordered
+    judge(trial, "in chunks", [(cold, await trial.once(_long_ladder))], limits)
+    trial.measure("longest prompt", max(lengths), "tokens")
+
+
+async def long_floor(trial: Trial) -> Floor:
+    """The noise of long contexts: prefills of other lengths add them up in another order.
+
+    It is that of prompts which grow in the prefix cache by other lengths, so that neither a chunk
+    nor a decode is in it.
+
+    Raises:
+        SkippedError: there is no prefix cache.
+    """
+    return noisier((await noise(trial)).reordered, await trial.once(_ladders_floor))
+
+
+async def _ladders_floor(trial: Trial) -> Floor:
+    """Grouped by ladder and by power of two of the length: noise grows with the context."""
+    made, known = await trial.once(sequences), await trial.once(_long_ladder)
+    groups: dict[tuple[int, int], dict[int, Top]] = {}
+    for rung_tokens in _OTHER_RUNGS:
+        other = await _ladder(trial, made, [max(known)], rung_tokens)
+        for length in other.keys() & known.keys():
+            groups.setdefault((rung_tokens, length.bit_length()), {})[length] = other[length]
+    return floor_of(compare(group, known) for group in groups.values())
+
+
+async def _long_ladder(trial: Trial) -> Scores:
+    made = await trial.once(sequences)
+    return await _ladder(trial, made, context_lengths(trial.profile, made), _RUNG_TOKENS)
+
+
+def context_lengths(profile: Profile, made: Sequences) -> list[int]:
+    """Those of the profile that fit; the longest that fits stands for those that do not."""
+    most = max(made.longest_tokens - 1, 1)
+    return sorted({min(one, most) for one in _CHUNKED.get(profile, _EVERY_CHUNKED)})
+
+
+async def _cold(trial: Trial, made: Sequences, lengths: Sequence[int]) -> Scores:
+    """What follows prompts of these lengths, each without a prefix in the cache."""
+    prompt = made.prompt(max(lengths))
+    return {length: await next_top(trial, prompt[:length]) for length in lengths}
+
+
+async def _ladder(
+    trial: Trial, made: Sequences, lengths: Sequence[int], rung_tokens: int
+) -> Scores:
+    """What follows the same prompts, if each finds the one before in the cache; and the rungs."""
+    first = await trial.once(_cached_tokens)
+    prompt, salt, found = made.prompt(max(lengths)), secrets.token_hex(8), dict[int, Top]()
+    for rung in sorted({*lengths, *range(first, max(lengths), rung_tokens)}):
+        found[rung] = await next_top(trial, prompt[:rung], salt=salt)
+    return found
+
+
+async def _cached_tokens(trial: Trial) -> int:
+    """The length of a prompt of which the cache keeps a part.
+
+    Raises:
+        SkippedError: it keeps none, or the server does not tell.
+    """
+    made = await trial.once(sequences)
+    for length in _CACHED_TOKENS:
+        before, salt = await _hits(trial), secrets.token_hex(8)
+        for _ in range(2):
+            await next_top(trial, made.prompt(length)[: made.longest_tokens - 1], salt=salt)
+        if await _is_hit(trial, before):
+            return length
+    raise SkippedError(
+        f"the prefix cache is off, or does not keep prompts of {max(_CACHED_TOKENS)} tokens",
+        "serve the model with --enable-prefix-caching",
+    )
+
+
+async def _hits(trial: Trial) -> float:
+    """How many tokens the prefix cache has spared so far.
+
+    Raises:
+        SkippedError: the server does not tell.
+    """
+    answer = await trial.ask("/metrics")
+    found = _HITS.findall(answer.text) if answer.status == _OK else []
+    if not found:
+        raise SkippedError("the server does not tell how often its prefix cache is hit")
+    return sum(map(float, found))
+
+
+async def _is_hit(trial: Trial, before: float) -> bool:
+    """Whether the metrics, which a server may write later, have more hits than before."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_HITS_SECONDS):
+            while await _hits(trial) <= before:  # noqa: ASYNC110 - another process counts them
+                await asyncio.sleep(_POLL_SECONDS)
+            return True
+    return False
+
+
+CHECKS = (
+    Check(
+        "prefix",
+        "self",
+        prefix,
+        "An answer behind a prefix from the cache has the log-probs of one that computes it.",
+        needs=("completions",),
+    ),
+    Check(
+        "chunked",
+        "self",
+        chunked,
+        "A prompt that is longer than an engine step has the log-probs of one that grew slowly.",
+        needs=("completions",),
+        deadline_seconds=3600.0,
+    ),
+)

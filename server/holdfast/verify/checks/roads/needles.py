@@ -1,0 +1,81 @@
+"""Does the model find a sentence at any depth of a long text?
+
+A model that does not find it in a short text cannot show anything about long ones.
+"""
+
+from __future__ import annotations
+
+import random
+
+from holdfast.verify.answers import dig
+from holdfast.verify.check import FROM_STANDARD, Check
+from holdfast.verify.checks.roads.sequences import longest_tokens
+from holdfast.verify.records import equal_to
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import SkippedError, Trial
+
+_DEPTHS = 15
+_JUDGED_DEPTH = 0.9
+"""Deeper ones are told, not judged: next to the question almost every model finds them."""
+_SHORT_LINES = 8
+_LENGTHS = {"standard": (512, 2048, 8192)}
+_EVERY_LENGTH = (512, 2048, 8192, 16384, 32768, 65536, 131072, 262144)
+_ANSWER_TOKENS = 64
+_PLACES = ("harbour", "lighthouse", "shipyard", "ferry", "pier", "chandlery", "customs house")
+_NUMBER = "70413"
+_QUESTION = "\nWhat is the secret number of the harbour master? Answer with the number only."
+
+
+async def needles(trial: Trial) -> None:
+    """Hide a number at 15 depths of texts up to the longest that the server promises."""
+    short = await _asked(trial, _SHORT_LINES, depth=0.5)
+    if not _is_found(short):
+        raise SkippedError("the model does not find a number in a short text")
+    line_tokens = dig(short.usage(), "prompt_tokens", kind=int) / _SHORT_LINES
+    room = longest_tokens(trial) - _ANSWER_TOKENS
+    found: dict[float, list[bool]] = {}
+    for length in sorted({min(one, room) for one in _LENGTHS.get(trial.profile, _EVERY_LENGTH)}):
+        lines = max(int(length / line_tokens), 1)  # the question is counted in each: shorter
+        for step in range(_DEPTHS):
+            depth = step / (_DEPTHS - 1)
+            answer = await _asked(trial, lines, depth)
+            found.setdefault(depth, []).append(_is_found(answer))
+            if depth <= _JUDGED_DEPTH:
+                where = f"at {depth:.0%} of {lines} lines the number is not found"
+                trial.require(found[depth][-1], where, answer)
+    missed = sum(not one for depth, all_ in found.items() for one in all_ if depth <= _JUDGED_DEPTH)
+    trial.measure("numbers that were not found", missed, limit=equal_to(0))
+    shares = [(100 * depth, 100 * sum(all_) / len(all_)) for depth, all_ in found.items()]
+    trial.draw("found by depth", "depth [%]", "numbers found [%]", shares)
+
+
+async def _asked(trial: Trial, lines: int, depth: float) -> Answer:
+    return await trial.chat(_text(lines, depth), max_tokens=_ANSWER_TOKENS)
+
+
+def _text(lines: int, depth: float) -> str:
+    """Lines about numbers of other places, one about the harbour master's, and the question."""
+    drawn = random.Random(lines)  # noqa: S311 - the same in every run
+    said = [
+        f"Line {number}: the {drawn.choice(_PLACES)} counted {drawn.randrange(10, 1000)} boats."
+        for number in range(lines)
+    ]
+    said.insert(round(depth * lines), f"The secret number of the harbour master is {_NUMBER}.")
+    return "\n".join(said) + _QUESTION
+
+
+def _is_found(answer: Answer) -> bool:
+    return _NUMBER in answer.content() + answer.reasoning()
+
+
+CHECKS = (
+    Check(
+        "needles",
+        "self",
+        needles,
+        "The model finds a sentence at every depth of a text, up to the longest promised.",
+        profiles=FROM_STANDARD,
+        needs=("chat",),
+        deadline_seconds=3600.0,
+    ),
+)

@@ -1,0 +1,99 @@
+"""Is one prefill what it should be, and how far does the server differ from itself?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.verify.agreement import Scores
+from holdfast.verify.check import Check
+from holdfast.verify.checks.roads.judging import (
+    BASE_TOKENS,
+    base_prompt,
+    judge,
+    noise,
+    on_road,
+    reference,
+)
+from holdfast.verify.checks.roads.sequences import MOST_SCORED_TOKENS, sequences
+from holdfast.verify.scoring import WIDTH, decoded, scored
+from holdfast.verify.trial import Trial, UnexpectedStatusError
+
+_PROMPTS = 3
+_WIDTHS = (1, 3, 20)
+_ANSWER_TOKENS = 8
+_ROUNDING = 1e-4
+
+
+async def prefill(trial: Trial) -> None:
+    """Score prompts twice, look at each log-prob, and measure the noise."""
+    made = await trial.once(sequences)
+    lengths = (BASE_TOKENS, MOST_SCORED_TOKENS, min(MOST_SCORED_TOKENS, made.longest_tokens - 1))
+    for number, length in enumerate({min(one, made.longest_tokens - 1) for one in lengths}):
+        with on_road(trial):
+            ids = made.prompt(length, number)
+            found = await scored(trial, ids)
+        _require_order(trial, ids, found)
+    measured = await noise(trial)
+    for name, floor in (("repeated", measured.repeated), ("reordered", measured.reordered)):
+        trial.measure(f"{name}: median difference", floor.median, "nat")
+        trial.measure(f"{name}: 99.9 % of the differences", floor.p999, "nat")
+        trial.measure(f"{name}: differences", floor.samples)
+
+
+def _require_order(trial: Trial, ids: list[int], scores: Scores) -> None:
+    """No token of a prompt can be likelier than the likeliest ones."""
+    for at in range(1, len(ids)):
+        best = sorted(scores[at].values(), reverse=True)
+        own = scores[at][ids[at]]
+        # All but one are the likeliest; the prompt's own token is the one, or among them.
+        is_listed = len(best) >= min(WIDTH, 2)
+        trial.require(is_listed, f"position {at} has no list of the likeliest tokens")
+        is_ordered = own <= best[0] + _ROUNDING
+        trial.require(is_ordered, f"position {at} has a token above the likeliest")
+
+
+async def widths(trial: Trial) -> None:
+    """The same prompt and answer with lists of other widths."""
+    prompt = await base_prompt(trial)
+    whole = await reference(trial, prompt)
+    answer = await decoded(trial, prompt, _ANSWER_TOKENS)
+    limits = (await noise(trial)).repeated.as_repeated
+    pairs: list[tuple[Scores, Scores]] = []
+    for width in _WIDTHS:
+        try:
+            with on_road(trial):
+                prompts = await scored(trial, prompt, width=width)
+                answers = await decoded(trial, prompt, _ANSWER_TOKENS, width=width)
+        except UnexpectedStatusError as error:
+            _skip_if_refused(error, width)
+            continue
+        trial.require(answers.token_ids == answer.token_ids, f"width {width} answers otherwise")
+        pairs += [(prompts, whole), (answers.scores, answer.scores)]
+    trial.measure("widths", len(pairs) // 2)
+    judge(trial, "other widths", pairs, limits)
+
+
+def _skip_if_refused(error: UnexpectedStatusError, width: int) -> None:
+    """A server may limit the width, as vLLM's `--max-logprobs` does."""
+    body: Mapping[str, Any] = error.request.body or {}
+    if width <= WIDTH or body.get("logprobs") != width:
+        raise error
+
+
+CHECKS = (
+    Check(
+        "prefill",
+        "self",
+        prefill,
+        "The log-probs of a prompt are those of probabilities, and about the same each time.",
+        needs=("completions",),
+    ),
+    Check(
+        "widths",
+        "self",
+        widths,
+        "However many of the likeliest tokens are asked for, their log-probs are the same.",
+        needs=("completions",),
+    ),
+)

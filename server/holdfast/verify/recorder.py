@@ -1,0 +1,73 @@
+"""`--record` and `--against`: what becomes of the files of baselines in a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.verify.baseline import Baseline, Score, read_baseline, write_baseline
+from holdfast.verify.options import Options
+from holdfast.verify.records import Report, Server
+
+
+def options_of(against: Path | None, record: Path | None) -> Options:
+    """What the checks are told of both flags.
+
+    Raises:
+        UsageError: a file cannot be read, or will not be written.
+    """
+    if record is not None:
+        _prepare(record)
+    return Options(read_baseline(against) if against else None, records=record is not None)
+
+
+def require_same_model(server: Server, options: Options) -> None:
+    """Refuse to compare models.
+
+    Raises:
+        UsageError: the baseline is one of a model that the server does not serve.
+    """
+    origin = options.baseline.origin if options.baseline else None
+    if origin is not None and origin.model not in server.models:
+        raise UsageError(
+            f"--against: the baseline is one of {origin.model!r}, and the server serves "
+            f"{', '.join(map(repr, server.models))}.",
+            remedy="record a baseline of this model, or serve it under the recorded name.",
+        )
+
+
+def keep(measured: Baseline | None, report: Report, path: Path) -> str:
+    """Write the baseline of a run that is over, and return a line about it.
+
+    Raises:
+        HoldfastError: it could not be written.
+    """
+    if measured is None or measured.origin is None or report.is_interrupted:
+        return f"baseline: not written, and {path} is as before; see oracle.record in the report"
+    numbers = [number for check in report.checks for number in check.numbers]
+    whole = replace(
+        measured,
+        scores={one.name: Score(one.value, one.of) for one in numbers if one.of},
+        recorded_at=report.started_at,
+        origin=replace(measured.origin, verdict=report.verdict.value),
+    )
+    try:
+        write_baseline(whole, path)
+    except OSError as error:
+        raise HoldfastError(
+            f"{path} could not be written: {error.strerror}.",
+            remedy="make room there, or name another file with --record.",
+        ) from None
+    return f"baseline: {path}"
+
+
+def _prepare(path: Path) -> None:
+    """Find out before the run that there can be a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        why = "it is a directory" if path.is_dir() else ""
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise UsageError(f"--record: {path} cannot be written: {why}.", remedy="name another file.")

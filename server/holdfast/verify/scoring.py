@@ -1,0 +1,182 @@
+"""Log-probs of token sequences, by the roads that `/v1/completions` of vLLM offers.
+
+Sequences are token ids, so that nothing depends on how a text is cut into tokens. `prompt_logprobs`
+tells the log-probs of a prompt, which is teacher forcing: each position has the same context in any
+run, and a difference at one of them hides none behind it.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.verify.agreement import Scores, Top
+from holdfast.verify.answers import MalformedError, dig
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
+
+WIDTH = 8
+"""How many of the likeliest tokens are compared at each position."""
+_LEAST_LOG_PROB = -9000.0
+"""vLLM writes -9999 in place of minus infinity, which JSON lacks."""
+_MOST_LOG_PROB = 0.01
+_ID_PREFIX = "token_id:"
+_REMEDY = "serve the model with Holdfast or with vLLM"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A greedy answer."""
+
+    token_ids: tuple[int, ...]
+    scores: Scores
+    """At the positions behind the prompt."""
+    fingerprint: str
+    """`system_fingerprint`; empty if there is none."""
+
+
+async def token_ids_of(trial: Trial, text: str) -> list[int]:
+    """The token ids of a text, as a prompt has them.
+
+    Raises:
+        SkippedError: the server does not tell them.
+    """
+    answer = await trial.complete(text, max_tokens=1, return_token_ids=True)
+    return _ids(dig(answer.document, "choices", 0, kind=dict), "prompt_token_ids")
+
+
+async def scored(
+    trial: Trial, ids: Sequence[int], *, width: int = WIDTH, salt: str = "", **options: Any
+) -> Scores:
+    """The log-probs at every position of a prompt but the first, and at the one behind it.
+
+    vLLM does not look into its prefix cache for `prompt_logprobs`: this is one prefill.
+
+    Raises:
+        SkippedError: the server does not tell them.
+        MalformedError: one of them is not the logarithm of a probability.
+    """
+    asked = {"prompt_logprobs": width, **options}
+    answer = await _completed(trial, ids, max_tokens=1, width=width, salt=salt, **asked)
+    choice = dig(answer.document, "choices", 0, kind=dict)
+    entries = choice.get("prompt_logprobs")
+    if not isinstance(entries, list):
+        raise SkippedError("the server does not tell the log-probs of a prompt", _REMEDY)
+    if len(entries) != len(ids):
+        raise MalformedError(f"{len(entries)} log-probs for a prompt of {len(ids)} tokens")
+    scores = {at: _prompt_top(entries[at], at, ids[at]) for at in range(1, len(ids))}
+    return {**scores, **_answered(choice, len(ids)).scores}
+
+
+async def decoded(
+    trial: Trial,
+    ids: Sequence[int],
+    count: int,
+    *,
+    width: int = WIDTH,
+    salt: str = "",
+    **options: Any,
+) -> Decoded:
+    """A greedy answer of `count` tokens, with its log-probs.
+
+    A prompt with a `salt` of its own, which is the default, meets no prefix of another request.
+
+    Raises:
+        SkippedError: the server does not tell its tokens.
+        MalformedError: a log-prob is not the logarithm of a probability.
+    """
+    answer = await _completed(trial, ids, max_tokens=count, width=width, salt=salt, **options)
+    found = _answered(dig(answer.document, "choices", 0, kind=dict), len(ids))
+    fingerprint = answer.document.get("system_fingerprint")
+    return Decoded(found.token_ids, found.scores, fingerprint or "")
+
+
+async def next_top(
+    trial: Trial, ids: Sequence[int], *, width: int = WIDTH, salt: str = "", **options: Any
+) -> Top:
+    """The log-probs at the position behind a prompt, as `decoded`."""
+    made = await decoded(trial, ids, 1, width=width, salt=salt, **options)
+    return made.scores[len(ids)]
+
+
+async def _completed(
+    trial: Trial, ids: Sequence[int], *, max_tokens: int, width: int, salt: str, **options: Any
+) -> Answer:
+    asked = {
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "logprobs": width,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "cache_salt": salt or secrets.token_hex(8),
+        **options,
+    }
+    return await trial.complete(list(ids), **asked)
+
+
+def _answered(choice: Mapping[str, Any], first: int) -> Decoded:
+    """The answer of a choice whose first token stands at position `first`."""
+    ids = _ids(choice, "token_ids")
+    logprobs = choice.get("logprobs")
+    tops = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
+    if not isinstance(tops, list):
+        raise SkippedError("the server does not tell the log-probs of an answer", _REMEDY)
+    if len(tops) != len(ids):
+        raise MalformedError(f"{len(tops)} log-probs for an answer of {len(ids)} tokens")
+    scores = {
+        first + offset: _answer_top(top, first + offset, token)
+        for offset, (top, token) in enumerate(zip(tops, ids, strict=True))
+    }
+    return Decoded(tuple(ids), scores, "")
+
+
+def _ids(choice: Any, name: str) -> list[int]:
+    found = choice.get(name) if isinstance(choice, dict) else None
+    if not isinstance(found, list) or not all(type(one) is int for one in found):
+        raise SkippedError("the server does not tell token ids (return_token_ids)", _REMEDY)
+    return found
+
+
+def _prompt_top(entry: Any, at: int, token: int) -> Top:
+    if not isinstance(entry, dict):
+        raise MalformedError(f"position {at} of the prompt has no log-probs")
+    values = {key: dig(value, kind=dict).get("logprob") for key, value in entry.items()}
+    return _checked(values, at, token)
+
+
+def _answer_top(entry: Any, at: int, token: int) -> Top:
+    if not isinstance(entry, dict):
+        raise MalformedError(f"position {at}, in the answer, has no log-probs")
+    if not all(key.startswith(_ID_PREFIX) for key in entry):
+        raise SkippedError("the server does not name tokens by their ids", _REMEDY)
+    values = {key.removeprefix(_ID_PREFIX): value for key, value in entry.items()}
+    return _checked(values, at, token)
+
+
+def _checked(values: Mapping[str, Any], at: int, token: int) -> Top:
+    """By token id, each the logarithm of a probability."""
+    top = {}
+    for key, value in values.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not _LEAST_LOG_PROB < value <= _MOST_LOG_PROB:
+            raise MalformedError(f"at position {at} the log-prob of token {key} is {value}")
+        top[int(key)] = float(value)
+    if token not in top:
+        raise MalformedError(f"position {at} has no log-prob of its token {token}")
+    if math.fsum(map(math.exp, top.values())) > 1 + _MOST_LOG_PROB:
+        raise MalformedError(f"at position {at} the probabilities are more than 1 together")
+    return top
+
+
+async def is_raw(trial: Trial, ids: Sequence[int]) -> bool:
+    """Whether log-probs are told as they are before a bias, as vLLM does by default."""
+    before = await next_top(trial, ids)
+    best = max(before, key=before.__getitem__)
+    try:
+        biased = await next_top(trial, ids, logit_bias={str(best): -50})
+    except UnexpectedStatusError:
+        return False
+    return best in biased and abs(biased[best] - before[best]) < 1

@@ -1,0 +1,121 @@
+"""The arithmetic of agreement: differences, floors, first choices."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from holdfast.verify.agreement import (
+    Floor,
+    Limits,
+    compare,
+    divergence,
+    first_choice,
+    floor_of,
+    margin,
+    other_choices,
+    pooled,
+    quantile,
+    renormalised,
+)
+
+ONE = {1: {7: -0.5, 8: -1.0}, 2: {7: -0.2, 9: -3.0}}
+OTHER = {1: {7: -0.5, 8: -1.25}, 2: {7: -0.3, 6: -3.0}, 3: {7: -1.0}}
+
+
+def test_only_common_positions_and_tokens_are_compared() -> None:
+    """In nats, and without a sign."""
+    found = compare(ONE, OTHER)
+    assert found.by_position == {1: (0.0, 0.25), 2: (pytest.approx(0.1),)}
+    assert found.median == pytest.approx(0.1)
+    assert found.greatest == 0.25
+    assert dict(found.points) == {1: 0.25, 2: pytest.approx(0.1)}
+
+
+def test_lists_without_a_common_token_differ_by_infinity() -> None:
+    """No limit allows that."""
+    found = compare({1: {7: -0.5}}, {1: {8: -0.5}})
+    assert found.greatest == math.inf
+    assert not found.is_within(Limits(1e9, 1e9))
+
+
+def test_nothing_in_common_is_not_agreement() -> None:
+    """It is a mistake of the caller."""
+    with pytest.raises(ValueError, match="nothing to compare"):
+        compare({1: {7: -0.5}}, {2: {7: -0.5}})
+
+
+def test_a_floor_is_that_of_the_noisiest_group() -> None:
+    """A hundred groups that are exact do not hide the one that is not."""
+    exact = compare(ONE, ONE)
+    floor = floor_of([*[exact] * 100, compare(ONE, OTHER)])
+    assert floor.median == pytest.approx(0.1)
+    assert floor.p999 == 0.25
+    assert floor.samples == 403
+    assert floor.divergence == compare(ONE, OTHER).divergence
+
+
+def test_without_noise_equality_is_asked() -> None:
+    """As on a CPU."""
+    floor = floor_of([compare(ONE, ONE)])
+    assert floor.as_repeated == floor.as_reordered == Limits(0.0, 0.0)
+    assert compare(ONE, ONE).is_within(floor.as_repeated)
+    assert not compare(ONE, OTHER).is_within(floor.as_repeated)
+
+
+def test_limits_follow_from_the_noise() -> None:
+    """The median of the same work is taken as it is; of another order, three times."""
+    floor = Floor(median=0.1, p999=1.0, divergence=0.0, samples=9)
+    assert floor.as_repeated == Limits(0.1, 3.0)
+    assert floor.as_reordered.median == pytest.approx(0.3)
+    assert floor.as_reordered.greatest == 3.0
+
+
+def test_comparisons_are_pooled() -> None:
+    """Every difference counts once."""
+    found = pooled([compare(ONE, OTHER), compare(ONE, ONE)])
+    assert sorted(found.differences) == [0, 0, 0, 0, 0, pytest.approx(0.1), 0.25]
+
+
+def test_what_is_forbidden_leaves_the_others_as_likely_to_each_other() -> None:
+    """However much probability it had, and whether or not it is told."""
+    whole = {1: {7: math.log(0.5), 8: math.log(0.25), 9: math.log(0.2)}}
+    masked = {1: {7: math.log(0.5 / 0.8), 8: math.log(0.25 / 0.8)}}
+    found = compare(*renormalised(masked, whole))
+    assert found.greatest == pytest.approx(0, abs=1e-12)
+    assert len(found.differences) == 2
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 2.0), (0.999, 4.0), (1.0, 4.0), (0.0, 1.0)])
+def test_a_quantile_is_a_value_that_was_measured(share: float, value: float) -> None:
+    """Never one between two."""
+    assert quantile([1.0, 2.0, 3.0, 4.0], share) == value
+
+
+def test_another_first_choice_counts_beyond_the_noise() -> None:
+    """Two that are nearer than both may move can change places."""
+    limits = Limits(0.1, 0.1)
+    near, far = {1: {7: -0.5, 8: -0.6}}, {1: {7: -0.5, 8: -0.9}}
+    now = {1: {7: -0.7, 8: -0.4}}
+    assert other_choices(now, near, limits) == []
+    assert other_choices(now, far, limits) == [1]
+    assert other_choices(far, far, limits) == []
+
+
+def test_the_first_choice_of_equals_is_the_same_each_time() -> None:
+    """However the server sorts them."""
+    assert first_choice({9: -1.0, 3: -1.0}) == first_choice({3: -1.0, 9: -1.0}) == 3
+    assert margin({9: -1.0, 3: -1.0}) == 0
+    assert margin({3: -1.0}) == math.inf
+
+
+def test_a_divergence_is_that_of_the_textbook() -> None:
+    """The rest counts as one token; a token that is missing, with the least that is told."""
+    reference = {1: math.log(0.5), 2: math.log(0.25)}
+    other = {1: math.log(0.25), 2: math.log(0.5)}
+    assert divergence(reference, reference) == 0
+    assert divergence(reference, other) == pytest.approx(0.25 * math.log(2))
+    missing = {1: math.log(0.5), 3: math.log(0.1)}
+    expected = 0.25 * math.log(2.5) + 0.25 * math.log(0.25 / 0.4)
+    assert divergence(reference, missing) == pytest.approx(expected)

@@ -1,0 +1,147 @@
+"""The group `oracle`: what all roads share is found by the check that is meant for it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from typing import get_args
+
+import pytest
+
+from holdfast.verify.agreement import Top
+from holdfast.verify.baseline import Baseline, RecordedSequence
+from holdfast.verify.checks import ALL, oracle
+from holdfast.verify.checks.oracle import comparing, recording
+from holdfast.verify.checks.oracle.permutation import p_value
+from holdfast.verify.options import Options
+from holdfast.verify.records import CheckResult, Status
+from openai_double import OpenAIDouble
+from scoring_double import ScoringDouble
+from scoring_faults import Peculiarity, SharedFault
+from verified import not_passed, recorded, results
+
+FOUND_BY: dict[SharedFault, str] = {
+    "a weight scaled by 1.01": "scores",
+    "two rows of the head swapped": "scores",
+    "a quantized head": "scores",
+    "positions off by one": "scores",
+    "a template changed by a space": "prompts",
+    "a sampler that strays": "answers",
+    "biased first tokens of short prompts": "first_tokens",
+}
+FOLLOWS_FROM = {"scores": {"answers", "first_tokens"}}
+"""A model with other scores may well say something else."""
+
+
+@cache
+def baseline_of(peculiarity: Peculiarity = "") -> Baseline:
+    """What a server is recorded as."""
+    return recorded(ScoringDouble(peculiarity))
+
+
+def compared(peculiarity: Peculiarity, baseline: Baseline) -> dict[str, CheckResult]:
+    """What comes of a server against a baseline."""
+    return results(ScoringDouble(peculiarity), comparing.CHECKS, options=Options(baseline))
+
+
+@pytest.mark.parametrize("trait", ["", "noise of 0.003 nat"])
+def test_a_server_meets_its_own_baseline(trait: Peculiarity) -> None:
+    """Also one that never gives the same log-prob twice."""
+    made = compared(trait, baseline_of(trait))
+    assert {name: (one.status, one.reason) for name, one in made.items() if one.reason} == {}
+
+
+def test_every_shared_fault_is_planted() -> None:
+    """And no check is without one."""
+    assert FOUND_BY.keys() == set(get_args(SharedFault))
+    assert set(FOUND_BY.values()) == {check.name for check in comparing.CHECKS}
+
+
+@pytest.mark.parametrize("fault", FOUND_BY)
+def test_a_shared_fault_is_found(fault: SharedFault) -> None:
+    """No other check fails, unless it follows."""
+    made = not_passed(compared(fault, baseline_of()))
+    names = {name.removeprefix("oracle.") for name in made}
+    assert set(made.values()) == {Status.FAILED}
+    assert FOUND_BY[fault] in names
+    assert names - {FOUND_BY[fault]} <= FOLLOWS_FROM.get(FOUND_BY[fault], set())
+
+
+def test_a_fork_between_near_tokens_is_named() -> None:
+    """It has the lead that the baseline's token had there, which noise can turn round."""
+    whole = baseline_of()
+    first = whole.sequences[0]
+    at = len(first.prompt_ids) + 4
+    top = dict(first.tops[at - 1])
+    best, second = sorted(top, key=lambda token: -top[token])[:2]
+    near = ((second, top[best] + 1e-9), *((t, v) for t, v in top.items() if t != second))
+    answer_ids = (*first.answer_ids[:4], second, *first.answer_ids[5:])
+    tops = (*first.tops[: at - 1], near, *first.tops[at:])
+    changed = replace(first, answer_ids=answer_ids, tops=tops)
+    only = [check for check in comparing.CHECKS if check.name == "answers"]
+    baseline = replace(whole, sequences=(changed, *whole.sequences[1:]))
+    (made,) = results(ScoringDouble(), only, options=Options(baseline)).values()
+    assert made.status is Status.PASSED
+    assert "answer 0 forks at token 4, where the lead was" in {n.name for n in made.numbers}
+
+
+def test_a_baseline_of_longer_contexts_cannot_be_compared() -> None:
+    """A server with a shorter one is not blamed."""
+    long = RecordedSequence(tuple(range(10)) * 100, (1,), ())
+    made = compared("", replace(baseline_of(), sequences=(long,)))
+    assert not_passed(made) == dict.fromkeys(
+        ("oracle.scores", "oracle.answers"), Status.INCONCLUSIVE
+    )
+
+
+def test_what_was_asked_for_and_cannot_be_recorded_is_not_skipped() -> None:
+    """So that no script goes on without its baseline."""
+    (made,) = results(OpenAIDouble(), recording.CHECKS).values()
+    assert made.status is Status.INCONCLUSIVE
+    assert made.reason.startswith("no baseline can be measured: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (Options(), set()),
+        (Options(records=True), {"record"}),
+        (Options(Baseline()), {"prompts", "scores", "answers", "first_tokens"}),
+    ],
+)
+def test_the_checks_are_made_with_their_flag(options: Options, names: set[str]) -> None:
+    """All other groups need none."""
+    asked = [check for check in ALL if oracle.is_asked_for(check, options)]
+    assert {check.name for check in asked if check.group == "oracle"} == names
+    assert len(asked) == len(ALL) - len(oracle.CHECKS) + len(names)
+
+
+def rounds(drawn: random.Random, *, shift: float, noise: float) -> list[list[Top]]:
+    """Twelve rounds of one prompt with five tokens."""
+    values = {token: -0.5 * token - shift for token in range(1, 6)}
+    return [[{t: v + drawn.gauss(0, noise) for t, v in values.items()}] for _ in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("shift", "noise", "is_same"),
+    [
+        (0.0, 0.0, True),
+        (1e-6, 0.0, True),
+        (1e-3, 0.0, False),
+        (0.0, 0.01, True),
+        (0.05, 0.01, False),
+    ],
+)
+def test_a_shift_beyond_the_noise_is_significant(shift: float, noise: float, is_same: bool) -> None:
+    """Of servers that are exact, and of noisy ones."""
+    drawn = random.Random(5)
+    then, now = rounds(drawn, shift=0, noise=noise), rounds(drawn, shift=shift, noise=noise)
+    assert (p_value(then, now, within=1e-5) > 0.001) is is_same
+
+
+def test_a_token_that_is_not_told_any_more_is_unlikely() -> None:
+    """It counts with the least log-prob that is told."""
+    then: list[list[Top]] = [[{1: -0.1, 2: -3.0}]] * 12
+    now: list[list[Top]] = [[{3: -0.1, 2: -3.0}]] * 12
+    assert p_value(then, now, within=1e-5) <= 0.001

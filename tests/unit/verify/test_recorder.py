@@ -1,0 +1,129 @@
+"""`--record` and `--against` as their users meet them: files, lines, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.verify.baseline import Baseline, Origin, Score, read_baseline, write_baseline
+from holdfast.verify.options import Options
+from holdfast.verify.recorder import keep, options_of, require_same_model
+from holdfast.verify.records import CheckResult, Number, Report, Server, Status, Tool, Verdict
+from openai_double import OpenAIDouble
+from scoring_double import ScoringDouble
+from verified import Run, verified
+
+ORIGIN = Origin("double", "0.33.0", 640, "", "1.0", "")
+SERVER = Server(
+    url="http://x",
+    model="double",
+    models=("double", "adapter"),
+    max_model_len=640,
+    owner="tests",
+    vllm="",
+    abilities=(),
+    routes=(),
+)
+SHARE = Number("sums", 90.0, "%", of=40)
+REPORT = Report(
+    tool=Tool("1.0", {}),
+    profile="quick",
+    started_at="2026-11-23T11:00:00+00:00",
+    duration_seconds=1.0,
+    server=SERVER,
+    verdict=Verdict.FAILED,
+    reason="failed: skill.sums",
+    is_interrupted=False,
+    checks=(CheckResult("sums", "skill", "x", Status.FAILED, numbers=(SHARE, Number("n", 3))),),
+)
+
+
+def run(app: OpenAIDouble, directory: Path, *arguments: str) -> Run:
+    """A whole run."""
+    return asyncio.run(verified(app, directory, *arguments))
+
+
+def test_a_baseline_is_recorded_and_met(tmp_path: Path) -> None:
+    """By two runs, of which the second one has the checks that compare."""
+    path = tmp_path / "baselines" / "double"
+    first = run(ScoringDouble(), tmp_path, f"--record={path}")
+    assert first.output.splitlines()[-1] == f"baseline: {path}"
+    origin = read_baseline(path).origin
+    assert origin is not None
+    verdict = first.report["verdict"]
+    assert origin == replace(ORIGIN, vllm="0.0.0", tool=origin.tool, verdict=verdict)
+    second = run(ScoringDouble(), tmp_path, f"--against={path}")
+    oracle = {name for name in second.named(*Status) if name.startswith("oracle.")}
+    assert oracle == {f"oracle.{name}" for name in ("prompts", "scores", "answers", "first_tokens")}
+    assert oracle <= set(second.named(Status.PASSED))
+
+
+def test_what_cannot_be_recorded_leaves_the_file(tmp_path: Path) -> None:
+    """The run is inconclusive, and says where to look."""
+    path = tmp_path / "baseline"
+    path.write_bytes(b"as it was")
+    done = run(OpenAIDouble(), tmp_path, f"--record={path}")
+    assert done.code == 8
+    assert done.output.splitlines()[-1].startswith("baseline: not written")
+    assert path.read_bytes() == b"as it was"
+
+
+def test_a_baseline_has_scores_and_verdict(tmp_path: Path) -> None:
+    """Also those of a run that failed, which the file says."""
+    path = tmp_path / "baseline"
+    assert keep(Baseline(origin=ORIGIN), REPORT, path) == f"baseline: {path}"
+    found = read_baseline(path)
+    assert found.scores == {"sums": Score(90.0, 40)}
+    assert found.recorded_at == REPORT.started_at
+    assert found.origin == replace(ORIGIN, verdict="failed")
+
+
+def test_an_interrupted_run_leaves_the_file(tmp_path: Path) -> None:
+    """Its scores are not all there."""
+    path = tmp_path / "baseline"
+    said = keep(Baseline(origin=ORIGIN), replace(REPORT, is_interrupted=True), path)
+    assert said.startswith("baseline: not written")
+    assert not path.exists()
+
+
+def test_a_baseline_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    """It names the flag."""
+    with pytest.raises(HoldfastError) as caught:
+        keep(Baseline(origin=ORIGIN), REPORT, tmp_path)
+    assert "--record" in caught.value.remedy
+
+
+@pytest.mark.parametrize("path", [Path("/dev/null/x"), Path("/")])
+def test_a_path_that_cannot_be_written_is_refused_before_the_run(path: Path) -> None:
+    """A run takes minutes."""
+    with pytest.raises(UsageError, match="--record: "):
+        options_of(None, path)
+
+
+def test_a_file_that_is_not_a_baseline_is_refused_before_the_run(tmp_path: Path) -> None:
+    """In one line; nothing is asked."""
+    path = tmp_path / "other"
+    path.write_bytes(gzip.compress(b"{}"))
+    with pytest.raises(UsageError, match=r"--against: .* is not a baseline"):
+        options_of(path, None)
+
+
+def test_the_baseline_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Exit 2, with both names."""
+    path = tmp_path / "baseline"
+    write_baseline(Baseline(origin=replace(ORIGIN, model="qwen")), path)
+    done = run(OpenAIDouble(), tmp_path, f"--against={path}")
+    assert done.code == 2
+    assert "the baseline is one of 'qwen', and the server serves 'double'" in done.errors
+
+
+def test_a_model_is_one_by_any_of_its_names() -> None:
+    """A server may list several."""
+    options = Options(Baseline(origin=replace(ORIGIN, model="adapter")))
+    require_same_model(SERVER, options)
+    require_same_model(SERVER, Options())

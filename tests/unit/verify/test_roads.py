@@ -1,0 +1,108 @@
+"""The group `self`: each fault of a road is found by the check that is meant for it, alone."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from holdfast.verify.checks import roads
+from holdfast.verify.records import CheckResult, Status
+from openai_double import OpenAIDouble
+from scoring_double import ScoringDouble
+from scoring_faults import Peculiarity, RoadFault, SharedFault
+from verified import not_passed, results
+
+FOUND_BY: dict[RoadFault, str] = {
+    "a NaN row": "prefill",
+    "decodes with positions off by one": "decode",
+    "decodes with a quantized head": "decode",
+    "the last block of a chunk dropped": "chunked",
+    "a prefix that lacks its last block": "prefix",
+    "two rows of a batch swapped": "full_batch",
+    "penalties in the log-probs": "penalties",
+    "a grammar that rounds": "grammar",
+    "wide lists that are rounded": "widths",
+    "a weight scaled by 1.01 after a restart": "restart",
+    "needles lost in the middle": "needles",
+}
+
+
+def judged(peculiarity: Peculiarity) -> dict[str, CheckResult]:
+    """Every check of the group, against a server that restarts its engine for the key."""
+    return results(ScoringDouble(peculiarity, "of an operator"), roads.CHECKS)
+
+
+def failed(made: dict[str, CheckResult]) -> set[str]:
+    return {name for name, one in made.items() if one.status is Status.FAILED}
+
+
+@pytest.mark.parametrize("trait", ["", "noise of 0.003 nat"])
+def test_a_server_that_is_well_passes(trait: Peculiarity) -> None:
+    """Also one that never gives the same log-prob twice: the noise is measured."""
+    made = judged(trait)
+    assert {name: (one.status, one.reason) for name, one in made.items() if one.reason} == {}
+    limits = [n.limit for one in made.values() for n in one.numbers if n.unit == "nat" and n.limit]
+    assert {limit.source for limit in limits} == {"A/A"}
+
+
+def test_every_fault_has_its_check() -> None:
+    """And every check a fault."""
+    assert FOUND_BY.keys() == set(get_args(RoadFault))
+    assert set(FOUND_BY.values()) == {check.name for check in roads.CHECKS}
+
+
+@pytest.mark.parametrize("fault", FOUND_BY)
+def test_a_fault_is_found_by_its_check(fault: RoadFault) -> None:
+    """No other one fails; those that build on what is broken are inconclusive."""
+    made = judged(fault)
+    assert failed(made) == {f"self.{FOUND_BY[fault]}"}
+    others = set(not_passed(made).values()) - {Status.FAILED}
+    assert others <= {Status.INCONCLUSIVE}
+
+
+@pytest.mark.parametrize("fault", get_args(SharedFault))
+def test_what_all_roads_share_is_not_found(fault: SharedFault) -> None:
+    """It is the group oracle that finds it."""
+    assert not_passed(judged(fault)) == {}
+
+
+def test_a_server_that_is_too_noisy_is_not_judged() -> None:
+    """Nothing passes that was compared, and nothing fails."""
+    made = judged("noise of 2 nats")
+    assert {name for name, one in made.items() if one.status is Status.PASSED} == {"self.needles"}
+    assert failed(made) == set()
+    assert "too noisy" in made["self.decode"].reason
+
+
+def test_without_a_prefix_cache_its_checks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report says what to change; all others are made."""
+    monkeypatch.setattr(roads.contexts, "_HITS_SECONDS", 0.2)
+    made = judged("a cache that is off")
+    assert not_passed(made) == dict.fromkeys(("self.prefix", "self.chunked"), Status.SKIPPED)
+    assert made["self.prefix"].remedy == "serve the model with --enable-prefix-caching"
+
+
+def test_processed_log_probs_are_not_judged() -> None:
+    """They are right to follow a penalty."""
+    made = judged("processed log-probs")
+    assert not_passed(made) == {"self.penalties": Status.SKIPPED}
+    assert "--logprobs-mode" in made["self.penalties"].remedy
+
+
+def test_a_key_that_is_not_an_operators_restarts_nothing() -> None:
+    """It is skipped, and says which key it takes."""
+    only = [check for check in roads.CHECKS if check.name == "restart"]
+    (made,) = results(ScoringDouble(), only).values()
+    assert (made.status, made.remedy) == (
+        Status.SKIPPED,
+        "give --api-key-file a file with an admin key",
+    )
+
+
+def test_a_server_without_token_ids_is_skipped() -> None:
+    """As OpenAI's own; but needles need only chats."""
+    made = results(OpenAIDouble(), roads.CHECKS)
+    assert {one.status for one in made.values()} == {Status.SKIPPED}
+    assert made["self.decode"].remedy == "serve the model with Holdfast or with vLLM"
+    assert "short text" in made["self.needles"].reason
