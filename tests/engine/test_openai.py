@@ -123,6 +123,29 @@ def test_named_tool_call_validates_against_its_schema(client: openai.OpenAI, dem
     jsonschema.validate(json.loads(calls[0].function.arguments), SCHEMA)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["at once", "streamed"])
+def test_a_tool_call_is_counted(client: openai.OpenAI, demo: Server, is_streamed: bool) -> None:
+    """Once, and one whose arguments keep the schema is not broken."""
+    calls, broken = demo.metric("tool_calls_total"), demo.metric("broken_tool_calls_total")
+    answer = client.chat.completions.create(
+        model=demo.model,
+        messages=MESSAGES,
+        max_completion_tokens=400,
+        tools=[
+            {
+                "type": "function",
+                "function": {"name": "reserve", "parameters": SCHEMA, "strict": True},
+            }
+        ],
+        tool_choice={"type": "function", "function": {"name": "reserve"}},
+        stream=is_streamed,
+    )
+    if isinstance(answer, openai.Stream):
+        assert any(chunk.choices[0].finish_reason for chunk in answer if chunk.choices)
+    assert demo.metric("tool_calls_total") == calls + 1
+    assert demo.metric("broken_tool_calls_total") == broken
+
+
 def test_models_are_listed(client: openai.OpenAI, demo: Server) -> None:
     """The model list names what is served, with its length."""
     models = client.models.list().data
