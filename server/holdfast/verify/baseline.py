@@ -25,8 +25,8 @@ SCHEMA: Literal["holdfast-baseline/1"] = "holdfast-baseline/1"
 """Rises when a reader of baselines has to change."""
 
 _STANDARD_ERRORS = 2
-_MAX_PACKED_BYTES = 64 * 1024 * 1024
-_MAX_BYTES = 512 * 1024 * 1024
+_MAX_PACKED_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 128 * 1024 * 1024
 _MAX_ENTRIES = 1_000_000
 _GZIP_MAGIC = b"\x1f\x8b"
 _STRICT = ConfigDict(extra="forbid", strict=True)

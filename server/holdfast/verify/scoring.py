@@ -20,9 +20,9 @@ from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
 
 WIDTH = 8
 """How many of the likeliest tokens are compared at each position."""
-_LEAST_LOG_PROB = -9000.0
+_MIN_LOG_PROB = -9000.0
 """vLLM writes -9999 in place of minus infinity, which JSON lacks."""
-_MOST_LOG_PROB = 0.01
+_MAX_LOG_PROB = 0.01
 _ID_PREFIX = "token_id:"
 _REMEDY = "serve the model with Holdfast or with vLLM"
 
@@ -161,12 +161,12 @@ def _checked(values: Mapping[str, Any], at: int, token: int) -> Top:
     top = {}
     for key, value in values.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not _LEAST_LOG_PROB < value <= _MOST_LOG_PROB:
+        if not is_number or not _MIN_LOG_PROB < value <= _MAX_LOG_PROB:
             raise MalformedError(f"at position {at} the log-prob of token {key} is {value}")
         top[int(key)] = float(value)
     if token not in top:
         raise MalformedError(f"position {at} has no log-prob of its token {token}")
-    if math.fsum(map(math.exp, top.values())) > 1 + _MOST_LOG_PROB:
+    if math.fsum(map(math.exp, top.values())) > 1 + _MAX_LOG_PROB:
         raise MalformedError(f"at position {at} the probabilities are more than 1 together")
     return top
 

@@ -19,9 +19,9 @@ COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 TOKENIZE = "/tokenize"
 _OK = 200
-_MOST_REQUESTS = 8
+_MAX_REQUESTS = 8
 """More do not help to repeat a check."""
-_MOST_FAULTS = 20
+_MAX_FAULTS = 20
 
 Value = TypeVar("Value")
 Message = Mapping[str, Any]
@@ -201,12 +201,12 @@ class Trial:
 
     def blame(self, what: str, answer: Answer | StreamedAnswer | None = None) -> None:
         """Note a fault; the check fails."""
-        if len(self.faults) < _MOST_FAULTS:
+        if len(self.faults) < _MAX_FAULTS:
             self.faults.append(_fault(what, answer))
 
     def warn(self, what: str, answer: Answer | StreamedAnswer | None = None) -> None:
         """Note what is allowed, and yet not as it should be."""
-        if len(self.warnings) < _MOST_FAULTS:
+        if len(self.warnings) < _MAX_FAULTS:
             self.warnings.append(_fault(what, answer))
 
     def measure(self, name: str, value: float, unit: str = "", limit: Limit | None = None) -> None:
@@ -234,7 +234,7 @@ class Trial:
         self.series.append(Series(name, x_name, y_name, tuple(points), limit))
 
     def _note(self, request: Request) -> None:
-        if len(self.requests) < _MOST_REQUESTS and request not in self.requests:
+        if len(self.requests) < _MAX_REQUESTS and request not in self.requests:
             self.requests.append(request)
 
 

@@ -21,8 +21,8 @@ from holdfast.verify.records import at_least, at_most, equal_to
 from holdfast.verify.scoring import decoded, scored
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
-_LEAST_P = 0.001
-_MOST_GROWTH = 10
+_MIN_P = 0.001
+_MAX_GROWTH = 10
 _SHOWN_CHARACTERS = 40
 
 
@@ -90,7 +90,7 @@ async def first_tokens(trial: Trial) -> None:
     rounds = min(len(one.samples) for one in recorded)
     then = [[dict(one.samples[number]) for one in recorded] for number in range(rounds)]
     found = p_value(then, now, within=limits.median)
-    trial.measure("p of the same log-probs", found, "", at_least(_LEAST_P))
+    trial.measure("p of the same log-probs", found, "", at_least(_MIN_P))
     trial.measure("first tokens", len(recorded))
 
 
@@ -129,7 +129,7 @@ async def _floor(trial: Trial) -> Floor:
 
 
 def _noisier(then: float, now: float) -> float:
-    return max(then, min(now, _MOST_GROWTH * then))
+    return max(then, min(now, _MAX_GROWTH * then))
 
 
 CHECKS = (

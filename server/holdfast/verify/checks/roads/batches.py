@@ -11,11 +11,11 @@ from holdfast.verify.scoring import decoded, scored
 from holdfast.verify.trial import Trial
 
 _SEQUENCES = {"quick": 8, "standard": 16}
-_MOST_SEQUENCES = 64
+_MAX_SEQUENCES = 64
 _SHORTEST_TOKENS = 20
 _STEP_TOKENS = 5
 """Each prompt is longer than the one before, so that no two rows of a batch are alike."""
-_LONGEST_TOKENS = 300
+_MAX_TOKENS = 300
 
 
 async def full_batch(trial: Trial) -> None:
@@ -23,10 +23,10 @@ async def full_batch(trial: Trial) -> None:
     await need_decode(trial)
     made = await trial.once(sequences)
     limits = (await noise(trial)).reordered.as_reordered
-    most = min(_LONGEST_TOKENS, made.longest_tokens - ANSWER_TOKENS)
+    most = min(_MAX_TOKENS, made.longest_tokens - ANSWER_TOKENS)
     prompts = [
         made.prompt(min(_SHORTEST_TOKENS + _STEP_TOKENS * number, most), 100 + number)
-        for number in range(_SEQUENCES.get(trial.profile, _MOST_SEQUENCES))
+        for number in range(_SEQUENCES.get(trial.profile, _MAX_SEQUENCES))
     ]
     with on_road(trial):
         answers = await asyncio.gather(*(decoded(trial, one, ANSWER_TOKENS) for one in prompts))

@@ -48,7 +48,7 @@ _TWINS = (2, 3, 5)
 """Rows of those of a decode."""
 _LOOKS = (0, 7, 8, 15, 23)
 """Which tokens of an answer behind a long prompt are looked at."""
-_MOST_NOISE = 0.5
+_MAX_NOISE = 0.5
 """A server that differs more from itself, in nats, hides every fault there is."""
 
 
@@ -67,7 +67,7 @@ async def noise(trial: Trial) -> Noise:
         InconclusiveError: there is too much, or it cannot be measured.
     """
     found = await trial.once(_measured_noise)
-    if found.reordered.p999 > _MOST_NOISE:
+    if found.reordered.p999 > _MAX_NOISE:
         raise InconclusiveError(
             f"too noisy: the server differs from itself by {found.reordered.p999:.2g} nat"
         )

@@ -19,7 +19,7 @@ from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 CLIENTS = 16
 ANSWER_TOKENS = 192
-_LEAST_RUNNING = 4
+_MIN_RUNNING = 4
 """Once the engine is at work on this many, the others wait or are about to be sent."""
 _ROUNDS = 2
 _COMMAND_SECONDS = 60.0
@@ -120,7 +120,7 @@ async def _until_running(trial: Trial, tasks: Sequence[asyncio.Task[Said | None]
         async with asyncio.timeout(_WAIT_SECONDS):
             while not any(task.done() for task in tasks):
                 told = await ask_holdfast(trial.target)
-                if told is None or told.running >= _LEAST_RUNNING:
+                if told is None or told.running >= _MIN_RUNNING:
                     return
                 await asyncio.sleep(_POLL_SECONDS)
 

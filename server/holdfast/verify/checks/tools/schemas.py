@@ -35,7 +35,7 @@ from holdfast.verify.trial import (
 
 _AT_ONCE = 8
 _STANDARD_CASES, _FULL_CASES = 30, 200
-_LEAST_VALID_PERCENT = 98
+_MIN_VALID_PERCENT = 98
 _NAME = "record"
 
 
@@ -84,7 +84,7 @@ def _report(trial: Trial, outcomes: Counter[Outcome]) -> None:
         most = outcomes.most_common(1)[0][0]
         raise SkippedError(f"no forced call came to an end: {most}")
     trial.measure("calls", whole)
-    limit = at_least(_LEAST_VALID_PERCENT)
+    limit = at_least(_MIN_VALID_PERCENT)
     trial.measure("valid calls", 100 * outcomes[Outcome.VALID] / whole, "%", limit)
     for error in (Outcome.INVALID_JSON, Outcome.UNKNOWN_NAME, Outcome.NO_CALL):
         trial.measure(error, outcomes[error], limit=equal_to(0))
