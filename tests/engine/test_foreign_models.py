@@ -61,7 +61,7 @@ def test_embedding_model_passes_the_steps_that_apply(models: Path, tmp_path: Pat
             "full_batch",
         }
         skipped = [step for step in steps.values() if step["outcome"] == "skipped"]
-        assert len(skipped) == 5
+        assert len(skipped) == 6
         assert all(step["reason"] for step in skipped)
         asked = {"model": server.model, "input": ["hold fast", "and again"]}
         answer = server.post("/v1/embeddings", asked)
