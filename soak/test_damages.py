@@ -25,7 +25,9 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("damage", ["shifted_positions", "dropped_block"])
+@pytest.mark.parametrize(
+    "damage", ["shifted_positions", "dropped_block", "swapped_rows", "quantized_head"]
+)
 def test_a_damaged_model_does_not_become_ready(
     damage: Damage, baseline: Path, tmp_path: Path
 ) -> None:
