@@ -16,13 +16,15 @@ from holdfast.errors import UsageError
 from holdfast.labels import BaselineCheck
 from holdfast.records import BaselineComparison
 from holdfast.settings import ProbeSettings
-from holdfast.verify.baseline import Baseline, RecordedSequence, read_baseline
+from holdfast.verify.baseline import (
+    NOISE_FACTOR,
+    WIDTH,
+    Baseline,
+    RecordedSequence,
+    read_baseline,
+)
 
 FLAG = "--verify-baseline"
-WIDTH = 8
-"""How many of the likeliest tokens are asked for, as `holdfast verify --record` does."""
-NOISE_FACTOR = 3.0
-"""By how much a difference may exceed the recorded noise, as in `holdfast verify --against`."""
 
 Top = Mapping[int, float]
 """Log-probs at one position, by token id: those of the likeliest, and of the token there."""

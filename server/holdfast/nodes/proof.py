@@ -17,7 +17,7 @@ from pathlib import Path
 from holdfast.errors import UsageError
 
 MIN_KEY_CHARACTERS = 32
-"""A follower's proof allows whoever receives it to try keys, so the key must not be guessable."""
+"""A follower's proof allows its receiver to try keys, so the key must not be guessable."""
 _MAX_FILE_BYTES = 4096
 _REMEDY = "make one with `openssl rand -hex 32`, and copy it to every node."
 

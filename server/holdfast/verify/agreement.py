@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.verify.baseline import NOISE_FACTOR
+
 Top = Mapping[int, float]
 """Log-probs at one position, by token id: the likeliest, and the token that stands there."""
 Scores = Mapping[int, Top]
@@ -17,8 +19,6 @@ Scores = Mapping[int, Top]
 
 FLOAT32_RESOLUTION = 2.0**-23
 """Of a number of magnitude 1: what is told of a log-prob is rounded to it."""
-FACTOR = 3.0
-"""By how much a difference may exceed the measured noise: a sample does not show its worst case."""
 _NEARLY_ALL = 0.999
 
 
@@ -44,12 +44,12 @@ class Floor:
     @property
     def as_repeated(self) -> Limits:
         """For the same work done twice: its median, and three times its 99.9th percentile."""
-        return Limits(self.median, FACTOR * self.p999)
+        return Limits(self.median, NOISE_FACTOR * self.p999)
 
     @property
     def as_reordered(self) -> Limits:
         """For the same sums in another order: the median is another one in every kernel."""
-        return Limits(FACTOR * self.median, FACTOR * self.p999)
+        return Limits(NOISE_FACTOR * self.median, NOISE_FACTOR * self.p999)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,11 @@ from holdfast.verify.records import Limit, Number, at_least
 SCHEMA: Literal["holdfast-baseline/1"] = "holdfast-baseline/1"
 """Rises when a reader of baselines has to change."""
 
+WIDTH = 8
+"""How many of the likeliest tokens are recorded and compared at each position."""
+NOISE_FACTOR = 3.0
+"""By how much a difference may exceed the measured noise: a sample does not show its worst case."""
+
 _STANDARD_ERRORS = 2
 _MAX_PACKED_BYTES = 16 * 1024 * 1024
 _MAX_BYTES = 128 * 1024 * 1024

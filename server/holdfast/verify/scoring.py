@@ -15,11 +15,10 @@ from typing import Any
 
 from holdfast.verify.agreement import Scores, Top
 from holdfast.verify.answers import MalformedError, dig
+from holdfast.verify.baseline import WIDTH
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
 
-WIDTH = 8
-"""How many of the likeliest tokens are compared at each position."""
 _MIN_LOG_PROB = -9000.0
 """vLLM writes -9999 in place of minus infinity, which JSON lacks."""
 _MAX_LOG_PROB = 0.01

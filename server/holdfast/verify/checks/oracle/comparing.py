@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from holdfast.verify.agreement import (
-    FACTOR,
     Floor,
     Scores,
     compare,
@@ -11,7 +10,7 @@ from holdfast.verify.agreement import (
     pooled,
     quantile,
 )
-from holdfast.verify.baseline import Baseline, RecordedSequence
+from holdfast.verify.baseline import NOISE_FACTOR, Baseline, RecordedSequence
 from holdfast.verify.check import Check
 from holdfast.verify.checks.oracle.permutation import p_value
 from holdfast.verify.checks.oracle.recording import prompt_of, rounds_of
@@ -52,7 +51,7 @@ async def scores(trial: Trial) -> None:
     judge(trial, "teacher-forced", pairs, floor.as_reordered)
     found = pooled([compare(then, now) for now, then in pairs])
     # Where differences are small, the divergence grows with their square.
-    divergence = at_most(FACTOR**2 * floor.divergence, "A/A")
+    divergence = at_most(NOISE_FACTOR**2 * floor.divergence, "A/A")
     trial.measure("teacher-forced: mean divergence", found.divergence, "nat", divergence)
     percentile = quantile(sorted(found.differences), 0.99)
     trial.measure("teacher-forced: 99 % of the differences", percentile, "nat")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.verify.agreement import Scores
+from holdfast.verify.baseline import WIDTH
 from holdfast.verify.check import Check
 from holdfast.verify.checks.roads.judging import (
     BASE_TOKENS,
@@ -16,7 +17,7 @@ from holdfast.verify.checks.roads.judging import (
     reference,
 )
 from holdfast.verify.checks.roads.sequences import MOST_SCORED_TOKENS, sequences
-from holdfast.verify.scoring import WIDTH, decoded, scored
+from holdfast.verify.scoring import decoded, scored
 from holdfast.verify.trial import Trial, UnexpectedStatusError
 
 _PROMPTS = 3
