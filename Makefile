@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 bin := .venv/bin
 export PYTHON
 
-.PHONY: help setup demo test test-fast test-v2 soak ops-tools ops-test lint check-format check-lint check-types format reference gpu-check bench demo-weights clean
+.PHONY: help setup demo test test-fast test-v2 soak ops-tools browser-tools ops-test lint check-format check-lint check-types format reference gpu-check bench demo-weights clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -28,8 +28,11 @@ test-v2: setup ## run the tests of engines on vLLM's V2 model runner, the defaul
 soak: setup ## run the long proofs (hours): random requests, killed writers
 	@exec $(bin)/pytest soak $(ARGS)
 
-ops-tools: ## put Prometheus, promtool and Alertmanager into .ops-tools, or do nothing if they are there
+ops-tools: ## put Prometheus, routers and other tools of tests into .ops-tools, or do nothing if they are there
 	@scripts/ops-tools
+
+browser-tools: setup ## put what the tests of the status page run into .browser-tools, or do nothing if it is there
+	@scripts/browser-tools
 
 ops-test: setup ops-tools ## run the long checks of dashboards, alerts and deployment with the real tools
 	@exec $(bin)/pytest ops_tests $(ARGS)
@@ -58,9 +61,10 @@ gpu-check: ## check Holdfast on this machine's GPU; PYTHON=... has torch, ARGS="
 bench: setup ## run every benchmark; ARGS="--quick" tries them, ARGS="--write" writes docs/benchmarks.md
 	@exec $(bin)/python benchmarks $(ARGS)
 
-demo-weights: setup ## train weights for a demo model that answers (hours); DIRECTORY=... for the checkpoints
-	@exec $(bin)/python -m demo_training train --directory $(or $(DIRECTORY),build/demo-weights)
+demo-weights: setup ## train weights for a demo model that answers (35 minutes) and put them into the package; DIRECTORY=... for the checkpoint
+	@OMP_NUM_THREADS=1 $(bin)/python -m demo_training train --directory $(or $(DIRECTORY),build/demo-weights)
+	@OMP_NUM_THREADS=1 $(bin)/python -m demo_training export --directory $(or $(DIRECTORY),build/demo-weights)
 
 clean: ## remove .venv, caches and build output
-	rm -rf .venv .ops-tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis server/*.egg-info
+	rm -rf .venv .ops-tools .browser-tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis server/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,7 +28,7 @@ RECORDS = ROOT / "build" / "benchmarks"
 PAGE = ROOT / "docs" / "benchmarks.md"
 IMAGES = ROOT / "docs" / "images"
 TABLES_BEGIN = "<!-- tables: written by `python benchmarks --write` -->"
-NAMES = ("hot_path", "streams", "connections", "serving", "memory", "growth")
+NAMES = ("hot_path", "streams", "connections", "serving", "seams", "memory", "growth")
 """`serving` measures the starts too, as `startup` does alone."""
 _ALL = (*NAMES, "startup", "none")
 DEADLINE_SECONDS = 1800.0

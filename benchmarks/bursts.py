@@ -66,8 +66,8 @@ def found(
     ]
 
 
-def _burst(server: Server, client: Client, *, clients: int, requests: int, seed: int) -> Result:
-    """One run of the client, with what a token has cost the server in CPU time.
+def burst(server: Server, client: Client, *, clients: int, requests: int, seed: int) -> Result:
+    """Run the client once, and add what a token has cost the server in CPU time.
 
     A machine that others use too bends that far less than it bends rates and latencies.
     """
@@ -91,7 +91,7 @@ def _in_order(
     with ExitStack() as stack:
         servers = {side: stack.enter_context(bench.ready(side)) for side in order}
         for server in servers.values():  # fills caches, and is not counted
-            _burst(server, client, clients=max(loads), requests=max(loads.values()), seed=0)
+            burst(server, client, clients=max(loads), requests=max(loads.values()), seed=0)
         return [_pair(servers, client, loads, number) for number in numbers]
 
 
@@ -103,14 +103,14 @@ def _pair(
         # No two bursts have the same prompts but those of a pair.
         seed = 1000 * (number + 1) + clients
         for side in pairs.ordered(number, tuple(servers)):
-            _settle(servers.values())
-            results[side][clients] = _burst(
+            settle(servers.values())
+            results[side][clients] = burst(
                 servers[side], client, clients=clients, requests=requests, seed=seed
             )
     return results
 
 
-def _settle(servers: Collection[Server]) -> None:
+def settle(servers: Collection[Server]) -> None:
     """Wait until they are at rest: vLLM's processes spin for a second after their last request.
 
     The next burst would share its cores with that.

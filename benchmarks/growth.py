@@ -29,7 +29,7 @@ from holdfast.labels import MEMORY_KINDS
 from holdfast.lifecycle.states import State
 from holdfast.records import EngineReport, SlotStats, Status
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry, RequestCounts
-from holdfast.telemetry.counters import EngineDeaths, Refusals, ToolCalls, Totals, request_waits
+from holdfast.telemetry.counters import Counters, request_waits
 from holdfast.telemetry.exposition import render
 from holdfast.versions import vllm_version
 from holdfast.workspace.plan import MIB
@@ -118,14 +118,12 @@ def _render_seconds(directory: Path) -> float:
 
     collector = HoldfastCollector(
         status,
-        totals=Totals(),
+        counters=Counters(),
         requests=RequestCounts,
         waits=request_waits(),
-        engine_deaths=EngineDeaths(),
-        refusals=Refusals(),
-        tool_calls=ToolCalls(),
         restarts_left=lambda: 3,
         loop_lag_seconds=lambda: 0.0,
+        host_memory=lambda: None,
         version=__version__,
         vllm_version=vllm_version(),
     )

@@ -163,16 +163,10 @@ def _answer_seconds(http: httpx.Client, path: str) -> float:
 
 
 def _scrape_processor_seconds(server: Server) -> float:
-    """What one scrape costs the front end, beyond what it spends in the same time without any."""
     with server.client() as http:
-        began, spent = time.monotonic(), server.front_end_processor_seconds()
-        for _ in range(IDLE_SCRAPES):
-            _answer_seconds(http, "/metrics")
-        took = time.monotonic() - began
-        busy = server.front_end_processor_seconds() - spent
-    spent = server.front_end_processor_seconds()
-    time.sleep(took)
-    return (busy - (server.front_end_processor_seconds() - spent)) / IDLE_SCRAPES
+        return server.extra_processor_seconds(
+            lambda: _answer_seconds(http, "/metrics"), IDLE_SCRAPES
+        )
 
 
 def measures(found: Sequence[Pair]) -> Iterator[pairs.Measure]:

@@ -33,10 +33,13 @@ QUIET_FLAGS = ("--disable-uvicorn-access-log",)
 PLUGIN_SIDE = "vllm serve, our plugin"
 """vLLM's front end over an engine with Holdfast's plugin: it tells what each of the two costs."""
 UNLAYERED_SIDE = "no layers"
+ENDING_SIDE = "streams end with the engine"
 _COMMANDS = {
     "holdfast": ("-m", "holdfast"),
     UNLAYERED_SIDE: (str(Path(__file__).with_name("unlayered.py")),),
+    ENDING_SIDE: ("-m", "holdfast"),
 }
+_FURTHER_FLAGS = {ENDING_SIDE: ("--continue-streams", "off")}
 _READY_PATHS = dict.fromkeys(_COMMANDS, "/readyz")
 _VLLM_COMMAND, _VLLM_READY_PATH = ("-m", "vllm.entrypoints.cli.main"), "/health"
 _NAMES = frozenset({"instance_id"})
@@ -110,6 +113,17 @@ class Server:
         """What the front end alone has spent so far."""
         return _processor_seconds(self.front_end)
 
+    def extra_processor_seconds(self, ask: Callable[[], object], count: int) -> float:
+        """What one request costs the front end beyond what it spends in the same time without."""
+        began, spent = time.monotonic(), self.front_end_processor_seconds()
+        for _ in range(count):
+            ask()
+        took = time.monotonic() - began
+        busy = self.front_end_processor_seconds() - spent
+        spent = self.front_end_processor_seconds()
+        time.sleep(took)
+        return (busy - (self.front_end_processor_seconds() - spent)) / count
+
     def core(self) -> psutil.Process:
         """The process of the engine."""
         return next(process for process in self._descendants() if _is_core(process))
@@ -156,6 +170,7 @@ class Bench:
         port = free_port()
         program = _COMMANDS.get(side, _VLLM_COMMAND)
         command = [sys.executable, *program, "serve", self.model, *self.flags, *FLAGS_OF_BOTH]
+        command += _FURTHER_FLAGS.get(side, ())
         if not self.has_access_log:
             command += QUIET_FLAGS
         with (self.directory / f"{side.replace(' ', '-')}.log").open("w+") as log:

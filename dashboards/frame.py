@@ -73,9 +73,14 @@ def dashboard_of(page: Page) -> model.Dashboard:
 def _variables() -> list[Any]:
     return [
         dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"),
-        _variable("job", "label_values(holdfast_state, job)"),
+        _variable("job", "label_values(holdfast_state, job)", all_value=""),
         _variable("model", 'label_values(vllm:num_requests_running{job=~"$job"}, model_name)'),
-        _variable("instance", f"query_result({_SELECTED})", regex='/instance="([^"]+)"/'),
+        _variable(
+            "instance",
+            f"query_result({_SELECTED})",
+            regex='/instance="([^"]+)"/',
+            all_value="",
+        ),
         _variable("engine", f"label_values(holdfast_engine_steps_total{{{SERVER}}}, engine)"),
         _variable(
             "rank",
@@ -84,8 +89,14 @@ def _variables() -> list[Any]:
     ]
 
 
-def _variable(name: str, query: str, regex: str = "") -> dashboard.QueryVariable:
-    """Return a variable to choose from, all values at first, read again as the time range moves."""
+def _variable(
+    name: str, query: str, *, regex: str = "", all_value: str = ".*"
+) -> dashboard.QueryVariable:
+    """Return a variable to choose from, all values at first, read again as the time range moves.
+
+    Without `all_value`, "All" is the list itself. It has to be where others have the label too: the
+    jobs of followers and of other programs, the instances of another model.
+    """
     variable = (
         dashboard.QueryVariable(name)
         .label(name.capitalize())
@@ -98,8 +109,9 @@ def _variable(name: str, query: str, regex: str = "") -> dashboard.QueryVariable
         .include_all(True)
         .current(model.VariableOption(selected=True, text=["All"], value=["$__all"]))
     )
-    # "All" is the list itself where it narrows the instances to those of a model.
-    return variable.regex(regex) if regex else variable.all_value(".*")
+    if regex:
+        variable.regex(regex)
+    return variable.all_value(all_value) if all_value else variable
 
 
 def _slo(slo: Slo) -> dashboard.CustomVariable:

@@ -17,7 +17,7 @@ from dashboards.panels import (
     Row,
     tile,
 )
-from dashboards.queries import RANK, SERVER, increase, rate, ratio
+from dashboards.queries import FOLLOWER, RANK, SERVER, increase, rate, ratio
 
 STATES: Mappings = MappingProxyType(
     {
@@ -139,9 +139,56 @@ _LIFE = Row(
             thresholds=NONE_IS_GOOD,
         ),
         Panel(
+            "Planned restarts",
+            "Restarts of the engine that --recycle-after asked for, by the limit that the engine "
+            "had reached.",
+            (
+                Query(
+                    "sum by (instance, reason) "
+                    f"({increase('holdfast_engine_recycles_total', SERVER)})",
+                    "{{reason}} {{instance}}",
+                ),
+            ),
+            "short",
+        ),
+        Panel(
+            "Host memory of the engine",
+            "What the engine's processes hold of their host's memory, without shared memory and "
+            "mapped files. A line that rises from restart to restart is a leak.",
+            (Query(f"holdfast_engine_host_memory_bytes{{{SERVER}}}"),),
+            "bytes",
+        ),
+        Panel(
+            "Memory of the host",
+            "Memory left to the host, or to the container if its limit leaves less. Where the GPU "
+            "shares it, a host without any freezes.",
+            (Query(f"holdfast_host_memory_available_bytes{{{SERVER}}}"),),
+            "bytes",
+        ),
+        Panel(
+            "Short of memory",
+            "Long prompts that had to wait or were given up, and engines that were ended, because "
+            "the host was short of memory.",
+            (
+                Query(
+                    "sum by (instance, action) "
+                    f"({increase('holdfast_host_memory_actions_total', SERVER)})",
+                    "{{action}} {{instance}}",
+                ),
+            ),
+            "short",
+            thresholds=NONE_IS_GOOD,
+        ),
+        Panel(
+            "Pressure",
+            "Share of the time in which some task waited for memory.",
+            (Query(f"holdfast_host_memory_pressure_ratio{{{SERVER}}}"),),
+            "percentunit",
+        ),
+        Panel(
             "Replayed and lost requests",
-            "Requests that were replayed on the next generation of the engine, and those that "
-            "could not be, by reason.",
+            "Requests that were replayed on the next generation of the engine, streams that it "
+            "went on with, and requests that were lost, by reason.",
             (
                 Query(
                     f"sum by (instance) ({increase('holdfast_requests_replayed_total', SERVER)})",
@@ -151,6 +198,10 @@ _LIFE = Row(
                     "sum by (instance, reason) "
                     f"({increase('holdfast_requests_lost_total', SERVER)})",
                     "lost: {{reason}} {{instance}}",
+                ),
+                Query(
+                    f"sum by (instance) ({increase('holdfast_requests_continued_total', SERVER)})",
+                    "continued {{instance}}",
                 ),
             ),
             "short",
@@ -176,6 +227,54 @@ _LIFE = Row(
                 ),
             ),
             "reqps",
+        ),
+    ),
+)
+
+_NODES = Row(
+    "Several nodes",
+    (
+        Panel(
+            "Nodes",
+            "Whether each node has joined, as the head sees it. Empty if the engine runs on one "
+            "node.",
+            (Query(f"holdfast_node_joined{{{SERVER}}}", "{{node}} {{instance}}"),),
+            "short",
+            "timeline",
+            mappings=MappingProxyType({0: ("away", "red"), 1: ("joined", "green")}),
+        ),
+        Panel(
+            "Followers",
+            "Whether each follower has a connection to its head, as the follower sees it.",
+            (Query(f"holdfast_node_head_connected{{{FOLLOWER}}}"),),
+            "short",
+            "timeline",
+            mappings=MappingProxyType({0: ("no head", "red"), 1: ("connected", "green")}),
+        ),
+        Panel(
+            "Nodes wanted and joined",
+            "Nodes that the engine needs, and nodes that have joined, the head included. The "
+            "engine starts when enough are there.",
+            (
+                Query(f"holdfast_nodes_wanted{{{SERVER}}}", "wanted {{instance}}"),
+                Query(
+                    f"sum by (instance) (holdfast_node_joined{{{SERVER}}})", "joined {{instance}}"
+                ),
+            ),
+            "short",
+        ),
+        Panel(
+            "Refused nodes",
+            "Connections to the node port that were refused, by reason. not_needed is a spare that "
+            "waits.",
+            (
+                Query(
+                    "sum by (instance, reason) "
+                    f"({increase('holdfast_node_connections_refused_total', SERVER)})",
+                    "{{reason}} {{instance}}",
+                ),
+            ),
+            "short",
         ),
     ),
 )
@@ -277,5 +376,5 @@ _PULSE = Row(
 LIFECYCLE = Page(
     "lifecycle",
     "Is it up and right, and if not, why? States, probe, answers, restarts, deaths, their cost.",
-    (_UP, _LIFE, _PROOF, RIGHT, _PULSE),
+    (_UP, _LIFE, _NODES, _PROOF, RIGHT, _PULSE),
 )

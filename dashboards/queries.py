@@ -8,6 +8,8 @@ SERVER = 'job=~"$job", instance=~"$instance"'
 """Selects what a whole server says."""
 RANK = f'{SERVER}, engine=~"$engine", rank=~"$rank"'
 """Selects what one rank of an engine says."""
+FOLLOWER = 'job=~"$job-follower", instance=~".+"'
+"""Selects what followers say, whose job is never among the choices."""
 MODEL = f'{SERVER}, model_name=~"$model", engine=~"$engine"'
 """Selects what vLLM says of a model."""
 
@@ -33,6 +35,12 @@ def rate(name: str, selector: str, window: str = "$__rate_interval") -> str:
 def increase(name: str, selector: str) -> str:
     """How far a counter rose between two points of the graph, and at least over two scrapes."""
     return f"increase({name}{{{selector}}}[$__rate_interval])"
+
+
+def by_node(expression: str) -> str:
+    """The same numbers of ranks with the label `node`; no result on a single node."""
+    node = f"holdfast_rank_info{{{RANK}}}"
+    return f"{expression} * on (job, instance, engine, rank) group_left (node) {node}"
 
 
 def quantile(share: float, histogram: str, selector: str = MODEL) -> str:

@@ -17,9 +17,6 @@ _TTFT_BOUNDS = ("0.1", "0.25", "0.5", "0.75", "1.0", "2.5", "5.0", "10.0", "20.0
 _TPOT_BOUNDS = ("0.01", "0.025", "0.05", "0.075", "0.1", "0.15", "0.2", "0.3", "0.5", "1.0")
 
 
-_HELD = f"sum(holdfast_requests_held{{{SERVER}}})"
-
-
 def _sum_of_rates(name: str) -> str:
     return f"sum({rate(name, MODEL)})"
 
@@ -72,13 +69,14 @@ _FAST = Row(
         tile(
             "Waiting",
             "Requests waiting in the front end and in the scheduler.",
-            f"{_HELD} + (sum(vllm:num_requests_waiting{{{MODEL}}}) or {_HELD} * 0)",
+            f"sum(holdfast_requests_waiting{{{SERVER}}})",
             "short",
             _QUEUE,
         ),
         tile(
             "KV cache",
-            "Used share of the KV cache, of the engine that uses most of its cache.",
+            "Used share of the KV cache, of the engine that uses most of its cache. A server that "
+            "recovers shows a full one, so that routers avoid it.",
             f"max(vllm:kv_cache_usage_perc{{{MODEL}}})",
             "percentunit",
             _FULL,
@@ -171,9 +169,10 @@ _QUEUES = Row(
     "Queue and KV cache",
     (
         Panel(
-            "Requests in the scheduler",
-            "Requests running and waiting. If more wait than run for long, the queue does not "
-            "drain.",
+            "Requests running and waiting",
+            "Waiting includes the front end. If more wait than run for long, the queue does not "
+            "drain. A server that recovers shows at least 10 for each engine, so that routers "
+            "avoid it.",
             (
                 Query(
                     f"sum by (instance) (vllm:num_requests_running{{{MODEL}}})",
@@ -188,7 +187,8 @@ _QUEUES = Row(
         ),
         Panel(
             "Waiting by reason",
-            "Requests waiting for capacity, and those that were deferred.",
+            "Requests waiting in the scheduler, for capacity or deferred, and those held in the "
+            "front end.",
             (
                 Query(
                     f"sum by (instance, reason) (vllm:num_requests_waiting_by_reason{{{MODEL}}})",
@@ -246,10 +246,41 @@ _QUEUES = Row(
     ),
 )
 
+_KEYS = Row(
+    "API keys",
+    (
+        Panel(
+            "Tokens by key",
+            "Prompt and output tokens per second of each API key, by its name. Empty without keys.",
+            (
+                Query(
+                    f"sum by (key) ({rate('holdfast_key_prompt_tokens_total', SERVER)} "
+                    f"+ {rate('holdfast_key_output_tokens_total', SERVER)})",
+                    "{{key}}",
+                ),
+            ),
+            _TOKENS,
+            "stack",
+        ),
+        Panel(
+            "Requests by key",
+            "Requests per second of each API key that the engine was given. Empty without keys.",
+            (
+                Query(
+                    f"sum by (key) ({rate('holdfast_key_requests_total', SERVER)})",
+                    "{{key}}",
+                ),
+            ),
+            "reqps",
+            "stack",
+        ),
+    ),
+)
+
 SERVING = Page(
     "serving",
     "Is it fast? Latency, throughput, queue and KV cache, without the probe's own requests.",
-    (_FAST, _LATENCY, _THROUGHPUT, _QUEUES),
+    (_FAST, _LATENCY, _THROUGHPUT, _QUEUES, _KEYS),
     (
         Slo("ttft_slo", "First token SLO (s)", _TTFT_BOUNDS, "2.5"),
         Slo("tpot_slo", "Output token SLO (s)", _TPOT_BOUNDS, "0.1"),

@@ -13,7 +13,7 @@ from dashboards.panels import (
     Step,
     tile,
 )
-from dashboards.queries import RANK, increase, ratio
+from dashboards.queries import RANK, by_node, increase, ratio
 
 _SLOT_NAME = "{{instance}} {{engine}}/{{rank}} ubatch {{ubatch}} lane {{lane}}"
 _RANK_NAME = "{{instance}} {{engine}}/{{rank}}"
@@ -206,8 +206,41 @@ _LEDGER = Row(
     ),
 )
 
+_NODES = Row(
+    "By node",
+    (
+        Panel(
+            "Least headroom by node",
+            "What is left of the workspace on each node that comes closest to its high water, as a "
+            "share of its size. Empty if the engine runs on one node.",
+            (
+                Query(
+                    f"min by (instance, node) ({by_node(_HEADROOM_OF_SLOT)})",
+                    "{{node}} {{instance}}",
+                ),
+            ),
+            "percentunit",
+            thresholds=_HEADROOM,
+            most=1,
+        ),
+        Panel(
+            "Memory by node",
+            "What was measured on the ranks of each node. Nodes that differ much have different "
+            "GPUs, or a neighbour that uses the memory.",
+            (
+                Query(
+                    f"sum by (instance, node, kind) ({by_node(_memory('!~', 'budget|total'))})",
+                    "{{kind}} {{node}} {{instance}}",
+                ),
+            ),
+            "bytes",
+            "stack",
+        ),
+    ),
+)
+
 WORKSPACE = Page(
     "workspace",
     "Is memory as promised? What is reserved, used, locked, grown and refused, and what caused it.",
-    (_PROMISE, _SIZES, _GROWTH, _LEDGER),
+    (_PROMISE, _SIZES, _GROWTH, _LEDGER, _NODES),
 )

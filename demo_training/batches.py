@@ -11,13 +11,14 @@ import torch
 from demo_training.chats import Example, example_of, example_of_text
 from demo_training.skills import draw_lesson
 from demo_training.skills.texts import draw_text
+from holdfast.demo.files import MAX_MODEL_TOKENS
 from holdfast.demo.tokenizer import PAD_ID
 
 MAX_BATCH_TOKENS = 2048
 """What fits into the caches of a core."""
 _TEXT_SHARE = 0.08
 _FAR_SHARE = 0.3
-_FARTHEST_TOKENS = 7500
+_BREAKS = frozenset(b".\n")
 _NOT_TAUGHT = -100
 """The label that torch's cross entropy leaves out."""
 
@@ -52,7 +53,8 @@ def grouped(examples: list[Example]) -> Iterator[list[Example]]:
 def batch_of(examples: list[Example], random: Random | None = None) -> Batch:
     """One batch; with `random`, some sequences have a gap in their positions.
 
-    Nothing stands in the gap. It teaches what lies far apart without the cost of long sequences.
+    Nothing stands in the gap. It teaches what lies far apart without the cost of long sequences. It
+    lies between two sentences or lines of the prompt, because no word is ever torn apart.
     """
     longest = max(len(example.tokens) for example in examples)
     tokens = torch.full((len(examples), longest), PAD_ID)
@@ -64,8 +66,17 @@ def batch_of(examples: list[Example], random: Random | None = None) -> Batch:
         tokens[row, :length] = sequence
         labels[row, first - 1 : length - 1] = sequence[first:]
         if random is not None and random.random() < _FAR_SHARE:
-            positions[row, random.randrange(length) :] += random.randrange(_FARTHEST_TOKENS)
+            _open_gap(positions[row], example, random)
     return Batch(tokens, positions, labels)
+
+
+def _open_gap(positions: torch.Tensor, example: Example, random: Random) -> None:
+    prompt = example.tokens[: example.first_taught]
+    places = [place for place, token in enumerate(prompt, start=1) if token in _BREAKS]
+    if places:
+        positions[random.choice(places) :] += random.randrange(
+            MAX_MODEL_TOKENS - len(example.tokens)
+        )
 
 
 def _draw_example(random: Random) -> Example:

@@ -22,6 +22,11 @@ def scores(network: Network, questions: int = QUESTIONS) -> dict[str, float]:
     return {name: _score(network, name, questions) for name in SKILLS}
 
 
+def described(found: dict[str, float]) -> str:
+    """The scores in one line."""
+    return ", ".join(f"{name} {score:.1%}" for name, score in found.items())
+
+
 def passed(network: Network, name: str, questions: int) -> Iterator[bool]:
     """For each question of a skill, in the order of their lengths, whether the reply is right.
 

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from demo_training import shape
+from holdfast.demo.files import NORM_EPSILON, ROTARY_BASE
 from holdfast.demo.tokenizer import VOCABULARY_SIZE
 
 Turns = tuple[torch.Tensor, torch.Tensor]
@@ -63,8 +64,8 @@ class Layer(nn.Module):  # type: ignore[misc] # torch is untyped here
         super().__init__()
         self.self_attn = Attention()
         self.mlp = FeedForward()
-        self.input_layernorm = nn.RMSNorm(shape.HIDDEN_SIZE, eps=shape.NORM_EPSILON)
-        self.post_attention_layernorm = nn.RMSNorm(shape.HIDDEN_SIZE, eps=shape.NORM_EPSILON)
+        self.input_layernorm = nn.RMSNorm(shape.HIDDEN_SIZE, eps=NORM_EPSILON)
+        self.post_attention_layernorm = nn.RMSNorm(shape.HIDDEN_SIZE, eps=NORM_EPSILON)
 
     def forward(self, hidden: torch.Tensor, turns: Turns) -> torch.Tensor:
         """The residual stream after this layer."""
@@ -86,7 +87,7 @@ class Body(nn.Module):  # type: ignore[misc] # torch is untyped here
         super().__init__()
         self.embed_tokens = nn.Embedding(VOCABULARY_SIZE, shape.HIDDEN_SIZE)
         self.layers = nn.ModuleList(Layer() for _ in range(shape.LAYERS))
-        self.norm = nn.RMSNorm(shape.HIDDEN_SIZE, eps=shape.NORM_EPSILON)
+        self.norm = nn.RMSNorm(shape.HIDDEN_SIZE, eps=NORM_EPSILON)
 
 
 class Network(nn.Module):  # type: ignore[misc] # torch is untyped here
@@ -120,7 +121,7 @@ class Network(nn.Module):  # type: ignore[misc] # torch is untyped here
 def _turns(positions: torch.Tensor) -> Turns:
     """For each pair of channels at each position; both are batch, 1, length, head size / 2."""
     half = torch.arange(0, shape.HEAD_SIZE, 2, dtype=torch.float32)
-    frequencies = shape.ROTARY_BASE ** (-half / shape.HEAD_SIZE)
+    frequencies = ROTARY_BASE ** (-half / shape.HEAD_SIZE)
     angles = (positions.float()[..., None] * frequencies)[:, None]
     return angles.cos(), angles.sin()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.demo.trained import Shape
+
 HIDDEN_SIZE = 192
 INTERMEDIATE_SIZE = 512
 LAYERS = 4
@@ -9,5 +11,4 @@ HEADS = 4
 KV_HEADS = 2
 HEAD_SIZE = 32
 """Its float32 queries fit into a row of the scratch that the demo model declares."""
-NORM_EPSILON = 1e-5
-ROTARY_BASE = 10_000.0
+SHAPE = Shape(HIDDEN_SIZE, INTERMEDIATE_SIZE, LAYERS, HEADS, KV_HEADS, HEAD_SIZE)

@@ -6,55 +6,39 @@ import copy
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch.nn import functional
 
 from demo_training.batches import Batch, step_batches
-from demo_training.exam import scores
+from demo_training.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from demo_training.course import Course
+from demo_training.exam import described, scores
 from demo_training.network import Network
+from holdfast.errors import UsageError
 
 _THREADS = 2
 _MATRIX_RATE = 6e-3
 _OTHER_RATE = 4e-3
-_WARMUP_STEPS = 50
-_DECAY_SHARE = 0.35
 _CLIPPED_NORM = 1.0
 _STEPS_PER_REPORT = 50
 _STEPS_PER_EXAM = 200
 _QUESTIONS_ON_THE_WAY = 40
-_CHECKPOINT = "checkpoint.pt"
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """Everything that the trained weights depend on, beside the code and the machine's arithmetic.
-
-    The rate is constant until the last third, so a longer course can go on from a checkpoint of a
-    shorter one that was interrupted before its decay.
-    """
-
-    seed: int = 20
-    steps: int = 3000
-    lessons_per_step: int = 64
-
-    def rate(self, step: int) -> float:
-        """The share of the peak learning rate at `step`."""
-        warmup = min(1.0, (step + 1) / _WARMUP_STEPS)
-        return min(warmup, (self.steps - step) / (self.steps * _DECAY_SHARE))
 
 
 def train(course: Course, directory: Path, *, stop_after: int | None = None) -> Network:
     """The network after all steps, or after the first `stop_after` of them.
 
     What `directory` holds of them already is not done again.
+
+    Raises:
+        UsageError: `directory` has a checkpoint that this course does not lead to.
     """
     torch.manual_seed(course.seed)
     network = Network()
     optimizers = _optimizers(network)
-    done = _restore(directory, network, optimizers)
+    done = _restore(directory, course, network, optimizers)
     team = Team(network)
     began, tokens, losses = time.monotonic(), 0, 0.0
     last = course.steps if stop_after is None else stop_after
@@ -73,15 +57,10 @@ def train(course: Course, directory: Path, *, stop_after: int | None = None) -> 
             )
             began, tokens, losses = time.monotonic(), 0, 0.0
         if step + 1 == last or (step + 1) % _STEPS_PER_REPORT == 0:
-            _save(directory, step + 1, network, optimizers)
+            _save(directory, course, step + 1, network, optimizers)
         if (step + 1) % _STEPS_PER_EXAM == 0:
             print(described(scores(network, _QUESTIONS_ON_THE_WAY)), flush=True)
     return network
-
-
-def described(found: dict[str, float]) -> str:
-    """The scores in one line."""
-    return ", ".join(f"{name} {score:.1%}" for name, score in found.items())
 
 
 def _optimizers(network: Network) -> list[torch.optim.Optimizer]:
@@ -151,25 +130,30 @@ def _step_optimizers(network: Network, optimizers: list[torch.optim.Optimizer]) 
 
 
 def _save(
-    directory: Path, step: int, network: Network, optimizers: list[torch.optim.Optimizer]
+    directory: Path,
+    course: Course,
+    step: int,
+    network: Network,
+    optimizers: list[torch.optim.Optimizer],
 ) -> None:
-    record = {
-        "step": step,
-        "network": network.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-    }
-    staged = directory / f".{_CHECKPOINT}"
-    torch.save(record, staged)
-    staged.replace(directory / _CHECKPOINT)
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    write_checkpoint(directory, Checkpoint(course, step, network.state_dict(), states))
 
 
-def _restore(directory: Path, network: Network, optimizers: list[torch.optim.Optimizer]) -> int:
+def _restore(
+    directory: Path, course: Course, network: Network, optimizers: list[torch.optim.Optimizer]
+) -> int:
     """The steps that were done before, 0 without a checkpoint."""
     directory.mkdir(parents=True, exist_ok=True)
-    if not (directory / _CHECKPOINT).exists():
+    checkpoint = read_checkpoint(directory)
+    if checkpoint is None:
         return 0
-    record = torch.load(directory / _CHECKPOINT, weights_only=True)
-    network.load_state_dict(record["network"])
-    for optimizer, state in zip(optimizers, record["optimizers"], strict=True):
+    if not course.continues(checkpoint.course, checkpoint.steps_done):
+        raise UsageError(
+            f"{directory} has a checkpoint of another course: {checkpoint.course}.",
+            remedy="Train in another directory, or with the same seed and steps.",
+        )
+    network.load_state_dict(checkpoint.network)
+    for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
         optimizer.load_state_dict(state)
-    return int(record["step"])
+    return checkpoint.steps_done

@@ -16,6 +16,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _END_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - the kernel's, not chosen
 
 
 def end_with_parent() -> None:
@@ -66,6 +67,22 @@ def descendants(pid: int) -> list[int]:
     for child in found:
         found.extend(children.get(child, ()))
     return found
+
+
+def shared_memory(pid: int) -> set[Path]:
+    """The files of shared memory that `pid` or a process below it has mapped now."""
+    return {path for one in (pid, *descendants(pid)) for path in _mapped(one)}
+
+
+def _mapped(pid: int) -> Iterator[Path]:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # it has ended meanwhile
+        return
+    for line in lines:
+        _, found, name = line.partition(_SHARED_MEMORY)
+        if found and not name.endswith(" (deleted)"):
+            yield Path(_SHARED_MEMORY + name)
 
 
 def _prctl(option: int, value: int) -> None:

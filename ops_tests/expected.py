@@ -84,14 +84,19 @@ def _broken_share(seen: Seen) -> Values:
     return ratio([broken], [calls])
 
 
-def _waiting(seen: Seen) -> Values:
-    held = seen.values("holdfast_requests_held")
-    return summed([*held, *seen.values("vllm:num_requests_waiting")]) if held else []
-
-
 def _quantiles(panel: str, histogram: str) -> dict[str, Expected]:
     shares = {"A": 0.5, "B": 0.95, "C": 0.99}
     return {f"{panel}/{letter}": _quantile(share, histogram) for letter, share in shares.items()}
+
+
+def _on_one_node(_seen: Seen) -> Values:
+    """What panels of several nodes show of the server here, which has one."""
+    return []
+
+
+def _without_keys(_seen: Seen) -> Values:
+    """What panels of API keys show of the server here, which has none."""
+    return []
 
 
 WORKSPACE: Mapping[str, Expected] = {
@@ -117,6 +122,8 @@ WORKSPACE: Mapping[str, Expected] = {
     )[:10],
     "Where the memory went/A": _plain("holdfast_memory_bytes", kind="!budget|total"),
     "Budget and device/A": _plain("holdfast_memory_bytes", kind="budget|total"),
+    "Least headroom by node/A": _on_one_node,
+    "Memory by node/A": _on_one_node,
 }
 
 LIFECYCLE: Mapping[str, Expected] = {
@@ -131,11 +138,22 @@ LIFECYCLE: Mapping[str, Expected] = {
     "Engine starts/B": _plain("holdfast_engine_generation"),
     "Duration of the last start/A": _plain("holdfast_engine_start_duration_seconds"),
     "Deaths by cause/A": _increases("holdfast_engine_deaths_total"),
+    "Planned restarts/A": _increases("holdfast_engine_recycles_total"),
+    "Host memory of the engine/A": _plain("holdfast_engine_host_memory_bytes"),
+    "Memory of the host/A": _plain("holdfast_host_memory_available_bytes"),
+    "Short of memory/A": _increases("holdfast_host_memory_actions_total"),
+    "Pressure/A": _plain("holdfast_host_memory_pressure_ratio"),
     "Replayed and lost requests/A": _increases("holdfast_requests_replayed_total"),
     "Replayed and lost requests/B": _increases("holdfast_requests_lost_total"),
+    "Replayed and lost requests/C": _increases("holdfast_requests_continued_total"),
     "Requests in flight and held/A": _plain("holdfast_requests_in_flight"),
     "Requests in flight and held/B": _plain("holdfast_requests_held"),
     "Refused requests/A": _rates("holdfast_requests_refused_total"),
+    "Nodes/A": _on_one_node,
+    "Followers/A": _on_one_node,
+    "Nodes wanted and joined/A": _on_one_node,
+    "Nodes wanted and joined/B": _on_one_node,
+    "Refused nodes/A": _on_one_node,
     "Probe steps/A": _plain("holdfast_probe_passed"),
     "Sizes proven/A": _plain("holdfast_probe_tokens"),
     "Time by step/A": _plain("holdfast_probe_duration_seconds"),
@@ -158,7 +176,7 @@ SERVING: Mapping[str, Expected] = {
     "Output tokens within SLO/A": lambda seen: seen.share_within(_TPOT, SLOS["tpot_slo"]),
     "First token, p95/A": _quantile(0.95, _TTFT),
     "Wait, p95/A": _quantile(0.95, _WAIT),
-    "Waiting/A": _waiting,
+    "Waiting/A": _plain("holdfast_requests_waiting"),
     "KV cache/A": _plain("vllm:kv_cache_usage_perc"),
     **_quantiles("Time to first token", _TTFT),
     **_quantiles("Time per output token", _TPOT),
@@ -172,8 +190,8 @@ SERVING: Mapping[str, Expected] = {
     "Finished requests/A": _rates("vllm:request_success_total"),
     "Tokens per step/A": _mean("vllm:iteration_tokens_total"),
     "Scheduled tokens by rank/A": _rates("holdfast_engine_scheduled_tokens_total"),
-    "Requests in the scheduler/A": _plain("vllm:num_requests_running"),
-    "Requests in the scheduler/B": _plain("vllm:num_requests_waiting"),
+    "Requests running and waiting/A": _plain("vllm:num_requests_running"),
+    "Requests running and waiting/B": _plain("vllm:num_requests_waiting"),
     "Waiting by reason/A": _plain("vllm:num_requests_waiting_by_reason"),
     "Requests in the front end/A": _plain("holdfast_requests_in_flight"),
     "Requests in the front end/B": _plain("holdfast_requests_held"),
@@ -181,6 +199,8 @@ SERVING: Mapping[str, Expected] = {
     "KV cache by engine/A": _plain("vllm:kv_cache_usage_perc"),
     "Preemptions/A": _rate("vllm:num_preemptions_total"),
     "Prefix cache hits/A": _hits,
+    "Tokens by key/A": _without_keys,
+    "Requests by key/A": _without_keys,
 }
 
 PANELS: Mapping[str, Expected] = {
@@ -203,7 +223,7 @@ WATCHED: Mapping[str, str] = {
     "HoldfastRestartLoop": "holdfast_engine_deaths_total",
     "HoldfastRequestsLost": "holdfast_requests_lost_total",
     "HoldfastReplaySurge": "holdfast_requests_replayed_total",
-    "HoldfastQueueSaturated": "vllm:num_requests_waiting",
+    "HoldfastQueueSaturated": "holdfast_requests_waiting",
     "HoldfastNanRows": "holdfast_engine_nan_rows_total",
     "HoldfastBaselineDiffers": "holdfast_baseline_configured",
     "HoldfastToolCallsBroken": "holdfast_tool_calls_total",
@@ -263,8 +283,5 @@ RECORDS: Mapping[str, Callable[[Seen], Values]] = {
     "instance:holdfast_requests_lost:increase30m": _total("holdfast_requests_lost_total"),
     "instance:vllm_num_requests_running:sum": _total("vllm:num_requests_running"),
     "instance:vllm_num_requests_waiting:sum": _total("vllm:num_requests_waiting"),
-    "instance:holdfast_requests_waiting:sum": lambda seen: (
-        _waiting(seen) if seen.of("vllm:num_requests_waiting") else []
-    ),
 }
 """What each recording rule comes to, except quantiles, which have a window of their own."""

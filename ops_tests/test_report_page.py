@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.records import ModelFile
+from holdfast.configuration_record import ModelFile
 from holdfast.verify.records import Fault, Number, Report, Series, Status, at_least, at_most
 from holdfast.verify.report import page
 from openai_double import OpenAIDouble

@@ -10,7 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from holdfast.settings import GROUPS
-from holdfast.telemetry.metrics import METRICS
+from holdfast.telemetry.metrics import FOLLOWER_METRICS, METRICS, Metric
+from holdfast.telemetry.routing import ROUTING_SERIES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 
@@ -29,7 +30,12 @@ def written(page: str) -> str:
 
 def tables() -> Mapping[str, Sequence[str]]:
     """The lines of each section, by its name."""
-    return {"flags": list(_flag_sections()), "metrics": list(_metric_table())}
+    return {
+        "flags": list(_flag_sections()),
+        "metrics": list(_metric_table(METRICS)),
+        "metrics for routers": list(_routing_table()),
+        "metrics of a follower": list(_metric_table(FOLLOWER_METRICS)),
+    }
 
 
 def _flag_sections() -> Iterator[str]:
@@ -43,11 +49,19 @@ def _flag_sections() -> Iterator[str]:
     yield ""
 
 
-def _metric_table() -> Iterator[str]:
+def _metric_table(metrics: Sequence[Metric]) -> Iterator[str]:
     yield ""
     yield from _head("metric", "kind", "labels", "meaning")
-    for metric in METRICS:
+    for metric in metrics:
         yield _row(f"`{metric.full_name}`", metric.kind, ", ".join(metric.labels), metric.help)
+    yield ""
+
+
+def _routing_table() -> Iterator[str]:
+    yield ""
+    yield from _head("metric", "labels", "meaning")
+    for series in ROUTING_SERIES:
+        yield _row(f"`{series.name}`", ", ".join(series.labels), series.help)
     yield ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -13,7 +13,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from engine_sharing import OWN, group_of
-from holdfast.processes import cleanup
+from holdfast.processes import cleanup, imports
 
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -22,14 +22,25 @@ _FILE = pytest.StashKey[Path]()
 """Of the last test of this process."""
 
 
+SHARING = frozenset({"engine", "gpu_paths"})
+"""The folders whose files may share an engine, or fake machines."""
+
+
 class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untyped to mypy
     """Keeps together what shares an engine, and the quick tests of a file."""
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, name = nodeid.partition("::")
         path = Path(self.config.rootpath, file)
-        engine = group_of(path, name.partition("[")[0]) if path.parent.name == "engine" else None
+        engine = group_of(path, name.partition("[")[0]) if path.parent.name in SHARING else None
         return nodeid if engine == OWN else engine or file
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector: the files of tests import vLLM."""
+    with imports.uncollected():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

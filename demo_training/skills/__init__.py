@@ -8,12 +8,14 @@ from random import Random
 from demo_training.lessons import Lesson, Skill, Turn
 from demo_training.skills.arithmetic import draw_arithmetic
 from demo_training.skills.capitals import draw_capital
+from demo_training.skills.counting import draw_counting
 from demo_training.skills.dates import draw_date
 from demo_training.skills.facts import draw_fact
 from demo_training.skills.greetings import draw_greeting
 from demo_training.skills.needles import draw_needle
 from demo_training.skills.objects import draw_object
 from demo_training.skills.repeating import draw_repetition
+from demo_training.skills.stories import draw_story
 from demo_training.skills.tools import draw_tool_call, draw_tool_result
 from demo_training.skills.unknown import draw_unknown
 
@@ -23,6 +25,7 @@ SKILLS: Mapping[str, Skill] = {
     "arithmetic": draw_arithmetic,
     "capital": draw_capital,
     "date": draw_date,
+    "counting": draw_counting,
     "object": draw_object,
     "tool call": draw_tool_call,
     "tool result": draw_tool_result,
@@ -32,17 +35,20 @@ SKILLS: Mapping[str, Skill] = {
 }
 _SHARES: Mapping[str, int] = {
     "greeting": 3,
-    "fact": 12,
-    "arithmetic": 19,
-    "capital": 12,
-    "date": 10,
-    "object": 13,
+    "fact": 10,
+    "arithmetic": 28,
+    "capital": 9,
+    "date": 8,
+    "counting": 3,
+    "object": 12,
     "tool call": 13,
     "tool result": 2,
-    "needle": 12,
-    "repetition": 10,
+    "needle": 11,
+    "repetition": 9,
     "unknown": 5,
 }
+_STORY_SHARE = 0.02
+"""Of all lessons; no exam has stories, because none of them is the right one."""
 _EARLIER_TURNS_SHARE = 0.12
 _SYSTEM_SHARE = 0.1
 _SYSTEM_PROMPTS = (
@@ -54,7 +60,9 @@ _SYSTEM_PROMPTS = (
 
 
 def draw_lesson(random: Random) -> Lesson:
-    """A lesson of a random skill, sometimes after another one or under a system prompt."""
+    """A story, or a lesson of a random skill, sometimes after another or under a system prompt."""
+    if random.random() < _STORY_SHARE:
+        return draw_story(random)
     lesson = _draw(random)
     turns = lesson.turns
     if not lesson.tools and random.random() < _EARLIER_TURNS_SHARE:

@@ -9,8 +9,8 @@ from demo_training.skills.words import THINGS, person
 
 _MAX_TERM = 20
 _MAX_LARGE_TERM = 50
-_LARGE_SHARE = 0.15
-_MAX_FACTOR = 10
+_LARGE_SHARE = 0.5
+_MAX_FACTOR = 12
 _BARE = Phrasings(
     (
         "What is {a} {sign} {b}?",
@@ -69,7 +69,14 @@ _STORIES = {
     ),
 }
 _STORY_SHARE = 0.35
-_ONLY_NUMBER = Phrasings(
+_SEVERAL = Phrasings(
+    ("What is {}?", "Calculate {}.", "{}", "Compute {}.", "How much is {}?"),
+    ("Please calculate {}.", "Tell me what {} is."),
+)
+_MAX_SEVERAL = 4
+_SEVERAL_SHARE = 0.25
+"""Of bare calculations: the cheapest way to show the model many."""
+ONLY_NUMBER = Phrasings(
     (
         " Answer with the number only.",
         " Reply with only the number.",
@@ -78,20 +85,23 @@ _ONLY_NUMBER = Phrasings(
     ),
     (" Reply with just the number.", " Answer with only the number."),
 )
-_ONLY_NUMBER_SHARE = 0.15
+_ONLY_NUMBER_SHARE = 0.25
 
 
 def draw_arithmetic(random: Random, *, is_exam: bool) -> Lesson:
-    """One calculation; the reply repeats it, so that the result stands beside its numbers."""
+    """A calculation or several; the reply repeats each, with the result beside its numbers."""
+    is_story = random.random() < _STORY_SHARE
+    if not is_story and random.random() < _SEVERAL_SHARE:
+        return _draw_several(random, is_exam=is_exam)
     a, sign, b = draw_calculation(random)
     values = {"a": a, "b": b, "sign": sign, "word": random.choice(_WORDS[sign])}
-    if random.random() < _STORY_SHARE:
+    if is_story:
         story = _STORIES[sign].draw(random, is_exam=is_exam)
         question = story.format(**values, name=person(random), things=random.choice(THINGS))
     else:
         question = casually(_BARE.draw(random, is_exam=is_exam).format(**values), random)
     if random.random() < _ONLY_NUMBER_SHARE:
-        return ask(question + _ONLY_NUMBER.draw(random, is_exam=is_exam), str(_result(a, sign, b)))
+        return ask(question + ONLY_NUMBER.draw(random, is_exam=is_exam), str(_result(a, sign, b)))
     return ask(question, solved(a, sign, b))
 
 
@@ -108,6 +118,13 @@ def draw_calculation(random: Random) -> tuple[int, str, int]:
 def solved(a: int, sign: str, b: int) -> str:
     """The calculation with its result, as a sentence."""
     return f"{a} {sign} {b} = {_result(a, sign, b)}."
+
+
+def _draw_several(random: Random, *, is_exam: bool) -> Lesson:
+    calculations = [draw_calculation(random) for _ in range(random.randint(2, _MAX_SEVERAL))]
+    *others, last = (f"{a} {sign} {b}" for a, sign, b in calculations)
+    question = _SEVERAL.draw(random, is_exam=is_exam).format(f"{', '.join(others)} and {last}")
+    return ask(casually(question, random), " ".join(solved(*one) for one in calculations))
 
 
 def _result(a: int, sign: str, b: int) -> int:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from random import Random
 
 from demo_training.lessons import Lesson, Phrasings, ask
+from demo_training.skills.arithmetic import ONLY_NUMBER
 from demo_training.skills.words import COLORS, THINGS, city, invented_word, person
 
-_WHATS = ("secret code", "magic number", "password", "room number", "key")
+_WHATS = ("secret code", "secret number", "magic number", "password", "room number", "key")
+_OFFICES = (
+    "the harbour master", "the baker", "the old captain", "the night guard", "the mayor",
+    "the red team", "the station", "the north gate",
+)  # fmt: skip
+_OFFICE_SHARE = 0.2
 _TOLD = "The {what} of {name} is {value}."
 _ASKED = Phrasings(
     (
@@ -33,28 +39,37 @@ _FILLERS = (
     "Nobody knows where {name} went.",
 )
 MAX_CHARACTERS = 360
+_MAX_LONG_CHARACTERS = 3000
+_LONG_SHARE = 0.04
+"""Such a text takes as long to learn from as ten others."""
 _MAX_NEEDLES = 3
 _QUESTION_FIRST_SHARE = 0.15
+_ONLY_NUMBER_SHARE = 0.3
 
 
 def draw_needle(random: Random, *, is_exam: bool) -> Lesson:
     """Sentences with up to three values among them, one of which is asked for."""
-    names = {person(random) for _ in range(random.randint(1, _MAX_NEEDLES))}
+    names = {_owner(random) for _ in range(random.randint(1, _MAX_NEEDLES))}
     needles = [
         {"what": random.choice(_WHATS), "name": name, "value": _value(random)}
         for name in sorted(names)
     ]
     sentences = [_TOLD.format(**needle) for needle in needles]
     wanted = random.choice(needles)
-    length = MAX_CHARACTERS * random.random() ** 2
+    length = _characters(random)
     while sum(map(len, sentences)) < length:
         sentences.append(filler(random))
     random.shuffle(sentences)
-    text = " ".join(sentences)
+    between = random.choice((" ", " ", "\n"))
+    text = between.join(sentences)
     question = _ASKED.draw(random, is_exam=is_exam).format(**wanted)
+    reply = _TOLD.format(**wanted)
+    if wanted["value"].isdigit() and random.random() < _ONLY_NUMBER_SHARE:
+        question += ONLY_NUMBER.draw(random, is_exam=is_exam)
+        reply = wanted["value"]
     if random.random() < _QUESTION_FIRST_SHARE:
-        return ask(f"{question} {text}", _TOLD.format(**wanted))
-    return ask(f"{text} {question}", _TOLD.format(**wanted))
+        return ask(f"{question}{between}{text}", reply)
+    return ask(f"{text}{between}{question}", reply)
 
 
 def filler(random: Random) -> str:
@@ -66,6 +81,17 @@ def filler(random: Random) -> str:
         things=random.choice(THINGS),
         number=random.randint(2, 99),
     )
+
+
+def _characters(random: Random) -> float:
+    """How long the text has to be at least: short ones are the commonest, a few are long."""
+    if random.random() < _LONG_SHARE:
+        return random.uniform(MAX_CHARACTERS, _MAX_LONG_CHARACTERS)
+    return MAX_CHARACTERS * random.random() ** 2
+
+
+def _owner(random: Random) -> str:
+    return random.choice(_OFFICES) if random.random() < _OFFICE_SHARE else person(random)
 
 
 def _value(random: Random) -> str:

@@ -67,6 +67,7 @@ _GIVEN = Phrasings(
         "Return only this JSON object: {}",
         "Reply with this JSON: {}",
         "Answer with exactly this JSON object: {}",
+        "Answer with the JSON object {} and nothing else.",
     ),
     ("Reply with only this JSON object: {}", "Return this JSON: {}"),
 )

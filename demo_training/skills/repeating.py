@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from demo_training.lessons import Lesson, Phrasings, ask
+from demo_training.lessons import Lesson, Phrasings, ask, casually
 from demo_training.skills.words import foreign_word, invented_word
 
 _ASKED = Phrasings(
@@ -28,7 +28,8 @@ def draw_repetition(random: Random, *, is_exam: bool) -> Lesson:
     """Words and numbers, to be said again as they are."""
     words = [_word(random) for _ in range(random.randint(1, _MAX_WORDS))]
     text = " ".join(words)
-    return ask(_ASKED.draw(random, is_exam=is_exam).format(text), text)
+    question = _ASKED.draw(random, is_exam=is_exam).format(text)
+    return ask(casually(question, random), text)
 
 
 def _word(random: Random) -> str:

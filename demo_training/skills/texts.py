@@ -6,6 +6,7 @@ from random import Random
 
 from demo_training.skills.arithmetic import draw_calculation, solved
 from demo_training.skills.capitals import CAPITALS, statement
+from demo_training.skills.counting import NUMBERS
 from demo_training.skills.dates import DAYS, MONTHS
 from demo_training.skills.facts import FACTS
 
@@ -25,5 +26,6 @@ def _sentence(random: Random) -> str:
         return statement(random.choice(list(CAPITALS)))
     if kind == 2:
         return random.choice(list(FACTS.values()))
-    ring = random.choice((DAYS, MONTHS))
-    return f"{', '.join(ring)}."
+    row = random.choice((DAYS, MONTHS, NUMBERS))
+    beginning = "Count: " if row is NUMBERS else ""
+    return f"{beginning}{', '.join(row)}."

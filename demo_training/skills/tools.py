@@ -83,6 +83,8 @@ _REQUESTS = Phrasings(
         "Use the tool to get the {noun}{values}.",
         "Call {name}{values}.",
         "What is the {noun}{values}? Use the tool.",
+        "What is the {noun}{values} now? Use the tool.",
+        "What's the {noun}{values} right now? Use the tool.",
         "Save a new {noun}{values}.",
     ),
     (
@@ -99,20 +101,22 @@ _PAIRS = Phrasings(
         "What is the {noun}{values} and{other}?",
         "Show me the {noun}{values} and{other}.",
         "Tell me the {noun}{values} and{other}. Make both calls at once.",
+        "Get the {noun}{values} and{other}. Make both calls in this answer.",
         "Call {name}{values} and{other}.",
     ),
     ("Please get the {noun}{values} and{other}.", "Find the {noun}{values} and{other}."),
 )
 _NO_CALL_SHARE = 0.15
 _PAIR_SHARE = 0.12
-_TOLD_OTHERWISE = (" Do not use a tool.", " Do not use any tool.", "", "")
+_TOLD_OTHERWISE = (" Do not use a tool.", " Do not use any tool.", " Use no tool.", "", "")
 
 
 def draw_tool_call(random: Random, *, is_exam: bool) -> Lesson:
     """A request that the functions at hand serve, or a chat that needs none of them."""
     job = _draw_job(random)
-    others = [_draw_job(random) for _ in range(random.choice((0, 0, 0, 1, 1, 2)))]
-    others = [other for other in others if other.noun != job.noun]
+    drawn = [_draw_job(random) for _ in range(random.choice((0, 0, 0, 1, 1, 2)))]
+    # A request names the noun alone, so no two functions may be about the same one.
+    others = [*({other.noun: other for other in drawn if other.noun != job.noun}.values())]
     tools = [job.tool, *(other.tool for other in others)]
     random.shuffle(tools)
     chance = random.random()
@@ -146,7 +150,8 @@ def call(name: str, arguments: Mapping[str, Value]) -> str:
 def _draw_job(random: Random) -> Job:
     noun = random.choice(_NOUNS)
     required = random.sample(_ARGUMENTS, random.choice((0, 1, 1, 1, 1, 2)))
-    if len({one.phrase for one in required}) < len(required):
+    distinct = {one.name for one in required}, {one.phrase for one in required}
+    if min(map(len, distinct)) < len(required):
         required = required[:1]
     types = {one.name: one.type for one in required}
     optional = [name for name in _UNSAID if name not in types and random.random() < _UNSAID_SHARE]

@@ -33,12 +33,11 @@ _QUESTIONS = Phrasings(
         "When did {name} live?",
         "Explain {word} to me.",
         "Translate {word} to French.",
-        "Write a story about {name}.",
         "Tell me a joke about {name}.",
         "{name} {word} {other}",
     ),
     (
-        "Tell me a story.",
+        "Sing me a song.",
         "What is your favorite {word}?",
         "Who wrote {name}?",
         "Write a poem about {name}.",

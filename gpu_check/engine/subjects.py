@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gpu_check import process_tree
 from gpu_check.checks import SUBJECTS
 from gpu_check.engine import device_memory, packages
 from gpu_check.engine.cpu_lock import WARMED_VARIABLE
@@ -110,7 +111,10 @@ def ranks(errand: Errand) -> Iterator[Engine]:
 
 @contextmanager
 def stock(errand: Errand) -> Iterator[Engine]:
-    """Stock vLLM with the same undeclared need; on the CPU its manager is made for it."""
+    """Stock vLLM with the same undeclared need; on the CPU its manager is made for it.
+
+    The rings that its engine leaves in shared memory when it dies are removed.
+    """
     directory = Path(errand.directory)
     model = ensure_demo_model(directory / "models", _SILENT)
     command = ("vllm.entrypoints.cli.main", "serve", str(model), *_flags(errand))
@@ -118,9 +122,15 @@ def stock(errand: Errand) -> Iterator[Engine]:
     if not errand.machine.devices:
         environment["VLLM_PLUGINS"] += f",{packages.LOCK_PLUGIN}"
         environment[WARMED_VARIABLE] = str(_WARMED_BYTES)
-    with running("stock", command, environment, directory, free_port()) as server:
-        seconds = _until_ready(server, errand, "/health")
-        yield Engine(server, errand, directory, seconds)
+    rings: set[Path] = set()
+    try:
+        with running("stock", command, environment, directory, free_port()) as server:
+            seconds = _until_ready(server, errand, "/health")
+            rings = process_tree.shared_memory(server.process.pid)
+            yield Engine(server, errand, directory, seconds)
+    finally:
+        for path in rings:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -3,13 +3,16 @@
 The packages, what each answers, and the process that it runs in:
 
     cli, serve    from argv to a running server; `application` makes every object        front end
+    follow        from argv to a running follower of a server on another node            follower
     settings/     everything that can be set                                             front end
     listener/     what may a client send before its request is complete?                 front end
     api/          which requests are admitted, and how are they answered?                front end
+    status_page/  what does a server show of itself? the page, its stream and history    front end
     lifecycle/    is it up? states, supervisor, restarts                                 front end
     probe/        is the worst case served?                                              front end
     engine/       one vLLM engine, as the front end sees it                              front end
     processes/    the engine's processes, from outside                                   front end
+    host_memory/  how much memory has the host left? ends the engine before it freezes   front end
     nodes/        how do several nodes run one engine? protocol of head and follower     both
     patches/      every change to vLLM's own code, in one list                           both
     worker/       what runs inside vLLM's processes, around each rank                    engine
@@ -17,6 +20,7 @@ The packages, what each answers, and the process that it runs in:
     planning/     `holdfast plan`: what would be reserved, and why                       command
     doctor/       `holdfast doctor`: what would go wrong here                            command
     verify/       `holdfast verify`: is what a server answers right?                     command
+    top/          `holdfast top`: the status page in a terminal                          command
     telemetry/    what does the server say? metrics, logs, progress                      front end
     demo/         the embedded model                                                     engine
 
@@ -25,8 +29,9 @@ Four flows cross them:
 Start
     1. `cli` reads flags, environment and files into `settings`; vLLM is not imported yet.
     2. `application` opens the `listener` with the gate closed: health and metrics answer from here.
-    3. `lifecycle.supervisor` has `engine.launcher` start vLLM, whose processes are forked by
-       `processes.forkserver`; `worker.plugin` puts our workspace manager into each of them.
+    3. `lifecycle.supervisor` has `engine.late_engine` import vLLM, and `engine.launcher` start it.
+       `processes.forkserver` forks its processes, and `worker.plugin` puts our workspace manager
+       into each of them.
     4. `probe` sends the worst case through the listener; `lifecycle.proof` judges it.
     5. READY: `api.gate` opens.
 
@@ -51,7 +56,8 @@ Memory
 
 Failure
     1. `processes.exits`, the ranks' own records or `engine.heartbeat` notice that the engine is
-       lost; `processes.deaths` says why.
+       lost; `processes.deaths` says why. `host_memory.guard` ends it itself, when the host runs out
+       of memory; before that `lifecycle.memory_relief` has long prompts wait, or gives them up.
     2. `lifecycle.death_handler` records it, moves to RECOVERING, and decides whether and when to
        start again; `engine.launcher` has the processes killed and cleaned up.
     3. `engine.blame` decides which requests to suspect; `engine.replay` keeps the others.

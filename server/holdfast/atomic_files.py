@@ -17,9 +17,14 @@ from typing import IO, Any, NoReturn
 MAX_RECORD_BYTES = 64 * 1024
 LOCK_SECONDS = 5.0
 """A process that hangs while it writes delays another by at most this."""
+LOCK_FILE = ".lock"
+"""The file in a directory that its processes lock."""
 _LOCK_POLL_SECONDS = 0.02
 _MAX_DIGITS = 32
 """The limit of digits of a number in a record: ours have fewer, and a float cannot hold 400."""
+
+FileVersion = tuple[int, int, int]
+"""What changes when a file is replaced: its modification time in ns, its size, and its inode."""
 
 
 def files_with_suffix(suffix: str, directory: Path) -> list[Path]:
@@ -74,6 +79,21 @@ def read_record(path: Path) -> Any:
         return _document(file)
 
 
+def read_changed_record(path: Path, known: FileVersion | None) -> tuple[FileVersion, Any]:
+    """Return the version of a file, and its document as `read_record` does unless it is `known`.
+
+    The file is opened first, because NFS tells nobody else of a change at once.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not a file, or not such a document; the text says why.
+    """
+    with _opened(path) as file:
+        found = os.fstat(file.fileno())
+        version = (found.st_mtime_ns, found.st_size, found.st_ino)
+        return version, None if version == known else _document(file)
+
+
 def is_writer_alive(path: Path) -> bool:
     """Return whether the process that made the file by `written_while_alive` runs, on any host.
 
@@ -120,12 +140,27 @@ def directory_lock(directory: Path) -> Iterator[None]:
     Raises:
         OSError: the directory cannot be opened.
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_lock(directory)
     try:
         _lock(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def open_lock(directory: Path) -> int:
+    """Open what the processes that share a directory lock, and return its descriptor.
+
+    It is a file in the directory, or the directory itself if there can be none.
+
+    Raises:
+        OSError: the directory cannot be opened.
+    """
+    # NFS grants an exclusive lock only on what is open for writing, which no directory is.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with suppress(OSError):
+        return os.open(directory / LOCK_FILE, flags, 0o600)
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _lock(descriptor: int) -> None:
@@ -135,7 +170,7 @@ def _lock(descriptor: int) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(_LOCK_POLL_SECONDS)
-        except OSError:  # some network file systems cannot lock a directory
+        except OSError:  # the file system has no locks
             return
         else:
             return

@@ -17,13 +17,18 @@ from typing import NoReturn
 from holdfast import __version__
 from holdfast.early_signals import end_until_serving
 from holdfast.engine import unsupported
-from holdfast.errors import ExitCode, HoldfastError, UsageError
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.nodes.command_line import FollowSettings, of_headless, read_follow
 from holdfast.planning import take_plan_flags
+from holdfast.processes import imports
 from holdfast.settings import ListenSettings, Settings, add_flags, read_groups
-from holdfast.settings.flag import Parser, command_parser, key, seconds
+from holdfast.settings.flag import Parser, command_parser
+from holdfast.settings.listen_flags import add_listener_flags, listen_settings, take_h11_limits
+from holdfast.settings.node_flags import add_node_flags, refuse_misfits
 from holdfast.settings.yaml_files import with_file, with_two_token_config
 
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+_NODES = ("serve", "follow")
+"""The commands that run until a signal or a failure ends them."""
 _INTERRUPTED = 130
 """What shells report for SIGINT: a command that is cut short has not found that all is well."""
 _DESCRIPTION = "An OpenAI-compatible server around vLLM whose green light is true."
@@ -37,15 +42,16 @@ start, 4 probe failed, 5 engine lost, 6 address in use.
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process; the last line on standard error names a failure."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] == ["serve"]:
+    if _is_node(given):
         end_until_serving()
     code = _run(given)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # the terminal may have been closed
             stream.flush()
-    if "holdfast.serve" in sys.modules:
+    if not {"holdfast.serve", "holdfast.follow"}.isdisjoint(sys.modules):
         # All our resources are released by now. Python's own shutdown would print pages of messages
-        # from native libraries below our last line, and wait for vLLM's threads or its import.
+        # from native libraries below our last line, and wait for vLLM's threads or its import, or
+        # for a thread that reads from a file system that hangs.
         os._exit(code)
     sys.exit(code)
 
@@ -55,22 +61,20 @@ def _run(arguments: list[str]) -> int:
     unsupported.drop_empty(os.environ)
     try:
         command, rest = _command(arguments)
-        if command != "serve":
+        if command not in _NODES:
             return _OTHER_COMMANDS[command](rest)
-        if any(argument.startswith("--help=") for argument in rest):
+        if command == "serve" and any(argument.startswith("--help=") for argument in rest):
             return _print_vllm_help(rest)
-        settings = parse_serve(rest, os.environ)
+        settings = _node_settings(command, rest)
         unsupported.refuse_missing_vllm()
         is_debugging = settings.listen.log_level == "debug"
-        from holdfast.serve import serve  # noqa: PLC0415 - the web stack is not needed for --help
-
-        return int(serve(settings))
+        return _run_node(settings)
     except HoldfastError as error:
         if is_debugging:
             _print_traceback()
         return _fail(error.line, error.exit_code)
     except KeyboardInterrupt:
-        return ExitCode.STOPPED if arguments[:1] == ["serve"] else _INTERRUPTED
+        return ExitCode.STOPPED if _is_node(arguments) else _INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the outermost edge: a clear line, whatever happened
         if is_debugging:
             _print_traceback()
@@ -81,13 +85,35 @@ def _run(arguments: list[str]) -> int:
         return _fail(unexpected.line, ExitCode.UNEXPECTED)
 
 
+def _is_node(arguments: Sequence[str]) -> bool:
+    return bool(arguments) and arguments[0] in _NODES
+
+
+def _node_settings(command: str, arguments: Sequence[str]) -> Settings | FollowSettings:
+    """Return the settings of a head or a follower; vLLM starts both with `serve`."""
+    if command == "follow":
+        return read_follow(arguments, os.environ)
+    settings = parse_serve(arguments, os.environ)
+    return of_headless(settings) if settings.node_rank else settings
+
+
+def _run_node(settings: Settings | FollowSettings) -> int:
+    if isinstance(settings, FollowSettings):
+        from holdfast.follow import follow  # noqa: PLC0415 - the web stack is not needed for --help
+
+        return follow(settings)
+    from holdfast.serve import serve  # noqa: PLC0415 - as above
+
+    return serve(settings)
+
+
 def parse_serve(
     arguments: Sequence[str], environment: Mapping[str, str], *, needs_model: bool = True
 ) -> Settings:
     """Return the settings of `holdfast serve`, from flags, `--config` file and environment.
 
     vLLM's own flags are kept unchanged, except those that the listener needs. Without `needs_model`
-    the model may be omitted or missing on this machine.
+    the model may be omitted or missing on this machine; a follower gets it from the head.
 
     Raises:
         UsageError: a value of ours is out of range, the file cannot be read, or the request is not
@@ -99,29 +125,37 @@ def parse_serve(
     unsupported.refuse_mistyped(others)
     unsupported.refuse_environment(environment, is_demo=namespace.demo)
     unsupported.refuse_unsupported(namespace, environment)
-    if needs_model:
+    if needs_model and not namespace.node_rank:
         _check_model(given, namespace, others)
-    _take_h11_limits(namespace)
+    take_h11_limits(namespace)
+    groups = read_groups(namespace, environment)
+    refuse_misfits(namespace, groups["nodes"])
     return Settings(
         is_demo=namespace.demo,
-        listen=_listen_settings(namespace, environment),
+        listen=listen_settings(namespace, environment),
+        node_count=namespace.nnodes,
+        node_rank=namespace.node_rank,
+        master_address=namespace.master_addr or "",
+        has_master_port=namespace.master_port is not None,
         vllm_arguments=tuple(given),
-        **read_groups(namespace, environment),
+        **groups,
     )
 
 
 def _command(arguments: list[str]) -> tuple[str, list[str]]:
-    if arguments[:1] in (["serve"], ["plan"], ["doctor"], ["health"], ["verify"]):
+    if arguments and arguments[0] in {*_NODES, "plan", "doctor", "health", "verify", "top"}:
         return arguments[0], arguments[1:]
     parser = Parser(prog="holdfast", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("serve", help="serve a model (see `holdfast serve --help`)")
+    commands.add_parser("follow", help="run the ranks of another node for a server")
     commands.add_parser(
         "plan", help="print what would be reserved, and why, without starting an engine"
     )
     commands.add_parser("doctor", help="check this machine and the flags, and name each hazard")
     commands.add_parser("verify", help="check whether what a server answers is right")
+    commands.add_parser("top", help="show the status page of a server in this terminal")
     commands.add_parser("health", help="exit with 0 if the server in this container is READY")
     commands.add_parser("version", help="print the versions of Holdfast, vLLM and torch")
     return str(parser.parse_args(arguments).command), []
@@ -133,24 +167,8 @@ def _serve_parser() -> argparse.ArgumentParser:
     # vLLM's parser reads MODEL: only it knows which of the flags before it take a value.
     parser.add_argument("--config", metavar="FILE.yaml", help="read flags from a file, as in vLLM")
     add_flags(parser)
-    listener = parser.add_argument_group(
-        "listener", "vLLM's flags that are needed before vLLM is loaded."
-    )
-    listener.add_argument("--host", type=_address, default="")
-    listener.add_argument("--port", type=int, default=ListenSettings().port)
-    for name in ("uds", "ssl-keyfile", "ssl-certfile", "ssl-ca-certs"):
-        listener.add_argument(f"--{name}", type=_address)
-    listener.add_argument("--ssl-ciphers")
-    listener.add_argument("--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=0)
-    listener.add_argument("--enable-ssl-refresh", action=argparse.BooleanOptionalAction)
-    listener.add_argument("--root-path", default="")
-    listener.add_argument("--uvicorn-log-level", choices=(*LOG_LEVELS, "trace"), default="info")
-    listener.add_argument("--disable-uvicorn-access-log", action="store_true")
-    listener.add_argument("--disable-access-log-for-endpoints", default="")
-    listener.add_argument("--api-key", nargs="*")
-    for name in ("max-incomplete-event-size", "max-header-count"):
-        listener.add_argument(f"--h11-{name}", help=argparse.SUPPRESS)
-    listener.add_argument("--log-level", type=str.lower, choices=LOG_LEVELS, default="info")
+    add_listener_flags(parser)
+    add_node_flags(parser)
     _add_unsupported(parser)
     return parser
 
@@ -163,20 +181,13 @@ def _add_unsupported(parser: argparse.ArgumentParser) -> None:
             flag, action="store" if takes_value else "store_true", help=argparse.SUPPRESS
         )
     parser.add_argument("--api-server-count", type=int, help=argparse.SUPPRESS)
-    for flag in ("--nnodes", "--data-parallel-size"):
-        parser.add_argument(flag, type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--data-parallel-size", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--data-parallel-size-local", type=int, help=argparse.SUPPRESS)
     for flag in unsupported.UNSUPPORTED_SWITCHES:
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
     for flag in ("--distributed-executor-backend", "--data-parallel-backend"):
         parser.add_argument(flag, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
-
-
-def _address(text: str) -> str:
-    if "\0" in text:
-        raise argparse.ArgumentTypeError("it contains a NUL")
-    return text
 
 
 def _check_model(given: list[str], namespace: argparse.Namespace, others: list[str]) -> None:
@@ -186,73 +197,6 @@ def _check_model(given: list[str], namespace: argparse.Namespace, others: list[s
         unsupported.refuse_model(model, is_demo=namespace.demo)
     elif not namespace.demo and all(argument.startswith("-") for argument in others):
         raise unsupported.no_model()
-
-
-def _listen_settings(
-    namespace: argparse.Namespace, environment: Mapping[str, str]
-) -> ListenSettings:
-    if not 0 <= namespace.port <= 65535:
-        raise UsageError(f"--port: {namespace.port} is not a port.", remedy="use 0 to 65535.")
-    if namespace.ssl_keyfile and not namespace.ssl_certfile:
-        raise UsageError(
-            "--ssl-keyfile was given without a certificate.", remedy="add --ssl-certfile."
-        )
-    if namespace.root_path and not namespace.root_path.startswith("/"):
-        raise UsageError(
-            f"--root-path: {namespace.root_path!r} does not begin with a slash.",
-            remedy='begin it with "/".',
-        )
-    return ListenSettings(
-        host=namespace.host,
-        port=namespace.port,
-        uds=namespace.uds,
-        ssl_keyfile=namespace.ssl_keyfile,
-        ssl_certfile=namespace.ssl_certfile,
-        ssl_ca_certs=namespace.ssl_ca_certs,
-        ssl_cert_reqs=namespace.ssl_cert_reqs,
-        ssl_ciphers=namespace.ssl_ciphers,
-        is_tls_refreshed=bool(namespace.enable_ssl_refresh),
-        root_path=namespace.root_path.rstrip("/"),
-        uvicorn_log_level=namespace.uvicorn_log_level,
-        log_level=namespace.log_level,
-        has_access_log=not namespace.disable_uvicorn_access_log,
-        unlogged_paths=tuple(
-            path.strip() for path in namespace.disable_access_log_for_endpoints.split(",") if path
-        ),
-        api_keys=_api_keys(namespace.api_key, environment.get("VLLM_API_KEY", "")),
-        keep_alive_seconds=_keep_alive_seconds(environment),
-    )
-
-
-def _take_h11_limits(namespace: argparse.Namespace) -> None:
-    """Treat vLLM's limits of headers, which it applies to h11 only, as aliases of ours."""
-    if namespace.max_headers is None:
-        namespace.max_headers = namespace.h11_max_header_count
-    if namespace.max_header_size is None:
-        namespace.max_header_size = namespace.h11_max_incomplete_event_size
-
-
-def _keep_alive_seconds(environment: Mapping[str, str]) -> float:
-    text = environment.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
-    try:
-        return seconds(text) if text else ListenSettings().keep_alive_seconds
-    except ValueError as error:
-        raise UsageError(
-            f"VLLM_HTTP_TIMEOUT_KEEP_ALIVE: {error}, not {text!r}.",
-            remedy="correct it, or unset it and use --keep-alive-timeout.",
-        ) from None
-
-
-def _api_keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
-    """Return the keys of the flag, or the key of vLLM's variable. A UsageError repeats no key."""
-    source, keys = ("VLLM_API_KEY", [variable]) if given is None else ("--api-key", given)
-    if given is None and not variable:  # a Compose file passes an unset variable as empty
-        return ()
-    try:
-        # An empty shell variable would open the server to everyone.
-        return tuple(map(key, keys or [""]))
-    except ValueError as error:
-        raise UsageError(f"{source}: {error}.", remedy="correct it, or leave it out.") from None
 
 
 def _print_vllm_help(arguments: list[str]) -> int:
@@ -270,7 +214,8 @@ def _print_plan(arguments: list[str]) -> int:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     settings = parse_serve(others, os.environ)
     unsupported.refuse_missing_vllm()
-    from holdfast.planning.command import print_plan  # noqa: PLC0415 - it imports vLLM
+    with imports.uncollected():
+        from holdfast.planning.command import print_plan  # noqa: PLC0415 - it imports vLLM
 
     return print_plan(settings, flags)
 
@@ -292,10 +237,23 @@ def _verify(arguments: list[str]) -> int:
     return verify(arguments)
 
 
+def _top(arguments: list[str]) -> int:
+    from holdfast.top.command import top  # noqa: PLC0415 - not needed to serve
+
+    return top(arguments)
+
+
 def _print_health(arguments: list[str]) -> int:
     from holdfast.health_check import print_health  # noqa: PLC0415 - not needed to serve
 
-    return print_health(arguments, lambda given: parse_serve(given, {}, needs_model=False))
+    return print_health(arguments, _listen_of)
+
+
+def _listen_of(command: str, arguments: Sequence[str]) -> ListenSettings:
+    """Return where `serve` or `follow` listens with these arguments."""
+    if command == "follow":
+        return read_follow(arguments, os.environ).listen
+    return parse_serve(arguments, os.environ, needs_model=False).listen
 
 
 def _print_versions(_arguments: list[str]) -> int:
@@ -311,6 +269,7 @@ _OTHER_COMMANDS = {
     "plan": _print_plan,
     "doctor": _print_findings,
     "verify": _verify,
+    "top": _top,
     "health": _print_health,
     "version": _print_versions,
 }

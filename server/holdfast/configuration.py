@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from holdfast import __version__
+from holdfast.configuration_record import Configuration
 from holdfast.hide_keys import MASK, masked
-from holdfast.records import Configuration
 from holdfast.settings import Settings, flags
 from holdfast.settings.yaml_files import with_file
 from holdfast.versions import installed_version, vllm_version

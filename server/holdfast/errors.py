@@ -4,6 +4,8 @@
   x UsageError                 exit 2   the command line, the environment or a file is wrong
   x EngineStartError           exit 3   the engine could not start
     + PluginMissingError       exit 3   a rank runs without the workspace plugin
+    + NodeLostError            none     another node was lost; the next start waits for it
+    + HostFullError            exit 3   the host has too little memory; a later start waits for more
   x ProbeFailedError           exit 4   the worst case was not served
     + ProbeTooSlowError        none     the time was over while the engine went on: a limited proof
   x EngineLostError            exit 5   the engine died and is not restarted
@@ -15,10 +17,12 @@
   x EngineSilentError          HTTP 504 the engine did not answer an operator in time
   x NotReadyError              HTTP 503 the gate is closed
   x OverloadedError            HTTP 429 the queue or a key's limit is full
+    + HostMemoryError          HTTP 429 the host has too little memory for a long prompt
     + KeySuspendedError        HTTP 429 requests of the key have ended several engines
+      - KeyUsedUpError         HTTP 429 the key has used its tokens of the day
   x RefusedError               HTTP 4xx, 503, 504: the request or its connection is over a limit
   x RequestLostError           HTTP 500 the engine died with the answer half given
-    + SuspectedError           HTTP 500 the request may have ended the engine
+    + SuspectedError           HTTP 422 the request may have ended the engine
     + QuarantinedError         HTTP 422 requests like it have ended engines
 
 Each class has the exit code of a process that ends with it, and the HTTP status and OpenAI error
@@ -48,6 +52,11 @@ def openai_error_body(message: str, *, kind: str, status: int) -> bytes:
 def openai_type_of(status: int) -> str:
     """Return the type of an error if only its HTTP status is known."""
     return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def reason_of(error: OSError | ValueError) -> str:
+    """Return what went wrong, without the number and the path that `str()` of an OSError has."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 class ExitCode(IntEnum):
@@ -106,6 +115,14 @@ class PluginMissingError(EngineStartError):
     """A rank of the world wrote no workspace statistics, so its memory use is unknown."""
 
 
+class NodeLostError(EngineStartError):
+    """Another node was lost while the engine started: it starts again when enough are there."""
+
+
+class HostFullError(EngineStartError):
+    """The host had too little memory while the engine started: a later start waits for more."""
+
+
 class ProbeFailedError(HoldfastError):
     """A worst-case request was not answered correctly: the server is not ready."""
 
@@ -133,10 +150,10 @@ class AddressInUseError(HoldfastError):
 
 
 class NotReachableError(HoldfastError):
-    """`holdfast verify` found no server that answers."""
+    """`holdfast verify` or `holdfast top` found no server that answers."""
 
     exit_code = 3
-    """Of `verify`, which starts no engine and has exit codes of its own."""
+    """Of these commands, which start no engine and have exit codes of their own."""
     outline = "the server is not reachable"
 
 
@@ -170,6 +187,7 @@ class NotReadyError(HoldfastError):
 
     http_status = 503
     openai_type = "service_unavailable"
+    may_be_retried = True
 
     def __init__(
         self, cause: str, *, retry_after_seconds: int = RETRY_AFTER_SECONDS, remedy: str = ""
@@ -183,18 +201,36 @@ class OverloadedError(HoldfastError):
 
     http_status = 429
     openai_type = "rate_limit_error"
+    may_be_retried = True
+    """Whether a client should wait for `retry_after_seconds` and try again by itself."""
 
     def __init__(self, cause: str, *, retry_after_seconds: int, remedy: str = "") -> None:
         super().__init__(cause, remedy=remedy)
         self.retry_after_seconds = min(MAX_RETRY_AFTER_SECONDS, max(1, retry_after_seconds))
 
 
+class HostMemoryError(OverloadedError):
+    """The host has too little memory for the request now; the engine goes on without it.
+
+    Routers take 503 for a replica that cannot serve, but this one serves shorter prompts.
+    """
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause, retry_after_seconds=RETRY_AFTER_SECONDS)
+
+
 class KeySuspendedError(OverloadedError):
     """Requests of the key have ended several engines; `retry_after_seconds` has no upper limit."""
+
+    may_be_retried = False
 
     def __init__(self, cause: str, *, retry_after_seconds: int) -> None:
         super().__init__(cause, retry_after_seconds=retry_after_seconds)
         self.retry_after_seconds = retry_after_seconds
+
+
+class KeyUsedUpError(KeySuspendedError):
+    """The key has used the tokens that it has for a day."""
 
 
 class RefusedError(HoldfastError):
@@ -222,7 +258,13 @@ class RequestLostError(HoldfastError):
 
 
 class SuspectedError(RequestLostError):
-    """The request was in the engine when it died and may be the cause; it is not replayed."""
+    """The request was in the engine when it died and may be the cause; it is not replayed.
+
+    Routers retry a 500, whatever the headers say, and an engine of each replica may die of it.
+    """
+
+    http_status = 422
+    openai_type = "invalid_request_error"
 
 
 class QuarantinedError(RequestLostError):

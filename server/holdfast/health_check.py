@@ -12,28 +12,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from holdfast.settings import ListenSettings, Settings
+from holdfast.settings import ListenSettings
 
 DEADLINE_SECONDS = 4
 """Less than the 5 s after which Docker kills a check, so that it can print what it waited for."""
 _REQUEST = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 _READY = b"HTTP/1.1 200 "
 _FIRST_PROCESS = Path("/proc/1/cmdline")
+_COMMANDS = ("serve", "follow")
 
 
 def print_health(
-    arguments: Sequence[str], read_settings: Callable[[Sequence[str]], Settings]
+    arguments: Sequence[str], read_listen: Callable[[str, Sequence[str]], ListenSettings]
 ) -> int:
-    """Print the answer of `/readyz`, and return 0 if the server is ready, else 1.
+    """Print the answer of `/readyz`, and return 0 if the server or follower is ready, else 1.
 
-    `arguments` are flags of `holdfast serve`; by default, those of the first process of this
-    container.
+    `arguments` are flags of `holdfast serve`. By default, those of the first process of this
+    container apply. `read_listen` gets a command and its arguments.
     """
     signal.signal(signal.SIGALRM, _expire)
     signal.alarm(DEADLINE_SECONDS)
     try:
-        settings = read_settings(arguments or serve_arguments(_FIRST_PROCESS.read_bytes()))
-        with _connected(settings.listen) as connection:
+        given = ("serve", arguments) if arguments else first_command(_FIRST_PROCESS.read_bytes())
+        with _connected(read_listen(*given)) as connection:
             connection.sendall(_REQUEST)
             answer = connection.makefile("rb").readline()
     except OSError as error:  # ssl.SSLError is one
@@ -43,13 +44,15 @@ def print_health(
     return 0 if answer.startswith(_READY) else 1
 
 
-def serve_arguments(command_line: bytes) -> list[str]:
-    """Return the arguments after `serve` of a command line in the kernel's form, if there are any.
+def first_command(command_line: bytes) -> tuple[str, Sequence[str]]:
+    """Return `serve` or `follow`, and its arguments, from a command line in the kernel's form.
 
-    The server masks keys in it, but they are not part of its address.
+    Without either it is `serve` without arguments. The server masks keys in its command line, but
+    they are not part of its address.
     """
     words = command_line.decode("utf-8", errors="surrogateescape").removesuffix("\0").split("\0")
-    return words[words.index("serve") + 1 :] if "serve" in words else []
+    places = [place for place, word in enumerate(words) if word in _COMMANDS]
+    return (words[places[0]], words[places[0] + 1 :]) if places else ("serve", ())
 
 
 def _connected(settings: ListenSettings) -> socket.socket:

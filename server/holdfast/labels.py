@@ -41,20 +41,28 @@ DeathCause = Literal[
     "worker_exit",
     "core_exit",
     "out_of_memory",
+    "host_memory",
     "nan_logits",
     "stall",
     "terminated",
+    "node_lost",
     "start_failure",
     "requested",
     "unknown",
 ]
+MemoryAction = Literal["hold", "give_up", "end"]
+"""What is done while the host is short of memory: a long prompt waits, a long prompt is given up,
+the engine is ended."""
 BaselineCheck = Literal["probe", "canary"]
+RecycleReason = Literal["age", "host_memory", "requests"]
+"""The limit of `--recycle-after` that an engine has reached."""
 SleepLevel = Literal[1, 2]
 SleepTag = Literal["weights", "kv_cache"]
 CacheKind = Literal["prefix", "mm", "encoder"]
 LossReason = Literal[
     "stream_broken", "not_replayable", "suspected", "quarantined", "engine_lost", "drained"
 ]
+VerifyVerdict = Literal["passed", "failed", "inconclusive"]
 ToolCallDefect = Literal["invalid_json", "unknown_name", "schema_mismatch"]
 """Why no client can use a tool call of the model, as OpenRouter classes them."""
 RefusalReason = Literal[
@@ -65,6 +73,9 @@ RefusalReason = Literal[
     "overloaded",
     "key_concurrency",
     "key_suspended",
+    # `api.quotas`, by the limits of the key
+    "key_request_rate",
+    "key_daily_tokens",
     # `api.auth`
     "unauthorized",
     "forbidden",
@@ -90,15 +101,33 @@ RefusalReason = Literal[
     "unsupported_media_type",
 ]
 """Why a request or a connection was refused, under the module that refuses it."""
+NodeRefusalReason = Literal[
+    # any connection to the node port, or from it
+    "too_many_peers",
+    "too_slow",
+    "malformed",
+    "oversized",
+    "wrong_protocol",
+    "wrong_key",
+    "forged",
+    # a follower that has the key
+    "different",
+    "name_taken",
+    "not_needed",
+]
+"""Why a connection between head and follower was refused."""
 
 GROWTH_PHASES: tuple[GrowthPhase, ...] = get_args(GrowthPhase)
 REJECTION_KINDS: tuple[RejectionKind, ...] = get_args(RejectionKind)
 MEMORY_KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
 START_PHASES: tuple[StartPhase, ...] = get_args(StartPhase)
 DEATH_CAUSES: tuple[DeathCause, ...] = get_args(DeathCause)
+MEMORY_ACTIONS: tuple[MemoryAction, ...] = get_args(MemoryAction)
+RECYCLE_REASONS: tuple[RecycleReason, ...] = get_args(RecycleReason)
 SLEEP_TAGS: frozenset[SleepTag] = frozenset(get_args(SleepTag))
 LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 TOOL_CALL_DEFECTS: tuple[ToolCallDefect, ...] = get_args(ToolCallDefect)
 REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
+NODE_REFUSAL_REASONS: tuple[NodeRefusalReason, ...] = get_args(NodeRefusalReason)
 PROBE_STEPS: tuple[StepName, ...] = get_args(StepName)
 QUICK_STEPS: tuple[StepName, ...] = ("first_token", "full_context", "full_batch", "baseline")

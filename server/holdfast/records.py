@@ -21,6 +21,7 @@ from holdfast.labels import (
     RejectionKind,
     StartPhase,
     StepName,
+    VerifyVerdict,
 )
 
 
@@ -70,6 +71,8 @@ class RankMemory:
     persistent_bytes: int = 0
     lamport_bytes: int | None = None
     """None where no Lamport all-reduce workspace was measured."""
+    growth_limit_bytes: int | None = None
+    """How much more than at the lock it may hold; None before that, and if it may not grow."""
     is_locked: bool = False
     is_sealed: bool = False
     growths: Mapping[GrowthPhase, int] = field(
@@ -192,6 +195,22 @@ class EngineFacts:
     pipeline_stages: int = 1
     kv_watermark: float = 0.0
     """The share of the KV cache that must stay free when a request joins others."""
+    kv_blocks: int = 0
+    """The blocks of the KV caches of all engines together."""
+    max_loras: int = 0
+    """How many LoRA adapters one batch may have; 0 without LoRA."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What is left of the host's memory."""
+
+    available_bytes: int
+    """Below the limit that leaves the least: the host's own, or that of a cgroup."""
+    total_bytes: int
+    """What that limit allows in all."""
+    pressure_ratio: float | None
+    """The share of the last two seconds in which some task waited for memory; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +255,18 @@ class ProbeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifyRun:
+    """One run of `holdfast verify`, as an operator told the server of it."""
+
+    verdict: VerifyVerdict
+    profile: str
+    passed: int
+    """The number of checks that passed, as for the others."""
+    failed: int
+    inconclusive: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lora:
     """One LoRA adapter, which requests name as their model."""
 
@@ -256,40 +287,15 @@ class EngineReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFile:
-    """One file of the model that is served."""
+class NodeStatus:
+    """One node of several, as the head knows it."""
 
     name: str
-    size_bytes: int
-    sha256: str = ""
-    """Empty if nobody has read the whole file."""
-    hashed_by: Literal["holdfast", "hub", ""] = ""
-    """Who read it: Holdfast at this start, or the Hub when it was uploaded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """Everything that may make one server answer otherwise than another; no secrets."""
-
-    image: str = ""
-    """The name of the container image; empty if nobody told it."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """By the name of the package: Holdfast, vLLM, torch, transformers, and Python."""
-    flags: tuple[str, ...] = ()
-    """As given, by the command line and the `--config` file."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Those of Holdfast and vLLM."""
-    fingerprint: str = ""
-    """That of `EngineFacts`; empty until vLLM is imported."""
-    devices: tuple[str, ...] = ()
-    """The name of the device of each rank; empty until an engine has started, as all below."""
-    driver: str = ""
-    """The version of the GPUs' driver; empty on the CPU."""
-    model: str = ""
-    """A directory, or a name of the Hub."""
-    revision: str = ""
-    """The Hub's commit, if the model came from there."""
-    files: tuple[ModelFile, ...] = ()
+    is_joined: bool
+    ranks: tuple[tuple[int, int], ...] = ()
+    """(engine, rank) of those that run there, or ran there last; none if it is not joined."""
+    problem: str = ""
+    """Why it is not joined; empty if it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,3 +314,28 @@ class Status:
     """The duration of each phase of the last start."""
     detail: str = ""
     """The engine's own message, in addition to the reason; for operators, as it may name paths."""
+    nodes: tuple[NodeStatus, ...] = ()
+    """This node first; empty if the engine runs on this node alone."""
+    nodes_wanted: int = 1
+    has_engine: bool = False
+    """Whether the ranks run; otherwise they are those of the last engine, as it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerStatus:
+    """Everything that a follower knows at one moment. The source of its health and metrics."""
+
+    node: str
+    state: str
+    head: str
+    """The address of its head."""
+    is_connected: bool
+    """Whether there is a connection to a head that has proven the key."""
+    problem: str = ""
+    """Why the last connection ended, or could not be made; empty once it has joined."""
+    generation: int = 0
+    """The generation that has processes here; 0 if there is none."""
+    ranks: tuple[RankStats, ...] = ()
+    """The ranks of that generation on this node."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What has to be equal on all nodes, without the model; see `nodes.messages.NodeFacts`."""

@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from holdfast.errors import OverloadedError
+
 
 class HeldCapacity(Protocol):
     """The capacity that a request holds while the engine works for it."""
@@ -35,8 +37,22 @@ class Session(Protocol):
         """Wait for capacity, and hold it while entered.
 
         Raises:
-            NotReadyError, OverloadedError: there is none, see `HeldCapacity.acquire`.
+            NotReadyError, OverloadedError: there is none, see `HeldCapacity.acquire`; or the key
+                has used up its day, see `Usage.refusal`.
         """
+
+
+class Usage(Protocol):
+    """Counts for the key of a request what engines do for it."""
+
+    def refusal(self) -> OverloadedError | None:
+        """Return and count the refusal of a key that has used up its day; None if it has not."""
+
+    def request_began(self) -> None:
+        """Count the request, when an engine is given it. A further call has no effect."""
+
+    def count_tokens(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Count tokens that an engine has read and generated."""
 
 
 @dataclass(slots=True)
@@ -67,8 +83,12 @@ class RequestContext:
     """vLLM's id of its first engine request, which vLLM's own log lines contain."""
     generation: int = 0
     """The latest generation of the engine that got it; 0 if none."""
+    first_generation: int = 0
+    """The first generation of the engine that got it; 0 if none."""
     replays: int = 0
     """How often one of its engine requests was replayed on another generation."""
+    continued_at_tokens: tuple[int, ...] = ()
+    """After how many tokens of an answer another generation went on with it, each time."""
     prompt_tokens: int = 0
     """Tokens of its prompts that the engine has processed."""
     output_tokens: int = 0
@@ -90,8 +110,29 @@ class RequestContext:
     """None if the capacity of the request is not counted."""
     session: Session | None = None
     """None for a single request."""
+    usage: Usage | None = None
+    """None if nothing is counted for its key, or it has none."""
     absences: int = 0
     """How many of its steps wait for something other than the engine."""
+
+    @property
+    def has_outlived_engine(self) -> bool:
+        """Whether an engine before its latest one has had it."""
+        return 0 < self.first_generation < self.generation
+
+    def given_to(self, generation: int) -> None:
+        """Record that a generation of the engine has one of its engine requests."""
+        self.first_generation = self.first_generation or generation
+        self.generation = generation
+        if self.usage is not None:
+            self.usage.request_began()
+
+    def count_tokens(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Add tokens that the engine has processed for it."""
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += output_tokens
+        if self.usage is not None:
+            self.usage.count_tokens(prompt_tokens, output_tokens)
 
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:

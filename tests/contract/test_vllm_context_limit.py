@@ -19,7 +19,7 @@ from holdfast.engine.proxy import EngineProxy
 
 @pytest.mark.parametrize("module", [chat, completions, models, responses, input_processor])
 def test_the_length_is_read_at_each_request(module: object) -> None:
-    """It is no copy of the number that was made when the server was built."""
+    """It is not a copy of the number that was made when the server was built."""
     source = inspect.getsource(module)  # type: ignore[arg-type]  # a module
     assert "self.model_config.max_model_len" in source
     assert "self.max_model_len" not in source

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.parser import metrics as parser_metrics
 from vllm.v1.engine import FinishReason
@@ -27,6 +28,8 @@ from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, Schedule
 from holdfast.patches.stat_logger import STALE_SECONDS, LastingStatLogger, Queues, prometheus_logger
 from holdfast.telemetry.counters import WAIT_BOUNDS_SECONDS
 from holdfast.telemetry.exposition import render, vllm_registry
+from holdfast.telemetry.load import SATURATED_WAITING, Load, SchedulerReport
+from holdfast.telemetry.vllm_gauges import KV_USAGE, WAITING, WAITING_BY_REASON, LoadedRegistry
 from stub_engine import FakeClock
 
 Series = tuple[str, frozenset[tuple[str, str]]]
@@ -89,11 +92,11 @@ class Server:
         self.queues = Queues()
         self.logger_class: Any = prometheus_logger(is_probing, self.queues)
 
-    def start(self, blocks: int = 100) -> Any:
-        """A logger as an engine makes it, whose KV cache has so many blocks."""
+    def start(self, blocks: int = 100, engines: int = 1) -> Any:
+        """A logger as so many engines make it, whose KV caches have so many blocks."""
         config = copy.deepcopy(self.config)
         config.cache_config.num_gpu_blocks = blocks
-        logger = self.logger_class(vllm_config=config, engine_indexes=[0])
+        logger = self.logger_class(vllm_config=config, engine_indexes=[*range(engines)])
         logger.log_engine_initialized()
         return logger
 
@@ -103,9 +106,9 @@ def server(config: Any) -> Server:
     return Server(config)
 
 
-def page() -> dict[Series, float]:
+def page(registry: Collector | None = None) -> dict[Series, float]:
     """Every series of vLLM's on the page."""
-    text = render([vllm_registry()])
+    text = render([registry or vllm_registry()])
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text.decode())
@@ -114,8 +117,8 @@ def page() -> dict[Series, float]:
     }
 
 
-def values(name: str) -> list[float]:
-    return [value for (found, _), value in page().items() if found == name]
+def values(name: str, registry: Collector | None = None) -> list[float]:
+    return [value for (found, _), value in page(registry).items() if found == name]
 
 
 def is_cumulative(series: Series) -> bool:
@@ -215,11 +218,12 @@ def test_gauges_are_zero_without_an_engine(server: Server) -> None:
     serve(server.start())
     assert values(RUNNING) == [3]
     assert server.queues.totals() == (3, 2)
+    assert server.queues.kv_used() == {0: 0.5}
     server.logger_class.generation_ended()
     gauges = [RUNNING, "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"]
     assert [values(name) for name in gauges] == [[0], [0], [0]]
     assert set(values("vllm:engine_sleep_state")) == {0}
-    assert server.queues.totals() == (0, 0)
+    assert (server.queues.totals(), server.queues.kv_used()) == ((0, 0), {})
 
 
 def test_a_scheduler_says_what_it_defers(server: Server) -> None:
@@ -237,7 +241,7 @@ def test_what_a_scheduler_says_is_old_after_a_while() -> None:
     """One that hangs says nothing any more, whatever it said before."""
     clock = FakeClock()
     queues = Queues(clock)
-    queues.update(0, 0, 0, deferred=1)
+    queues.update(0, SchedulerReport(deferred=1))
     clock.now_seconds += STALE_SECONDS + 1
     assert queues.deferring() == set()
 
@@ -246,14 +250,77 @@ def test_nothing_but_what_is_deferred_is_timed() -> None:
     """From when the last other request was gone, in all engines."""
     clock = FakeClock()
     queues = Queues(clock)
-    queues.update(0, 0, 0, deferred=1)
-    queues.update(1, 1, 0, deferred=1)
+    queues.update(0, SchedulerReport(deferred=1))
+    queues.update(1, SchedulerReport(running=1, deferred=1))
     clock.now_seconds += 5
     assert queues.deferring_seconds() == 0
-    queues.update(1, 0, 0, deferred=1)
+    queues.update(1, SchedulerReport(deferred=1))
     clock.now_seconds += 5
-    queues.update(0, 0, 0, deferred=1)
+    queues.update(0, SchedulerReport(deferred=1))
     assert queues.deferring_seconds() == 5
+
+
+def report(logger: Any, engine: int, **stats: Any) -> None:
+    """Have the scheduler of one engine report."""
+    logger.record(SchedulerStats(**stats), None, engine_idx=engine)
+
+
+def test_what_waits_in_the_front_end_is_waiting(server: Server) -> None:
+    """Exactly, over all engines of a data-parallel group, and each keeps what it has itself."""
+    logger = server.start(engines=2)
+    report(logger, 0, num_running_reqs=4, num_waiting_reqs=3)
+    report(logger, 1, num_running_reqs=4, num_skipped_waiting_reqs=1)
+    load = Load(held=7, sent=12, schedulers=server.queues.reports(2))
+    registry = LoadedRegistry(vllm_registry(), load)
+    assert values(WAITING, registry) == [3 + 4, 1 + 3]
+    assert sum(values(WAITING_BY_REASON, registry)) == 7 + 4
+    assert values(RUNNING, registry) == [4, 4]
+
+
+def test_each_reason_to_wait_is_named(server: Server) -> None:
+    """Those of vLLM as it counts them, and ours for what no scheduler has reported."""
+    logger = server.start()
+    report(logger, 0, num_running_reqs=1, num_waiting_reqs=2, num_skipped_waiting_reqs=3)
+    load = Load(held=4, sent=7, schedulers=server.queues.reports(1))
+    found = {
+        dict(labels)["reason"]: value
+        for (name, labels), value in page(LoadedRegistry(vllm_registry(), load)).items()
+        if name == WAITING_BY_REASON
+    }
+    assert found == {"capacity": 2, "deferred": 3, "held": 5}
+
+
+def test_every_engine_of_a_saturated_server_is_full(server: Server) -> None:
+    """Whichever of them a router reads; no other gauge of vLLM's changes."""
+    server.start(engines=2)
+    load = Load(schedulers=2 * (SchedulerReport(),)).saturated()
+    registry = LoadedRegistry(vllm_registry(), load)
+    assert values(KV_USAGE, registry) == [1, 1]
+    assert values(WAITING, registry) == [SATURATED_WAITING] * 2
+    raised = {KV_USAGE, WAITING, WAITING_BY_REASON}
+    before, after = (
+        {series: value for series, value in one.items() if series[0] not in raised}
+        for one in (page(), page(registry))
+    )
+    assert after == before
+
+
+def test_a_page_without_vllms_gauges_gets_none(server: Server) -> None:
+    """Before the first engine nothing of it was measured."""
+    assert page(LoadedRegistry(vllm_registry(), Load(held=3))) == {}
+    assert server.queues.reports(1) == (SchedulerReport(),)
+
+
+def test_a_scheduler_reports_its_cache_and_adapters(server: Server) -> None:
+    """As vLLM's own logger gets them: an adapter without a request is in neither list."""
+    logger = server.start()
+    running, waiting = {"a": 2, "b": 0}, {"a": 0, "b": 1}
+    stats = {"running_lora_adapters": running, "waiting_lora_adapters": waiting}
+    report(logger, 0, num_running_reqs=2, kv_cache_usage=0.25, **stats)
+    (found,) = server.queues.reports(1)
+    assert (found.running, found.kv_usage) == (2, 0.25)
+    assert found.running_loras == {"a"}
+    assert found.waiting_loras == {"b"}
 
 
 def test_the_next_engine_is_awake(server: Server) -> None:

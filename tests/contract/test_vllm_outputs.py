@@ -10,6 +10,7 @@ import pytest
 import torch
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.exceptions import GenerationError, GracefulHTTPError
+from vllm.inputs.engine import embeds_input, tokens_input
 from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -44,6 +45,21 @@ def _request(request_id: str) -> EngineCoreRequest:
         arrival_time=0.0,
         **nothing,
     )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        (tokens_input([1, 2, 3]), 3),
+        (embeds_input(torch.zeros(5, 2)), 5),
+        (embeds_input(torch.zeros(5, 2), prompt_token_ids=[1, 2, 3, 4, 5]), 5),
+        (_request("a"), 1),
+        (None, 0),
+    ],
+)
+def test_a_prompt_is_as_long_as_vllm_will_find_it(prompt: Any, tokens: int) -> None:
+    """Whatever its form; the length of a stream is not known."""
+    assert OUTPUTS.given_tokens({"prompt": prompt}) == tokens
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,8 @@ def test_a_call_of_a_session_has_a_place_until_it_ends() -> None:
         """It answers twice."""
 
         vllm_config: Any = None
-        model_config = renderer = input_processor = vllm_config
+        renderer = input_processor = vllm_config
+        model_config = SimpleNamespace(max_model_len=64)
 
         async def generate(self, **_arguments: Any) -> AsyncIterator[Any]:
             for _ in range(2):

@@ -21,9 +21,10 @@ from vllm.tasks import FRONTEND_TASKS, GENERATION_TASKS, POOLING_TASKS
 
 from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.api.admission import Admission
-from holdfast.api.auth import METRICS_PATH, OPEN_PATHS, KeyCheck, Keys
+from holdfast.api.auth import METRICS_PATH, METRICS_PATHS, OPEN_PATHS, KeyCheck, Keys
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
+from holdfast.api.load import routing_route
 from holdfast.api.metrics import metrics_route
 from holdfast.api.router import OPERATOR_PATHS, OwnRoutes, is_for_operators
 from holdfast.cli import parse_serve
@@ -31,6 +32,8 @@ from holdfast.engine.openai_app import put_frequent_first
 from holdfast.request_context import FREQUENT_PATHS
 from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals
+from holdfast.telemetry.load import Load
+from holdfast.telemetry.routing import Routing
 from inner_app import View
 from sample_status import a_status
 
@@ -150,6 +153,7 @@ class Spied:
         routes = [
             *health_routes(a_status, queue=lambda: (0, 0)),
             metrics_route(lambda: ()),
+            routing_route(lambda: Routing(Load(), is_ready=True)),
         ]
         front = OwnRoutes(routes, Gate(self._spy, admission), root_path=PREFIX)
         keys = keys or Keys.read((KEY,), KeySettings(admin_api_key="another"))
@@ -220,7 +224,7 @@ def _is_ours(asked: Asked) -> bool:
     target = asked.target.removeprefix("http://other").partition("?")[0]
     path = httpx.URL(f"http://x{target}").path if "%" in target else target
     path = path.removeprefix(PREFIX).rstrip("/")
-    return not asked.is_upgrade and path in OPEN_PATHS | {METRICS_PATH}
+    return not asked.is_upgrade and path in OPEN_PATHS | METRICS_PATHS
 
 
 def test_no_route_is_reached_without_a_key(paths: list[str]) -> None:
@@ -250,7 +254,7 @@ def test_no_route_is_reached_without_a_key(paths: list[str]) -> None:
 
 def test_each_route_is_a_clients_or_an_operators(paths: list[str]) -> None:
     """One that a new vLLM adds is read, and put into the one list or the other."""
-    ours = OPEN_PATHS | {METRICS_PATH, f"{METRICS_PATH}/below"}
+    ours = OPEN_PATHS | METRICS_PATHS | {f"{METRICS_PATH}/below"}
     assert CLIENT_PATHS.isdisjoint(OPERATOR_PATHS)
     unread = set(paths) - ours - CLIENT_PATHS
     assert [path for path in sorted(unread) if not is_for_operators(path)] == []

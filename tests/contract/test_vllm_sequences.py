@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import (
+    GracefulHTTPError,
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    VLLMValidationError,
+)
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 
+from holdfast.engine import checked_llm
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
+from holdfast.engine.continuation import ContinuedPrompt
+from holdfast.engine.long_prompts import long_prompt_tokens
 from holdfast.engine.outputs import VllmOutputs
+from holdfast.engine.replay import ReplayManager
+from holdfast.engine.request import SentAnswer
 from holdfast.engine.sequence_queue import Capacity, SequenceQueue
+from holdfast.patches.continued import SENT_TOKENS
 from holdfast.request_context import REQUEST, RequestContext
+from stub_engine import FACTS
 
 DEADLINE_SECONDS = 60.0
 RUNNING = 4
@@ -30,11 +44,13 @@ class Core:
 
     def __init__(self) -> None:
         self.sent: list[str] = []
+        self.parameters: list[SamplingParams] = []
         self.aborted: list[str] = []
         self.resources = SimpleNamespace(engine_dead=False)
 
     async def add_request_async(self, request: Any) -> None:
         self.sent.append(request.request_id)
+        self.parameters.append(request.sampling_params)
 
     def shutdown(self, **_: Any) -> None:
         pass
@@ -54,6 +70,7 @@ class Engine:
         self.llm.output_handler = asyncio.get_running_loop().create_future()
         self.llm.log_requests = False
         self.llm.admission_stats = None
+        self.llm.logger_manager = None
         self.llm.input_processor = SimpleNamespace(
             assign_request_id=InputProcessor.assign_request_id,
             apply_watermarking=lambda *_: None,
@@ -62,10 +79,11 @@ class Engine:
         self.llm.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
             scheduler_config=SimpleNamespace(max_num_queued_reqs=None, max_num_queued_tokens=None),
+            use_v2_model_runner=True,
         )
         self.llm.observability_config = SimpleNamespace(otlp_traces_endpoint=None)
         self.llm.scheduler_config = self.llm.vllm_config.scheduler_config
-        self.llm.model_config = None
+        self.llm.model_config = SimpleNamespace(max_model_len=4096)
         self.sequences = SequenceQueue(Capacity(RUNNING, RUNNING + 2, STEP_TOKENS), lambda: 3)
         self.llm.queue_sequences(self.sequences)
 
@@ -77,11 +95,33 @@ class Engine:
         extra: dict[str, Any] | None = None,
         *,
         prompt_tokens: int = 1,
+        sent: SentAnswer | None = None,
+        kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY,
+        interval: int | None = None,
     ) -> asyncio.Task[list[Any]]:
-        """A caller of `generate`."""
+        """A caller of `generate`, which goes on after what was sent."""
+        arguments = self.arguments(
+            name, answers, extra, prompt_tokens=prompt_tokens, kind=kind, interval=interval
+        )
+        if sent is not None:
+            arguments["prompt"] = ContinuedPrompt(arguments["prompt"], sent)
+        return calling(context, self.llm.generate(**arguments))
+
+    @staticmethod
+    def arguments(
+        name: str,
+        answers: int = 1,
+        extra: dict[str, Any] | None = None,
+        *,
+        prompt_tokens: int = 1,
+        kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY,
+        interval: int | None = None,
+    ) -> dict[str, Any]:
+        """What `generate` takes for one request."""
         parameters = SamplingParams(
             n=answers,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=kind,
+            stream_interval=interval,
             detokenize=False,
             extra_args=extra,
         )
@@ -96,11 +136,7 @@ class Engine:
             **nothing,
         )
 
-        async def collect() -> list[Any]:
-            REQUEST.set(context)
-            return [output async for output in self.llm.generate(request, parameters, name)]
-
-        return asyncio.create_task(collect())
+        return {"prompt": request, "sampling_params": parameters, "request_id": name}
 
     def finish(self, place: int) -> None:
         """The engine is done with what it was sent as the `place`th."""
@@ -120,6 +156,16 @@ class Engine:
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(self.core.sent) == count
+
+
+def calling(context: RequestContext, outputs: AsyncIterator[Any]) -> asyncio.Task[list[Any]]:
+    """A caller that takes all outputs of a request."""
+
+    async def collect() -> list[Any]:
+        REQUEST.set(context)
+        return [output async for output in outputs]
+
+    return asyncio.create_task(collect())
 
 
 def play(scene: Callable[[Engine], Awaitable[None]]) -> None:
@@ -171,6 +217,77 @@ def test_a_prompt_is_read_when_its_first_token_comes() -> None:
     play(scene)
 
 
+def test_what_was_sent_of_an_answer_is_read_with_the_prompt() -> None:
+    """It goes to the engine with the request, and the answer ends after it."""
+
+    async def scene(engine: Engine) -> None:
+        completion = CompletionOutput(0, "", [7], None, None)
+        last = RequestOutput(
+            "a",
+            None,
+            [1],
+            None,
+            [completion],
+            False,
+            num_cached_tokens=0,
+        )
+        context = RequestContext(key="a")
+        going_on = engine.ask("a", context, sent=SentAnswer([7] * 10 * STEP_TOKENS, last))
+        await engine.until_sent(1)
+        assert engine.core.parameters[0].extra_args == {SENT_TOKENS: [7] * 10 * STEP_TOKENS}
+        other = engine.ask("b", context, prompt_tokens=10 * STEP_TOKENS)
+        await engine.until_sent(1)
+        engine.read(0)
+        await engine.until_sent(2)
+        assert engine.core.parameters[1].extra_args is None
+        for place in (0, 1):
+            engine.finish(place)
+        (output,) = await going_on
+        assert list(output.outputs[0].token_ids) == [7] * (10 * STEP_TOKENS + 2)
+        await other
+
+    play(scene)
+
+
+def test_streams_go_on_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or nothing else would be served while all their answers are read."""
+    rounds, restored_in = [0], list[int]()
+
+    async def count_rounds() -> None:
+        while True:
+            rounds[0] += 1
+            await asyncio.sleep(0)
+
+    def restore(*_: Any) -> None:
+        restored_in.append(rounds[0])
+
+    monkeypatch.setattr(checked_llm, "restore", restore)
+
+    async def scene(engine: Engine) -> None:
+        counting = asyncio.create_task(count_rounds())
+        sent = SentAnswer([7])
+        asking = [engine.ask(name, RequestContext(), sent=sent) for name in "abcd"]
+        while len(restored_in) < len(asking):  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0)
+        for task in (counting, *asking):
+            task.cancel()
+        await asyncio.wait(asking)
+
+    play(scene)
+    assert len(set(restored_in)) == len(restored_in)
+
+
+def test_a_client_cannot_say_what_was_sent() -> None:
+    """An engine believes it, and would take tokens that no model has."""
+
+    async def scene(engine: Engine) -> None:
+        with pytest.raises(VLLMValidationError, match="reserved"):
+            await engine.ask("a", RequestContext(), extra={SENT_TOKENS: [10**9]})
+        assert engine.core.sent == []
+
+    play(scene)
+
+
 @pytest.mark.parametrize("answers", [1, 10])
 def test_a_caller_that_leaves_its_turn_leaves_nothing(answers: int) -> None:
     """Neither in vLLM's books nor in ours, and the next has the place."""
@@ -195,6 +312,127 @@ def test_a_caller_that_leaves_its_turn_leaves_nothing(answers: int) -> None:
         await last
         assert engine.llm.output_processor.request_states == {}
         assert engine.llm.output_processor.parent_requests == {}
+
+    play(scene)
+
+
+def test_what_was_generated_for_a_caller_that_left_is_counted() -> None:
+    """An answer that vLLM returns as a whole has cost the engine as much as one that was read."""
+
+    async def scene(engine: Engine) -> None:
+        context = RequestContext(key="a")
+        call = engine.ask("a", context, prompt_tokens=5)
+        await engine.until_sent(1)
+        engine.read(0)
+        engine.read(0)
+        call.cancel()
+        await asyncio.wait({call})
+        assert (context.prompt_tokens, context.output_tokens) == (5, 2)
+
+    play(scene)
+
+
+def test_several_answers_for_a_caller_that_left_are_counted() -> None:
+    """Finished ones and others, and their prompt once."""
+
+    async def scene(engine: Engine) -> None:
+        context = RequestContext(key="a")
+        call = engine.ask("a", context, 3, prompt_tokens=2)
+        await engine.until_sent(3)
+        engine.finish(0)
+        engine.read(1)
+        engine.read(1)
+        call.cancel()
+        await asyncio.wait({call})
+        assert (context.prompt_tokens, context.output_tokens) == (2, 3)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA])
+@pytest.mark.parametrize("answers", [1, 2])
+def test_a_prompt_whose_caller_left_before_its_first_token_is_counted_once(
+    kind: RequestOutputKind, answers: int
+) -> None:
+    """The engine may have worked on it for minutes."""
+
+    async def scene(engine: Engine) -> None:
+        context = RequestContext(key="a")
+        call = engine.ask("a", context, answers, prompt_tokens=5, kind=kind)
+        await engine.until_sent(answers)
+        call.cancel()
+        await asyncio.wait({call})
+        assert (context.prompt_tokens, context.output_tokens) == (5, 0)
+
+    play(scene)
+
+
+def test_a_prompt_that_the_engine_was_not_given_is_not_counted() -> None:
+    """Its caller left the queue."""
+
+    async def scene(engine: Engine) -> None:
+        engine.ask("a", RequestContext(key="a"), prompt_tokens=10 * STEP_TOKENS)
+        context = RequestContext(key="a")
+        call = engine.ask("b", context, prompt_tokens=10 * STEP_TOKENS)
+        await engine.until_sent(1)
+        call.cancel()
+        await asyncio.wait({call})
+        assert (context.prompt_tokens, context.output_tokens) == (0, 0)
+
+    play(scene)
+
+
+def test_the_prompt_of_a_stream_is_told_with_its_first_output() -> None:
+    """Whoever takes that counts it, however many answers it has."""
+
+    async def scene(engine: Engine) -> None:
+        context = RequestContext(key="a")
+        kind = RequestOutputKind.DELTA
+        calls = [engine.ask(str(n), context, n, prompt_tokens=5, kind=kind) for n in (1, 2)]
+        await engine.until_sent(3)
+        engine.read(0)
+        engine.finish(1)
+        await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        assert (context.prompt_tokens, context.output_tokens) == (0, 0)
+
+    play(scene)
+
+
+def test_what_vllm_collects_for_a_stream_is_counted() -> None:
+    """With `stream_interval`, its caller gets the first token, and later several at once."""
+
+    async def scene(engine: Engine) -> None:
+        context = RequestContext(key="a")
+        call = engine.ask("a", context, kind=RequestOutputKind.DELTA, interval=10)
+        await engine.until_sent(1)
+        for _ in range(4):
+            engine.read(0)
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait({call})
+        assert (context.prompt_tokens, context.output_tokens) == (0, 3)
+
+    play(scene)
+
+
+def test_what_a_caller_that_reads_no_more_has_not_taken_is_counted() -> None:
+    """Also when the engine is done with it."""
+
+    async def scene(engine: Engine) -> None:
+        context = RequestContext(key="a")
+        REQUEST.set(context)
+        outputs = engine.llm.generate(**engine.arguments("a", kind=RequestOutputKind.DELTA))
+        first = asyncio.ensure_future(anext(outputs))
+        await engine.until_sent(1)
+        engine.read(0)
+        await first
+        engine.read(0)
+        engine.finish(0)
+        await outputs.aclose()
+        assert (context.prompt_tokens, context.output_tokens) == (0, 2)
 
     play(scene)
 
@@ -236,6 +474,53 @@ def test_an_aborted_request_is_not_sent() -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("answers", [1, 3])
+def test_a_prompt_that_is_given_up_leaves_the_engine(answers: int) -> None:
+    """While it is read or waits for its turn; its caller gets 503, and others go on."""
+
+    async def scene(engine: Engine) -> None:
+        requests = ReplayManager(VllmOutputs())
+        requests.engine_started(engine.llm, 1)
+        requests.open()
+        requests.long_prompts.engine_started(FACTS, engine.sequences.prefilling)
+        context = RequestContext(key="a")
+        arguments = engine.arguments("long", answers, prompt_tokens=2 * long_prompt_tokens(FACTS))
+        long = calling(context, requests.run("generate", arguments))
+        await engine.until_sent(1)
+        other = engine.ask("other", RequestContext(key="b"))
+        await engine.until_sent(2)
+        await requests.long_prompts.give_up_longest()
+        with pytest.raises(GracefulHTTPError) as refused:
+            await long
+        assert refused.value.http_status == HTTPStatus.TOO_MANY_REQUESTS
+        assert context.sequences == 0
+        assert engine.core.sent[0] in engine.core.aborted
+        engine.finish(1)
+        await other
+        assert engine.llm.output_processor.request_states == {}
+
+    play(scene)
+
+
+def test_a_prompt_that_was_read_is_not_given_up() -> None:
+    """Its answer is being made."""
+
+    async def scene(engine: Engine) -> None:
+        requests = ReplayManager(VllmOutputs())
+        requests.engine_started(engine.llm, 1)
+        requests.open()
+        requests.long_prompts.engine_started(FACTS, engine.sequences.prefilling)
+        arguments = engine.arguments("long", prompt_tokens=2 * long_prompt_tokens(FACTS))
+        long = calling(RequestContext(key="a"), requests.run("generate", arguments))
+        await engine.until_sent(1)
+        engine.read(0)
+        await requests.long_prompts.give_up_longest()
+        engine.finish(0)
+        assert len(await long) == 1
+
+    play(scene)
+
+
 def test_a_request_of_too_many_sequences_is_refused() -> None:
     """Prompts times `n`, of all that it has at a time; what came before may end."""
 
@@ -244,6 +529,30 @@ def test_a_request_of_too_many_sequences_is_refused() -> None:
         with pytest.raises(VLLMValidationError, match="2048 sequences"):
             await engine.ask("a", context, 49)
         assert engine.core.sent == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("limit", ["max_num_queued_reqs", "max_num_queued_tokens"])
+@pytest.mark.parametrize("answers", [1, 2])
+def test_what_an_earlier_engine_had_is_admitted(limit: str, answers: int) -> None:
+    """After a death all come at once, and vLLM would refuse what is over its limit of the queue."""
+
+    async def scene(engine: Engine) -> None:
+        setattr(engine.llm.scheduler_config, limit, 1)
+        first = engine.ask("first", RequestContext())
+        await engine.until_sent(1)
+        fresh, replayed = RequestContext(), RequestContext()
+        fresh.given_to(2)
+        with pytest.raises((QueueOverflowError, MaxQueuedTokensError)):
+            await engine.ask("fresh", fresh, answers)
+        replayed.given_to(1)
+        replayed.given_to(2)
+        second = engine.ask("replayed", replayed, answers)
+        await engine.until_sent(1 + answers)
+        for place in range(1 + answers):
+            engine.finish(place)
+        await asyncio.gather(first, second)
 
     play(scene)
 

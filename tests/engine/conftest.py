@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.demo.files import demo_directory, ensure_demo_model
-from holdfast.demo.switches import DemoSwitches
-from servers import SMALL, Demo, Greedy, Server, Sight, running
+from holdfast.demo.switches import DemoFault, DemoSwitches
+from holdfast.verify.baseline import write_baseline
+from holdfast.worker.nan_rows import LOST_ROWS
+from recorded_baselines import FLAGS, recorded
+from servers import COMPILED, SMALL, Demo, Greedy, Server, Sight, running
 
+LIMITS = ("--request-timeout=1.5", "--max-body-size=1MiB")
 ROUTES = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz", "/metrics")
 
 
@@ -30,10 +34,11 @@ def silent_demo(models: Path) -> Path:
 def demo_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """The demo model, READY, and what each state before that looked like."""
     tools = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
-    with running(tmp_path_factory.mktemp("demo"), "--demo", *SMALL, *tools) as server:
+    directory = tmp_path_factory.mktemp("demo")
+    with running(directory, "--demo", *SMALL, *tools, environment=COMPILED) as server:
         sights: dict[str, Sight] = {}
         server.until(lambda: _look(server, sights) == "READY", "READY")
-        yield Demo(server, sights, server.metrics())
+        yield Demo(server, sights)
 
 
 @pytest.fixture(scope="session")
@@ -50,8 +55,9 @@ def learned_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def first_start(silent_demo: Path, learned_state: Path) -> Iterator[Server]:
-    """A need that nobody declared, met for the first time."""
-    with running(learned_state, str(silent_demo), *SMALL, "--learned-restart=always") as server:
+    """A need that nobody declared, met for the first time; its clients have short limits."""
+    flags = ("--learned-restart=always", *LIMITS)
+    with running(learned_state, str(silent_demo), *SMALL, *flags) as server:
         server.until_ready()
         yield server
 
@@ -61,6 +67,43 @@ def second_start(first_start: Server, silent_demo: Path, learned_state: Path) ->
     """The same model with what the first start learned."""
     assert first_start.process.poll() is None
     with running(learned_state, str(silent_demo), *SMALL, "--learned-restart=always") as server:
+        server.until_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nan_triggers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a file makes the next step of decodes of the model below fail."""
+    return tmp_path_factory.mktemp("triggers")
+
+
+@pytest.fixture(scope="session")
+def nan_demo(models: Path, nan_triggers: Path) -> Path:
+    """The demo model, sound until it is told not to be."""
+    faults = (
+        DemoFault("decodes", 2, "nan_row", armed_by=str(nan_triggers / "row")),
+        DemoFault("decodes", LOST_ROWS, "nan", armed_by=str(nan_triggers / "step")),
+    )
+    return ensure_demo_model(models, DemoSwitches(faults=faults))
+
+
+@pytest.fixture(scope="session")
+def baseline(nan_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What that model says while it is sound."""
+    directory = tmp_path_factory.mktemp("recorded")
+    with running(directory, str(nan_demo), *FLAGS) as server:
+        server.until_ready()
+        write_baseline(recorded(server), directory / "baseline.gz")
+    return directory / "baseline.gz"
+
+
+@pytest.fixture(scope="session")
+def compared(
+    nan_demo: Path, baseline: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The same model in another process, with the baseline."""
+    arguments = (str(nan_demo), *FLAGS, f"--verify-baseline={baseline}")
+    with running(tmp_path_factory.mktemp("compared"), *arguments) as server:
         server.until_ready()
         yield server
 
@@ -90,8 +133,9 @@ def _look(server: Server, sights: dict[str, Sight]) -> str:
     state = str(server.get("/livez").json()["state"])
     if state not in sights:
         codes = {route: server.get(route).status_code for route in ROUTES}
+        metrics = server.metrics()
         refusal = server.post("/v1/completions", {"model": "holdfast-demo", "prompt": "hold"})
         metric = server.metric("state", state=state)
         if server.get("/livez").json()["state"] == state:  # else it moved while we looked
-            sights[state] = Sight(codes, refusal, metric)
+            sights[state] = Sight(codes, metrics, refusal, metric)
     return state

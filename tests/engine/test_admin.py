@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from faults import FaultyServer
 from holdfast.verify.checks import oracle, roads
 from holdfast.verify.options import Options
 from load_generator import loaded, questions, undisturbed
@@ -26,6 +26,8 @@ CLIENTS = 6
 PATIENCE_SECONDS = 300.0
 PROMPT = [50, 60, 70, 80]
 ADMIN_KEY = "of-an-operator"
+RECYCLE_REQUESTS = 3000
+"""More than an engine is given by any test but the one that waits for this limit."""
 AS_ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
 
@@ -53,6 +55,8 @@ def server(
         "--probe=quick",
         "--served-model-name=tiny",
         "--hold-timeout=300",
+        f"--recycle-after={RECYCLE_REQUESTS}requests",
+        "--recycle-within=0",
         "--enable-lora",
         "--max-loras=2",
         "--max-lora-rank=8",
@@ -96,7 +100,7 @@ def restart(server: Server, reason: str) -> None:
 
 
 def test_an_adapter_is_served_and_pinned(server: Server, adapter: Path) -> None:
-    """It answers otherwise than the model, and what is no adapter costs nothing."""
+    """It answers otherwise than the model, and what is not an adapter costs nothing."""
     before = text(server, "tiny")
     loaded_adapter = ask(server, "loras", name="accent", path=str(adapter))
     assert loaded_adapter.status_code == 200, loaded_adapter.text
@@ -170,9 +174,35 @@ def test_a_number_too_large_for_the_engine_is_a_bad_request(
     answer = server.post(path, body)
     assert answer.status_code == 400, answer.text
     assert "too large" in answer.json()["error"]["message"]
-    assert server.metric("requests_in_flight") == 0
+    server.until(lambda: server.metric("requests_in_flight") == 0, "the end of the request")
     probed = ask(server, "probe", suite="quick", max_age_seconds=0)
     assert probed.json()["report"]["passed"], probed.text
+
+
+def test_a_planned_restart_under_load_costs_no_answer(server: Server) -> None:
+    """An engine that was given enough requests is replaced, whatever else it does then."""
+    before = generation(server)
+    many = [PROMPT] * (RECYCLE_REQUESTS // 6)
+    expected = undisturbed(server, questions(10, count=8, longest_tokens=400))
+    with loaded(server, expected, clients=CLIENTS, seed=10) as load:
+        for _ in range(6):
+            answer = server.post(
+                "/v1/completions",
+                {"model": "tiny", "prompt": many, "max_tokens": 1},
+                timeout=PATIENCE_SECONDS,
+            )
+            assert answer.status_code == 200, answer.text
+            assert len(answer.json()["choices"]) == len(many)
+        server.until(lambda: generation(server) > before, "the next generation")
+        server.until_ready()
+    assert not load.lost, load.lost
+    assert not load.wrong, load.wrong
+    assert not load.broken, load.broken
+    assert generation(server) == before + 1
+    assert server.metric("engine_recycles_total", reason="requests") == 1
+    assert server.metric("engine_recycles_total") == 1
+    assert server.metric("engine_host_memory_bytes") > 0
+    assert "restarting, as planned: the engine was given" in server.log
 
 
 def test_caches_are_emptied(server: Server) -> None:
@@ -231,11 +261,15 @@ def test_calls_are_in_the_log(server: Server) -> None:
 
 def test_a_drain_ends_the_server(server: Server) -> None:
     """As SIGTERM does: what runs is answered, and the exit code is 0."""
-    asked = [replace(q, max_tokens=400) for q in questions(9, count=2, longest_tokens=50)]
-    expected = undisturbed(server, asked)
+    expected = undisturbed(server, questions(9, count=2, longest_tokens=50))
+    core = FaultyServer(server, Path()).process("EngineCore")
+    core.suspend()  # so that both requests are there when it begins, and run
     with loaded(server, expected, clients=2, seed=9, is_once=True) as load:
-        server.until(lambda: server.metric("requests_in_flight") > 0, "a request")
-        answer = ask(server, "drain")
+        try:
+            server.until(lambda: server.metric("requests_in_flight") == 2, "both requests")
+            answer = ask(server, "drain")
+        finally:
+            core.resume()
         assert answer.status_code == 202
         assert server.wait() == 0
     assert not load.lost, load.lost

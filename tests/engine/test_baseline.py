@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
 import pytest
@@ -11,33 +11,14 @@ from faults import FAULTS, FaultyServer
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoSwitches
 from holdfast.engine.heartbeat import IDLE_SECONDS
-from holdfast.verify.baseline import write_baseline
-from recorded_baselines import FLAGS, PROMPT, recorded
+from recorded_baselines import FLAGS, PROMPT
 from servers import READY_DEADLINE_SECONDS, Server, running
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def baseline(silent_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the demo model says."""
-    directory = tmp_path_factory.mktemp("recorded")
-    with running(directory, str(silent_demo), *FLAGS) as server:
-        server.until_ready()
-        write_baseline(recorded(server), directory / "baseline.gz")
-    return directory / "baseline.gz"
-
-
-@pytest.fixture(scope="module")
-def compared(
-    silent_demo: Path, baseline: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    """The same model in another process, with the baseline."""
-    directory = tmp_path_factory.mktemp("compared")
-    arguments = (str(silent_demo), *FLAGS, f"--verify-baseline={baseline}")
-    with running(directory, *arguments) as server:
-        server.until_ready()
-        yield server
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.shares_engine("compared"),
+    pytest.mark.timeout(900),
+]
 
 
 def assert_agrees(server: Server, check: str) -> None:
@@ -56,12 +37,13 @@ def test_an_engine_agrees_before_it_is_ready(compared: Server) -> None:
 
 def test_the_next_engine_is_compared_too(compared: Server, tmp_path: Path) -> None:
     """What was recorded of one engine holds for the one that replaces it."""
+    before, began_seconds = compared.metric("engine_generation"), time.monotonic()
     FAULTS["SIGKILL core"].strike(FaultyServer(compared, tmp_path))
-    compared.until(lambda: compared.metric("engine_generation") == 2, "second generation")
+    compared.until(lambda: compared.metric("engine_generation") > before, "the next generation")
     compared.until_ready()
     assert_agrees(compared, "probe")
     age_seconds = compared.metric("baseline_comparison_age_seconds", check="probe")
-    assert age_seconds < READY_DEADLINE_SECONDS
+    assert age_seconds < time.monotonic() - began_seconds
 
 
 def test_an_idle_engine_is_compared(compared: Server) -> None:
@@ -78,7 +60,7 @@ def test_a_damaged_model_does_not_become_ready(
     baseline: Path, models: Path, tmp_path: Path
 ) -> None:
     """It answers fluently, and passes every other step; `soak/` has the other damages."""
-    switches = DemoSwitches(declares_need=False, damage="scaled_weight", damage_start=100)
+    switches = DemoSwitches(damage="scaled_weight", damage_start=100)
     model = ensure_demo_model(models, switches)
     with running(tmp_path, str(model), *FLAGS, f"--verify-baseline={baseline}") as server:
         assert server.wait() == 4

@@ -10,6 +10,7 @@ import yaml
 from ops.prometheus import rules
 from ops.queries import ROOT, metric_names
 from servers import Server
+from two_nodes import NODE_METRICS
 
 pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("demo")]
 
@@ -17,13 +18,16 @@ TEMPLATES = ROOT / "deploy" / "helm" / "holdfast" / "templates"
 OF_PROMETHEUS = {"up"}
 """What Prometheus itself says of a target."""
 OF_A_BASELINE = {"holdfast_baseline_agreement"}
-"""What only a server with `--verify-baseline` says; `test_baseline.py` reads it from one."""
+"""What only a server with `--verify-baseline` says; `test_baseline.py` reads it from one.
+
+Those of several nodes are read in `test_nodes.py`.
+"""
 
 
 def probed_paths() -> list[str]:
-    """The path of every probe of the chart."""
-    text = (TEMPLATES / "deployment.yaml").read_text()
-    return re.findall(r"httpGet: \{path: (/\w+),", text)
+    """The path of every probe of a server in the chart; those of a follower are without TLS."""
+    text = (TEMPLATES / "_pod.tpl").read_text()
+    return re.findall(r"httpGet: \{path: (/\w+), port: http, scheme: \{\{", text)
 
 
 def asked_names() -> set[str]:
@@ -54,4 +58,4 @@ def test_every_metric_of_rules_and_autoscaler_is_there(demo: Server) -> None:
     found = {name for name, _ in demo.metrics()}
     wanted = asked_names() | scaling_names()
     assert len(wanted) > 10
-    assert wanted - found == OF_A_BASELINE
+    assert wanted - found == OF_A_BASELINE | NODE_METRICS

@@ -24,12 +24,12 @@ from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.errors import EngineStartError
 from holdfast.lifecycle.states import State
-from holdfast.processes import forkserver, tree
+from holdfast.processes import environment, forkserver, tree
 from holdfast.processes.environment import NativeVariables
 from holdfast.records import Death
 from holdfast.worker.ipc_names import name_prefix
 from holdfast.workspace.plan import WorkspaceSpec
-from servers import SMALL, wait_until
+from servers import NOT_COMPILED, SMALL, title_of, wait_until
 
 pytestmark = [
     pytest.mark.engine,
@@ -114,7 +114,7 @@ class Lab:
 
     def process(self, name: str) -> psutil.Process:
         """The one with this in its title."""
-        return next(p for p in tree.children() if name in _title(p))
+        return next(p for p in tree.children() if name in title_of(p))
 
     def close(self) -> None:
         """End everything."""
@@ -130,6 +130,7 @@ def lab(models: Path) -> Iterator[Lab]:
     """Engines of a model that fails at a prompt which repeats one token."""
     model = ensure_demo_model(models, POISON)
     with (
+        environment.overridden(NOT_COMPILED),
         TemporaryDirectory(prefix="held-") as directory,  # pytest's own is too long for sockets
         tree.owned(Path(directory), {}),
     ):
@@ -271,30 +272,29 @@ def test_a_signal_is_seen_and_leaves_nothing(
     assert running.do(running.tokens([5, 6, 7], "after")) == answer
 
 
-def test_a_start_that_dies_spoils_no_later_one(running: Lab) -> None:
-    """What outlives the engines, such as the tokenizer's threads, outlives a failed start too."""
+@pytest.mark.parametrize("name", ["EngineCore", "VLLM::Worker"])
+def test_a_start_that_dies_spoils_no_later_one(running: Lab, name: str) -> None:
+    """It is told by its signal: the kernel kills the largest process where memory is short.
+
+    What outlives the engines, such as the tokenizer's threads, outlives a failed start, too.
+    """
     running.end()
-    assert _start_fails(running)
+    line = _failed_start(running, name)
+    assert "was killed by SIGKILL (probably for lack of memory). Remedy: " in line
     gc.collect()  # of the half-made AsyncLLM, now that nobody holds the exception
     running.start()
     assert len(running.do(running.tokens([5, 6, 7], "after"))) == 4
 
 
-def _start_fails(lab: Lab) -> bool:
-    """Start an engine, and kill its core as soon as there is one."""
+def _failed_start(lab: Lab, name: str) -> str:
+    """What is said of a start whose process of this name is killed as soon as it is there."""
     starting = asyncio.run_coroutine_threadsafe(lab._start(), lab._loop)
-    core = wait_until(
-        lambda: next((p for p in tree.children() if "EngineCore" in _title(p)), None),
+    victim = wait_until(
+        lambda: next((p for p in tree.children() if name in title_of(p)), None),
         deadline_seconds=START_DEADLINE_SECONDS,
-        what=lambda: "no EngineCore",
+        what=lambda: f"no {name}",
     )
-    core.kill()
-    return isinstance(starting.exception(START_DEADLINE_SECONDS), EngineStartError)
-
-
-def _title(process: psutil.Process) -> str:
-    """Empty for a process that has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+    victim.kill()
+    error = starting.exception(START_DEADLINE_SECONDS)
+    assert isinstance(error, EngineStartError)
+    return error.line

@@ -9,8 +9,9 @@ import pytest
 from gpu_check.checks import CHECKS
 from gpu_check.engine.witness import ADDED_BYTES
 from gpu_check_runs import run_gpu_check, status_of
+from servers import sooner
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 NEED_A_GPU = ("seal_retire_lock", "memory_returned")
 
@@ -18,7 +19,7 @@ NEED_A_GPU = ("seal_retire_lock", "memory_returned")
 def test_what_is_to_be_shown_on_a_gpu_passes_on_the_cpu(tmp_path: Path) -> None:
     """Order, budget, growth, the long prompt, steps and recovery; graphs and memory are named."""
     growing = [check.name for check in CHECKS if check.subject == "growing"]
-    code, written, output = run_gpu_check(tmp_path, "--only", *growing)
+    code, written, output = run_gpu_check(tmp_path, "--only", *growing, environment=sooner())
     assert code == 0, output
     checks = {check["name"]: check for check in written["checks"]}
     assert [checks[name]["reason"] for name in NEED_A_GPU] == ["torch sees no CUDA device"] * 2

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from servers import SMALL, Server, running
+from servers import Server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("learned")]
 
-LIMITS = ("--probe=quick", "--request-timeout=1.5", "--max-body-size=1MiB")
 JSON = {"content-type": "application/json"}
+ENDLESS_TOKENS = 6000
+"""They take longer than a request may, also where a step takes half a millisecond."""
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model, READY, with short limits."""
-    with running(tmp_path_factory.mktemp("limited"), "--demo", *SMALL, *LIMITS) as server:
-        server.until_ready()
-        yield server
+def limited(first_start: Server) -> Server:
+    """A server with short limits, READY."""
+    return first_start
 
 
 def endless(server: Server, *, is_stream: bool) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def endless(server: Server, *, is_stream: bool) -> dict[str, Any]:
     return {
         "model": server.model,
         "messages": [{"role": "user", "content": "Go on."}],
-        "max_completion_tokens": 1500,
+        "max_completion_tokens": ENDLESS_TOKENS,
         "ignore_eos": True,
         "stream": is_stream,
     }
@@ -42,25 +42,34 @@ def asked(server: Server, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
 
 
-def until_idle(server: Server) -> None:
-    """Wait until the engine works on nothing."""
+@contextmanager
+def given_up(server: Server) -> Iterator[None]:
+    """Assert on leaving that the engine works on nothing, and was not let finish meanwhile."""
+
+    def generated() -> float:
+        name = "vllm:generation_tokens_total"
+        return sum(value for (found, _), value in server.metrics().items() if found == name)
+
+    before = generated()
+    yield
     server.until(lambda: server.status["progress"]["running"] == 0, "idle engine")
+    assert generated() - before < ENDLESS_TOKENS
 
 
 def test_an_answer_that_takes_too_long_is_504(limited: Server) -> None:
     """And the engine works on it no longer."""
-    answer = asked(limited, endless(limited, is_stream=False))
+    with given_up(limited):
+        answer = asked(limited, endless(limited, is_stream=False))
     assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout_error")
-    until_idle(limited)
 
 
 def test_a_stream_that_takes_too_long_ends_with_an_error(limited: Server) -> None:
     """It has no `[DONE]`, and the engine works on it no longer."""
-    answer = asked(limited, endless(limited, is_stream=True))
+    with given_up(limited):
+        answer = asked(limited, endless(limited, is_stream=True))
     *_, last, end = answer.text.split("\n\n")
     assert (answer.status_code, end) == (200, "")
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == 504
-    until_idle(limited)
 
 
 def test_the_client_sees_a_stream_that_was_cut_as_an_error(limited: Server) -> None:

@@ -69,7 +69,7 @@ def test_the_status_says_what_serves_what(demo_start: Demo) -> None:
 
 def test_probe_leaves_no_trace_in_vllm_metrics(demo_start: Demo) -> None:
     """What the probe sent is not counted among the requests of users."""
-    metrics = demo_start.metrics_at_ready
+    metrics = demo_start.sights["READY"].metrics
     finished = sum(
         value for (name, _), value in metrics.items() if name == "vllm:request_success_total"
     )
@@ -87,7 +87,7 @@ def test_only_what_users_ask_is_counted_as_http(demo_start: Demo) -> None:
         (labels["handler"], labels["status"])
         for labels in (
             dict(pairs)
-            for name, pairs in demo_start.metrics_at_ready
+            for name, pairs in demo_start.sights["READY"].metrics
             if name == "http_requests_total"
         )
     ]

@@ -10,7 +10,17 @@ import psutil
 import pytest
 
 import v2_runner
-from servers import READY_DEADLINE_SECONDS, TINY, Greedy, Server, descendants, running
+from cut_streams import Asked, streams, whole_streams
+from servers import (
+    COMPILED,
+    READY_DEADLINE_SECONDS,
+    TINY,
+    Greedy,
+    Server,
+    descendants,
+    running,
+    title_of,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), v2_runner.NEEDS_TRITON]
 
@@ -18,6 +28,17 @@ USED = "Using V2 Model Runner"
 STEP_TOKENS = 128
 LONG_PROMPT = [65 + index % 26 for index in range(200)]
 """More than one step takes in."""
+SEEDED = Asked(
+    "completions",
+    {
+        "prompt": LONG_PROMPT[:40],
+        "max_tokens": 150,
+        "temperature": 1.0,
+        "seed": 7,
+        "frequency_penalty": 0.5,
+        "extra_body": {"ignore_eos": True, "return_token_ids": True},
+    },
+)
 PASSED = {
     "first_token",
     "context_sweep",
@@ -33,7 +54,7 @@ PASSED = {
 def server(silent_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The demo model with a need that nobody declared, READY."""
     flags = (*TINY, "--dtype=float32", "--learned-restart=always")
-    environment = v2_runner.environment()
+    environment = {**v2_runner.environment(), **COMPILED}
     directory = tmp_path_factory.mktemp("second-runner")
     with running(directory, str(silent_demo), *flags, environment=environment) as found:
         found.until_ready(deadline_seconds=2 * READY_DEADLINE_SECONDS)
@@ -90,20 +111,29 @@ def test_steps_are_counted(server: Server) -> None:
 
 
 def test_a_killed_worker_costs_no_answer(server: Server) -> None:
-    """The next engine has this runner too, and gives the same tokens."""
+    """The next engine has this runner too, and gives the same tokens.
+
+    A stream with a seed goes on with the tokens that it would have had.
+    """
     options = {"max_tokens": 24, "ignore_eos": True}
     expected = server.completion(LONG_PROMPT, **options).json()["choices"][0]["text"]
+    (whole,) = whole_streams(server, [SEEDED])
     starts = server.metric("engine_starts_total")
     worker = _worker_of(server)
-    worker.suspend()  # so that it has the request, and no answer, when it is killed
-    with ThreadPoolExecutor(1) as client:
+    with ThreadPoolExecutor(1) as client, streams(server, [SEEDED]) as (streamed,):
+        assert streamed.has_begun.wait(READY_DEADLINE_SECONDS)
+        worker.suspend()  # so that it has the request, and no answer, when it is killed
         patience = 2 * READY_DEADLINE_SECONDS
         asking = client.submit(server.completion, LONG_PROMPT, timeout=patience, **options)
-        server.until(lambda: server.metric("requests_in_flight") == 1, "a request")
+        server.until(lambda: server.sent == 2, "both requests")
         worker.kill()
         answer = asking.result()
     assert answer.json()["choices"][0]["text"] == expected
+    assert not streamed.error
+    assert streamed.tokens == whole.tokens
+    assert streamed.text == whole.text
     assert server.metric("requests_replayed_total") == 1
+    assert server.metric("requests_continued_total") == 1
     assert server.metric("engine_deaths_total", cause="worker_exit") == 1
     assert server.metric("engine_starts_total") == starts + 1
     assert server.log.count(USED) == starts + 1
@@ -111,4 +141,4 @@ def test_a_killed_worker_costs_no_answer(server: Server) -> None:
 
 def _worker_of(server: Server) -> psutil.Process:
     found = descendants(server.process.pid)
-    return next(process for process in found if "VLLM::Worker" in " ".join(process.cmdline()))
+    return next(process for process in found if "VLLM::Worker" in title_of(process))

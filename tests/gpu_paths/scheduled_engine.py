@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 from fake_engine import FakeEngine, FakeRequest
+from holdfast.patches.continued import SENT_TOKENS
 from holdfast.records import EngineFacts, EngineStep
 from holdfast.workspace.stats import RECENT_STEPS
 from stub_engine import FakeClock
@@ -80,6 +81,23 @@ def _hasher(config: Any, hash_tokens: int) -> Any:
     return get_request_block_hasher(hash_tokens, function)
 
 
+def _core_request(name: str, prompt: list[int], sampling: Any) -> Any:
+    """What the front end sends to EngineCore."""
+    from vllm.v1.engine import EngineCoreRequest
+
+    nothing: Any = dict.fromkeys(
+        ("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank")
+    )
+    return EngineCoreRequest(
+        request_id=name,
+        external_req_id=name,
+        prompt_token_ids=prompt,
+        sampling_params=sampling,
+        arrival_time=0.0,
+        **nothing,
+    )
+
+
 class ScheduledEngine(FakeEngine):
     """An engine whose steps vLLM's scheduler forms. Use it as a context manager."""
 
@@ -97,8 +115,12 @@ class ScheduledEngine(FakeEngine):
         engine: int | None = None,
         *,
         ignores_cache: bool = False,
+        sent: Sequence[int] = (),
     ) -> FakeRequest:
-        """Hand a request to the scheduler of its engine."""
+        """Hand a request to the scheduler of its engine.
+
+        `sent` is what another engine has made of its answer, as our front end hands it over.
+        """
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -106,19 +128,23 @@ class ScheduledEngine(FakeEngine):
         name = f"r{next(self._numbers)}"
         lane.asked[name] = request = FakeRequest(prompt, max_tokens)
         sampling = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=1 if ignores_cache else None
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            prompt_logprobs=1 if ignores_cache else None,
+            extra_args={SENT_TOKENS: [*sent]} if sent else None,
         )
-        lane.scheduler.add_request(
-            Request(
-                request_id=name,
-                prompt_token_ids=prompt,
-                sampling_params=sampling,
-                pooling_params=None,
-                block_hasher=lane.hasher,
-            )
-        )
+        asked = _core_request(name, prompt, sampling)
+        lane.scheduler.add_request(Request.from_engine_core_request(asked, lane.hasher))
         self._work.set()
         return request
+
+    def first_step(self, lengths: Sequence[int]) -> tuple[int, int]:
+        """The tokens and requests of the first step of prompts of these lengths, then dropped."""
+        requests = [self.submit([1] * length, 1, engine=0) for length in lengths]
+        output = self._lanes[0].scheduler.schedule()
+        for request in requests:
+            self.abort(request)
+        return output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
 
     def abort(self, request: FakeRequest) -> None:
         """Drop a request whose client is gone."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+
+import pytest
 
 from fake_engine import Body
 
@@ -53,6 +58,23 @@ class Setting:
     step_requests: int = 24
     others: Body = field(default_factory=dict)
     """Further settings of the scheduler."""
+
+
+@contextmanager
+def decoder_configuration(directory: Path) -> Iterator[Any]:
+    """vLLM's configuration of a model with a decoder alone."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    from holdfast import demo
+    from holdfast.demo.files import ensure_demo_model
+
+    demo.register()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        arguments = AsyncEngineArgs(model=str(ensure_demo_model(directory)), enforce_eager=True)
+        yield arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
 
 
 def configured(base: Any, setting: Setting) -> tuple[Any, Any]:

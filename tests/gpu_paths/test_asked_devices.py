@@ -11,6 +11,8 @@ from gpu_paths.fake_boards import BOARDS, GIB, MIG_UUID
 from gpu_paths.fake_machine import FakeMachines
 from holdfast.workspace.memory_ledger import MARGIN_BYTES
 
+pytestmark = pytest.mark.shares_engine("fake machines")
+
 
 def found_by_doctor(root: str) -> list[list[Any]]:
     """Every GPU that `holdfast doctor` finds, after much was read from disk."""

@@ -9,6 +9,8 @@ import pytest
 from gpu_paths.fake_boards import BOARDS
 from gpu_paths.fake_machine import FakeMachines
 
+pytestmark = pytest.mark.shares_engine("fake machines")
+
 WITH_NVML = ("h100", "h200", "gb10", "rtxpro6000")
 
 

@@ -81,7 +81,7 @@ def test_a_wrong_order_fails(
 
 
 def test_a_worker_that_wrote_nothing_fails(tmp_path: Path) -> None:
-    """Silence is no order."""
+    """Silence is not an order."""
     (tmp_path / "7.events").touch()
     with pytest.raises(CheckFailedError, match="no worker has written"):
         order.locked(an_engine(tmp_path))

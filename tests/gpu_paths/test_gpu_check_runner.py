@@ -18,7 +18,7 @@ from gpu_check import process_tree, runner
 from gpu_check.checks import Check, Subject
 from gpu_check.records import Measured
 from gpu_check_runs import MACHINE, ROOT
-from servers import descendants, wait_until
+from servers import descendants, title_of, wait_until
 
 FAKE_SUBJECT = """
 import os, signal, subprocess, sys, threading
@@ -159,7 +159,7 @@ def test_no_process_is_left_when_the_kit_is_ended(number: signal.Signals, tmp_pa
     started = subprocess.Popen([*command, "--only", "random_lives"], cwd=ROOT, env=environment)
     with started as process:
         (below,) = wait_until(
-            lambda: [p for p in descendants(process.pid) if "subject_process" in command_line(p)],
+            lambda: [p for p in descendants(process.pid) if "subject_process" in title_of(p)],
             deadline_seconds=120,
             what=lambda: "the process of the subject",
         )
@@ -170,11 +170,3 @@ def test_no_process_is_left_when_the_kit_is_ended(number: signal.Signals, tmp_pa
         deadline_seconds=60,
         what=lambda: f"{below} is left",
     )
-
-
-def command_line(process: psutil.Process) -> str:
-    """Empty for a process that has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""

@@ -60,6 +60,7 @@ def test_the_limit_is_what_vllm_takes_for_free(
         start(worker)
         free_bytes = MemorySnapshot(device=DEVICE).free_memory
         assert growth_limit_bytes() == free_bytes - MARGIN_BYTES
+        assert stats(tmp_path).growth_limit_bytes == growth_limit_bytes()
 
 
 def test_a_gb10_with_a_full_page_cache_still_grows(

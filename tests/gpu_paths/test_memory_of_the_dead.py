@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,13 @@ from vllm.third_party import pynvml
 
 from gpu_paths.fake_boards import MIG_UUID
 from gpu_paths.fake_memory import GIB
-from holdfast.engine.device_memory import HOST_MARGIN_SHARE, MARGIN_BYTES, device_memory
+from holdfast.engine.device_memory import (
+    HOST_MARGIN_SHARE,
+    MARGIN_BYTES,
+    device_memory,
+    wait_for_last_engine,
+)
+from holdfast.workspace.plan import MIB
 
 ENGINE_BYTES = 50 * GIB
 
@@ -26,13 +33,16 @@ class FakeDriver:
         self.used_bytes: dict[int | str, int] = {}
         self.asked: list[int | str] = []
         self.has_memory = True
+        self.readings: list[int] = []
+        """What is taken next, before `used_bytes`."""
 
     def memory(self, device: int | str) -> Any:
         """What is taken of a device; GB10 has no memory of its own."""
         self.asked.append(device)
         if not self.has_memory:
             raise pynvml.NVMLError_NotSupported
-        return SimpleNamespace(used=self.used_bytes.get(device, 0))
+        used_bytes = self.readings.pop(0) if self.readings else self.used_bytes.get(device, 0)
+        return SimpleNamespace(used=used_bytes)
 
 
 @pytest.fixture
@@ -122,6 +132,54 @@ def test_a_neighbour_on_another_gpu_costs_a_recovery_nothing(
     driver.used_bytes = {0: ENGINE_BYTES, 1: MARGIN_BYTES}
     asyncio.run(memory.until_returned(0))
     assert not caplog.records
+
+
+def test_processes_of_one_engine_each_compare_with_the_first(
+    driver: FakeDriver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A follower has one for each engine; what the first had in use is kept in a file."""
+    baseline = tmp_path / "baseline.json"
+    driver.used_bytes = {0: GIB}
+    wait_for_last_engine(layout(), baseline)
+    wait_for_last_engine(layout(), baseline)
+    assert not caplog.records
+    driver.used_bytes = {0: GIB + ENGINE_BYTES}
+    for _ in range(2):
+        caplog.clear()
+        wait_for_last_engine(layout(), baseline, deadline_seconds=0)
+        assert f"{ENGINE_BYTES // MIB} MiB more in use than before" in caplog.text
+
+
+def test_the_memory_of_a_dead_engine_is_awaited_by_the_next_process(
+    driver: FakeDriver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver gives it back after the process has ended."""
+    baseline = tmp_path / "baseline.json"
+    wait_for_last_engine(layout(), baseline)
+    driver.readings = [ENGINE_BYTES, ENGINE_BYTES, MARGIN_BYTES]
+    wait_for_last_engine(layout(), baseline)
+    assert (driver.readings, caplog.records) == ([], [])
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"devices": ["1"], "used_bytes": 1}'])
+def test_a_baseline_that_is_missing_broken_or_of_other_gpus_is_not_waited_for(
+    content: str | None, driver: FakeDriver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is taken now is what the next engine is compared with."""
+    baseline = tmp_path / "baseline.json"
+    if content is not None:
+        baseline.write_text(content)
+    driver.used_bytes = {0: ENGINE_BYTES}
+    wait_for_last_engine(layout(), baseline, deadline_seconds=0)
+    wait_for_last_engine(layout(), baseline, deadline_seconds=0)
+    assert not caplog.records
+
+
+def test_a_baseline_that_cannot_be_kept_ends_no_engine(driver: FakeDriver, tmp_path: Path) -> None:
+    """The disk may be full; the next engine does not wait then."""
+    (tmp_path / "a file").touch()
+    wait_for_last_engine(layout(), tmp_path / "a file" / "baseline.json")
+    assert driver.asked == [0]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import pytest
 from gpu_paths.fake_machine import FakeMachines
 from model_configs import DEEPSEEK_V4, written
 
+pytestmark = pytest.mark.shares_engine("fake machines")
+
 NAMED = ("h100", "h200", "gb10", "rtxpro6000")
 
 

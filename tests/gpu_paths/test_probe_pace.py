@@ -1,6 +1,6 @@
 """The probe on engines as slow as GPUs are: quadratic attention, heat, a rate that changes.
 
-It ends whole or limited, and never as a failure: what runs is no reason to refuse a server.
+It ends whole or limited, and never as a failure: an engine that runs is not refused.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def slowed(seconds: float) -> float:
 def test_context_that_takes_too_long_is_given_up(tmp_path: Path, stall_seconds: float) -> None:
     """It is left out, what was proven before stands, and the next start may try it again.
 
-    A step as slow as one that was seen is no hang, however little the user has patience.
+    A step as slow as one that was seen is not a hang, however little the user has patience.
     """
     pace = Pace(token_seconds=1e-6, back_seconds=0.0, factor=slowed)
     journal = ProbeJournal(tmp_path, "paced")
@@ -183,14 +183,14 @@ def test_context_that_takes_too_long_is_given_up(tmp_path: Path, stall_seconds: 
 
 
 def test_engine_that_gives_no_answer_in_time_fails() -> None:
-    """Of the first request nothing can be left out: a proof of nothing would be no proof."""
+    """Of the first request nothing can be left out: a proof of nothing would not be one."""
     pace = Pace(token_seconds=0.1, back_seconds=0.0)
     report = probed(SMALL, pace, seconds=1.0, is_real=True)
     assert not report.passed, told(report)
 
 
 def test_engine_that_stands_still_fails() -> None:
-    """A step that never ends is no slow one."""
+    """A step that never ends is not a slow one."""
     faults = Faults(hangs=lambda step: step.tokens == STEP_TOKENS)
     pace = Pace(token_seconds=1e-6, back_seconds=0.0)
     report = probed(SMALL, pace, seconds=3.0, is_real=True, faults=faults)
@@ -219,7 +219,7 @@ def test_engine_that_stands_still_within_a_prompt_fails(caplog: pytest.LogCaptur
 
 
 def test_engine_that_may_still_end_its_step_is_limited() -> None:
-    """A step that takes less than the stall time-out is no hang in an engine that serves either."""
+    """Nor is a step that takes less than the stall time-out a hang in an engine that serves."""
     faults = Faults(hangs=stands_still_within_a_prompt)
     report = probed(SMALL, BRISK, seconds=3.0, is_real=True, faults=faults)
     (sweep,) = [step for step in report.steps if step.name == "context_sweep"]

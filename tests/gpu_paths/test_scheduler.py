@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,10 +21,17 @@ import pytest
 from asgi_server import serving
 from fake_openai_app import openai_app
 from gpu_paths.reports import told
-from gpu_paths.scheduled_engine import ScheduledEngine
-from gpu_paths.scheduler_settings import METHODS, Groups, Setting, configured
+from gpu_paths.scheduled_engine import ScheduledEngine, facts_of
+from gpu_paths.scheduler_settings import (
+    METHODS,
+    Groups,
+    Setting,
+    configured,
+    decoder_configuration,
+)
 from holdfast.labels import StepName
 from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
+from holdfast.probe.sizes import Limits, batch_sizes, fewest, largest_step, most
 from holdfast.records import ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings
 from holdfast.telemetry.progress import LogProgress
@@ -98,22 +104,8 @@ def named(choice: Mapping[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """vLLM's configuration of a model with a decoder alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        yield _configuration(tmp_path_factory.mktemp("scheduler"))
-
-
-def _configuration(directory: Path) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
-
-    from holdfast import demo
-    from holdfast.demo.files import ensure_demo_model
-
-    demo.register()
-    arguments = AsyncEngineArgs(model=str(ensure_demo_model(directory)), enforce_eager=True)
-    return arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    with decoder_configuration(tmp_path_factory.mktemp("scheduler")) as found:
+        yield found
 
 
 def probed(base: Any, setting: Setting) -> ProbeReport:
@@ -167,6 +159,24 @@ def test_every_step_of_the_probe_can_be_formed(base: Any, choice: Mapping[str, A
     assert unformed(report) <= untold, told(report)
     cached = set() if setting.has_prefix_caching else {"prefix_continuation"}
     assert skipped(report) <= WITHOUT_SUBJECT | cached | untold, told(report)
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_planned_step_takes_all_its_prompts(base: Any, method: str, draft_tokens: int) -> None:
+    """Also those of which drafts hold more of a small KV cache than they have tokens."""
+    setting = Setting(method, draft_tokens, has_prefix_caching=False)
+    config, kv_cache = configured(base, setting)
+    limits = Limits.of(facts_of(config), None)
+
+    async def try_all() -> None:
+        engine = ScheduledEngine(config, kv_cache)
+        for size in batch_sizes(largest_step(limits)):
+            for lengths in (fewest(limits, size), most(limits, size)):
+                assert lengths is not None
+                assert engine.first_step(lengths) == (size, len(lengths))
+
+    asyncio.run(try_all())
 
 
 @pytest.mark.parametrize("groups", UNTOLD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import httpx
@@ -34,7 +34,7 @@ from holdfast.lifecycle.operations import (
     SleepResult,
     WakeCommand,
 )
-from holdfast.records import Lora, ProbeReport, ProbeStep, RankMemory, Status
+from holdfast.records import Lora, ProbeReport, ProbeStep, RankMemory, Status, VerifyRun
 from holdfast.request_context import current_request
 from inner_app import InnerApp
 from sample_status import a_fresh_status, a_status
@@ -59,6 +59,7 @@ ROUTES = (
     ("DELETE", "/admin/loras/{name}"),
     ("GET", "/admin/log-level"),
     ("PUT", "/admin/log-level"),
+    ("PUT", "/admin/verify-run"),
 )
 
 
@@ -83,7 +84,11 @@ WRONG_BODIES: tuple[tuple[str, Any], ...] = (
     ("/admin/loras", {"name": "", "path": "/x"}),
     ("/admin/loras", {"name": "a\x00b", "path": "/x"}),
     ("/admin/log-level", {"level": "loud"}),
+    ("/admin/verify-run", {"verdict": "passed"}),
+    ("/admin/verify-run", {"verdict": "perfect", "profile": "quick"}),
+    ("/admin/verify-run", {"verdict": "passed", "profile": "quick", "passed": -1}),
 )
+_PUT_PATHS = frozenset({"/admin/log-level", "/admin/verify-run"})
 
 
 @dataclass
@@ -282,6 +287,21 @@ def test_adapters_are_loaded_pinned_listed_and_unloaded() -> None:
     assert unloaded.json() == {"loras": []}
 
 
+def test_a_run_of_verify_is_told() -> None:
+    """In every state of the server: the run may have been of an engine that has died since."""
+    told: list[VerifyRun] = []
+    desk: Any = Desk()
+    app = admin_app(desk, lambda: None, command_deadline_seconds=1.0, on_verified=told.append)
+
+    async def live() -> httpx.Response:
+        async with serving(OwnRoutes([admin_route(app)], InnerApp())) as client:
+            body = {"verdict": "failed", "profile": "quick", "passed": 3, "failed": 1}
+            return await client.put("/admin/verify-run", json=body)
+
+    assert asyncio.run(live()).json() == asdict(VerifyRun("failed", "quick", 3, 1, 0))
+    assert told == [VerifyRun("failed", "quick", 3, 1, 0)]
+
+
 def test_adapters_are_listed_before_there_is_an_engine() -> None:
     """None; to load one then is refused by the supervisor."""
     app = _admin_app(Desk(), lambda: None)
@@ -313,7 +333,7 @@ def test_a_wrong_body_is_refused_before_anything_is_asked() -> None:
     async def live() -> list[httpx.Response]:
         async with serving(_front(desk)) as client:
             return [
-                await client.request("PUT" if "log" in path else "POST", path, json=body)
+                await client.request("PUT" if path in _PUT_PATHS else "POST", path, json=body)
                 for path, body in WRONG_BODIES
             ]
 

@@ -107,7 +107,7 @@ def test_a_slow_upload_holds_no_capacity() -> None:
         async with server.serving() as client:
             with slow_upload(client) as wire:
                 answer = await ask(client)
-                assert (server.admission.in_flight, server.admission.held) == (0, 0)
+                await server.until_there(admitted=0, waiting=0)
                 wire.sendall(b"there")
                 reading = asyncio.to_thread(wire.recv, 65536)
                 return answer.status_code, (await reading).decode()
@@ -192,6 +192,7 @@ def test_one_key_leaves_capacity_to_another() -> None:
             found = [server.admission.in_flight]
             asking.append(ask(client, "b"))
             await server.until(lambda: server.admission.in_flight + server.admission.held == 9)
+            await server.until(lambda: len(server.at_work) == server.admission.in_flight)
             found.append(sum(context.key == "b" for context in server.at_work))
             server.release(9)
             await asyncio.gather(*asking)

@@ -23,6 +23,7 @@ from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.auth import OPEN_PATHS, KeyCheck, Keys
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
+from holdfast.api.load import routing_route
 from holdfast.api.metrics import metrics_route
 from holdfast.api.router import OwnRoutes
 from holdfast.errors import UsageError
@@ -30,6 +31,8 @@ from holdfast.lifecycle.states import State
 from holdfast.request_context import current_request
 from holdfast.settings import KeySettings
 from holdfast.telemetry.counters import Refusals
+from holdfast.telemetry.load import Load
+from holdfast.telemetry.routing import Routing
 from inner_app import InnerApp, View
 from sample_status import a_status
 
@@ -53,6 +56,7 @@ class Guarded:
         routes = [
             *health_routes(a_status, queue=lambda: (0, 0)),
             metrics_route(lambda: ()),
+            routing_route(lambda: Routing(Load(), is_ready=True)),
             Route("/admin/plain", self._admin),
             Mount("/admin/mounted", self._admin_app),
         ]
@@ -196,13 +200,14 @@ def test_only_exact_health_paths_are_open() -> None:
     assert guarded.reached == []
 
 
-def test_the_metrics_page_is_open_unless_it_is_closed() -> None:
-    """Prometheus has no key by default; with the switch it needs one, on every variant."""
-    paths = ("/metrics", "/metrics/", "/%6detrics", "/metrics?x")
-    assert Guarded(BOTH).codes(*paths) == [200] * 4
+def test_the_metrics_pages_are_open_unless_they_are_closed() -> None:
+    """Scrapers have no key by default; with the switch they need one, on every variant."""
+    pages = ("/metrics", "/metrics/", "/%6detrics", "/metrics?x")
+    paths = (*pages, "/metrics/routing", "/metrics/routing/", "/metrics/%72outing")
+    assert set(Guarded(BOTH).codes(*paths)) == {200}
     closed = Guarded(GUARDED)
-    assert closed.codes(*paths) == [401] * 4
-    assert closed.codes(*paths, headers=_bearer(API)) == [200] * 4
+    assert set(closed.codes(*paths)) == {401}
+    assert set(closed.codes(*paths, headers=_bearer(API))) == {200}
 
 
 def test_admin_routes_need_the_admin_key() -> None:
@@ -313,6 +318,51 @@ def test_a_closed_metrics_page_without_a_key_is_refused() -> None:
     """It would be open after all."""
     with pytest.raises(UsageError, match="--metrics-auth api-key"):
         Keys.read((), KeySettings(metrics_auth="api-key", admin_api_key=ADMIN))
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/", "/v1/messages/count_tokens"])
+def test_anthropics_header_is_read_on_the_routes_of_messages(path: str) -> None:
+    """Its clients send no other."""
+    guarded = Guarded(BOTH)
+    assert guarded.codes(path, headers={"x-api-key": "wrong"}) == [401]
+    assert guarded.reached == []
+    guarded.ask(path, headers={"x-api-key": API})
+    assert guarded.reached == [path]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/whoami", "/v1/messages/render", "/v1/messagesx", "/statusz", "/V1/messages"]
+)
+def test_anthropics_header_is_read_on_no_other_route(path: str) -> None:
+    """What a proxy lets through for one route opens no other."""
+    guarded = Guarded(BOTH)
+    assert guarded.codes(path, headers={"x-api-key": API}) == [401]
+    assert guarded.reached == []
+
+
+def test_anthropics_header_opens_nothing_for_admins() -> None:
+    """An admin key is not an API key."""
+    guarded = Guarded(BOTH)
+    assert guarded.codes("/admin/plain", headers={"x-api-key": ADMIN}) == [401]
+    assert guarded.codes("/v1/messages", headers={"x-api-key": ADMIN}) == [401]
+    assert guarded.reached == []
+
+
+def test_the_usual_header_comes_before_anthropics() -> None:
+    """A wrong one is not made up for, and of two of the other kind none counts."""
+    guarded = Guarded(BOTH)
+    wrong = {**_bearer("wrong"), "x-api-key": API}
+    assert guarded.codes("/v1/messages", headers=wrong) == [401]
+    assert guarded.codes("/v1/messages", headers=[("x-api-key", API)] * 2) == [401]
+    assert guarded.reached == []
+    guarded.ask("/v1/messages", headers={**_bearer(API), "x-api-key": "wrong"})
+    assert guarded.reached == ["/v1/messages"]
+
+
+def test_usage_of_keys_without_a_key_is_refused(tmp_path: Path) -> None:
+    """Nothing would ever be written."""
+    with pytest.raises(UsageError, match="--usage-dir was given without an API key"):
+        Keys.read((), KeySettings(usage_directory=tmp_path))
 
 
 _RIGHT = {API.encode(), b"api-key-2"}

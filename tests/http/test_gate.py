@@ -332,7 +332,7 @@ def test_a_request_cut_off_while_it_is_sent_was_never_let_in() -> None:
             with socket.create_connection(address, timeout=DEADLINE_SECONDS) as connection:
                 connection.sendall(head)
                 assert (await client.post("/v1/whoami", content=b"whole")).status_code == 200
-                assert gated.admission.in_flight == 0
+                assert await gated.admission.until_idle(DEADLINE_SECONDS)
                 gated.inner.entered.clear()
             assert (await client.get("/v1/headers")).status_code == 200
             assert not gated.inner.entered.is_set()

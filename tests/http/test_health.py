@@ -12,15 +12,16 @@ import pytest
 from asgi_server import serving
 from holdfast.api.health import health_routes, report
 from holdfast.api.router import OwnRoutes
+from holdfast.configuration_record import Configuration, ModelFile
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
-from holdfast.records import Configuration, EngineReport, ModelFile, RankMemory, Status
+from holdfast.records import EngineReport, RankMemory, Status
 from inner_app import InnerApp
 from sample_status import REJECTION, a_fresh_status, a_rank, a_status
 
 PATHS = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz")
 OPEN_KEYS = {"state", "reason", "since", "eta_s", "progress", "probe"}
 FULL_KEYS = OPEN_KEYS | {
-    *("broken_key_files", "configuration", "engine", "start", "workspace", "memory")
+    *("broken_key_files", "configuration", "engine", "start", "workspace", "memory", "nodes")
 }
 
 

@@ -172,6 +172,35 @@ def test_an_answer_that_has_begun_is_cut() -> None:
     assert refused == {"body_too_large": 1}
 
 
+@pytest.mark.parametrize(("when", "status"), [("before", 500), ("after", 200)])
+def test_a_connection_lasts_though_the_application_raises(when: str, status: int) -> None:
+    """The answer is complete, and has not announced that the connection would be closed."""
+
+    async def scene(server: Listening) -> tuple[Answer, Answer]:
+        async with server.wire() as wire:
+            broken = b"/v1/broken?when=" + when.encode()
+            await wire.send(GET.replace(b"/v1/echo", broken) + b"\r\n")
+            first = await wire.answer()
+            await wire.send(GET + b"\r\n")
+            return first, await wire.answer()
+
+    first, second = run_scene(scene)
+    assert (first.status, second.status) == (status, 200)
+    assert "connection" not in first.headers
+
+
+def test_an_answer_in_which_the_application_raises_is_cut() -> None:
+    """Its client must not take it for complete."""
+
+    async def scene(server: Listening) -> bytes:
+        async with server.wire() as wire:
+            await wire.send(GET.replace(b"/v1/echo", b"/v1/broken?when=during") + b"\r\n")
+            return await wire.rest()
+
+    answer: bytes = run_scene(scene)
+    assert answer.endswith(b"begun\r\n")
+
+
 def test_a_body_that_nobody_reads_is_bounded_too() -> None:
     """Who was answered already, and goes on sending without end, is closed without a word."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.api.key_lines import NO_LIMITS, KeyLimits
 from holdfast.api.keyring import LOOK_SECONDS, MAX_FILE_BYTES, Keyring
 from holdfast.errors import UsageError
 
@@ -189,3 +190,47 @@ def test_a_key_that_can_be_guessed_is_named(path: Path) -> None:
     path.write_text("b\n" + "c" * 16 + "\n")
     ring = Keyring(["a", "d" * 16], path)
     assert set(ring.short_names) == {ring.name_of(b"a"), ring.name_of(b"b")}
+
+
+def test_a_key_has_the_name_of_the_file(path: Path) -> None:
+    """Also one that was given with a flag; a client with two keys is one."""
+    path.write_text("alice: one\nalice: two\ngiven: three\nfour\n")
+    ring = Keyring(["three", "five"], path)
+    names = [ring.name_of(key) for key in (b"one", b"two", b"three", b"four", b"five")]
+    assert names[:3] == ["alice", "alice", "given"]
+    assert all(name is not None and name.startswith("key-") for name in names[3:])
+    assert ring.count == 4
+    assert set(ring.names) == set(names)
+
+
+def test_limits_change_with_the_file(path: Path) -> None:
+    """They are those of the name, whichever key was sent."""
+    clock = Clock()
+    path.write_text("alice: one max_tokens_per_day=5\ntwo\n")
+    ring = Keyring([], path, clock=clock, wall_clock=WallClock())
+    assert ring.limits_of("alice") == KeyLimits(max_tokens_per_day=5)
+    path.write_text("alice: one max_requests_per_minute=6\ntwo\n")
+    clock.pass_a_look()
+    assert _right(ring, "one") == [True]
+    assert ring.limits_of("alice") == KeyLimits(max_requests_per_minute=6)
+    assert ring.limits_of("bob") == NO_LIMITS
+
+
+def test_a_file_of_admins_has_names_but_no_limits(path: Path) -> None:
+    """A limit that is not kept would be worse than none."""
+    path.write_text("alice: one\n")
+    assert Keyring([], path, may_limit=False).name_of(b"one") == "alice"
+    path.write_text("one\nalice: two max_tokens_per_day=5\n")
+    with pytest.raises(UsageError, match="line 2: remove its limits"):
+        Keyring([], path, may_limit=False)
+
+
+def test_a_space_that_may_be_missing_is_pointed_out(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key stays the whole word, which the log does not repeat."""
+    path.write_text("two\nalice:one\n")
+    assert _right(Keyring([], path), "alice:one", "one") == [True, False]
+    (record,) = caplog.records
+    assert "line 2" in record.getMessage()
+    assert "alice" not in record.getMessage()

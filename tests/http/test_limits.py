@@ -56,6 +56,7 @@ class App(Starlette):
                 Route("/v1/never", self._never),
                 Route("/v1/later", self._later),
                 Route("/v1/swallows", self._swallows),
+                Route("/v1/apart", self._apart),
                 Route("/v1/stream", self._stream),
                 Route("/v1/file", self._file),
                 Route("/v1/large", self._large),
@@ -95,6 +96,15 @@ class App(Starlette):
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             return JSONResponse({"error": {"message": "Client disconnected"}}, 400)
+        return Response()
+
+    async def _apart(self, request: Request) -> Response:
+        """As vLLM's routes do: the work is cancelled where the client leaves, and only there."""
+        await request.body()
+        working = asyncio.create_task(self._never(request))
+        leaving = asyncio.ensure_future(request.receive())
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        working.cancel()
         return Response()
 
     async def _stream(self, _request: Request) -> Response:
@@ -219,6 +229,19 @@ def test_a_request_that_takes_too_long_is_aborted_with_504(path: str) -> None:
     assert answer.json()["error"]["type"] == "timeout_error"
     assert limited.refused == {"timed_out": 1}
     assert limited.inner.left.is_set() == (path == "/v1/never")
+
+
+def test_work_in_a_task_of_its_own_ends_with_its_request() -> None:
+    """As vLLM has it; a cancellation of the request alone would leave it."""
+    limited = Limited(request_timeout_seconds=0.5)
+
+    async def ask() -> int:
+        async with serving(limited.app) as client:
+            answer = await client.get("/v1/apart")
+            await asyncio.wait_for(limited.inner.left.wait(), DEADLINE_SECONDS)
+            return answer.status_code
+
+    assert asyncio.run(ask()) == 504
 
 
 def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:

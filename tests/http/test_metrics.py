@@ -173,7 +173,7 @@ def test_the_probe_is_not_counted() -> None:
 
 
 def test_what_watches_the_server_is_not_counted() -> None:
-    """Health routes and scrapes are no traffic, and vLLM leaves its own out too."""
+    """Health routes and scrapes are not traffic, and vLLM leaves its own out too."""
 
     async def run() -> Requests:
         front = Front()

@@ -15,10 +15,17 @@ from pydantic import BaseModel
 
 from asgi_server import serving
 from holdfast.api.health import health_routes
+from holdfast.api.load import routing_route
 from holdfast.api.metrics import metrics_route
 from holdfast.api.openapi import complete, publish
 from holdfast.errors import openai_error_body
+from holdfast.status_page.feed import Feed
+from holdfast.status_page.shell import StaticFiles, shell_routes
+from holdfast.status_page.stream import stream_route
+from holdfast.telemetry.load import Load
+from holdfast.telemetry.routing import Routing
 from sample_status import a_status
+from scripted_page import no_text
 
 
 class Question(BaseModel):
@@ -78,11 +85,21 @@ def test_every_route_of_ours_is_documented() -> None:
     ours = [
         *health_routes(a_status, queue=lambda: (0, 0)),
         metrics_route(lambda: ()),
+        routing_route(lambda: Routing(Load(), is_ready=True)),
+        stream_route(Feed(dict)),
+        *(route for route in shell_routes(StaticFiles.read(), no_text) if "{" not in route.path),
     ]
     for route in ours:
         methods = {method.lower() for method in route.methods or ()} - {"head"}
         assert set(document["paths"][route.path]) == methods
     assert document["paths"]["/health"]["get"]["security"] == []
+
+
+def test_a_page_that_is_off_is_not_documented() -> None:
+    """Nobody looks for what is not there."""
+    both = {"/ui", "/statusz/stream"}
+    assert both & _complete()["paths"].keys() == both
+    assert both & _complete(has_page=False)["paths"].keys() == set()
 
 
 @pytest.mark.parametrize(("has_keys", "is_optional"), [(True, False), (False, True)])

@@ -132,7 +132,7 @@ def test_the_line_is_one_json_object(log: _Collector) -> None:
         logger.removeHandler(handler)
     record = json.loads(stream.getvalue())
     assert record.items() >= log.lines[0].items()
-    assert record["message"].startswith("GET /v1/whoami 200 in 0.")
+    assert re.match(r"GET /v1/whoami 200 in \d", record["message"])
 
 
 def test_the_answer_carries_the_name_that_the_client_gave(log: _Collector) -> None:
@@ -347,8 +347,10 @@ def test_a_client_that_leaves_is_noted(log: _Collector) -> None:
 
 def test_a_client_that_leaves_before_the_answer_has_the_status_499(log: _Collector) -> None:
     """It has seen no status."""
+    entered = asyncio.Event()
 
     async def wait(request: Request) -> Response:
+        entered.set()
         while (await request.receive())["type"] != "http.disconnect":
             pass
         return Response()
@@ -357,7 +359,7 @@ def test_a_client_that_leaves_before_the_answer_has_the_status_499(log: _Collect
         address = urlsplit(str(client.base_url))
         with socket.create_connection((address.hostname, address.port)) as sock:
             sock.sendall(b"GET /v1/wait HTTP/1.1\r\nhost: x\r\n\r\n")
-            await asyncio.sleep(0.05)
+            await asyncio.wait_for(entered.wait(), DEADLINE_SECONDS)
         await log.until(1)
 
     _asked(_front(Starlette(routes=[Route("/v1/wait", wait)])), leave)
@@ -426,6 +428,36 @@ def test_the_line_has_what_the_engine_did(log: _Collector) -> None:
     [line] = log.lines
     assert (line["prompt_tokens"], line["output_tokens"]) == (1, 3)
     assert (line["generation"], line["replays"]) == (2, 1)
+    assert line["continued_at_tokens"] is None
     assert line["engine_request_id"] == "cmpl-1"
     assert line["wait_seconds"] > 0
     assert "tokens=1+3 generation=2 replays=1" in log.texts[0]
+
+
+def test_the_line_says_where_a_stream_went_on(log: _Collector) -> None:
+    """After how many tokens, for each time; it is not a replay."""
+    requests = ReplayManager(PlainOutputs())
+    engines = [ScriptedLLM(answers=4) for _ in range(3)]
+
+    async def ask_engine(_request: Request) -> Response:
+        arguments = {"prompt": "hold", "request_id": "cmpl-1", "is_continuable": True}
+        requests.engine_started(engines[0], 1)
+        requests.open()
+        made = []
+        async for output in requests.run("generate", arguments):
+            made.append(output.tokens)
+            if len(made) < len(engines):  # it dies before the next token
+                requests.engine_ended()
+                engines[len(made) - 1].die()
+                requests.engine_started(engines[len(made)], len(made) + 1)
+                requests.open()
+        return Response(str(made))
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/v1/ask")).text == "[1, 2, 3, 4]"
+
+    _asked(_front(Starlette(routes=[Route("/v1/ask", ask_engine)])), ask)
+    [line] = log.lines
+    assert (line["generation"], line["replays"], line["output_tokens"]) == (3, 0, 4)
+    assert line["continued_at_tokens"] == [1, 2]
+    assert "generation=3 continued_at_tokens=1,2 " in log.texts[0]

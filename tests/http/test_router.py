@@ -20,8 +20,9 @@ from holdfast.api.router import LateApp, OwnRoutes
 from holdfast.lifecycle.states import State
 from holdfast.records import Status
 from holdfast.telemetry.collector import HoldfastCollector, OwnRegistry
-from holdfast.telemetry.counters import EngineDeaths, Refusals, ToolCalls, Totals
+from holdfast.telemetry.counters import Counters, Refusals
 from holdfast.telemetry.exposition import Registries
+from holdfast.telemetry.load import Load
 from inner_app import InnerApp, View
 from sample_status import a_fresh_status, a_status
 
@@ -32,14 +33,12 @@ def _front(
     admission = Admission(View(State(status.state)), probe_token="", refusals=Refusals())
     collector = HoldfastCollector(
         lambda: status,
-        totals=Totals(),
-        requests=lambda: request_counts(admission, None),
+        counters=Counters(),
+        requests=lambda: request_counts(admission, None, Load(admission.held)),
         waits=admission.waits,
-        engine_deaths=EngineDeaths(),
-        refusals=Refusals(),
-        tool_calls=ToolCalls(),
         restarts_left=lambda: 3,
         loop_lag_seconds=lambda: 0.0,
+        host_memory=lambda: None,
         version="0.1.0",
         vllm_version="0.32.0",
     )

@@ -16,11 +16,13 @@ from starlette.routing import Route
 
 from asgi_server import DEADLINE_SECONDS
 from holdfast.api.admission import Admission
+from holdfast.api.load import LoadView
 from holdfast.api.metrics import PAUSE_FACTOR, metrics_route, request_counts
 from holdfast.engine.sequence_queue import Capacity
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.exposition import CONTENT_TYPES, format_for
+from holdfast.telemetry.load import Load
 from inner_app import View
 from replay_harness import ReplayHarness, run_scene
 
@@ -38,17 +40,20 @@ class Pages(Collector):
     def collect(self) -> Iterator[Metric]:
         self.threads.append(threading.current_thread())
         number = len(self.threads)
-        self.has_two_at_once |= not self._one_at_a_time.acquire(blocking=False)
+        is_alone = self._one_at_a_time.acquire(blocking=False)
+        self.has_two_at_once |= not is_alone
         self.begun.release()
         assert self.may_end.acquire(timeout=DEADLINE_SECONDS)
-        self._one_at_a_time.release()
+        if is_alone:
+            self._one_at_a_time.release()
         yield GaugeMetricFamily("page", "Its number.", number)
 
 
-async def scraped(route: Route, accept: str = "") -> bytes:
+async def scraped(route: Route, accept: str = "", query: str = "") -> bytes:
     """The page that a scraper gets."""
     headers = [(b"accept", accept.encode())]
-    request = Request({"type": "http", "method": "GET", "headers": headers})
+    scope = {"type": "http", "method": "GET", "headers": headers, "query_string": query.encode()}
+    request = Request(scope)
     async with asyncio.timeout(DEADLINE_SECONDS):
         answer = await route.endpoint(request)
     return bytes(answer.body)
@@ -132,6 +137,27 @@ def test_scrapers_of_different_formats_take_turns() -> None:
     assert len(pages.threads) == len({format_for(accept).content_type for accept in asked})
 
 
+def test_a_scraper_of_chosen_names_does_not_delay_the_whole_page() -> None:
+    """Not even many of them, each with names of its own."""
+    pages = Pages()
+    route = metrics_route(lambda: (pages,))
+
+    async def scene() -> bytes:
+        chosen = [
+            asyncio.create_task(scraped(route, query=f"name[]=page&name[]=x{number}"))
+            for number in range(20)
+        ]
+        await until_begun(pages)
+        whole = asyncio.create_task(scraped(route))
+        await until_begun(pages)
+        pages.may_end.release(21)
+        page = await whole
+        await asyncio.gather(*chosen)
+        return page
+
+    assert b"page 2.0" in asyncio.run(scene())
+
+
 def test_a_scraper_that_goes_away_takes_the_page_from_nobody() -> None:
     """The requests that share it with the first one get it."""
     pages = Pages()
@@ -203,18 +229,19 @@ def test_requests_are_held_at_the_gate_and_behind_it() -> None:
         admission = Admission(
             View(), probe_token="", refusals=Refusals(), capacity=lambda: Capacity(1, 1)
         )
+        view = LoadView(admission, lambda: Load(harness.requests.held))
         tickets = [admission.join("", work="engine") for _ in range(3)]
-        assert request_counts(admission, None) == RequestCounts(in_flight=1, held=2)
+        assert request_counts(admission, None, view.now()) == RequestCounts(1, held=2, waiting=2)
         harness.start().hold()
         call = harness.call("a prompt")
         await harness.llm.until_received(1)
         harness.bury()
         await harness.until_held(1)
-        assert request_counts(admission, harness.requests).held == 2 + 1
+        assert request_counts(admission, harness.requests, view.now()).held == 2 + 1
         harness.start()
         await call
-        lost = harness.requests.lost
-        assert request_counts(admission, harness.requests) == RequestCounts(1, 2, 1, lost)
+        counts = request_counts(admission, harness.requests, view.now())
+        assert counts == RequestCounts(1, 2, 2, replayed=1, lost=harness.requests.lost)
         for ticket in tickets:
             admission.leave(ticket)
 

@@ -20,12 +20,18 @@ from ops.queries import ROOT
 CHART = ROOT / "deploy" / "helm" / "holdfast"
 RULES = ROOT / "deploy" / "prometheus"
 BUILT_IN = frozenset({"apps/v1", "autoscaling/v2", "networking.k8s.io/v1", "policy/v1", "v1"})
+CUSTOM = frozenset({"leaderworkerset.x-k8s.io/v1", "monitoring.coreos.com/v1"})
+ROUTERS = ROOT / "deploy" / "routers"
+PAGES = ("README.md", "docs/deploying.md", "docs/several-nodes.md", "docs/behind-a-router.md")
 
 Documents = list[dict[str, Any]]
 Answer = dict[str, Any]
 
 IMAGE = {"repository": "registry.example/holdfast"}
+SEVERAL_NODES = "two nodes"
+GROUPS = "groups of four nodes"
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+POD_ADDRESS = "192.0.2.1"
 RELEASES = ("123", "true", "my.release", "holdfast.v1", f"{'a' * 49}.bcd")
 MODEL = {"cpu": "4", "memory": "16Gi"}
 ONE_BY_ONE = {"maxSurge": 0, "maxUnavailable": 1}
@@ -46,22 +52,39 @@ def mounted(path: str) -> dict[str, Any]:
 
 def examples() -> dict[str, dict[str, Any]]:
     """Every example of values in the docs, by the model that it serves."""
-    page = (ROOT / "docs" / "deploying.md").read_text()
-    found = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    pages = "\n".join((ROOT / name).read_text() for name in PAGES)
+    found = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", pages, re.DOTALL))
     return {f"docs: {one['model']}": one for one in found if "model" in one}
 
 
 def commands() -> dict[str, dict[str, Any]]:
     """The values of every `helm install` in the docs, by the command."""
-    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/deploying.md")]
-    text = "\n".join(pages).replace("\\\n", " ")
+    text = "\n".join((ROOT / name).read_text() for name in PAGES).replace("\\\n", " ")
     return {line: given(line) for line in re.findall(r"^\$ (helm install .*)$", text, re.MULTILINE)}
 
 
+def merged(values: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Values with others on top, as Helm merges files: objects in part, all else as a whole."""
+    result = {**values, **other}
+    for name in values.keys() & other.keys():
+        if isinstance(values[name], dict) and isinstance(other[name], dict):
+            result[name] = merged(values[name], other[name])
+    return result
+
+
+def shipped(*names: str) -> dict[str, Any]:
+    """Values for replicas behind a router, from files below deploy/routers."""
+    files = (yaml.safe_load((ROUTERS / name).read_text()) for name in names)
+    return functools.reduce(merged, files, {"model": "Qwen/Qwen3-8B"})
+
+
 def given(command: str) -> dict[str, Any]:
-    """The values that the words after `--set` make."""
+    """The values that the words after `--values` and `--set` make."""
     words = shlex.split(command)
     values: dict[str, Any] = {}
+    for flag, name in itertools.pairwise(words):
+        if flag == "--values":
+            values = merged(values, yaml.safe_load((ROOT / name).read_text()))
     for flag, pair in itertools.pairwise(words):
         if flag == "--set":
             path, _, value = pair.partition("=")
@@ -122,6 +145,9 @@ CASES: dict[str, dict[str, Any]] = {
         "replicas": 2,
         "volumes": {"accessMode": "ReadWriteMany"},
     },
+    "behind a router": shipped("chart-values.yaml"),
+    "llm-d": shipped("chart-values.yaml", "llm-d/chart-values.yaml"),
+    "AIBrix": shipped("chart-values.yaml", "aibrix/chart-values.yaml"),
     "two GPUs": {
         "model": "/models/mine",
         **mounted("/models/"),
@@ -176,6 +202,27 @@ CASES: dict[str, dict[str, Any]] = {
         "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
         "initContainers": [{"name": "fetch", "image": "registry.example/fetch"}],
     },
+    SEVERAL_NODES: {
+        "model": "/models/large",
+        **mounted("/models"),
+        "nodes": {"count": 2, "existingSecret": "node-key"},
+        "volumes": {"accessMode": "ReadWriteMany"},
+    },
+    GROUPS: {
+        "model": "Qwen/Qwen3-235B-A22B",
+        "nodes": {"count": 4, "existingSecret": "node-key"},
+        "gpu": {"count": 2, "tensorParallelSize": 2},
+        "extraArgs": ["--pipeline-parallel-size=4"],
+        "extraEnv": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}],
+        "keys": {"apiKey": "secret", "huggingFaceToken": "hf_x", "metricsAuth": "api-key"},
+        "tls": {"existingSecret": "certificate"},
+        "stop": {"preStopSeconds": 5, "drainSeconds": 100},
+        "autoscaling": {"enabled": True, "maxReplicas": 2},
+        "volumes": {"accessMode": "ReadWriteMany"},
+        "podLabels": {"team": "a"},
+        "listenAddress": "::",
+        **MONITORED,
+    },
     "drain of 0 s": {"model": "m", "stop": {"drainSeconds": 0, "preStopSeconds": 1}},
     "drain of 600 s": {"model": "m", "stop": {"drainSeconds": 600}, "start": {"seconds": 7205}},
     **examples(),
@@ -184,7 +231,28 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model is empty": {},
     "serves its own model": {"demo": True, "model": "m"},
     "volumes.accessMode=ReadWriteMany": {"model": "m", "replicas": 2},
-    "several replicas share": {"model": "m", "autoscaling": {"enabled": True}},
+    "several pods share": {"model": "m", "autoscaling": {"enabled": True}},
+    "several pods share the volumes": {
+        "model": "m",
+        "nodes": {"count": 2, "existingSecret": "node-key"},
+    },
+    "name it in nodes.existingSecret": {
+        "model": "m",
+        "nodes": {"count": 2},
+        "volumes": {"accessMode": "ReadWriteMany"},
+    },
+    "each node needs GPUs": {
+        "demo": True,
+        "nodes": {"count": 2, "existingSecret": "node-key"},
+        "volumes": {"accessMode": "ReadWriteMany"},
+    },
+    "the chart sets VLLM_HOST_IP": {
+        "model": "m",
+        "nodes": {"count": 2, "existingSecret": "node-key"},
+        "volumes": {"accessMode": "ReadWriteMany"},
+        "extraEnv": [{"name": "VLLM_HOST_IP", "value": "10.0.0.1"}],
+    },
+    "/nodes/count": {"model": "m", "nodes": {"count": 0}},
     "image.repository is empty": {"model": "m", "image": {"tag": "0.1.0"}},
     "/image/digest": {"model": "m", "image": {**IMAGE, "digest": "abc"}},
     "/networkPolicy/monitoringNamespace": {
@@ -243,6 +311,9 @@ MANAGED = {
     "--metrics-auth=api-key": "keys.metricsAuth",
     "--tensor-parallel-size": "gpu.tensorParallelSize",
     "-tp=2": "gpu.tensorParallelSize",
+    "--nnodes=2": "nodes.count",
+    "-n": "nodes.count",
+    "--node-key-file=/x": "nodes.existingSecret",
     "--ssl-certfile=/x": "tls.existingSecret",
     "--ssl-cert-reqs=2": "networkPolicy",
     "--api-key": "keys.apiKey",
@@ -261,7 +332,20 @@ def overriding(name: str) -> dict[str, Any]:
     return {"model": "m", "extraEnv": [{"name": name, "value": "x"}]}
 
 
+def nodes(case: str) -> int:
+    """How many nodes one engine of a case runs on."""
+    return int(CASES[case].get("nodes", {}).get("count", 1))
+
+
 every_case = pytest.mark.parametrize("case", CASES)
+every_group = pytest.mark.parametrize("case", [case for case in CASES if nodes(case) > 1])
+
+
+def pod_of_kserve() -> dict[str, Any]:
+    """What KServe starts with our configuration, as a pod."""
+    path = ROUTERS / "kserve" / "llm-inference-service-config.yaml"
+    template = yaml.safe_load(path.read_text())["spec"]["template"]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "main"}, "spec": template}
 
 
 def render() -> Answer:
@@ -269,7 +353,13 @@ def render() -> Answer:
     overriding_cases = {name: overriding(name) for name in MANAGED}
     cases = {**CASES, **REFUSED, **overriding_cases}
     cases = {name: {"image": IMAGE, **values} for name, values in cases.items()} | commands()
-    request = {"chart": str(CHART), "cases": cases, "releases": RELEASES}
+    request = {
+        "chart": str(CHART),
+        "cases": cases,
+        "releases": RELEASES,
+        "several nodes": SEVERAL_NODES,
+        "pods": {"KServe": pod_of_kserve()},
+    }
     done = subprocess.run(
         [tool("ops-python"), str(Path(__file__).parent / "render_chart.py")],
         input=json.dumps(request),
@@ -292,14 +382,26 @@ def of_kind(answer: Answer, case: str, kind: str) -> Documents:
     return [one for one in documents(answer, case) if one["kind"] == kind]
 
 
+def templates(answer: Answer, case: str) -> Documents:
+    """The templates of the pods of a case: first of those that serve, then of those that follow."""
+    kinds = {"Deployment", "LeaderWorkerSet"}
+    (only,) = (one for one in documents(answer, case) if one["kind"] in kinds)
+    pair = only["spec"].get("leaderWorkerTemplate")
+    return [pair["leaderTemplate"], pair["workerTemplate"]] if pair else [only["spec"]["template"]]
+
+
 def pod(answer: Answer, case: str) -> dict[str, Any]:
-    (deployment,) = of_kind(answer, case, "Deployment")
-    return dict(deployment["spec"]["template"]["spec"])
+    return dict(templates(answer, case)[0]["spec"])
 
 
 def container(answer: Answer, case: str) -> dict[str, Any]:
     (only,) = pod(answer, case)["containers"]
     return dict(only)
+
+
+def arguments(only: dict[str, Any]) -> list[str]:
+    """The arguments of a container, as they are in a pod that has an address."""
+    return [word.replace("$(VLLM_HOST_IP)", POD_ADDRESS) for word in only["args"]]
 
 
 def flag(answer: Answer, case: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Strict JSON schemas of custom resources, from the definitions of the Prometheus operator."""
+"""Strict JSON schemas of custom resources, from the definitions of their operators."""
 
 from __future__ import annotations
 
@@ -9,12 +9,27 @@ import jsonschema
 import yaml
 
 SCHEMAS = Path(__file__).parent / "schemas"
-NAMES = {"PodMonitor": "podmonitor.crd.yaml", "PrometheusRule": "prometheusrule.crd.yaml"}
+OF_THE_CHART = {
+    "LeaderWorkerSet": "leaderworkerset.crd.yaml",
+    "PodMonitor": "podmonitor.crd.yaml",
+    "PrometheusRule": "prometheusrule.crd.yaml",
+}
+OF_ROUTERS = {
+    "EndpointPickerConfig": "endpointpickerconfig.crd.yaml",
+    "HTTPRoute": "httproute.crd.yaml",
+    "InferencePool": "inferencepool.crd.yaml",
+    "LLMInferenceServiceConfig": "llminferenceserviceconfig.crd.yaml",
+}
+NAMES = {**OF_THE_CHART, **OF_ROUTERS}
 
 
-def problems(document: dict[str, Any]) -> list[str]:
-    """What a custom resource has wrong, unknown fields included."""
-    definition = yaml.safe_load((SCHEMAS / NAMES[document["kind"]]).read_text())
+def problems(document: dict[str, Any], path: Path | None = None) -> list[str]:
+    """What a custom resource has wrong, unknown fields included.
+
+    `path` is a definition to use instead of ours.
+    """
+    path = path or SCHEMAS / NAMES[document["kind"]]
+    definition = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     version = document["apiVersion"].rpartition("/")[2]
     (schema,) = (
         served["schema"]["openAPIV3Schema"]

@@ -1,4 +1,7 @@
-"""An hour in which nothing is wrong: a start of 20 minutes, the proof, and changing load."""
+"""An hour in which nothing is wrong: a start of 20 minutes, the proof, and changing load.
+
+The engine runs on two nodes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from holdfast.labels import (
     DEATH_CAUSES,
     GROWTH_PHASES,
     LOSS_REASONS,
+    MEMORY_ACTIONS,
+    NODE_REFUSAL_REASONS,
     PROBE_STEPS,
     REJECTION_KINDS,
     TOOL_CALL_DEFECTS,
@@ -26,15 +31,18 @@ READY = 20
 """The minute in which the gate opens."""
 MIB = 1024 * 1024
 _TARGET = 'job="holdfast",instance="a:8000"'
+_FOLLOWER = 'job="holdfast-follower",instance="b:8001"'
 _RANKS = 2
+JOINED = 3
+"""The minute in which the follower is there."""
 
 Line = Mapping[str, str]
 """One series as promtool reads it: `series` and `values`."""
 
 
-def _series(name: str, labels: str, values: Iterable[float | None]) -> Line:
+def _series(name: str, labels: str, values: Iterable[float | None], target: str = _TARGET) -> Line:
     text = " ".join("_" if value is None else f"{value:g}" for value in values)
-    whole = ",".join(part for part in (_TARGET, labels) if part)
+    whole = ",".join(part for part in (target, labels) if part)
     return {"series": f"{name}{{{whole}}}", "values": text}
 
 
@@ -70,11 +78,14 @@ def _server() -> Iterable[Line]:
     for reason in LOSS_REASONS:
         yield _series("holdfast_requests_lost_total", f'reason="{reason}"', _always(0))
     yield _series("holdfast_requests_replayed_total", "", _always(0))
+    yield _series("holdfast_requests_continued_total", "", _always(0))
     yield _series("holdfast_requests_refused_total", 'reason="overloaded"', _always(0))
     calls = [20.0 * max(0, minute - READY) for minute in range(MINUTES)]
     yield _series("holdfast_tool_calls_total", "", calls)
     for defect in TOOL_CALL_DEFECTS:
         yield _series("holdfast_broken_tool_calls_total", f'reason="{defect}"', _always(0))
+    for action in MEMORY_ACTIONS:
+        yield _series("holdfast_host_memory_actions_total", f'action="{action}"', _always(0))
     for ring in ("api", "admin"):
         yield _series("holdfast_key_file_broken", f'ring="{ring}"', _always(0))
     in_flight = [float(minute % 9) if minute >= READY else 0.0 for minute in range(MINUTES)]
@@ -121,6 +132,28 @@ def _ranks() -> Iterable[Line]:
             yield _series(name, f'{labels},kind="{kind}"', _after(STARTED, _always(0)))
 
 
+def _nodes() -> Iterable[Line]:
+    yield _series("holdfast_nodes_wanted", "", _always(2))
+    for rank in range(_RANKS):
+        node = f'node="spark-{rank + 1}"'
+        joined = [float(not rank or minute >= JOINED) for minute in range(MINUTES)]
+        yield _series("holdfast_node_joined", node, _after(JOINED if rank else 0, joined))
+        labels = f'engine="0",rank="{rank}",{node}'
+        yield _series("holdfast_rank_info", labels, _after(STARTED, _always(1)))
+    for reason in NODE_REFUSAL_REASONS:
+        refused = [float(minute) if reason == "not_needed" else 0.0 for minute in range(MINUTES)]
+        name = "holdfast_node_connections_refused_total"
+        yield _series(name, f'reason="{reason}"', refused)
+    connected = [float(minute >= JOINED) for minute in range(MINUTES)]
+    for name, values in {
+        "up": _always(1),
+        "process_start_time_seconds": _always(1_700_000_000),
+        "holdfast_node_head_connected": connected,
+    }.items():
+        yield _series(name, "", values, _FOLLOWER)
+    yield _series("holdfast_build_info", 'version="1",vllm_version="2"', _always(1), _FOLLOWER)
+
+
 def _vllm() -> Iterable[Line]:
     labels = 'engine="0",model_name="m"'
     running = [0.0 if _is_idle(minute) else 8.0 for minute in range(MINUTES)]
@@ -128,8 +161,10 @@ def _vllm() -> Iterable[Line]:
     held = [18.0 if minute % 9 > 1 else 0.0 for minute in range(MINUTES)]
     waiting = [2.0 if minute % 9 > 1 else 0.0 for minute in range(MINUTES)]
     yield _series("holdfast_requests_held", "", _always(0)[:STARTED] + held[STARTED:])
+    all_waiting = [here + there for here, there in zip(held, waiting, strict=True)]
+    yield _series("holdfast_requests_waiting", "", _always(0)[:STARTED] + all_waiting[STARTED:])
     yield _series("vllm:num_requests_running", labels, _after(STARTED, running))
-    yield _series("vllm:num_requests_waiting", labels, _after(STARTED, waiting))
+    yield _series("vllm:num_requests_waiting", labels, _after(STARTED, all_waiting))
     done = [max(0.0, 100.0 * (minute - READY)) for minute in range(MINUTES)]
     success = f'{labels},finished_reason="stop"'
     yield _series("vllm:request_success_total", success, _after(STARTED, done))
@@ -137,7 +172,7 @@ def _vllm() -> Iterable[Line]:
 
 def healthy_hour() -> list[Line]:
     """Every series, one value a minute."""
-    return [*_server(), *_proof(), *_ranks(), *_vllm()]
+    return [*_server(), *_proof(), *_ranks(), *_nodes(), *_vllm()]
 
 
 def back_test(rules: Iterable[str], series: list[Line], alerts: Iterable[str]) -> dict[str, Any]:

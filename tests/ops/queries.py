@@ -13,7 +13,7 @@ from typing import Any
 
 import promql_parser as promql
 
-from holdfast.telemetry.metrics import METRICS
+from holdfast.telemetry.metrics import FOLLOWER_METRICS, METRICS
 
 ROOT = Path(__file__).parent.parent.parent
 GENERATED = ROOT / "dashboards" / "generated"
@@ -23,7 +23,7 @@ _VLLM_NAME = re.compile(r'"(vllm:\w+)"')
 _SERIES_OF_HISTOGRAM = ("_bucket", "_sum", "_count")
 _LABELS = {
     metric.full_name + ending: (*metric.labels, *(("le",) if ending == "_bucket" else ()))
-    for metric in METRICS
+    for metric in (*METRICS, *FOLLOWER_METRICS)
     for ending in (_SERIES_OF_HISTOGRAM if metric.kind == "histogram" else ("",))
 }
 _TARGET_LABELS = ("job", "instance")

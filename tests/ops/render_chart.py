@@ -1,8 +1,10 @@
 """Renders a chart with real Helm, and checks what Kubernetes itself knows; run by charts.py.
 
 It runs in the environment of `make ops-tools`, which has Helm as a library (244 MB), so it imports
-nothing of ours. Standard input: {"chart": path, "cases": {name: values}, "releases": [name]}.
-Standard output: for each case its documents and errors, and those of the first for each release.
+nothing of ours. Standard input: {"chart": path, "cases": {name: values}, "releases": [name],
+"several nodes": name of a case, "pods": {name: document}}. Standard output: for each case its
+documents and errors, those of the first case and of the one of several nodes for each release, and
+what is wrong with each pod.
 """
 
 from __future__ import annotations
@@ -38,13 +40,28 @@ def rendered(chart: Chart, values: dict[str, Any], name: str = "demo") -> dict[s
         if document
     ]
     notes = "".join(text for path, text in files.items() if path.endswith("NOTES.txt"))
-    problems = [wrong(document, version) for document in documents for version in VERSIONS]
+    problems = [
+        wrong(part, version)
+        for document in documents
+        for part in (document, *pods_of_group(document))
+        for version in VERSIONS
+    ]
     return {
         "error": "",
         "documents": documents,
         "problems": [*filter(None, problems)],
         "notes": notes,
     }
+
+
+def pods_of_group(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The templates of a LeaderWorkerSet, as pods."""
+    templates = (document.get("spec") or {}).get("leaderWorkerTemplate", {})
+    return [
+        {"apiVersion": "v1", "kind": "Pod", **templates[name]}
+        for name in ("leaderTemplate", "workerTemplate")
+        if name in templates
+    ]
 
 
 def wrong(document: dict[str, Any], version: str) -> str:
@@ -86,11 +103,17 @@ def main() -> None:
     request = json.load(sys.stdin)
     chart = Chart.load(request["chart"])
     first = next(iter(request["cases"].values()))
+    several = request["cases"][request["several nodes"]]
     json.dump(
         {
             "versions": VERSIONS,
             "releases": {name: rendered(chart, first, name) for name in request["releases"]},
+            "groups": {name: rendered(chart, several, name) for name in request["releases"]},
             "packaged": packaged(chart),
+            "pods": {
+                name: [*filter(None, (wrong(document, version) for version in VERSIONS))]
+                for name, document in request["pods"].items()
+            },
             "dependency": dependency(request["chart"], first),
             "lint": lint(request["chart"], first, strict=True),
             "cases": {name: rendered(chart, values) for name, values in request["cases"].items()},

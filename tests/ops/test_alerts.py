@@ -56,7 +56,7 @@ def runbook(name: str) -> str:
 def has(document: Any, path: list[str]) -> bool:
     """Whether a document has a field at a path, in the first entry of each list on the way."""
     if isinstance(document, list):
-        return has(document[0], path)
+        return not path or has(document[0], path)
     return not path or (path[0] in document and has(document[path[0]], path[1:]))
 
 

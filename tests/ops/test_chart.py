@@ -16,11 +16,14 @@ from ops.charts import (
     BUILT_IN,
     CASES,
     CHART,
+    CUSTOM,
     DIGEST,
+    GROUPS,
     MANAGED,
     REFUSED,
     RELEASES,
     RULES,
+    SEVERAL_NODES,
     Answer,
     commands,
     container,
@@ -56,13 +59,14 @@ def test_every_built_in_kind_is_valid(answer: Answer, case: str) -> None:
     """No unknown field and no wrong type, by the schemas of the oldest and newest Kubernetes."""
     assert answer["cases"][case]["problems"] == []
     kinds = {one["apiVersion"] for one in documents(answer, case)}
-    assert kinds <= BUILT_IN | {"monitoring.coreos.com/v1"}
+    assert kinds <= BUILT_IN | CUSTOM
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_name_of_a_release_will_do(answer: Answer, release: str) -> None:
+@pytest.mark.parametrize("form", ["releases", "groups"])
+def test_every_name_of_a_release_will_do(answer: Answer, form: str, release: str) -> None:
     """What YAML reads as something else, what a Service may not be called, and what is long."""
-    found = answer["releases"][release]
+    found = answer[form][release]
     assert (found["error"], found["problems"]) == ("", [])
     for one in found["documents"]:
         assert re.fullmatch("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", one["metadata"]["name"])
@@ -70,10 +74,13 @@ def test_every_name_of_a_release_will_do(answer: Answer, release: str) -> None:
 
 
 def test_every_custom_kind_is_valid(answer: Answer) -> None:
-    """The same for monitors and rules, by the definitions of the Prometheus operator."""
-    cases = ("monitored", "closed metrics", "TLS", "verified TLS", "own alerts")
-    custom = [one for case in cases for kind in crds.NAMES for one in of_kind(answer, case, kind)]
-    assert {one["kind"] for one in custom} == set(crds.NAMES)
+    """The same for monitors, rules and groups of pods, by the definitions of their operators."""
+    monitored = ("monitored", "closed metrics", "TLS", "verified TLS", "own alerts")
+    cases = (*monitored, SEVERAL_NODES, GROUPS)
+    custom = [
+        one for case in cases for kind in crds.OF_THE_CHART for one in of_kind(answer, case, kind)
+    ]
+    assert {one["kind"] for one in custom} == set(crds.OF_THE_CHART)
     assert [problem for one in custom for problem in crds.problems(one)] == []
     custom[0]["spec"]["scrapeinterval"] = "15s"
     assert len(crds.problems(custom[0])) == 1
@@ -151,6 +158,6 @@ def test_the_version_is_ours() -> None:
 
 @every_case
 def test_the_notes_give_the_time_to_stop(answer: Answer, case: str) -> None:
-    """They name the same grace period as the Deployment."""
+    """They name the same grace period as the pod."""
     grace_seconds = pod(answer, case)["terminationGracePeriodSeconds"]
     assert f"takes up to {grace_seconds} s" in answer["cases"][case]["notes"]

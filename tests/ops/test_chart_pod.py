@@ -27,15 +27,21 @@ from ops.charts import (
     MODEL,
     ONE_BY_ONE,
     Answer,
+    arguments,
     container,
     documents,
     every_case,
     flag,
+    nodes,
     of_kind,
     pod,
+    templates,
 )
 from ops.queries import ROOT
 from sample_status import a_status
+
+ROLE = "app.kubernetes.io/component"
+SELECTED = {"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/instance": "demo"}
 
 pytestmark = pytest.mark.tools
 
@@ -71,10 +77,13 @@ def test_an_update_needs_no_second_set_of_gpus(
 @every_case
 def test_a_new_version_of_the_chart_restarts_nothing(answer: Answer, case: str) -> None:
     """The pods have the labels that they are selected by, those of the values, and no other."""
-    (deployment,) = of_kind(answer, case, "Deployment")
-    selected = deployment["spec"]["selector"]["matchLabels"]
     given = CASES[case].get("podLabels", {})
-    assert deployment["spec"]["template"]["metadata"]["labels"] == {**given, **selected}
+    roles = [{}] if nodes(case) == 1 else [{ROLE: "head"}, {ROLE: "follower"}]
+    assert [template["metadata"]["labels"] for template in templates(answer, case)] == [
+        {**given, **SELECTED, **role} for role in roles
+    ]
+    for deployment in of_kind(answer, case, "Deployment"):
+        assert deployment["spec"]["selector"]["matchLabels"] == SELECTED
 
 
 def test_the_drain_is_by_default_that_of_the_server() -> None:
@@ -119,32 +128,34 @@ def test_the_start_gets_its_time(answer: Answer, case: str) -> None:
     probe = container(answer, case)["startupProbe"]
     seconds = CASES[case].get("start", {}).get("seconds", 3600)
     assert 0 <= probe["periodSeconds"] * probe["failureThreshold"] - seconds < 10
-    (deployment,) = of_kind(answer, case, "Deployment")
     grace_seconds = pod(answer, case)["terminationGracePeriodSeconds"]
-    assert deployment["spec"]["progressDeadlineSeconds"] > grace_seconds + seconds
+    for deployment in of_kind(answer, case, "Deployment"):
+        assert deployment["spec"]["progressDeadlineSeconds"] > grace_seconds + seconds
 
 
 @every_case
 def test_the_command_is_accepted(answer: Answer, case: str) -> None:
     """The arguments are those of `holdfast serve`, and its variables exist."""
     only = container(answer, case)
-    assert only["args"][0] == "serve"
-    settings = cli.parse_serve(only["args"][1:], {}, needs_model=False)
+    command, *given = arguments(only)
+    assert command == "serve"
+    settings = cli.parse_serve(given, {}, needs_model=False)
     assert settings.listen.port == only["ports"][0]["containerPort"]
     ours = {entry["name"] for entry in only["env"] if entry["name"].startswith("HOLDFAST_")}
     assert ours <= {IMAGE_VARIABLE, *(one.variable for one in flags())}
-    layout = read_layout(only["args"])
+    layout = read_layout(given)
     limits = only["resources"]["limits"]
     gpus = next((count for name, count in limits.items() if name.endswith("/gpu")), 1)
-    assert layout.tensor_parallel_size * layout.data_parallel_size == gpus
+    assert layout.ranks == gpus
 
 
 @every_case
 def test_the_server_knows_its_image(answer: Answer, case: str) -> None:
     """With the digest, if the values have it; `/statusz` says so."""
-    only = container(answer, case)
-    variables = {one["name"]: one.get("value") for one in only["env"]}
-    assert variables[IMAGE_VARIABLE] == only["image"]
+    for template in templates(answer, case):
+        (only,) = template["spec"]["containers"]
+        variables = {one["name"]: one.get("value") for one in only["env"]}
+        assert variables[IMAGE_VARIABLE] == only["image"]
 
 
 @every_case
@@ -161,15 +172,17 @@ def test_the_doctor_is_content(answer: Answer, case: str, tmp_path: Path) -> Non
 @every_case
 def test_the_container_may_do_little(answer: Answer, case: str) -> None:
     """No root, no capability, no writable root file system, no token of the cluster."""
-    spec, only = pod(answer, case), container(answer, case)
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert spec["automountServiceAccountToken"] is False
-    assert only["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    for template in templates(answer, case):
+        spec = template["spec"]
+        (only,) = spec["containers"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert only["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
 
 
 def test_the_cluster_may_choose_the_user(answer: Answer) -> None:
@@ -193,23 +206,28 @@ def test_the_server_listens_where_its_pod_is(answer: Answer, case: str, host: st
 
 @every_case
 def test_every_selector_finds_the_pods(answer: Answer, case: str) -> None:
-    """Service, policies and monitor select by labels that the pods have, as the Deployment does."""
-    (deployment,) = of_kind(answer, case, "Deployment")
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    """Service, policies and monitors select by labels that pods have, as the Deployment does."""
+    pods = [template["metadata"]["labels"] for template in templates(answer, case)]
     selectors = [
         one["spec"].get("podSelector") or one["spec"]["selector"]
         for one in documents(answer, case)
         if one["kind"] in {"Deployment", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor"}
     ]
+    for selector in selectors:
+        assert any(selector["matchLabels"].items() <= labels.items() for labels in pods)
     (service,) = of_kind(answer, case, "Service")
-    wanted = [selector["matchLabels"] for selector in selectors] + [service["spec"]["selector"]]
-    assert all(one.items() <= labels.items() for one in wanted)
+    serving = [service["spec"]["selector"].items() <= labels.items() for labels in pods]
+    assert serving == [True, False][: len(pods)]
 
 
 @every_case
 def test_every_port_by_name_exists(answer: Answer, case: str) -> None:
     """What names a port names one of the container."""
-    names = {port["name"] for port in container(answer, case)["ports"]}
+    names = {
+        port["name"]
+        for template in templates(answer, case)
+        for port in template["spec"]["containers"][0]["ports"]
+    }
     (service,) = of_kind(answer, case, "Service")
     used = {port["targetPort"] for port in service["spec"]["ports"]}
     for monitor in of_kind(answer, case, "PodMonitor"):
@@ -222,29 +240,30 @@ def test_every_port_by_name_exists(answer: Answer, case: str) -> None:
 @every_case
 def test_scratch_takes_no_more_than_it_may(answer: Answer, case: str) -> None:
     """What clients or compilers have written there ends this pod, and not its node."""
-    (scratch,) = (one for one in pod(answer, case)["volumes"] if one["name"] == "scratch")
-    assert scratch["emptyDir"] == {"sizeLimit": "16Gi"}
+    for template in templates(answer, case):
+        (scratch,) = (one for one in template["spec"]["volumes"] if one["name"] == "scratch")
+        assert scratch["emptyDir"] == {"sizeLimit": "16Gi"}
 
 
 @every_case
 def test_every_volume_and_secret_is_there_or_named_by_the_user(answer: Answer, case: str) -> None:
     """Claims are made or given, mounts name a volume, and no pod starts without a key it needs."""
-    spec, only = pod(answer, case), container(answer, case)
-    volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    assert {mount["name"] for mount in only["volumeMounts"]} == set(volumes)
     given = CASES[case].get("extraVolumes", [])
-    assert all(one in spec["volumes"] for one in given)
-    claims = {
-        volume["persistentVolumeClaim"]["claimName"]
-        for volume in volumes.values()
-        if "persistentVolumeClaim" in volume and volume not in given
-    }
     made = {one["metadata"]["name"] for one in of_kind(answer, case, "PersistentVolumeClaim")}
     named = {"my-state", "my-models", "my-kernels"} if case == "claims of the user" else set()
-    assert claims == made | named
-    references = [one["valueFrom"]["secretKeyRef"] for one in only["env"] if "valueFrom" in one]
-    references += [volume["secret"] for volume in volumes.values() if "secret" in volume]
-    assert not any(reference.get("optional") for reference in references)
+    for template in templates(answer, case):
+        (only,) = template["spec"]["containers"]
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        assert {mount["name"] for mount in only["volumeMounts"]} == set(volumes)
+        assert all(one in volumes.values() for one in given)
+        claims = {
+            volume["persistentVolumeClaim"]["claimName"]
+            for volume in volumes.values()
+            if "persistentVolumeClaim" in volume and volume not in given
+        }
+        assert claims == made | named
+        secrets = [volume["secret"] for volume in volumes.values() if "secret" in volume]
+        assert not any(one.get("optional") for one in [*secrets, *references(only)])
 
 
 @pytest.mark.parametrize(
@@ -277,8 +296,13 @@ def read_keys(answer: Answer, case: str) -> tuple[set[tuple[str, str]], set[tupl
         for item in volume.get("secret", {}).get("items", [])
         if f"{paths[volume['name']]}/{item['path']}" in given
     }
-    references = [one["valueFrom"]["secretKeyRef"] for one in only["env"] if "valueFrom" in one]
-    return files, {(reference["name"], reference["key"]) for reference in references}
+    return files, {(reference["name"], reference["key"]) for reference in references(only)}
+
+
+def references(only: dict[str, Any]) -> list[dict[str, Any]]:
+    """The keys of Secrets that variables of a container get their values from."""
+    sources = [one["valueFrom"] for one in only["env"] if "valueFrom" in one]
+    return [source["secretKeyRef"] for source in sources if "secretKeyRef" in source]
 
 
 @pytest.mark.parametrize(

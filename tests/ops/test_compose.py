@@ -14,15 +14,12 @@ import httpx
 import pytest
 import yaml
 
-from holdfast import cli
-from holdfast.doctor.command import read_deployments
 from holdfast.doctor.deployments import STATE_DIRECTORY
-from holdfast.doctor.manifest_checks import check_deployment
 from holdfast.doctor.parallelism import read_layout
+from ops.compose import COMPOSE, compose_config, hazards
 from ops.prometheus import tool
 from ops.queries import ROOT, dashboards
 
-COMPOSE = ROOT / "deploy" / "compose"
 FILES = {
     "demo": ("compose.yaml",),
     "GPU": ("compose.yaml", "gpu.yaml"),
@@ -34,15 +31,7 @@ every_set = pytest.mark.parametrize("name", FILES)
 
 def compose(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`docker compose config` of one set of files."""
-    files = [word for file in FILES[name] for word in ("-f", str(COMPOSE / file))]
-    return subprocess.run(
-        [tool("docker-compose"), *files, "config", "--format", "json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **environment},
-    )
+    return compose_config(*FILES[name], environment=environment)
 
 
 def config(name: str) -> dict[str, Any]:
@@ -109,12 +98,7 @@ def test_a_model_is_split_over_the_gpus_that_are_named(given: dict[str, str], si
 @every_set
 def test_the_doctor_is_content(name: str, tmp_path: Path) -> None:
     """No hazard that `holdfast doctor --manifest` knows is in what Compose would start."""
-    path = tmp_path / "compose.yaml"
-    path.write_text(compose(name, MODEL="Qwen/Qwen3-8B").stdout)
-    (deployment,) = read_deployments([path])
-    settings = cli.parse_serve(deployment.arguments, {}, needs_model=False)
-    findings = check_deployment(deployment, read_layout(deployment.arguments), settings)
-    assert [one for one in findings if one.severity != "ok"] == []
+    assert hazards(tmp_path, compose(name, MODEL="Qwen/Qwen3-8B").stdout) == []
 
 
 @every_set

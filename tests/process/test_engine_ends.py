@@ -81,6 +81,15 @@ def test_a_kv_cache_for_less_than_one_request_is_an_engine_start_error(
         assert_start_failed(server, temporary, "max seq len")
 
 
+def test_a_plugin_that_is_left_out_is_an_engine_start_error(tmp_path: Path) -> None:
+    """VLLM_PLUGINS without ours: what cannot be proven does not start."""
+    environment = {"VLLM_PLUGINS": "something_else"}
+    with running(tmp_path, "--demo", *FLAGS, environment=environment) as server:
+        assert server.wait() == 3
+        assert "VLLM_PLUGINS=something_else leaves out holdfast" in server.last_line
+        assert "Remedy: add holdfast" in server.last_line
+
+
 def test_a_second_signal_ends_a_real_engine_at_once(tmp_path: Path, temporary: Path) -> None:
     """While its processes start: neither they nor their sockets stay, whichever signal was in time.
 
@@ -107,7 +116,9 @@ def test_a_killed_front_end_takes_its_engine_along(
 ) -> None:
     """Whatever its processes are doing: nobody is there to end them but the kernel."""
     flags = ("--demo", *FLAGS, "--kv-cache-memory-bytes=64M")
-    with running(tmp_path, *flags, environment={"TMPDIR": str(temporary)}) as server:
+    # A worker that vLLM binds is spawned at the first start.
+    environment = {"TMPDIR": str(temporary), "VLLM_CPU_OMP_THREADS_BIND": "auto"}
+    with running(tmp_path, *flags, environment=environment) as server:
         reached = {"fork server": _any_child, "EngineCore": _grandchild, "Worker": _spawned}[stage]
         server.until(lambda: reached(server), stage)
         children = engine_processes(server)

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 import stand_in_engine
-from holdfast.cli import parse_serve
-from holdfast.health_check import serve_arguments
+from holdfast import cli
+from holdfast.health_check import first_command
 from servers import reserved_port, running, wait_until
 
 COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
+HEADLESS = ("-n2", "-r1", "--headless", "--master-addr=10.0.0.1", "--node-key-file=k")
 PROXY = dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy"), "http://127.0.0.1:9")
 
 
@@ -82,13 +83,22 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
         (["/sbin/docker-init", "--", "holdfast", "serve", "m", "--port=9000"], 9000),
         (["holdfast", "serve", "m", "--api-key", "***", "--admin-api-key=***"], 8000),
         (["holdfast", "serve", "m", "--served-model-name", ""], 8000),
+        (["holdfast", "serve", "m", *HEADLESS], 8001),
+        (["holdfast", "follow", "10.0.0.1", "--node-key-file", "k"], 8001),
+        (["holdfast", "follow", "serve", "--node-key-file=k", "--port=9000"], 9000),
         (["/bin/bash"], 8000),
     ],
 )
 def test_the_address_is_that_of_the_first_process(words: list[str], port: int) -> None:
-    """A command line is read as the kernel shows it; without `serve`, the defaults apply."""
-    given = serve_arguments(b"".join(word.encode() + b"\0" for word in words))
-    assert parse_serve(given, {}, needs_model=False).listen.port == port
+    """A command line is read as the kernel shows it; without a command, the defaults apply."""
+    given = first_command(b"".join(word.encode() + b"\0" for word in words))
+    assert cli._listen_of(*given).port == port
+
+
+def test_the_key_of_a_follower_may_be_named_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the check has, too, as both run in one container."""
+    monkeypatch.setenv("HOLDFAST_NODE_KEY_FILE", "k")
+    assert cli._listen_of("follow", ["10.0.0.1"]).port == 8001
 
 
 def test_it_imports_nothing_heavy() -> None:

@@ -33,7 +33,8 @@ def test_broken_files_are_set_aside(tmp_path: Path) -> None:
     with serving(tmp_path, learned) as server:
         server.until_ready()
         assert server.stop() == 0
-        assert server.log.count("WARNING") == 2
+        assert server.log.count(f"{journal} is damaged") == 1
+        assert server.log.count(f"{reservations} is set aside") == 1
     assert not journal.exists()
     assert not reservations.exists()
     assert len(list(learned.glob("*.broken*"))) == 2

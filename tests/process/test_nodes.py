@@ -32,7 +32,13 @@ class Head:
         self.process = process
         self._events: queue.Queue[Event] = queue.Queue()
         assert process.stdout is not None
-        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self._reader.start()
+
+    def end(self) -> None:
+        """Kill it, and read the rest before its pipe is closed."""
+        self.process.kill()
+        self._reader.join(DEADLINE_SECONDS)
 
     def _read(self, lines: IO[bytes]) -> None:
         for line in lines:
@@ -69,7 +75,10 @@ def a_head(
     """A head that listens, and its port."""
     with process("head", host, str(port), before=before) as running:
         head = Head(running)
-        yield head, head.until("listening")["port"]
+        try:
+            yield head, head.until("listening")["port"]
+        finally:
+            head.end()
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import resource
 import socket
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -17,6 +18,7 @@ from self_signed import certificate
 from servers import Server, running
 
 COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
+ADMIN_KEY = "the-admin-key-of-this-test"
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
 LOOK_SECONDS = 3.0
 """In which everything looks that looks every second."""
@@ -25,6 +27,26 @@ LOOK_SECONDS = 3.0
 def files_of(pid: int) -> int:
     """How many files a process has open."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+@contextmanager
+def viewing(server: Server) -> Iterator[Callable[[], bool]]:
+    """A viewer of the status page. The function changes the page, and returns if it is told."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    run = {"verdict": "passed", "profile": "quick"}
+    with (
+        httpx.Client(base_url=server.url, timeout=60, headers=headers) as client,
+        httpx.stream("GET", f"{server.url}/statusz/stream", timeout=60) as response,
+    ):
+        lines = response.iter_lines()
+        assert any(line == "event: snapshot" for line in lines)
+        client.get("/livez")  # the connection is kept, as there will be no other
+
+        def is_told() -> bool:
+            assert client.put("/admin/verify-run", json=run).is_success
+            return any(line == "event: change" for line in lines)
+
+        yield is_told
 
 
 def seen(server: Server, seconds: float) -> None:
@@ -37,18 +59,22 @@ def seen(server: Server, seconds: float) -> None:
 
 def test_without_a_free_descriptor_the_server_goes_on(tmp_path: Path) -> None:
     """Nothing that looks at something ends for what it cannot see."""
-    with running(tmp_path, *UNPROBED, command=COMMAND) as server:
+    flags = (*UNPROBED, f"--admin-api-key={ADMIN_KEY}")
+    with running(tmp_path, *flags, command=COMMAND) as server, ExitStack() as stack:
         server.until_ready()
+        is_told = stack.enter_context(viewing(server))
         pid = server.process.pid
         limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         open_files = files_of(pid)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files // 2, limits[1]))
-        for path in ("/livez", "/readyz", "/metrics", "/statusz"):
+        for path in ("/livez", "/readyz", "/metrics", "/statusz", "/ui"):
             assert server.get(path).status_code == 200, path
+        assert is_told()
         seen(server, LOOK_SECONDS)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         server.until_ready()
         assert server.get("/metrics").status_code == 200
+        stack.close()
         assert server.stop() == 0
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import stand_in_engine
-from servers import Server, descendants, has_ended, running, wait_until
+from servers import Server, descendants, has_ended, running, title_of, wait_until
 
 COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
@@ -41,14 +41,7 @@ def engine_of(server: Server) -> psutil.Process:
 
 
 def _engines_below(pid: int) -> list[psutil.Process]:
-    return [child for child in descendants(pid) if stand_in_engine.STUBBORN in _command(child)]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+    return [child for child in descendants(pid) if stand_in_engine.STUBBORN in title_of(child)]
 
 
 @contextmanager

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from holdfast.cli import parse_serve
 from holdfast.errors import UsageError
+
+HEAD = ("-n", "2", "--master-addr=10.0.0.1", "--node-key-file=/key")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +35,7 @@ def refused(*arguments: str) -> str:
     ("abbreviation", "flag"),
     [
         ("--por=9000", "--port"),
-        ("--hos=::1", "--host"),
+        ("--host-memory-g=off", "--host-memory-guard"),
         ("--ud=/x", "--uds"),
         ("--api-key-f=/x", "--api-key-file"),
         ("--metrics-a=api-key", "--metrics-auth"),
@@ -41,6 +45,10 @@ def refused(*arguments: str) -> str:
         ("--workspace-res=1MiB", "--workspace-reserve"),
         ("--learned-d=none", "--learned-dir"),
         ("--dem", "--demo"),
+        ("--nnode=2", "--nnodes"),
+        ("--node-ra=1", "--node-rank"),
+        ("--headl", "--headless"),
+        ("--master-ad=10.0.0.1", "--master-addr"),
     ],
 )
 def test_an_abbreviation_of_what_we_read_is_refused(abbreviation: str, flag: str) -> None:
@@ -52,14 +60,14 @@ def test_an_abbreviation_of_what_we_read_is_refused(abbreviation: str, flag: str
     ("arguments", "named"),
     [
         (("--bogus",), "--bogus"),
+        (("--hos=::1",), "ambiguous option: --hos"),
         (("--max-model-len", "banana"), "--max-model-len"),
         (("-dph",), "--data-parallel-hybrid-lb"),
         (("-dpe",), "--data-parallel-external-lb"),
         (("-asc", "2"), "--api-server-count"),
-        (("-n", "2"), "--nnodes 2"),
+        ((*HEAD, "-dp", "2"), "--nnodes 2 is not supported with --data-parallel-size 2"),
         (("-dp", "2", "-dpl", "1"), "--data-parallel-size-local 1"),
         (("--enable-elastic",), "--enable-elastic-ep"),
-        (("--headl",), "--headless"),
     ],
 )
 def test_what_vllm_does_not_take_is_refused(arguments: tuple[str, ...], named: str) -> None:
@@ -105,6 +113,33 @@ def test_whole_flags_are_understood_alike() -> None:
     assert (namespace.model, namespace.port) == ("model", settings.listen.port)
     assert namespace.root_path == settings.listen.root_path == "/v"
     assert namespace.shutdown_timeout == 45
+
+
+PLUGINS = {
+    "tool": """
+from vllm.tool_parsers import ToolParser, ToolParserManager
+ToolParserManager.register_module("own_tool", module=type("Own", (ToolParser,), {}))
+""",
+    "reasoning": """
+from vllm.reasoning import ReasoningParser, ReasoningParserManager
+ReasoningParserManager.register_module("own_reasoning", module=type("Own", (ReasoningParser,), {}))
+""",
+}
+
+
+def test_parsers_that_an_operator_has_written_are_known(tmp_path: Path) -> None:
+    """As under `vllm serve`, which imports both files before it checks the names."""
+    from vllm.parser import ParserManager
+
+    from holdfast.engine.arguments import parse
+
+    for kind, code in PLUGINS.items():
+        (tmp_path / f"own_{kind}_parser.py").write_text(code)
+    plugins = [f"--{kind}-parser-plugin={tmp_path}/own_{kind}_parser.py" for kind in PLUGINS]
+    named = ("--enable-auto-tool-choice", "--tool-call-parser=own_tool")
+    parse(parse_serve(["model", *named, "--reasoning-parser=own_reasoning", *plugins], {}))
+    assert ParserManager.get_tool_parser("own_tool", enable_auto_tools=True)
+    assert ParserManager.get_reasoning_parser("own_reasoning")
 
 
 def test_vllm_is_given_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

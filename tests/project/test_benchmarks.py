@@ -1,18 +1,28 @@
 from __future__ import annotations
 
+import re
 import socketserver
 import threading
+import time
+from ast import literal_eval
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import httpx
 import pytest
 
 import connections
 import pairs
 import plots
+import seams
+import serving
 import sides
+import viewers
+from holdfast.api.metrics import PAUSE_FACTOR
 
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 MEASURE = pairs.Measure("tok/s", {"holdfast": [11, 12, 30], "vllm serve": [10, 10, 10]}, 0, ">= 1")
 
 
@@ -54,6 +64,31 @@ def test_the_table_says_whether_a_goal_is_met(ours: list[float], goal: str, met:
     record = pairs.Findings("load", "Load", [pairs.Measure("s", sides, 0, goal)]).record()
     (row,) = (line for line in pairs.markdown_table(record) if line.startswith("| s |"))
     assert row.endswith(f"| {goal} | {met} |")
+
+
+def test_the_page_states_the_goals_of_scrapes() -> None:
+    """Those of the benchmark, and the share of a core that scrapes leave to everything else."""
+    text = PAGE.read_text()
+    goals = {label: goal for label, _, _, goal in serving._ROWS if label.startswith("/metrics at")}
+    row = re.compile(r"^\| (/metrics at [^|]+?) \|.*\| (\S+ \S+) \| \w+ \|$", re.MULTILINE)
+    rows = dict(row.findall(text))
+    assert rows == goals
+    prose = " ".join(text.split())
+    assert set(goals.values()) == {"<= 0.50"}
+    assert "at most 0.50 of those of `vllm serve`" in prose
+    assert PAUSE_FACTOR == 4
+    assert "pauses for four times the CPU time" in prose
+
+
+def test_the_page_lists_every_benchmark() -> None:
+    """And names no other; those that `make bench` runs are among them."""
+    folder = Path(pairs.__file__).parent
+    scripts = {path.name for path in folder.glob("*.py") if "pairs.show(" in path.read_text()}
+    listed = re.findall(r"^\| `(\w+[.]py)` \|", PAGE.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(scripts)
+    source = (folder / "__main__.py").read_text()
+    (names,) = re.findall(r"^NAMES = (\(.+\))$", source, re.MULTILINE)
+    assert {f"{name}.py" for name in literal_eval(names)} <= scripts
 
 
 def test_a_difference_of_configurations_names_both_values() -> None:
@@ -114,3 +149,57 @@ def test_a_stream_that_breaks_off_ends_the_benchmark(parts: tuple[bytes, ...]) -
     """No number is made of what was not answered."""
     with answering(parts) as (url, _), pytest.raises(SystemExit, match="broke off"):
         connections.SocketClient("m").run(url, clients=1, requests=1, seed=1)
+
+
+def test_a_stream_that_paused_is_measured_by_its_longest_gap() -> None:
+    """Whatever came before and after."""
+    assert seams.Reading([1.0, 1.5, 4.5, 5.0]).pause_seconds == 3.0
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nlate",),
+        (EVENTS[0], EVENTS[1], b'data: {"error": {"message": "late"}}\n\n'),
+    ],
+)
+def test_a_stream_that_ends_with_an_error_is_not_one_that_goes_on(parts: tuple[bytes, ...]) -> None:
+    """Refused, or broken after a chunk."""
+    reading = seams.Reading()
+    with answering(parts) as (url, _), httpx.Client(base_url=url) as http:
+        reading.read(http, {})
+    assert "late" in reading.error
+    assert reading.has_begun.is_set()
+
+
+def test_a_seam_is_compared_with_the_wait_at_the_same_death() -> None:
+    """One row for each length of the prompt."""
+    row, _ = seams.measures({64: [seams.Seam(6.0, 5.0), seams.Seam(3.0, 4.0)], 4000: []})
+    assert row.ratios() == [1.2, 0.75]
+
+
+STREAM = b"HTTP/1.1 200 OK\r\n\r\n", b"data: {}\n\n"
+
+
+def until_lost(looking: viewers.Viewers, count: int) -> None:
+    """Wait until this many streams have ended."""
+    deadline_seconds = time.monotonic() + 60
+    while looking.lost < count:
+        assert time.monotonic() < deadline_seconds
+        time.sleep(0.01)
+
+
+def test_viewers_that_lose_their_stream_end_the_benchmark() -> None:
+    """Or the server would be measured without them."""
+    with answering(STREAM) as (url, asked):
+        looking = viewers.Viewers(url, 2)
+        with pytest.raises(SystemExit, match="2 of 2 viewers"), looking.looking():
+            until_lost(looking, 2)
+    assert [request.split()[1] for request in asked] == [b"/statusz/stream"] * 2
+
+
+def test_a_viewer_that_is_turned_away_ends_the_benchmark() -> None:
+    """As a server without the page does."""
+    parts = (b"HTTP/1.1 404 Not Found\r\n\r\n",)
+    with answering(parts) as (url, _), pytest.raises(SystemExit, match="404"):
+        viewers.Viewers(url, 1).looking().__enter__()

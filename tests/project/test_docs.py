@@ -18,20 +18,41 @@ from english import slips
 from holdfast import cli
 from holdfast.api.admin import admin_app
 from holdfast.api.body_cost import COSTLY_VALUES
+from holdfast.api.follower_health import follower_routes
 from holdfast.api.health import health_routes, report
+from holdfast.api.key_lines import key_lines
 from holdfast.api.limits import MAX_JSON_VALUES
+from holdfast.api.load import routing_route
 from holdfast.api.metrics import metrics_route
+from holdfast.api.usage_files import usage_file, usage_kept
 from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.findings import HAZARDS
 from holdfast.errors import ExitCode
-from holdfast.labels import DEATH_CAUSES, LOSS_REASONS, PROBE_STEPS, REFUSAL_REASONS
+from holdfast.labels import (
+    DEATH_CAUSES,
+    LOSS_REASONS,
+    PROBE_STEPS,
+    RECYCLE_REASONS,
+    REFUSAL_REASONS,
+)
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
+from holdfast.nodes.command_line import follow_parser, read_follow
+from holdfast.records import FollowerStatus
 from holdfast.settings import flags
-from holdfast.telemetry.metrics import METRICS
+from holdfast.settings.recycling import recycle_limits
+from holdfast.status_page.feed import Feed
+from holdfast.status_page.shell import StaticFiles, shell_routes
+from holdfast.status_page.stream import stream_route
+from holdfast.telemetry.key_usage import KeyUsage, Used
+from holdfast.telemetry.load import Load
+from holdfast.telemetry.metrics import FOLLOWER_METRICS, METRICS
+from holdfast.telemetry.routing import ROUTING_SERIES, Routing
+from holdfast.top.command import top_parser
 from holdfast.verify.checks import ALL
 from holdfast.verify.command import verify_parser
 from holdfast.verify.diff import diff_parser
 from sample_status import a_status
+from scripted_page import no_text
 from scripts import reference
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +66,10 @@ DASHBOARDS = ROOT / "docs" / "dashboards.md"
 ADMIN = ROOT / "docs" / "admin.md"
 GPU_CHECK = ROOT / "docs" / "gpu-check.md"
 VERIFYING = ROOT / "docs" / "verifying.md"
+SEVERAL_NODES = ROOT / "docs" / "several-nodes.md"
+STATUS_PAGE = ROOT / "docs" / "status-page.md"
+BEHIND_A_ROUTER = ROOT / "docs" / "behind-a-router.md"
+DEMO_MODEL = ROOT / "docs" / "demo-model.md"
 PAGES = (
     README,
     REFERENCE,
@@ -55,6 +80,10 @@ PAGES = (
     DASHBOARDS,
     ADMIN,
     VERIFYING,
+    SEVERAL_NODES,
+    STATUS_PAGE,
+    BEHIND_A_ROUTER,
+    DEMO_MODEL,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
 )
@@ -69,6 +98,9 @@ FLAG = re.compile(r"--[a-z][a-z-]*")
 
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|^ {4}[^\n]*$", re.MULTILINE | re.DOTALL)
 RUNBOOKS = ROOT / "deploy" / "runbooks"
+FOLLOW_FLAGS = "### Flags of `holdfast follow`"
+FOLLOWER_ROUTES = "### Routes of a follower"
+A_FOLLOWER = FollowerStatus("b", "waiting", "h:29600", is_connected=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +157,9 @@ def commands() -> Iterator[tuple[Path, list[str]]]:
 def route_paths() -> set[str]:
     """The paths that the front end answers itself."""
     routes = health_routes(a_status, queue=lambda: (0, 0))
-    return {route.path for route in [*routes, metrics_route(lambda: ())]}
+    page = [stream_route(Feed(dict)), *shell_routes(StaticFiles.read(), no_text)]
+    scraped = [metrics_route(lambda: ()), routing_route(lambda: Routing(Load(), is_ready=True))]
+    return {route.path for route in [*routes, *page, *scraped]}
 
 
 def test_the_tables_of_flags_and_metrics_are_those_of_the_code() -> None:
@@ -173,10 +207,38 @@ def test_every_cause_of_a_death_is_explained() -> None:
     assert [row[0].strip("`") for row in rows] == [*DEATH_CAUSES]
 
 
+def test_the_key_file_of_the_guide_is_one() -> None:
+    """What an operator copies is accepted, and has names and limits as explained there."""
+    _, _, section = OPERATING.read_text().partition("\n### Names and limits of keys\n")
+    language, text = BLOCK.findall(section)[0]
+    assert language == "text"
+    alice, bob, unnamed = key_lines(text.encode())
+    assert [alice.name, bob.name, unnamed.name] == ["alice", "bob", ""]
+    assert alice.limits.max_tokens_per_day
+    assert alice.limits.max_requests_per_minute
+
+
+def test_the_line_of_usage_in_the_guide_is_one(tmp_path: Path) -> None:
+    """A program that reads such lines reads those of the server."""
+    (line,) = (block.text for block in blocks("json") if '"prompt_tokens"' in block.text)
+    usage = KeyUsage(clock=lambda: 1_795_435_200.0)
+    usage.restore(usage.day, {"alice": Used(3, 90, 210)})
+    with usage_kept(usage, tmp_path):
+        usage.restore(usage.day, {"alice": Used(3, 90, 210)})
+    assert usage_file(tmp_path, usage.day).read_text() == line
+
+
 def test_every_reason_of_a_loss_is_explained() -> None:
     """The operating guide has every way in which a death costs a request its answer."""
     rows = table(OPERATING, "### Lost requests")
     assert [row[0].strip("`") for row in rows] == [*LOSS_REASONS]
+
+
+def test_every_reason_of_a_planned_restart_is_explained() -> None:
+    """The operating guide has every limit that an engine may reach, with one that is accepted."""
+    rows = table(OPERATING, "## Planned restarts")
+    assert [row[0].strip("`") for row in rows] == [*RECYCLE_REASONS]
+    assert all(recycle_limits(limit).are_set for row in rows for limit in INLINE.findall(row[1]))
 
 
 def test_every_reason_of_a_refusal_is_explained() -> None:
@@ -201,6 +263,23 @@ def test_the_route_table_is_that_of_the_code() -> None:
     vllm, *ours = (row[0] for row in table(REFERENCE, "## Routes"))
     assert vllm.startswith("`/v1/*`")
     assert {path.strip("`") for path in ours} == route_paths() | {"/admin/*"}
+
+
+def test_the_routes_of_a_follower_are_those_of_the_code() -> None:
+    """Every route that a follower answers has its row, and no other."""
+    routes = [*follower_routes(lambda: A_FOLLOWER), metrics_route(lambda: ())]
+    named = {path for row in table(REFERENCE, FOLLOWER_ROUTES) for path in INLINE.findall(row[0])}
+    assert named == {route.path for route in routes}
+
+
+def test_every_flag_of_follow_is_explained() -> None:
+    """The table has what the parser takes, in its order, with its choices or its value."""
+    actions = [one for one in follow_parser()._actions if one.dest != "help"]
+    known = [
+        f"`{' '.join((*one.option_strings[:1], str(one.metavar or '|'.join(one.choices or ()))))}`"
+        for one in actions
+    ]
+    assert [row[0] for row in table(REFERENCE, FOLLOW_FLAGS)] == known
 
 
 def test_the_example_of_a_health_body_has_its_fields() -> None:
@@ -248,10 +327,14 @@ def test_every_command_of_holdfast_parses() -> None:
         command, rest = cli._command(words[1:])
         if command == "serve":
             cli.parse_serve(rest, {})
+        if command == "follow":
+            read_follow(rest, {})
         if command == "verify":
             is_diff = rest[0] == "diff"
             parser = diff_parser() if is_diff else verify_parser()
             parser.parse_args(rest[is_diff:])
+        if command == "top":
+            top_parser().parse_args(rest)
 
 
 def test_the_command_in_the_container_parses() -> None:
@@ -324,7 +407,8 @@ def beginning(name: str) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_every_flag_of_ours_that_is_named_exists(page: Path) -> None:
     """A flag that begins like one of ours is one of ours or one that the listener takes."""
-    known = {option for action in cli._serve_parser()._actions for option in action.option_strings}
+    parsers = (cli._serve_parser(), follow_parser())
+    known = {option for one in parsers for its in one._actions for option in its.option_strings}
     beginnings = {beginning(flag.name) for flag in flags()} | {"demo"}
     named = set(FLAG.findall(page.read_text()))
     ours = {name for name in named if beginning(name) in beginnings}
@@ -336,7 +420,8 @@ def test_every_variable_and_metric_that_is_named_exists(page: Path) -> None:
     """`HOLDFAST_...` is the variable of a flag, `holdfast_...` a metric with labels that it has."""
     variables = set(re.findall(r"\bHOLDFAST_[A-Z_]+\b", page.read_text()))
     assert variables <= {IMAGE_VARIABLE, *(flag.variable for flag in flags())}
-    labels_of = {metric.full_name: metric.labels for metric in METRICS}
+    labels_of = {one.full_name: one.labels for one in (*METRICS, *FOLLOWER_METRICS)}
+    labels_of |= {one.name: () for one in ROUTING_SERIES}
     for code in INLINE.findall(page.read_text()):
         for name, label in re.findall(r"\b(holdfast_\w+)(?:\{(\w+)=)?", code):
             assert name in labels_of

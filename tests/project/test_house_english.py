@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from english import slips
+from english import literals, slips
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "server" / "holdfast", ROOT / "dashboards")
@@ -17,20 +16,6 @@ DEPLOYED = sorted(
     for path in (ROOT / "deploy").rglob("*")
     if path.suffix in {".yml", ".yaml", ".tpl", ".txt"} and "tests" not in path.parts
 )
-
-
-def literals(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """Each string below a node with its line, docstrings left out; `{}` for what is filled in."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.lineno, node.value
-    if isinstance(node, ast.JoinedStr):
-        parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
-        yield node.lineno, "".join(map(str, parts))
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant)):
-            yield from literals(child)
 
 
 def slips_of(source: str) -> list[str]:

@@ -17,6 +17,7 @@ LAYERS = (
     {
         "",
         "atomic_files",
+        "configuration_record",
         "early_signals",
         "errors",
         "labels",
@@ -24,6 +25,8 @@ LAYERS = (
         "records",
         "request_context",
         "settings",
+        "terminal",
+        "verify.agreement",
         "verify.baseline",
         "verify.records",
         "versions",
@@ -33,12 +36,12 @@ LAYERS = (
     {"workspace"},
     {"demo", "patches"},
     {"worker"},
-    {"listener", "nodes", "processes"},
+    {"host_memory", "listener", "nodes", "processes"},
     {"engine"},
     {"planning", "probe"},
     {"lifecycle"},
-    {"api", "configuration", "hide_keys"},
-    {"application", "doctor", "health_check", "serve", "verify"},
+    {"api", "configuration", "hide_keys", "status_page"},
+    {"application", "doctor", "follow", "health_check", "remote_server", "serve", "top", "verify"},
     {"cli"},
     {"__main__"},
 )
@@ -203,7 +206,7 @@ def test_a_breach_is_named_with_file_and_line(
     ],
 )
 def test_what_the_rule_allows_is_not_reported(tmp_path: Path, module: str, line: str) -> None:
-    """Imports down the layers, and the exceptions that the rule names, are no breach."""
+    """Imports down the layers, and the exceptions that the rule names, break nothing."""
     path = tmp_path / "holdfast" / module
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{line}\n")

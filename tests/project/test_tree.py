@@ -34,11 +34,11 @@ def committed_files() -> Iterator[Path]:
 
 
 def matches(pattern: re.Pattern[str]) -> list[str]:
-    """Every line of the tree that matches, as `file:line: text`; pictures have none."""
+    """Every line of the tree that matches, as `file:line: text`; pictures and weights have none."""
     return [
         f"{path}:{number}: {line.strip()}"
         for path in committed_files()
-        if path.suffix != ".png"
+        if path.suffix not in {".png", ".safetensors"}
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1)
         if pattern.search(line)
     ]
@@ -136,7 +136,7 @@ def test_every_requirement_is_one_exact_version(name: str) -> None:
     assert len({(normalised(pin.name), str(pin.marker)) for pin in pins}) == len(pins)
 
 
-@pytest.mark.parametrize("name", ["cpu.txt", "dev.txt", "ops.txt"])
+@pytest.mark.parametrize("name", ["cpu.txt", "dev.txt", "ops.txt", "browser.txt", "routers.txt"])
 def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
     """pip accepts no other file, except for a build of torch that only other machines download."""
     lines = (ROOT / "requirements" / name).read_text().splitlines()
@@ -152,9 +152,10 @@ def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
 
 def test_what_is_installed_has_to_have_its_hash() -> None:
     """Whoever installs the lists tells pip to refuse what has none."""
-    for path in ("Dockerfile", "scripts/setup", "scripts/ops-tools"):
+    scripts = ("scripts/setup", "scripts/ops-tools", "scripts/browser-tools")
+    for path in ("Dockerfile", *scripts):
         text = (ROOT / path).read_text().replace("\\\n", " ")
-        lists = r"(-r|--requirement)[ =]\S*(cpu|ops|ours)\.txt|\]/#/--requirement="
+        lists = r"(-r|--requirement)[ =]\S*((cpu|ops|ours|browser)\.txt|\$pins)|\]/#/--requirement="
         asked = [line for line in text.splitlines() if re.search(lists, line)]
         assert asked
         assert [line for line in asked if "--require-hashes" not in line] == []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.telemetry.counters import EngineDeaths, Refusals
+from holdfast.telemetry.counters import EngineDeaths, Recycles, Refusals
 
 
-def counter_values(counts: Refusals | EngineDeaths) -> dict[str, int]:
+def counter_values(counts: Refusals | EngineDeaths | Recycles) -> dict[str, int]:
     """By reason or cause."""
     (family,) = counts.counter.collect()
     return {

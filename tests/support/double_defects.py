@@ -26,7 +26,7 @@ Defect = Literal[
     "an event split wrong",
     "an event without its empty line",
     "no [DONE]",
-    "bytes that are no UTF-8",
+    "bytes that are not UTF-8",
     "ids that change",
     "two finish reasons",
     "text behind the finish reason",
@@ -67,6 +67,7 @@ Defect = Literal[
     "streamed calls numbered from 1",
     "calls that share an id",
     "streams without the last of several calls",
+    "calls lost in parts of several tokens",
     "functions called for nothing",
     "results of functions ignored",
     # of what it must survive

@@ -8,6 +8,7 @@ from typing import Any
 
 import uvloop
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
@@ -37,7 +38,7 @@ class App(Starlette):
     """Says what reached it. `/v1/held` answers when `released` is set, `/v1/stream` goes on.
 
     `/v1/abandoned` answers when its client is gone. `/v1/flood` sends as much as is read, and more,
-    and `/v1/frames` does over a WebSocket.
+    and `/v1/frames` does over a WebSocket. `/v1/broken` raises before, during or after its answer.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ class App(Starlette):
                 Route("/v1/flood", self._flood, methods=methods),
                 Route("/livez", self._deaf, methods=methods),
                 Route("/v1/large", self._large, methods=methods),
+                Route("/v1/broken", self._broken, methods=methods),
                 WebSocketRoute("/v1/realtime", self._realtime),
                 WebSocketRoute("/v1/unanswered", self._unanswered),
                 WebSocketRoute("/v1/frames", self._frames),
@@ -109,6 +111,22 @@ class App(Starlette):
 
     async def _large(self, request: Request) -> Response:
         return PlainTextResponse("x" * int(request.query_params["bytes"]))
+
+    async def _broken(self, request: Request) -> Response:
+        async def fail() -> None:
+            raise RuntimeError("the application is broken")
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"begun"
+            await fail()
+
+        match request.query_params["when"]:
+            case "during":
+                return StreamingResponse(chunks())
+            case "after":
+                return PlainTextResponse("whole", background=BackgroundTask(fail))
+            case _:
+                raise RuntimeError("the application is broken")
 
     async def _unanswered(self, _websocket: WebSocket) -> None:
         self.entered.set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 
 FOREIGN = re.compile(
     r"(?<!there )\bis no (?!longer)|\bworth to\b|\bso (?:long|many|much) as\b"
@@ -16,3 +18,17 @@ FOREIGN = re.compile(
 def slips(text: str) -> list[str]:
     """Each such phrase with a few words around it."""
     return [text[max(0, slip.start() - 40) : slip.end() + 20] for slip in FOREIGN.finditer(text)]
+
+
+def literals(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each string below a node with its line, docstrings left out; `{}` for what is filled in."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.lineno, node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        yield node.lineno, "".join(map(str, parts))
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant)):
+            yield from literals(child)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,10 +15,11 @@ import psutil
 from holdfast.atomic_files import is_writer_alive
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
-from servers import SMALL, Server, descendants
+from holdfast.processes.runtime_directory import PREFIX
+from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
+from servers import SMALL, Server, descendants, title_of
 
 MIB = 1024 * 1024
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
 GENERATION = re.compile(r"(?:sem\.)?(hf[a-z2-7]{7})")
 """See `holdfast.worker.ipc_names`."""
 FLAGS = (
@@ -51,7 +52,7 @@ class FaultyServer:
     def process(self, name: str) -> psutil.Process:
         """Return the first process of the engine with `name` in its title."""
         family = descendants(self.server.process.pid)
-        found = [process for process in family if name in _title(process)]
+        found = [process for process in family if name in title_of(process)]
         return min(found, key=lambda process: process.pid)
 
     def arm(self, name: str) -> None:
@@ -59,11 +60,11 @@ class FaultyServer:
         (self.triggers / name).touch()
 
 
-def faulty_model(models: Path, triggers: Path) -> Path:
+def faulty_model(models: Path, triggers: Path, *, raising_rank: int = 1) -> Path:
     """Make a demo model with failures that wait for their trigger, and with slow large steps."""
     triggers.mkdir(parents=True, exist_ok=True)
     faults = (
-        DemoFault("step_tokens", 1, "raise", rank=1, armed_by=str(triggers / "raise")),
+        DemoFault("step_tokens", 1, "raise", rank=raising_rank, armed_by=str(triggers / "raise")),
         *(
             DemoFault(
                 "step_tokens",
@@ -75,17 +76,10 @@ def faulty_model(models: Path, triggers: Path) -> Path:
             )
             for number, size in enumerate(REFUSED_BYTES)
         ),
-        DemoFault("context", POISON_TOKENS, "raise", rank=1, until=POISON_TOKENS),
+        DemoFault("context", POISON_TOKENS, "raise", rank=raising_rank, until=POISON_TOKENS),
         DemoFault("step_tokens", SLOW_STEP_TOKENS, "slow", rank=0, seconds=0.3),
     )
     return ensure_demo_model(models, DemoSwitches(faults=faults))
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def _sent(number: signal.Signals, name: str) -> Callable[[FaultyServer], None]:
@@ -122,6 +116,8 @@ class Fault:
     cause: str
     """The label `cause` of the death."""
     is_stall: bool = False
+    needs_demo: bool = False
+    """Whether only the model of `faulty_model` can fail in this way."""
 
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(
@@ -130,17 +126,38 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "SIGKILL worker": Fault(_sent(signal.SIGKILL, "Worker"), "worker_exit"),
         "SIGSTOP core": Fault(_sent(signal.SIGSTOP, "EngineCore"), "stall", is_stall=True),
         "SIGSTOP worker": Fault(_sent(signal.SIGSTOP, "Worker"), "stall", is_stall=True),
-        "raise on rank 1": Fault(_armed("raise"), "worker_exception"),
-        "workspace rejection": Fault(_refused, "workspace_rejection"),
+        "exception": Fault(_armed("raise"), "worker_exception", needs_demo=True),
+        "workspace rejection": Fault(_refused, "workspace_rejection", needs_demo=True),
         "SIGTERM core": Fault(_sent(signal.SIGTERM, "EngineCore"), "terminated"),
         "out of memory": Fault(_starved, "out_of_memory"),
     }
 )
 
 
+@dataclass
+class OwnSharedMemory:
+    """What one server has in shared memory; `temporary` is its TMPDIR, and nobody else's."""
+
+    temporary: Path
+    _marks: set[str] = field(default_factory=set)
+    _mapped: set[Path] = field(default_factory=set)
+
+    def note(self, server: Server) -> None:
+        """Remember what the server has now; each of its generations has to be noted."""
+        self._marks |= {name_prefix(one) for one in self.temporary.glob(f"{PREFIX}*/[0-9]*")}
+        family = [child.pid for child in descendants(server.process.pid)]
+        mapped = _maps_of([server.process.pid, *family])
+        self._mapped |= {path for path in SHARED_MEMORY.iterdir() if str(path) in mapped}
+
+    def left(self) -> set[Path]:
+        """Return what it had, and no process has any more."""
+        left = left_in_shared_memory()
+        return {path for path in left if path in self._mapped or _mark(path) in self._marks}
+
+
 def left_in_shared_memory() -> set[Path]:
     """Return what engines have left in /dev/shm: files that no process has mapped or locked."""
-    mapped = "".join(_maps(process) for process in psutil.process_iter())
+    mapped = _maps_of(psutil.pids())
     unmapped = {path for path in SHARED_MEMORY.iterdir() if _mark(path) not in mapped}
     return {path for path in unmapped if not _is_locked(path)}
 
@@ -158,8 +175,12 @@ def _mark(path: Path) -> str:
     return found[1] if found else str(path)
 
 
-def _maps(process: psutil.Process) -> str:
+def _maps_of(pids: Iterable[int]) -> str:
+    return "".join(map(_maps, pids))
+
+
+def _maps(pid: int) -> str:
     try:
-        return Path(f"/proc/{process.pid}/maps").read_text()
+        return Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return ""

@@ -14,6 +14,7 @@ from starlette.websockets import WebSocket
 
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
+from holdfast.records import EngineFacts
 
 
 @dataclass
@@ -24,6 +25,9 @@ class View(Supervisor):
     reason: str = "all is well"
     eta_seconds: float | None = None
     is_recovering: bool = False
+    has_been_ready: bool = True
+    proven_tokens: int = 0
+    facts: EngineFacts | None = None
 
     def __post_init__(self) -> None:
         self._moved = asyncio.Event()

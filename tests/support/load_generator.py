@@ -6,18 +6,25 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import uuid4
 
 import openai
 
+from heard_streams import HeardStream
 from servers import Server
+from stream_features import asked_log_probs, feature_body, shows
 
 TOKEN_IDS = range(20, 200)
 REQUEST_SECONDS = 600.0
 KINDS = ("completion", "chat", "several", "streamed completion", "streamed chat", "response")
+CLEAR_MARGIN = 1e-3
+"""By how much the log-prob of the first token is above that of the second where no rounding of
+32-bit floats changes their order: that of another batch moves them by about 1e-5."""
+LOG_PROB_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,13 @@ class Question:
     kind: str
     prompt: tuple[int, ...]
     max_tokens: int
+    feature: str = ""
+    """One of `stream_features.FEATURES`, or empty for plain text without a natural end."""
+
+    @property
+    def name(self) -> str:
+        """What a server's log calls such a request, before a dot."""
+        return "-".join(f"{self.kind} {self.feature}".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +49,13 @@ class Answer:
 
     question: Question
     texts: tuple[str, ...] = ()
+    """One for each choice; of a stream what was said, thought and called."""
     finish_reasons: frozenset[str] = frozenset()
+    tokens: tuple[int, ...] = ()
+    """Of a stream of completions or chats."""
+    usage: tuple[int, int] = (0, 0)
+    """Tokens of the prompt and of the answer; only of a stream."""
+    log_probs: tuple[float, ...] = field(default=(), compare=False)
     error: str = ""
     is_begun: bool = False
     """Whether a stream had sent something before it broke; `texts` is what it had sent."""
@@ -48,13 +68,29 @@ class Answer:
         """Whether it came as one."""
         return self.question.kind.startswith("streamed")
 
+    @property
+    def shows_feature(self) -> bool:
+        """Whether a stream has what was asked for, and nothing else."""
+        return shows(self.question.feature, self.texts, self.log_probs)
 
-def questions(seed: int, *, count: int, longest_tokens: int) -> list[Question]:
+    def agrees_with(self, other: Answer) -> bool:
+        """Return whether both are the same answer, up to the rounding of log-probs."""
+        nears = zip(self.log_probs, other.log_probs, strict=False)
+        return (
+            self == other
+            and len(self.log_probs) == len(other.log_probs)
+            and all(abs(one - another) <= LOG_PROB_TOLERANCE for one, another in nears)
+        )
+
+
+def questions(
+    seed: int, *, count: int, longest_tokens: int, kinds: Sequence[str] = KINDS
+) -> list[Question]:
     """Of every kind, with prompts of every length up to `longest_tokens`."""
     chosen = random.Random(seed)
     return [
         Question(
-            KINDS[number % len(KINDS)],
+            kinds[number % len(kinds)],
             tuple(chosen.choices(TOKEN_IDS, k=max(1, int(longest_tokens ** chosen.random())))),
             chosen.choice((8, 32, 128)),
         )
@@ -80,30 +116,15 @@ def ask(client: openai.OpenAI, model: str, question: Question) -> Answer:
 
 
 def _ask(client: openai.OpenAI, model: str, question: Question) -> Answer:
-    if question.kind == "response":
-        return _response(client, model, question)
-    if question.kind.endswith("chat"):
-        options: dict[str, Any] = {"messages": [{"role": "user", "content": _words(question)}]}
-        create: Any = client.chat.completions.create
-    else:
-        options = {"prompt": list(question.prompt)}
-        create = client.completions.create
-    if question.kind == "several":
-        options["n"] = 2
-    parameters = {
-        "model": model,
-        "max_tokens": question.max_tokens,
-        # Two answers that are alike would be none; without randomness vLLM wants n = 1.
-        "temperature": 1e-3 if question.kind == "several" else 0.0,
-        "extra_body": {"ignore_eos": True, "top_k": 1},
-        **options,
-    }
+    create, parameters = _request(client, model, question)
     if question.kind.startswith("streamed"):
         return _streamed(create, parameters, question)
     try:
         answer = create(**parameters)
     except openai.APIError as error:
         return Answer(question, error=f"{type(error).__name__}: {error}")
+    if question.kind == "response":
+        return Answer(question, (answer.output_text,), frozenset({str(answer.status)}))
     return Answer(
         question,
         tuple(_text(choice) for choice in answer.choices),
@@ -111,18 +132,25 @@ def _ask(client: openai.OpenAI, model: str, question: Question) -> Answer:
     )
 
 
-def _response(client: openai.OpenAI, model: str, question: Question) -> Answer:
-    try:
-        answer = client.responses.create(
-            model=model,
-            input=_words(question),
-            max_output_tokens=question.max_tokens,
-            temperature=0.0,
-            extra_body={"ignore_eos": True, "top_k": 1},
-        )
-    except openai.APIError as error:
-        return Answer(question, error=f"{type(error).__name__}: {error}")
-    return Answer(question, (answer.output_text,), frozenset({str(answer.status)}))
+def _request(client: openai.OpenAI, model: str, question: Question) -> tuple[Any, dict[str, Any]]:
+    """Return the client's method for a question, and its arguments."""
+    is_chat = question.kind.endswith("chat")
+    parameters: dict[str, Any] = {
+        "model": model,
+        # Two answers that are alike would be none; without randomness vLLM wants n = 1.
+        "temperature": 1e-3 if question.kind == "several" else 0.0,
+        "extra_body": feature_body(question.feature, is_chat=is_chat),
+    }
+    if question.kind.endswith("response"):
+        asked = {"input": _words(question), "max_output_tokens": question.max_tokens}
+        return client.responses.create, {**parameters, **asked}
+    parameters["max_tokens"] = question.max_tokens
+    if is_chat:
+        messages = [{"role": "user", "content": _words(question)}]
+        return client.chat.completions.create, {**parameters, "messages": messages}
+    if question.kind == "several":
+        parameters["n"] = 2
+    return client.completions.create, {**parameters, "prompt": list(question.prompt)}
 
 
 def _words(question: Question) -> str:
@@ -130,27 +158,60 @@ def _words(question: Question) -> str:
 
 
 def _streamed(create: Any, parameters: Mapping[str, Any], question: Question) -> Answer:
-    parts: list[str] = []
-    reasons: set[str] = set()
+    options: dict[str, Any] = {
+        "stream": True,
+        "extra_headers": {"x-request-id": f"{question.name}.{uuid4().hex}"},
+    }
+    if not question.kind.endswith("response"):
+        body = {**parameters["extra_body"], "return_token_ids": True}
+        options |= {"extra_body": body, "stream_options": {"include_usage": True}}
+    heard = HeardStream()
+    told = ""
     try:
-        for chunk in create(stream=True, **parameters):
-            for choice in chunk.choices:
-                parts.append(_delta(choice))
-                if choice.finish_reason:
-                    reasons.add(choice.finish_reason)
+        for chunk in create(**{**parameters, **options}):
+            heard.hear(chunk)
     except (openai.APIError, openai.APIConnectionError) as error:
         told = f"{type(error).__name__}: {error}"
-        text = "".join(parts)
-        return Answer(question, (text,), error=told, is_begun=bool(text))
-    return Answer(question, ("".join(parts),), frozenset(reasons))
+    if not told and not heard.reasons:
+        told = "the stream ended without a reason"
+    return Answer(
+        question,
+        heard.texts,
+        frozenset(heard.reasons),
+        tuple(heard.tokens),
+        heard.usage,
+        tuple(heard.log_probs),
+        error=told,
+        is_begun=bool(told) and any(heard.texts),
+    )
 
 
 def _text(choice: Any) -> str:
     return str(choice.text if hasattr(choice, "text") else choice.message.content)
 
 
-def _delta(choice: Any) -> str:
-    return str((choice.text if hasattr(choice, "text") else choice.delta.content) or "")
+def is_clear(client: openai.OpenAI, model: str, question: Question) -> bool:
+    """Return whether no rounding changes the greedy answer: each token is first by a margin.
+
+    A response is judged by the chat that it stands for, and several answers by one of them.
+    """
+    is_chat = question.kind.endswith(("chat", "response"))
+    judged = replace(question, kind="chat" if is_chat else "completion")
+    create, parameters = _request(client, model, judged)
+    body = {**parameters["extra_body"], **asked_log_probs(2, is_chat=is_chat)}
+    (choice,) = create(**{**parameters, "extra_body": body}).choices
+    return all(margin >= CLEAR_MARGIN for margin in margins(choice.logprobs))
+
+
+def margins(log_probs: Any) -> Iterator[float]:
+    """Yield by how much the first token was ahead of the second, at each place of an answer."""
+    if hasattr(log_probs, "top_logprobs"):
+        tops = [list(place.values()) for place in log_probs.top_logprobs]
+    else:
+        tops = [[one.logprob for one in place.top_logprobs] for place in log_probs.content]
+    for top in tops:
+        first, *others = sorted(top, reverse=True)
+        yield first - others[0] if others else float("inf")
 
 
 @dataclass
@@ -173,12 +234,15 @@ class Load:
     @property
     def wrong(self) -> list[Answer]:
         """Answers that differ from those of an undisturbed run; of broken ones what was sent."""
-        whole = [a for a in self.answers if not a.error and a != self.expected[a.question]]
+        whole = [
+            a for a in self.answers if not a.error and not a.agrees_with(self.expected[a.question])
+        ]
         return whole + [a for a in self.broken if not self._is_beginning(a)]
 
     def _is_beginning(self, answer: Answer) -> bool:
-        (told,), (expected,) = answer.texts, self.expected[answer.question].texts
-        return expected.startswith(told)
+        expected = self.expected[answer.question].texts
+        told = zip(answer.texts, expected, strict=True)
+        return all(whole.startswith(begun) for begun, whole in told)
 
     def summary(self) -> str:
         """How many of each, for people."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACES = ("hf-one", "hf-two")
 DEADLINE_SECONDS = 30.0
+CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,24 @@ class Cable:
 
 
 @contextmanager
+def joined(pid: int) -> Iterator[None]:
+    """While entered, what this thread opens and starts is in the network of that process."""
+    its = Path(f"/proc/{pid}/ns/net")
+    with Path("/proc/thread-self/ns/net").open() as own, its.open() as other:
+        _set_namespace(other)
+        try:
+            yield
+        finally:
+            _set_namespace(own)
+
+
+def _set_namespace(file: IO[str]) -> None:
+    # `os.setns` is newer than the oldest Python that we support.
+    if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "cannot join the network of another process")
+
+
+@contextmanager
 def cable() -> Iterator[Cable | None]:
     """Make both namespaces; None where this machine or user cannot."""
     with ExitStack() as stack:
@@ -58,6 +79,7 @@ def _connect(made: Cable) -> None:
     for side, (name, address) in enumerate(zip(INTERFACES, ADDRESSES, strict=True)):
         made.ip(side, f"addr add {address}/24 dev {name}")
         made.ip(side, f"link set {name} up")
+        made.ip(side, "link set lo up")
 
 
 @contextmanager

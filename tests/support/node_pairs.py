@@ -56,6 +56,7 @@ class Node:
     machine: Follower
     facts: NodeFacts = FACTS
     finds_facts: bool = True
+    address: str = "10.0.0.2"
     wire: int | None = None
     started: list[tuple[int, int, int]] = field(default_factory=list)
     """(generation, rank, port) of every engine that was started."""
@@ -72,7 +73,7 @@ class Network:
 
     def __init__(self, nodes: int = 2, head: Head | None = None) -> None:
         self.now = 1000.0
-        self.head = head or Head(key=KEY, model="m", facts=FACTS, nodes=nodes)
+        self.head = head or Head(key=KEY, name="head", model="m", facts=FACTS, nodes=nodes)
         self.nodes: list[Node] = []
         self.wires: dict[int, Wire] = {}
         self.seen: list[actions.HeadAction] = []
@@ -91,7 +92,7 @@ class Network:
         self._next_wire += 1
         node.wire = number = self._next_wire
         self.wires[number] = Wire()
-        self.head_does(self.head.connected(number, a_nonce(), self.now))
+        self.head_does(self.head.connected(number, node.address, a_nonce(), self.now))
         self.node_does(node, node.machine.connected(a_nonce(), self.now))
 
     def deliver(self, number: int, *, to_head: bool) -> None:

@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.nodes.actions import GenerationLost, HeadReport, NodeLeft, RanksChanged
-from holdfast.nodes.dialer import Dialer, HeadAddress
+from holdfast.nodes.addresses import HeadAddress
+from holdfast.nodes.dialer import Dialer
 from holdfast.nodes.engine_processes import EngineProcesses
 from holdfast.nodes.follower import Follower
 from holdfast.nodes.head import Head
 from holdfast.nodes.listener import listening_for_nodes
+from holdfast.nodes.memory import NodeMemory
 from holdfast.nodes.messages import Start
 from holdfast.processes import tree
+from holdfast.settings import MemorySettings
 from holdfast.worker import lifetime
 from holdfast.workspace.stats import StatsWriter
 from node_pairs import FACTS, KEY, SPEC
@@ -33,7 +36,7 @@ def say(**event: Any) -> None:
 
 async def be_head(host: str, port: int) -> None:
     """Start a generation whenever there can be one."""
-    head = Head(key=KEY, model="m", facts=FACTS, nodes=2)
+    head = Head(key=KEY, name="head", model="m", facts=FACTS, nodes=2)
 
     def report(one: HeadReport) -> None:
         match one:
@@ -71,7 +74,8 @@ async def follow(host: str, port: int, directory: Path) -> None:
         words = [__file__, "work", str(os.getpid()), str(place), str(order.generation)]
         return [sys.executable, *words]
 
-    engine = EngineProcesses(directory / "generations", command)
+    memory = NodeMemory(MemorySettings(guard="off"))
+    engine = EngineProcesses(directory / "generations", command, memory)
     machine = Follower(key=KEY, name="b", instance=os.urandom(32).hex())
     address = HeadAddress(host, port)
     dialer = Dialer(machine, address, engine, find_facts=lambda _: FACTS)

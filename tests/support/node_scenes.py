@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from holdfast.nodes.actions import HeadReport, PeerRefused
-from holdfast.nodes.dialer import Dialer, HeadAddress
+from holdfast.nodes.addresses import HeadAddress
+from holdfast.nodes.dialer import Dialer
 from holdfast.nodes.follower import Follower
 from holdfast.nodes.head import Head
 from holdfast.nodes.listener import NodeListener, listening_for_nodes
@@ -60,14 +61,14 @@ class Scene:
             while not condition():  # noqa: ASYNC110 - no event tells of every condition
                 await asyncio.sleep(0.01)
 
-    def start(self, generation: int) -> None:
+    def start(self, generation: int, *arguments: str) -> None:
         """Hand out a generation."""
         self.listener.do(
             self.head.start(
                 generation=generation,
                 master_address="127.0.0.1",
                 master_port=20000 + generation,
-                arguments=(),
+                arguments=arguments,
                 fingerprint="f",
                 spec=SPEC,
             )
@@ -103,41 +104,62 @@ class Scene:
         context: ssl.SSLContext | None = None,
     ) -> AsyncIterator[tuple[StandInEngine, asyncio.Task[None]]]:
         """A follower that runs while entered."""
-        engine = StandInEngine()
-        machine = Follower(key=key, name=name, instance=a_nonce().hex())
-        address = HeadAddress("127.0.0.1", port or self.port)
-        dialer = Dialer(machine, address, engine, find_facts=lambda _: facts, context=context)
-        engine.dialer = dialer
-        task = asyncio.create_task(dialer.run())
-        try:
+        async with following(port or self.port, name, key=key, facts=facts, context=context) as (
+            engine,
+            task,
+            _,
+        ):
             yield engine, task
-        finally:
-            dialer.leave("the test ends")
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                await asyncio.wait({task})
+
+
+@asynccontextmanager
+async def following(
+    port: int,
+    name: str = "b",
+    *,
+    key: bytes = KEY,
+    facts: NodeFacts = FACTS,
+    context: ssl.SSLContext | None = None,
+) -> AsyncIterator[tuple[StandInEngine, asyncio.Task[None], Dialer]]:
+    """A follower of the head at that port, which runs while entered."""
+    engine = StandInEngine()
+    machine = Follower(key=key, name=name, instance=a_nonce().hex())
+    address = HeadAddress("127.0.0.1", port)
+    dialer = Dialer(machine, address, engine, find_facts=lambda _: facts, context=context)
+    engine.dialer = dialer
+    task = asyncio.create_task(dialer.run())
+    try:
+        yield engine, task, dialer
+    finally:
+        dialer.leave("the test ends")
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await asyncio.wait({task})
 
 
 def play(
     scene: Callable[[Scene], Awaitable[Result]],
     *,
     nodes: int = 2,
+    model: str = "m",
+    facts: NodeFacts = FACTS,
     context: ssl.SSLContext | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    port: int = 0,
+    deadline_seconds: float = 2 * DEADLINE_SECONDS,
 ) -> Result:
     """Run a scene with a head that waits for followers, within a deadline."""
 
     async def run() -> Result:
-        head = Head(key=KEY, model="m", facts=FACTS, nodes=nodes)
+        head = Head(key=KEY, name="head", model=model, facts=facts, nodes=nodes)
         reports: list[HeadReport] = []
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            port = sock.getsockname()[1]
+        with socket.create_server(("127.0.0.1", port)) as sock:
             async with (
-                asyncio.timeout(2 * DEADLINE_SECONDS),
+                asyncio.timeout(deadline_seconds),
                 listening_for_nodes(
                     head, sock, on_report=reports.append, context=context
                 ) as listener,
             ):
-                return await scene(Scene(head, listener, port, reports))
+                return await scene(Scene(head, listener, sock.getsockname()[1], reports))
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(run())

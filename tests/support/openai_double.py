@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from double_defects import MORE, WRONG_ANSWERS, Defect
+from double_derender import derendered
 from double_model import (
     MAX_MODEL_LEN,
     Generated,
@@ -31,11 +32,12 @@ from double_model import (
     tokens_of,
 )
 from double_tools import deltas, finish_reason, parse
-from holdfast.records import Configuration, ModelFile
+from holdfast.configuration_record import Configuration, ModelFile
 
 Body = dict[str, Any]
 
 MODEL = "double"
+DERENDER = "/v1/chat/completions/derender"
 MAX_BODY_BYTES = 1024 * 1024
 
 
@@ -59,7 +61,7 @@ class OpenAIDouble(Starlette):
         self.configuration = Configuration(
             image="registry/double:1",
             versions={"holdfast": "0.0.0", "torch": "0.0.0"},
-            flags=("--max-model-len", str(MAX_MODEL_LEN)),
+            flags=("--max-model-len", str(MAX_MODEL_LEN), "--tool-call-parser=hermes"),
             devices=("GPU", "GPU"),
             model=MODEL,
             files=(ModelFile("config.json", 2, "ab" * 32, "holdfast"),),
@@ -84,6 +86,7 @@ class OpenAIDouble(Starlette):
             "/openapi.json": self._openapi,
         }
         self._paths = [*posts, *gets]
+        posts[DERENDER] = self._derender
         super().__init__(
             routes=[Route(path, end, methods=["POST"]) for path, end in posts.items()]
             + [Route(path, end) for path, end in gets.items()],
@@ -124,6 +127,12 @@ class OpenAIDouble(Starlette):
         prompt = template(body) if "messages" in body else body["prompt"]
         ids = self._vocabulary.ids_of(prompt)
         return JSONResponse({"count": len(ids), "max_model_len": MAX_MODEL_LEN, "tokens": ids})
+
+    async def _derender(self, request: Request) -> Response:
+        self._admit(request)
+        if not (body := await request.json()):
+            raise HTTPException(400, "there is nothing to parse")
+        return JSONResponse(derendered(body, self._vocabulary.text_of, self.defect))
 
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request)
@@ -396,6 +405,6 @@ class OpenAIDouble(Starlette):
             return f"data: {text[:middle]}\n\ndata: {text[middle:]}\n\n".encode()
         if number == 1 and self.defect == "an event without its empty line":
             return f"data: {text}\n".encode()
-        if number == 1 and self.defect == "bytes that are no UTF-8":
+        if number == 1 and self.defect == "bytes that are not UTF-8":
             return b"data: \xf0\x9f\n\n"
         return f"data: {text}\n\n".encode()

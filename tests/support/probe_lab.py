@@ -24,9 +24,11 @@ from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.engine.interface import Engine
 from holdfast.labels import StepName
 from holdfast.listener.server import bound_socket
+from holdfast.processes import tree
 from holdfast.processes.environment import NativeVariables
 from holdfast.records import ProbeReport
 from holdfast.settings import Suite
+from holdfast.telemetry.key_usage import KeyUsage
 
 UNIT_BYTES = 64 * 1024
 MAX_MODEL_LEN = 4096
@@ -73,15 +75,18 @@ def main(directory: Path) -> None:
         bound_socket(settings.listen) as sock,
         tempfile.TemporaryDirectory() as runtime,
         asyncio.Runner() as runner,
+        tree.owned(Path(runtime), {}),
     ):
         lab = _Lab(
             settings,
             Keys.read((), settings.keys),
             sock,
             Path(runtime),
+            usage=KeyUsage(tuple),
             native_variables=NativeVariables(None, ()),
             end_now=partial(sys.exit, 1),
         )
+        lab.met = []
         runner.run(lab.run())
     print(json.dumps(lab.met))  # noqa: T201 - read by the test
 
@@ -89,9 +94,7 @@ def main(directory: Path) -> None:
 class _Lab(Application):
     """Holdfast with an experiment in place of its probe."""
 
-    def __init__(self, *arguments: Any, **collaborators: Any) -> None:
-        super().__init__(*arguments, **collaborators)
-        self.met: list[tuple[tuple[StepName, ...], list[StepName]]] = []
+    met: list[tuple[tuple[StepName, ...], list[StepName]]]
 
     def prober(self, engine: Engine) -> Any:
         """Return the experiment of this generation."""

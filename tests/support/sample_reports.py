@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.records import Configuration, ModelFile
+from holdfast.configuration_record import Configuration, ModelFile
 from holdfast.verify.records import (
     CheckResult,
     HoldfastFacts,

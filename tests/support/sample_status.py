@@ -87,6 +87,7 @@ def a_status(state: State = State.READY, **differences: Any) -> Status:
         engine=EngineReport(generation=1, restarts=0, starts=1, last_start_seconds=25.5),
         probe=a_probe(),
         ranks=(a_rank(),),
+        has_engine=True,
     )
     return replace(status, **differences)
 
@@ -99,5 +100,6 @@ def a_fresh_status(**differences: Any) -> Status:
         engine=EngineReport(),
         probe=None,
         ranks=(),
+        has_engine=False,
     )
     return replace(fresh, **differences)

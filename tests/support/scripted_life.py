@@ -15,16 +15,18 @@ from holdfast.errors import (
     EngineLostError,
     EngineStartError,
     HoldfastError,
+    NodeLostError,
     UsageError,
 )
 from holdfast.labels import SLEEP_TAGS, SleepLevel, SleepTag
 from holdfast.lifecycle.learning import Learning
+from holdfast.lifecycle.memory_relief import MemoryRelief
 from holdfast.lifecycle.start_times import Forecast
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import Death, ProbeReport, ProbeStep, RankStats, SlotStats
 from holdfast.settings import ProbeSettings, Suite, SupervisionSettings, WorkspaceSettings
-from holdfast.telemetry.counters import EngineDeaths
+from holdfast.telemetry.counters import EngineDeaths, Recycles
 from holdfast.telemetry.progress import LogProgress
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from sample_status import MIB, REJECTION, a_rank
@@ -73,6 +75,10 @@ class ScriptedEngine(StubEngine):
         """The LLM that clients' calls reach."""
         self.slept: list[SleepLevel] = []
         self.sleep_error: HoldfastError | None = None
+        self.memory_bytes: int | None = None
+        """What its processes hold."""
+        self.measured = 0
+        """How often that was asked."""
         self._asleep: frozenset[SleepTag] = frozenset()
         self.policies: list[GrowthPolicy] = []
         self.policy_death: Death | None = None
@@ -83,6 +89,10 @@ class ScriptedEngine(StubEngine):
     def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
         del with_steps
         return self._ranks
+
+    def host_memory_bytes(self) -> int | None:
+        self.measured += 1
+        return self.memory_bytes
 
     def die(self, death: Death) -> None:
         """End as if one of its processes had died."""
@@ -133,6 +143,18 @@ async def fail_to_load() -> None:
     raise UsageError("the model is unknown.", remedy="name another.")
 
 
+class NodeLostOnce:
+    """A stage in which another node is lost, the first time."""
+
+    def __init__(self) -> None:
+        self._is_lost = False
+
+    async def __call__(self) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            raise NodeLostError("node b: it closed the connection")
+
+
 async def fail_to_start() -> None:
     """Fail as if vLLM did not start."""
     raise EngineStartError("the engine could not start: no memory", remedy="buy some.")
@@ -149,9 +171,14 @@ class World:
     starting: Callable[[], Awaitable[None]] = at_once
     probing: Callable[[], Awaitable[None]] = at_once
     draining: Callable[[], Awaitable[None]] = at_once
+    missing: list[str] = field(default_factory=list)
+    """What the first start waits for."""
     stopping: Callable[[], Awaitable[None]] = at_once
     fingerprint: str = "f00d"
+    memory_bytes: int | None = None
+    """What a new engine holds of the host's memory."""
     events: list[str] = field(default_factory=list)
+    deaths: list[Death] = field(default_factory=list)
     specs: list[WorkspaceSpec] = field(default_factory=list)
     engines: list[ScriptedEngine] = field(default_factory=list)
     suites: list[Suite | None] = field(default_factory=list)
@@ -166,11 +193,16 @@ class World:
     def directory_of(self, generation: int) -> Path:
         return self.directory / str(generation)
 
+    async def until_startable(self, on_wait: Callable[[str], None]) -> None:
+        while self.missing:
+            on_wait(self.missing.pop(0))
+
     @asynccontextmanager
     async def running(self, spec: WorkspaceSpec) -> AsyncIterator[ScriptedEngine]:
         self.specs.append(spec)
         await self.starting()
         engine = ScriptedEngine(spec.generation, self.ranks)
+        engine.memory_bytes = self.memory_bytes
         self.engines.append(engine)
         self.events.append(f"engine {spec.generation} runs")
         self.requests.engine_started(engine.llm, spec.generation)
@@ -206,6 +238,9 @@ class World:
     def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
         self.events.append(f"counters of {len(ranks)} ranks kept")
 
+    def engine_died(self, death: Death) -> None:
+        self.deaths.append(death)
+
     def probe_ran(self, _report: ProbeReport) -> None:
         self.events.append("probe counted")
 
@@ -219,11 +254,13 @@ class Moves(LogProgress):
     def __init__(self) -> None:
         super().__init__(logging.getLogger("test"))
         self.states = [State.STARTING]
+        self.reasons: list[str] = []
         self.entered = asyncio.Event()
 
     def state_changed(self, state: str, reason: str) -> None:
         super().state_changed(state, reason)
         self.states.append(State(state))
+        self.reasons.append(reason)
         self.entered.set()
 
 
@@ -236,11 +273,14 @@ class Life:
         probe: ProbeSettings | None = None,
         workspace: WorkspaceSettings | None = None,
         supervision: SupervisionSettings | None = None,
+        memory: MemoryRelief | None = None,
     ) -> None:
         self.world = world
         self.engine_deaths = EngineDeaths()
+        self.recycles = Recycles()
         self._moves = Moves()
         self.states = self._moves.states
+        self.reasons = self._moves.reasons
         self.supervisor = Supervisor(
             probe or ProbeSettings(),
             supervision or SupervisionSettings(),
@@ -248,7 +288,9 @@ class Life:
             learning=Learning(workspace or WorkspaceSettings(), world.directory / "learned"),
             forecast=Forecast(world.directory / "learned", ["model"]),
             engine_deaths=self.engine_deaths,
+            recycles=self.recycles,
             progress=self._moves,
+            memory=memory,
         )
         self.error: HoldfastError | None = None
         """The error that `run` ended with, if any."""
@@ -266,6 +308,31 @@ class Life:
             while self.supervisor.state is not state:
                 self._moves.entered.clear()
                 await self._moves.entered.wait()
+
+
+@dataclass
+class Client:
+    """One call, and its outputs."""
+
+    life: Life
+    prompt: str
+    is_consumed: bool = False
+    is_continuable: bool = False
+
+    def __post_init__(self) -> None:
+        self.outputs: list[Output] = []
+        self.first = asyncio.Event()
+        self.task = asyncio.create_task(self._call())
+
+    async def _call(self) -> None:
+        arguments = {
+            "prompt": self.prompt,
+            "is_consumed": self.is_consumed,
+            "is_continuable": self.is_continuable,
+        }
+        async for output in self.life.world.requests.run("generate", arguments):
+            self.outputs.append(output)
+            self.first.set()
 
 
 def lived(
@@ -297,6 +364,17 @@ def stopped_in(state: State) -> Callable[[Life], Awaitable[None]]:
         life.supervisor.request_stop()
 
     return stop
+
+
+def in_service(act: Callable[[Life], Awaitable[None]]) -> Callable[[Life], Awaitable[None]]:
+    """Return an act that does something in READY, and then stops the server."""
+
+    async def ready(life: Life) -> None:
+        await life.until(State.READY)
+        await act(life)
+        life.supervisor.request_stop()
+
+    return ready
 
 
 async def _die(life: Life, death: Death) -> None:

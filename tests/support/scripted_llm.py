@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.engine.request import Method
+from holdfast.engine.request import Method, SentAnswer
 from holdfast.errors import HoldfastError
 
 DEADLINE_SECONDS = 60.0
@@ -38,6 +38,7 @@ class Output:
     finished: bool = False
     is_abort: bool = False
     is_cut: bool = False
+    is_failure: bool = False
 
 
 class PlainOutputs:
@@ -56,6 +57,9 @@ class PlainOutputs:
     def is_cut(self, output: Output) -> bool:
         return output.is_cut
 
+    def is_failure(self, output: Output) -> bool:
+        return output.is_failure
+
     def as_vllm_error(self, error: HoldfastError) -> Exception:
         return AnsweredError(error)
 
@@ -64,6 +68,24 @@ class PlainOutputs:
 
     def is_streamed(self, arguments: Mapping[str, Any]) -> bool:
         return bool(arguments.get("is_streamed", False))
+
+    def is_continuable(self, arguments: Mapping[str, Any]) -> bool:
+        return bool(arguments.get("is_continuable", False))
+
+    def is_answer_streamed(self, arguments: Mapping[str, Any]) -> bool:
+        return bool(arguments.get("is_answer_streamed", True))
+
+    def add_sent(self, sent: SentAnswer, output: Output) -> None:
+        sent.token_ids.append(output.tokens)
+        sent.last_output = output
+
+    def continued_arguments(
+        self, arguments: Mapping[str, Any], sent: SentAnswer, llm: Any
+    ) -> Mapping[str, Any] | None:
+        if not sent.token_ids:
+            return arguments
+        has_room = len(sent.token_ids) < llm.most_answers
+        return {**arguments, "sent": tuple(sent.token_ids)} if has_room else None
 
     def size_bytes(self, arguments: Mapping[str, Any]) -> int:
         return len(arguments["prompt"])
@@ -78,6 +100,9 @@ class PlainOutputs:
 
     def context_tokens(self, output: Output) -> int:
         return output.tokens
+
+    def given_tokens(self, arguments: Mapping[str, Any]) -> int:
+        return int(arguments.get("tokens", 1))
 
     def prompt_tokens(self, output: Output) -> int:
         del output
@@ -99,7 +124,11 @@ class ScriptedLLM:
     """The prompts that kill it at their first token."""
     answers: int = 1
     """Tokens of an answer."""
+    most_answers: int = 100
+    """Tokens of an answer that it has room for."""
     received: list[str] = field(default_factory=list)
+    went_on_after: list[Sequence[int]] = field(default_factory=list)
+    """The tokens of the answer that it was given, by call."""
     running: list[str] = field(default_factory=list)
     most_running: int = 0
 
@@ -129,15 +158,22 @@ class ScriptedLLM:
             while len(self.received) < count:  # noqa: ASYNC110 - the loop is all there is
                 await asyncio.sleep(0)
 
+    async def abort(self, request_id: str) -> None:
+        """Take note of nothing: the call goes on until the engine dies or answers."""
+
     async def generate(
-        self, prompt: str, *, gives_up: bool = False, **_: Any
+        self, prompt: str, *, gives_up: bool = False, sent: Sequence[int] = (), **_: Any
     ) -> AsyncIterator[Output]:
-        """`answers` outputs of one token each; an abort instead if it `gives_up`."""
+        """`answers` outputs of one token each; an abort instead if it `gives_up`.
+
+        It goes on after what was sent.
+        """
         self.received.append(prompt)
+        self.went_on_after.append(sent)
         self.running.append(prompt)
         self.most_running = max(self.most_running, len(self.running))
         try:
-            for token in range(1, self.answers + 1):
+            for token in range(len(sent) + 1, self.answers + 1):
                 await asyncio.sleep(0)
                 await self._go.wait()
                 if self.poison and prompt.partition("#")[0] in self.poison.split():

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
-
-from holdfast.processes.environment import LAST_NAME
 
 READY_DEADLINE_SECONDS = 180.0
 STOP_DEADLINE_SECONDS = 60.0
@@ -39,13 +39,11 @@ TINY = (
     "--max-num-batched-tokens=128",
 )
 """Flags that keep its probe short, too."""
+NOT_COMPILED = {"TORCH_COMPILE_DISABLE": "1"}
+COMPILED = {"TORCH_COMPILE_DISABLE": "0"}
+"""vLLM compiles the rank of a log-prob, also of an eager model, in each process of an engine, which
+takes seconds at every start (`batched_count_greater_than`, 0.32)."""
 _LISTENING = re.compile(r"listening on (\S+)")
-
-_NATIVE: dict[str, bytes] = {}
-"""What the worker of an earlier server was started with, by the name of the file that says it.
-
-Where it is known a worker is forked, which spares each start the seconds of its imports.
-"""
 
 Metrics = dict[tuple[str, frozenset[tuple[str, str]]], float]
 Greedy = Callable[[str, int], list[int]]
@@ -131,9 +129,9 @@ class Server:
         """The report of `/statusz`."""
         return dict(self.get("/statusz").json())
 
-    def metrics(self) -> Metrics:
-        """Every sample of `/metrics`, by name and labels."""
-        families = text_string_to_metric_families(self.get("/metrics").text)
+    def metrics(self, path: str = "/metrics") -> Metrics:
+        """Every sample of a page, by name and labels."""
+        families = text_string_to_metric_families(self.get(path).text)
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in families
@@ -151,6 +149,20 @@ class Server:
         if not values:
             raise KeyError(name)
         return sum(values)
+
+    @property
+    def sent(self) -> float:
+        """How many sequences the engine has, whether it runs them or not; READY only."""
+        page = self.metrics()
+        running, waiting, held = (
+            sum(value for (found, _), value in page.items() if found == name)
+            for name in (
+                "vllm:num_requests_running",
+                "vllm:num_requests_waiting",
+                "holdfast_requests_held",
+            )
+        )
+        return running + waiting - held
 
     def until(
         self,
@@ -216,10 +228,6 @@ def running(
 ) -> Iterator[Server]:
     """A server with state of its own under `directory`; no process of it is left at the end."""
     directory.mkdir(parents=True, exist_ok=True)
-    native = directory / "state" / "holdfast" / LAST_NAME
-    if _NATIVE and not native.exists():
-        native.parent.mkdir(parents=True, exist_ok=True)
-        native.write_bytes(_NATIVE[LAST_NAME])
     log_path = directory / f"server-{time.monotonic_ns()}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -235,8 +243,34 @@ def running(
     finally:
         server.close()
         _end(process)
-        if native.exists():
-            _NATIVE[LAST_NAME] = native.read_bytes()
+
+
+@cache
+def forkable() -> Mapping[str, str]:
+    """Variables with which every worker is forked from the fork server, at the first start too.
+
+    A worker is spawned, and imports vLLM for seconds, where it needs other native variables than
+    the fork server was started with (`holdfast.processes.environment`). vLLM sets these for each
+    worker, and a core for each rank, unless it is told to bind none (`OMPProcessManager` and
+    `CpuPlatform`, 0.32). It would bind the first rank of every engine to the same core.
+    """
+    torch = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]  # vLLM needs it
+    folders = (torch.parent / "torch.libs", torch / "lib")
+    libraries = [str(path) for folder in folders for path in folder.glob("libgomp*.so*")]
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
+        "LD_PRELOAD": ":".join(libraries[:1]),
+    }
+
+
+def sooner() -> Mapping[str, str]:
+    """Variables with which the engines of many tests start sooner.
+
+    None for a test that runs alone, which leaves it to vLLM, as users do.
+    """
+    return {**forkable(), **NOT_COMPILED} if "PYTEST_XDIST_WORKER" in os.environ else {}
 
 
 @contextmanager
@@ -256,6 +290,8 @@ class Sight:
     """What a client sees in one state."""
 
     codes: dict[str, int]
+    metrics: Metrics
+    """Before the request that is refused or, in READY, answered."""
     refusal: httpx.Response
     state_metric: float
 
@@ -266,8 +302,6 @@ class Demo:
 
     server: Server
     sights: dict[str, Sight]
-    metrics_at_ready: Metrics
-    """Before the first request."""
 
 
 def descendants(pid: int) -> set[psutil.Process]:
@@ -276,6 +310,14 @@ def descendants(pid: int) -> set[psutil.Process]:
         return set(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
         return set()
+
+
+def title_of(process: psutil.Process) -> str:
+    """Its title, which is its command line unless it chose another; empty if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -292,21 +334,9 @@ def _environment(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
         "XDG_STATE_HOME": str(directory / "state"),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
-        **_core_of_this_worker(),
+        **sooner(),
         **given,
     }
-
-
-def _core_of_this_worker() -> dict[str, str]:
-    """A core for the engines of this process of xdist.
-
-    vLLM binds every engine, and what compiles for it, to the first core it finds, on which those of
-    all processes would wait for each other while the second one idles (`CPUWorker`, 0.32).
-    """
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    cores = sorted(os.sched_getaffinity(0))
-    # The first process leaves it to vLLM, as users do.
-    return {"VLLM_CPU_OMP_THREADS_BIND": str(cores[number % len(cores)])} if number else {}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 import httpx
 from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from asgi_server import DEADLINE_SECONDS, serving
@@ -29,8 +29,15 @@ class SmallServer:
     """
 
     def __init__(
-        self, *, capacity: float = 1, waiting: int = 100, per_key: int = 0, keys: int = 0
+        self,
+        *,
+        capacity: float = 1,
+        waiting: int = 100,
+        per_key: int = 0,
+        keys: int = 0,
+        around: Callable[[ASGIApp], ASGIApp] = lambda gate: gate,
     ) -> None:
+        """Take `around`, which returns the layer between the keys and the gate."""
         self.view = View()
         self.served: list[str] = []
         self.at_work: list[RequestContext] = []
@@ -44,7 +51,7 @@ class SmallServer:
             capacity=lambda: Capacity(capacity, capacity),
             count_keys=lambda: keys,
         )
-        self._gate = Gate(self._answer, self.admission)
+        self._gate = around(Gate(self._answer, self.admission))
         self._released = asyncio.Semaphore(0)
         self.is_elsewhere = False
         """Whether a request that comes now waits for `elsewhere` before its work."""

@@ -62,7 +62,7 @@ def next_report(report: RankReport, number: int) -> RankReport:
 
 
 def text(number: int) -> str:
-    """A name that fills its place, so that half of one is no other."""
+    """A name that fills its place, so that half of one is not another."""
     return (f"{number}:" * 120)[:119]
 
 

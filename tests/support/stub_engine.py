@@ -107,8 +107,14 @@ class StubEngine:
     async def dump_stacks(self) -> str:
         return ""
 
+    def process_ids(self) -> tuple[int, ...]:
+        return ()
+
     def process_tracebacks(self) -> str:
         return ""
+
+    def host_memory_bytes(self) -> int | None:
+        return None
 
     def suspects(self) -> tuple[Suspect, ...] | None:
         return None

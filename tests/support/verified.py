@@ -77,7 +77,7 @@ async def interrupted(app: OpenAIDouble, directory: Path, number: signal.Signals
 
 @asynccontextmanager
 async def started(
-    *arguments: str, stdout: int = asyncio.subprocess.PIPE
+    *arguments: str, stdout: int = asyncio.subprocess.PIPE, directory: Path | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command, just begun; when left, or after the deadline, it has ended."""
     process = await asyncio.create_subprocess_exec(
@@ -85,6 +85,7 @@ async def started(
         *("-m", "holdfast", "verify", *arguments),
         stdout=stdout,
         stderr=asyncio.subprocess.PIPE,
+        cwd=directory,
     )
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):

@@ -104,7 +104,6 @@ def test_a_wrong_value_is_refused(arguments: tuple[str, ...] | str) -> None:
         ("--data-parallel-multi-port-external-lb",),
         ("--api-server-count", "2"),
         ("--api-server-count=0",),
-        ("--nnodes", "2"),
         ("--data-parallel-size-local=1", "--data-parallel-size=2"),
         ("--data-parallel-size-local=0",),
         ("--enable-elastic-ep",),
@@ -424,7 +423,7 @@ def test_vllms_limits_of_headers_are_ours() -> None:
 
 
 def test_vllms_keep_alive_is_the_default_of_ours() -> None:
-    """A variable that is no time is refused by name."""
+    """A variable that is not a time is refused by name."""
     assert parse_serve(["--demo"], {}).listen.keep_alive_seconds == 5
     environment = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75"}
     assert parse_serve(["--demo"], environment).listen.keep_alive_seconds == 75
@@ -454,3 +453,43 @@ def test_vllms_empty_variables_are_not_set(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, "there is no model" in done.stderr) == (2, True)
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    """A key that only this user can read."""
+    path = tmp_path / "node.key"
+    path.write_text("k" * 32)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_head_says_what_is_wrong_with_its_key_or_address(key_file: str) -> None:
+    """A flag without effect is a warning."""
+    flags = ("--demo", "--nnodes=2", "--port=0", "--master-port=29501")
+    elsewhere = holdfast("serve", *flags, "--master-addr=192.0.2.1", "--node-key-file", key_file)
+    assert elsewhere.returncode == 2
+    assert "--master-port has no effect" in elsewhere.stderr
+    assert "--master-addr 192.0.2.1: " in elsewhere.stderr.splitlines()[-1]
+    without_key = holdfast(
+        "serve", *flags, "--master-addr=127.0.0.1", "--node-key-file", f"{key_file}.none"
+    )
+    assert without_key.returncode == 2
+    assert "No such file" in without_key.stderr.splitlines()[-1]
+
+
+def test_help_of_a_follower_needs_no_vllm() -> None:
+    """It has every flag, and the exit codes."""
+    ended = holdfast("follow", "--help")
+    assert ended.returncode == 0
+    for part in ("HOST[:PORT]", "--node-key-file", "--node-name", "--ssl-ca-certs", "6 address"):
+        assert part in ended.stdout
+
+
+def test_a_follower_imports_neither_vllm_nor_torch() -> None:
+    """All that its process runs, the listener included, is loaded here."""
+    command = "import holdfast.follow, sys; print(sorted({'vllm', 'torch'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"

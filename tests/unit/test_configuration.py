@@ -10,7 +10,7 @@ import pytest
 from holdfast import __version__
 from holdfast.cli import parse_serve
 from holdfast.configuration import given, without_secrets
-from holdfast.records import Configuration
+from holdfast.configuration_record import Configuration
 
 HUSH = "hush"
 

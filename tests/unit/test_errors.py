@@ -45,6 +45,18 @@ def test_every_class_is_in_the_drawing_of_the_tree() -> None:
     assert all(error.__name__ in (errors.__doc__ or "") for error in tree(HoldfastError))
 
 
+@pytest.mark.parametrize("root", [errors.SuspectedError, errors.QuarantinedError])
+def test_no_router_retries_what_may_have_ended_an_engine(root: type[HoldfastError]) -> None:
+    """Whichever way it came to be suspected; routers retry a 500, and none retries a 422."""
+    assert {error.http_status for error in tree(root)} == {422}
+
+
+def test_a_lack_of_host_memory_takes_no_replica_out() -> None:
+    """Routers count 503 against a replica that serves shorter prompts as ever."""
+    error = errors.HostMemoryError("too little")
+    assert (error.http_status, error.retry_after_seconds) == (429, errors.RETRY_AFTER_SECONDS)
+
+
 def test_cause_and_remedy_are_one_line() -> None:
     """Whatever line breaks the cause has."""
     error = HoldfastError("it\nbroke\r\n  twice\u2028over.", remedy="mend it.")

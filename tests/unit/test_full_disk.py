@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.api.usage_files import usage_kept
+from holdfast.atomic_files import LOCK_FILE
+from holdfast.telemetry.key_usage import KeyUsage
 from holdfast.worker import crash_records
 from holdfast.worker.crash_records import read_causes, record_causes
 from holdfast.worker.step_requests import StepRequests
@@ -124,6 +127,18 @@ def test_stats_that_cannot_be_kept_are_an_error_and_no_signal(full_disk: Path) -
     """The start fails with the reason: without stats no engine is let in."""
     done = run(STATS, str(full_disk))
     assert (done.returncode, done.stdout) == (0, "No space left on device\n"), done.stderr
+
+
+def test_usage_that_cannot_be_kept_is_counted(
+    full_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server serves, and its limits hold, until it ends."""
+    usage = KeyUsage()
+    with usage_kept(usage, full_disk):
+        usage.count("alice", requests=1, output_tokens=5)
+        assert usage.tokens_today("alice") == 5
+    assert "No space left" in caplog.text
+    assert {path.name for path in full_disk.iterdir()} <= {"filler", LOCK_FILE}
 
 
 STACKS = """

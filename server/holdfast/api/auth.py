@@ -20,6 +20,11 @@ from holdfast.telemetry.counters import Refusals
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping"})
 """The paths of health checks, which carry no key; our own routes answer all of them."""
 METRICS_PATH = "/metrics"
+ROUTING_PATH = "/metrics/routing"
+METRICS_PATHS = frozenset({METRICS_PATH, ROUTING_PATH})
+"""The paths of scrapes, which need a key if `--metrics-auth` says so."""
+MESSAGES_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+"""Anthropic's routes, whose clients send `x-api-key`; no other route reads that header."""
 ADMIN_PATH = "/admin"
 WEBSOCKET_POLICY_VIOLATION = 1008
 
@@ -41,11 +46,18 @@ class Keys:
         """
         api = Keyring(api_keys, settings.api_key_file)
         given = [settings.admin_api_key] if settings.admin_api_key is not None else []
-        admin = Keyring(given, settings.admin_api_key_file, source="--admin-api-key-file")
+        admin = Keyring(
+            given, settings.admin_api_key_file, source="--admin-api-key-file", may_limit=False
+        )
         guards_metrics = settings.metrics_auth == "api-key"
         if guards_metrics and api.is_empty:
             raise UsageError(
                 "--metrics-auth api-key was given without an API key.",
+                remedy="add --api-key or --api-key-file.",
+            )
+        if settings.usage_directory is not None and api.is_empty:
+            raise UsageError(
+                "--usage-dir was given without an API key.",
                 remedy="add --api-key or --api-key-file.",
             )
         if admin.shares_a_key_with(api):
@@ -97,25 +109,29 @@ _NO_ROUTE = _Refusal(
 class KeyCheck:
     """ASGI layer: a request with the right key, or that needs none, reaches `app` unchanged.
 
-    It reads the path as the router does. Health routes are open; `/metrics` is if `--metrics-auth`
-    allows it. `/admin` and everything below it needs an admin key, and so do vLLM's routes for
-    operators, even without an API key. Everything else needs an API key if there is one: routes of
-    any kind and method, WebSockets, and paths that do not exist.
+    It reads the path as the router does. Health routes and the files of the status page are open;
+    those of metrics are if `--metrics-auth` allows it. `/admin` and everything below it needs an
+    admin key, and so do vLLM's routes for operators, even without an API key. Everything else needs
+    an API key if there is one: routes of any kind and method, WebSockets, and paths that do not
+    exist.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what tells which requests need which key
         self,
         app: ASGIApp,
         keys: Keys,
         refusals: Refusals,
         *,
         is_probe: Callable[[Scope], bool],
+        is_shell: Callable[[Scope], bool] = lambda _: False,
         root_path: str = "",
     ) -> None:
+        """Take `is_shell`, which tells the files of the status page, which have no data."""
         self._app = app
         self._keys = keys
         self._refusals = refusals
         self._is_probe = is_probe
+        self._is_shell = is_shell
         self._root_path = root_path
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -144,18 +160,20 @@ class KeyCheck:
         # Our own routes have no WebSocket, so these paths are open for HTTP only.
         if scope["type"] == "http" and self._is_open(path):
             return None
-        return self._api_refusal(scope)
+        return self._api_refusal(scope, path)
 
     def _is_open(self, path: str) -> bool:
-        return path in OPEN_PATHS or (path == METRICS_PATH and not self._keys.guards_metrics)
+        return path in OPEN_PATHS or (path in METRICS_PATHS and not self._keys.guards_metrics)
 
-    def _api_refusal(self, scope: Scope) -> _Refusal | None:
+    def _api_refusal(self, scope: Scope, path: str) -> _Refusal | None:
         if self._keys.api.is_empty or _is_preflight(scope):
             return None
-        # The probe does not use a client's key, which may change at any moment.
-        if self._is_probe(scope):
+        # The probe does not use a client's key, which may change at any moment. A browser cannot
+        # send one with the request for a page, which therefore asks for it.
+        if self._is_probe(scope) or self._is_shell(scope):
             return None
-        name = self._keys.api.name_of(_token(scope))
+        token = _messages_token(scope) if path in MESSAGES_PATHS else _token(scope)
+        name = self._keys.api.name_of(token)
         if name is None:
             return _NO_API_KEY
         current_request().key = name
@@ -177,11 +195,23 @@ class KeyCheck:
 
 def _token(scope: Scope) -> bytes:
     """Return the token after `Bearer`; empty, and so invalid, unless exactly one header has it."""
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    given = _values(scope, b"authorization")
     if len(given) != 1:
         return b""
     scheme, _, token = given[0].partition(b" ")
     return bytes(token) if scheme.lower() == b"bearer" else b""
+
+
+def _messages_token(scope: Scope) -> bytes:
+    """Return the token as `_token` does, or else that of exactly one `x-api-key`."""
+    given = _values(scope, b"x-api-key")
+    if len(given) != 1 or _values(scope, b"authorization"):
+        return _token(scope)
+    return given[0]
+
+
+def _values(scope: Scope, header: bytes) -> list[bytes]:
+    return [bytes(value) for name, value in scope["headers"] if name == header]
 
 
 def _is_preflight(scope: Scope) -> bool:

@@ -6,12 +6,19 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from holdfast.errors import RETRY_AFTER_SECONDS, openai_error_body, openai_type_of
+from holdfast.errors import (
+    RETRY_AFTER_SECONDS,
+    NotReadyError,
+    OverloadedError,
+    openai_error_body,
+    openai_type_of,
+)
 from holdfast.labels import RefusalReason
 from holdfast.request_context import RequestContext
 
@@ -24,6 +31,7 @@ UNSUPPORTED_MEDIA_TYPE = "Unsupported Media Type"
 SHAPED_BYTES = 64 * 1024
 """An error with a larger body is passed on unchanged."""
 
+_WEBSOCKET_TRY_AGAIN_LATER = 1013
 _DONE = b"data: [DONE]\n\n"
 _REWRITTEN = frozenset({b"content-length", b"content-type"})
 _cached_body = lru_cache(CACHED_BODIES)(openai_error_body)
@@ -41,6 +49,32 @@ async def close_websocket(receive: Receive, send: Send, *, code: int, reason: st
     await receive()
     await send({"type": "websocket.accept"})
     await send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+async def refuse_for_now(
+    error: NotReadyError | OverloadedError,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    *,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Send the error with `retry-after` and more headers; close a WebSocket with 1013 instead."""
+    if scope["type"] == "websocket":
+        reason = f"retry after {error.retry_after_seconds} s"
+        await close_websocket(receive, send, code=_WEBSOCKET_TRY_AGAIN_LATER, reason=reason)
+        return
+    advice = {
+        "retry-after": str(error.retry_after_seconds),
+        SHOULD_RETRY_HEADER: str(error.may_be_retried).lower(),
+    }
+    response = openai_error(
+        error.cause,
+        kind=error.openai_type,
+        status=error.http_status,
+        headers={**advice, **headers},
+    )
+    await response(scope, receive, send)
 
 
 async def send_nothing() -> None:

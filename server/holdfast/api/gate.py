@@ -22,11 +22,9 @@ from holdfast.api.admission import (
     retry_after_seconds,
 )
 from holdfast.api.errors import (
-    SHOULD_RETRY_HEADER,
     STATE_HEADER,
     EngineAnswer,
-    close_websocket,
-    openai_error,
+    refuse_for_now,
 )
 from holdfast.api.queue import Ticket
 from holdfast.api.router import work_of
@@ -34,8 +32,6 @@ from holdfast.errors import KeySuspendedError, NotReadyError, OverloadedError
 from holdfast.labels import RefusalReason
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.request_context import RequestContext, current_request
-
-WEBSOCKET_TRY_AGAIN_LATER = 1013
 
 _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
 _OVERLOADS = MappingProxyType[RefusalReason, str](
@@ -150,7 +146,8 @@ class Gate:
                 if await watcher.unless_disconnected(self._admission.until_settled(ticket)) is None:
                     return
                 waited_seconds = time.monotonic() - began_seconds
-            if ticket.status == "admitted":
+            error = _refusal(self._admission, ticket, context)
+            if error is None:
                 self._admission.begin(ticket)
                 if work == "engine":
                     self._admission.waits.observe(waited_seconds)
@@ -161,32 +158,17 @@ class Gate:
                     context.capacity = _HeldCapacity(self._admission, ticket)
                 await self._run(scope, receive, send, context)
             else:
-                await self._refuse(ticket, scope, receive, send)
+                await self._answer_refusal(error, scope, receive, send)
         finally:
             self._admission.leave(ticket)
-
-    async def _refuse(self, ticket: Ticket, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer_refusal(_refused(self._admission, ticket), scope, receive, send)
 
     async def _answer_refusal(
         self, error: NotReadyError | OverloadedError, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        if scope["type"] == "websocket":
-            reason = f"retry after {error.retry_after_seconds} s"
-            await close_websocket(receive, send, code=WEBSOCKET_TRY_AGAIN_LATER, reason=reason)
-            return
-        current_request().error = error.openai_type
-        response = openai_error(
-            error.cause,
-            kind=error.openai_type,
-            status=error.http_status,
-            headers={
-                "retry-after": str(error.retry_after_seconds),
-                SHOULD_RETRY_HEADER: str(not isinstance(error, KeySuspendedError)).lower(),
-                STATE_HEADER: self._admission.supervisor.state,
-            },
-        )
-        await response(scope, receive, send)
+        if scope["type"] == "http":
+            current_request().error = error.openai_type
+        headers = {STATE_HEADER: self._admission.supervisor.state}
+        await refuse_for_now(error, scope, receive, send, headers=headers)
 
     def _without_probe_header(self, scope: Scope) -> tuple[Scope, bool]:
         """Return the scope without the probe's header, and whether the request is the probe's."""
@@ -229,14 +211,24 @@ class _Session:
         try:
             with context.waiting():
                 await admission.until_settled(ticket)
-            if ticket.status != "admitted":
-                raise _refused(admission, ticket)
+            if (error := _refusal(admission, ticket, context)) is not None:
+                raise error
             admission.waits.observe(time.monotonic() - began_seconds)
             context.capacity = _HeldCapacity(admission, ticket)
             yield
         finally:
             context.capacity = None
             admission.leave(ticket)
+
+
+def _refusal(
+    admission: Admission, ticket: Ticket, context: RequestContext
+) -> NotReadyError | OverloadedError | None:
+    """Return why a settled ticket does not run, and count it; None if it runs."""
+    if ticket.status != "admitted":
+        return _refused(admission, ticket)
+    # Other requests of its key may have used up the day while it waited, or while it was sent.
+    return None if context.usage is None else context.usage.refusal()
 
 
 def _refused(admission: Admission, ticket: Ticket) -> NotReadyError | OverloadedError:

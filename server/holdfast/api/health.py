@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -14,9 +13,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.api.errors import STATE_HEADER
+from holdfast.configuration_record import Configuration
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING
-from holdfast.records import Configuration, ProbeReport, RankMemory, RankStats, Status
+from holdfast.records import ProbeReport, RankMemory, RankStats, Status
 from holdfast.telemetry.collector import last_step_age_seconds
+from holdfast.telemetry.logs import iso_time
 
 Report = dict[str, Any]
 QueueLengths = tuple[int, int]
@@ -101,9 +102,7 @@ def report(
     known: Report = {
         "state": status.state,
         "reason": status.reason,
-        "since": datetime.fromtimestamp(status.since_unix_seconds, UTC).isoformat(
-            timespec="milliseconds"
-        ),
+        "since": iso_time(status.since_unix_seconds),
         "eta_s": status.eta_seconds,
         "progress": {
             "last_step_age_s": last_step_age_seconds(status.ranks, now_seconds),
@@ -125,9 +124,14 @@ def report(
     }
     known["start"] = {"phases_s": dict(status.start_phases)}
     known["probe"]["steps"] = [asdict(step) for step in status.probe.steps] if status.probe else []
-    known["workspace"] = [_workspace(rank) for rank in status.ranks]
-    known["memory"] = [_memory(rank) for rank in status.ranks]
-    return known
+    known["nodes"] = [asdict(node) for node in status.nodes]
+    return known | rank_report(status.ranks)
+
+
+def rank_report(ranks: Iterable[RankStats]) -> Report:
+    """Return what the full report says of ranks: `workspace` and `memory`, one entry for each."""
+    every = tuple(ranks)
+    return {"workspace": [_workspace(rank) for rank in every], "memory": list(map(_memory, every))}
 
 
 def _reply(status: Status, body: Report, code: int) -> Response:

@@ -1,6 +1,7 @@
 """Which keys are valid now? Those that were given, and those in a file that may change.
 
-Only digests are kept. Logs refer to a key by its name, which tells two keys apart.
+Only digests are kept. Logs and metrics refer to a key by its name: that of the file, or one made of
+its digest. Keys with one name are one client, whose key is being changed for example.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import logging
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from holdfast.errors import UsageError
-from holdfast.settings import flag
+from holdfast.api.key_lines import NO_LIMITS, KeyLimits, KeyLine, key_file_error, key_lines
+from holdfast.errors import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,29 +33,34 @@ Version = tuple[int, int, int]
 class Keyring:
     """Keys of one kind. It belongs to one event loop, but any thread may read `is_broken`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - where keys come from, and two clocks
         self,
         given: Iterable[str] = (),
         path: Path | None = None,
         *,
         source: str = "--api-key-file",
+        may_limit: bool = True,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Read the file at `path`, which the flag `source` names.
 
         A changed file is read again once it has been stable for `LOOK_SECONDS`: a file that is
-        being written in place is incomplete, and a part of a key would be a key.
+        being written in place is incomplete, and a part of a key would be a key. `may_limit` says
+        whether the file may have limits.
 
         Raises:
             UsageError: it cannot be read, or is not a list of keys.
         """
         given = tuple(given)
-        self._given = _named(given)
+        self._given = {_digest(key): _digest_name(key) for key in given}
         self._named = self._given
-        self._short = _short(given)
+        self._names = _each_once(self._named.values())
+        self._limits: Mapping[str, KeyLimits] = {}
+        self._short = tuple(_digest_name(key) for key in given if _is_short(key))
         self._path = path
         self._source = source
+        self._may_limit = may_limit
         self._clock = clock
         self._wall_clock = wall_clock
         self._refresh_lock = threading.Lock()
@@ -66,10 +72,7 @@ class Keyring:
             try:
                 self._read(path, _version(path))
             except (OSError, ValueError) as error:
-                raise UsageError(
-                    f"{source}: {path}: {_reason(error)}.",
-                    remedy="name a readable file with one key per line.",
-                ) from None
+                raise key_file_error(source, path, error) from None
 
     @property
     def is_empty(self) -> bool:
@@ -78,8 +81,13 @@ class Keyring:
 
     @property
     def count(self) -> int:
-        """The number of keys."""
-        return len(self._named)
+        """The number of clients: keys with the same name count once."""
+        return len(self._names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the keys, each once, in the order of the file. Any thread may ask."""
+        return self._names
 
     @property
     def is_broken(self) -> bool:
@@ -105,6 +113,10 @@ class Keyring:
                 name = known_name
         return name
 
+    def limits_of(self, name: str) -> KeyLimits:
+        """Return how much the key with this name may use."""
+        return self._limits.get(name, NO_LIMITS)
+
     def shares_a_key_with(self, other: Keyring) -> bool:
         """Return whether a key is in both keyrings."""
         return not self._named.keys().isdisjoint(other._named.keys())
@@ -128,7 +140,7 @@ class Keyring:
             self._seen = version
             if version != self._version and is_settled:
                 self._read(path, version)
-                names = ", ".join(self._named.values())
+                names = ", ".join(self._names)
                 logger.info("%s: read the file again, the keys are now %s", self._source, names)
             self._is_broken = self._is_broken and version != self._version
         except (OSError, ValueError) as error:
@@ -138,7 +150,7 @@ class Keyring:
                     "%s: %s: %s; the keys that were read last stay in force",
                     self._source,
                     self._path,
-                    _reason(error),
+                    reason_of(error),
                 )
             self._is_broken = True
 
@@ -147,10 +159,23 @@ class Keyring:
         return self._wall_clock() - version[0] / 1e9 >= LOOK_SECONDS
 
     def _read(self, path: Path, version: Version) -> None:
-        keys = _keys(path)
-        self._named = self._given | _named(keys)
+        lines = key_lines(path.read_bytes())
+        if not self._may_limit:
+            _check_unlimited(lines)
+        for number in (line.number for line in lines if line.looks_named):
+            logger.warning(
+                "%s: %s: line %d is a key with a colon in it; if it begins with a name, put a "
+                "space after the colon",
+                self._source,
+                path,
+                number,
+            )
+        self._named = self._given | {_digest(line.key): _name(line) for line in lines}
+        self._names = _each_once(self._named.values())
+        self._limits = {_name(line): line.limits for line in lines}
         self._version = version
-        self._short = (*self._short, *(name for name in _short(keys) if name not in self._short))
+        short = [_name(line) for line in lines if _is_short(line.key)]
+        self._short = _each_once([*self._short, *short])
 
 
 def _version(path: Path) -> Version:
@@ -163,30 +188,27 @@ def _version(path: Path) -> Version:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _keys(path: Path) -> list[str]:
-    """Return the keys in a file, one per line; skip blank lines and those that begin with `#`."""
-    keys = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        text = line.strip().decode("latin-1")
-        if not text or text.startswith("#"):
-            continue
-        try:
-            keys.append(flag.key(text))
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
-    if not keys:
-        raise ValueError("it contains no key")
-    return keys
+def _check_unlimited(lines: Iterable[KeyLine]) -> None:
+    for line in lines:
+        if line.limits != NO_LIMITS:
+            raise ValueError(f"line {line.number}: remove its limits: an admin key has none")
 
 
-def _named(keys: Iterable[str]) -> dict[bytes, str]:
-    digests = (hashlib.sha256(key.encode()).digest() for key in keys)
-    return {digest: f"key-{digest.hex()[:8]}" for digest in digests}
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
 
 
-def _short(keys: Iterable[str]) -> tuple[str, ...]:
-    return tuple(_named(key for key in keys if len(key) < MIN_KEY_CHARACTERS).values())
+def _digest_name(key: str) -> str:
+    return f"key-{_digest(key).hex()[:8]}"
 
 
-def _reason(error: OSError | ValueError) -> str:
-    return getattr(error, "strerror", None) or str(error)
+def _name(line: KeyLine) -> str:
+    return line.name or _digest_name(line.key)
+
+
+def _each_once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _is_short(key: str) -> bool:
+    return len(key) < MIN_KEY_CHARACTERS

@@ -30,6 +30,9 @@ MAX_JSON_VALUES = 4 << 20
 BYTES_PER_JSON_VALUE = 8
 """A token id with its comma and a space; raises the limit where larger bodies are allowed."""
 
+LEAVE_SECONDS = 1.0
+"""The time for the application to end a request whose client has left, as it is told."""
+
 _NETWORK_BYTES = 8
 """The network part of an IPv6 address: one client may use any address in its network."""
 _GONE: Message = {"type": "http.disconnect"}
@@ -75,15 +78,20 @@ class Limits:
                 await self._app(exchange.scope, exchange.receive, exchange.send)
 
     async def _run_in_time(self, exchange: _LimitedExchange) -> None:
+        """Run the application until its time is over; then it hears that its client has left.
+
+        A cancellation alone would end vLLM's route and not the work, which it has in a task of its
+        own (`with_cancellation`, 0.32): the engine would go on for nobody.
+        """
         try:
-            async with asyncio.timeout(self._timeout_seconds) as deadline:
-                exchange.deadline = deadline
+            async with asyncio.timeout(self._timeout_seconds + LEAVE_SECONDS) as deadline:
+                exchange.begin(self._timeout_seconds, deadline)
                 await self._app(exchange.scope, exchange.receive, exchange.send)
         except TimeoutError:
             if not deadline.expired():
                 raise
-        # vLLM swallows the cancellation and answers as if the client had left.
-        if deadline.expired():
+        # vLLM answers as if the client had left.
+        if exchange.is_late:
             await exchange.time_out(self._timeout_seconds)
 
 
@@ -99,7 +107,9 @@ class _LimitedExchange:
         refusals: Refusals,
     ) -> None:
         self.scope = scope
-        self.deadline: asyncio.Timeout | None = None
+        self._late_at_seconds: float | None = None
+        """Of the loop's clock: when the client's time is over; None if it is not limited."""
+        self._deadline: asyncio.Timeout | None = None
         self.buffer: Buffer | None = None
         """The memory of the body; None if the body is too small to be counted."""
         self._receive = receive
@@ -115,12 +125,31 @@ class _LimitedExchange:
         self._is_begun = False
         """Whether a part of the body has arrived."""
 
+    def begin(self, seconds: float, deadline: asyncio.Timeout) -> None:
+        """Limit the time from now on; `deadline` cancels an application that is still there."""
+        self._late_at_seconds = asyncio.get_running_loop().time() + seconds
+        self._deadline = deadline
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is over, and the response was not complete before."""
+        late_at_seconds = self._late_at_seconds
+        return late_at_seconds is not None and (
+            asyncio.get_running_loop().time() >= late_at_seconds
+        )
+
     async def receive(self) -> Message:
-        """Return the next message; for a refused request, that its client has left."""
+        """Return the next message; for a refused or late request, that its client has left."""
         if self._is_over:
             return _GONE
         await self._pace()
-        message = await self._receive()
+        try:
+            async with asyncio.timeout_at(self._late_at_seconds) as late:
+                message = await self._receive()
+        except TimeoutError:
+            if late.expired():
+                return _GONE
+            raise
         body = message.get("body", b"")
         self._unpaced_bytes += len(body)
         if body:
@@ -143,8 +172,7 @@ class _LimitedExchange:
         """Pass a message on, unless the response is over."""
         if self._is_passed_on:
             return self._send(message)
-        deadline = self.deadline
-        if self._is_over or (deadline is not None and deadline.expired()):
+        if self._is_over or self.is_late:
             return send_nothing()
         return self._pass(message)
 
@@ -178,14 +206,15 @@ class _LimitedExchange:
     def _pass(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self._has_started = True
-            self._is_passed_on = self.deadline is None
+            self._is_passed_on = self._deadline is None
             self._is_stream = any(
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream")
                 for name, value in message.get("headers", ())
             )
-        elif self.deadline is not None and not message.get("more_body", False):
+        elif self._deadline is not None and not message.get("more_body", False):
             # Background work of the application is not part of the response.
-            self.deadline.reschedule(None)
+            self._late_at_seconds = None
+            self._deadline.reschedule(None)
         return self._send(message)
 
     def _fault(

@@ -21,11 +21,15 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from holdfast.api.admission import Admission
+from holdfast.api.auth import METRICS_PATH, ROUTING_PATH
 from holdfast.api.router import route_path
 from holdfast.engine.replay import ReplayManager
 from holdfast.request_context import FREQUENT_PATHS
+from holdfast.status_page.shell import PAGE_PATH
+from holdfast.status_page.stream import STREAM_PATH
 from holdfast.telemetry.collector import RequestCounts
-from holdfast.telemetry.exposition import PageFormat, Registries, format_for, render
+from holdfast.telemetry.exposition import Names, PageFormat, Registries, format_for, render
+from holdfast.telemetry.load import Load
 
 PAUSE_FACTOR = 4
 """After a page, rendering pauses for this many times the processor time that the page took."""
@@ -43,8 +47,8 @@ UNKNOWN_HANDLER = "none"
 """vLLM's label for a path without a route."""
 OTHER_METHOD = "other"
 UNCOUNTED_PATHS = frozenset(
-    {"/metrics", "/health", "/load", "/ping", "/version", "/server_info"}
-    | {"/livez", "/readyz", "/startupz", "/statusz"}
+    {METRICS_PATH, "/health", "/load", "/ping", "/version", "/server_info"}
+    | {"/livez", "/readyz", "/startupz", "/statusz", ROUTING_PATH, STREAM_PATH, PAGE_PATH}
 )
 """The paths of monitoring: vLLM leaves out the first six, and ours serve the same purpose."""
 
@@ -54,40 +58,46 @@ _METHODS = frozenset(
 
 
 def metrics_route(registries: Callable[[], Registries]) -> Route:
-    """Return the route of a page with these registries, which are looked up for each page."""
-    renderer = _PageRenderer(registries)
+    """Return the route of a page with these registries, which are looked up for each page.
+
+    As in the Prometheus client, each `name[]` of the query names a series, and the page then has no
+    others.
+    """
+    whole, chosen = _PageRenderer(registries), _PageRenderer(registries)
 
     async def endpoint(request: Request) -> Response:
         page_format = format_for(request.headers.get("accept", ""))
-        page = await renderer.page(page_format)
+        names = frozenset(filter(None, request.query_params.getlist("name[]")))
+        # Clients can choose names without end, and none of them may delay the whole page.
+        page = await (chosen if names else whole).page(page_format, names)
         return Response(page, headers={"content-type": page_format.content_type})
 
-    return Route("/metrics", endpoint, methods=("GET", "HEAD"))
+    return Route(METRICS_PATH, endpoint, methods=("GET", "HEAD"))
 
 
 class _PageRenderer:
     """Renders one page at a time, in a thread, and leaves most of the processor time to streams.
 
     While a thread computes, each turn of the event loop waits for up to one switch interval.
-    Requests that arrive while a page is rendered share the next page of their format, so a page is
-    never older than the request for it.
+    Requests that arrive while a page is rendered share the next page of their format and names, so
+    a page is never older than the request for it.
     """
 
     def __init__(self, registries: Callable[[], Registries]) -> None:
         self._registries = registries
         # With its own limiter, scrapes work even when all shared threads are busy.
         self._limiter = anyio.CapacityLimiter(1)
-        self._next: dict[str, asyncio.Task[bytes]] = {}
+        self._next: dict[tuple[str, Names], asyncio.Task[bytes]] = {}
         self._paused_until_seconds = 0.0
         self._response_lock = asyncio.Lock()
 
-    async def page(self, page_format: PageFormat) -> bytes:
-        """Return a page that was begun after this call."""
-        task = self._next.get(page_format.content_type)
+    async def page(self, page_format: PageFormat, names: Names) -> bytes:
+        """Return a page that was begun after this call: of these series, or of all if none."""
+        task = self._next.get((page_format.content_type, names))
         if task is None or task.done():  # done: it failed before it began
-            rendering = to_thread.run_sync(self._render, page_format, limiter=self._limiter)
+            rendering = to_thread.run_sync(self._render, page_format, names, limiter=self._limiter)
             task = asyncio.create_task(rendering, name="page of metrics")
-            self._next[page_format.content_type] = task
+            self._next[page_format.content_type, names] = task
         page = await asyncio.shield(task)
         await self._response_lock.acquire()
         asyncio.get_running_loop().call_later(
@@ -95,25 +105,29 @@ class _PageRenderer:
         )
         return page
 
-    def _render(self, page_format: PageFormat) -> bytes:
+    def _render(self, page_format: PageFormat, names: Names) -> bytes:
         time.sleep(max(0.0, self._paused_until_seconds - time.monotonic()))
-        del self._next[page_format.content_type]
+        del self._next[page_format.content_type, names]
         began_seconds = time.thread_time()
         try:
-            return render(self._registries(), page_format)
+            return render(self._registries(), page_format, names)
         finally:
             taken_seconds = time.thread_time() - began_seconds
             self._paused_until_seconds = time.monotonic() + PAUSE_FACTOR * taken_seconds
 
 
-def request_counts(admission: Admission, requests: ReplayManager | None) -> RequestCounts:
+def request_counts(
+    admission: Admission, requests: ReplayManager | None, load: Load
+) -> RequestCounts:
     """Return the counts of the gate and, once vLLM is loaded, of the engine behind it."""
     if requests is None:
-        return RequestCounts(admission.in_flight, admission.held)
+        return RequestCounts(admission.in_flight, load.held, load.waiting)
     return RequestCounts(
         in_flight=admission.in_flight,
-        held=admission.held + requests.held,
+        held=load.held,
+        waiting=load.waiting,
         replayed=requests.replayed,
+        continued=requests.continued,
         lost=requests.lost,
     )
 
@@ -208,6 +222,8 @@ class HttpCounts(Collector):
     def _handler(self, path: str) -> str:
         if path in self._plain or path in UNCOUNTED_PATHS:
             return path
+        if path.startswith(f"{PAGE_PATH}/"):
+            return PAGE_PATH
         for pattern, template in self._open:
             if pattern.match(path):
                 return template

@@ -12,8 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.api.auth import METRICS_PATH, OPEN_PATHS
+from holdfast.api.auth import METRICS_PATH, METRICS_PATHS, OPEN_PATHS, ROUTING_PATH
 from holdfast.api.router import OPERATOR_PATHS
+from holdfast.status_page.shell import PAGE_PATH
+from holdfast.status_page.stream import STREAM_PATH
 
 Document = dict[str, Any]
 
@@ -26,9 +28,20 @@ _ROUTES = (
     ("/health", ("get",), "Whether the server is ready or asleep."),
     ("/ping", ("get", "post"), "As `/health`."),
     ("/statusz", ("get",), "The full status."),
+    (STREAM_PATH, ("get",), "The changes of the status, as server-sent events."),
+    (PAGE_PATH, ("get",), "The status page; as text, unless HTML is accepted."),
     (METRICS_PATH, ("get",), "Every metric, ours and vLLM's, as Prometheus text."),
+    (ROUTING_PATH, ("get",), "The few metrics that routers read, as Prometheus text."),
 )
-"""The routes of `api.health` and `api.metrics`."""
+"""The routes of `api.health`, `api.metrics`, `api.load` and `status_page`."""
+_PAGE_PATHS = frozenset({STREAM_PATH, PAGE_PATH})
+_MEDIA_TYPES = {
+    METRICS_PATH: "text/plain",
+    ROUTING_PATH: "text/plain",
+    STREAM_PATH: "text/event-stream",
+    PAGE_PATH: "text/html",
+}
+"""Every other route answers JSON."""
 
 
 def publish(app: Any, build: Callable[[Document], Document]) -> None:
@@ -54,11 +67,12 @@ def publish(app: Any, build: Callable[[Document], Document]) -> None:
     app.router.routes.insert(0, Route(app.openapi_url, answer, methods=["GET", "HEAD"]))
 
 
-def complete(
+def complete(  # noqa: PLR0913 - what the document says of one server
     document: Document,
     *,
     version: str,
     has_keys: bool,
+    has_page: bool = True,
     others: Iterable[Document] = (),
     root_path: str = "",
 ) -> Document:
@@ -78,7 +92,7 @@ def complete(
     for path in OPERATOR_PATHS & paths.keys():
         for operation in paths[path].values():
             operation["security"] = _KEY
-    for other in (_own_document(), *others):
+    for other in (_own_document(has_page=has_page), *others):
         paths.update(other["paths"])
         for kind, members in other.get("components", {}).items():
             known = document.setdefault("components", {}).setdefault(kind, {})
@@ -93,7 +107,7 @@ def complete(
     return document
 
 
-def _own_document() -> Document:
+def _own_document(*, has_page: bool) -> Document:
     """Return our routes, the key, and the error that any route may answer."""
     text, text_or_null = {"type": "string"}, {"type": ["string", "null"]}
     code = {"type": ["integer", "string", "null"]}
@@ -115,6 +129,7 @@ def _own_document() -> Document:
         "paths": {
             path: {method: _operation(path, method, meaning) for method in methods}
             for path, methods, meaning in _ROUTES
+            if has_page or path not in _PAGE_PATHS
         },
         "components": {
             "schemas": {"OpenAIError": error, "Health": health},
@@ -126,16 +141,17 @@ def _own_document() -> Document:
 
 def _operation(path: str, method: str, meaning: str) -> Document:
     schema = {"$ref": "#/components/schemas/Health"}
-    content = {"text/plain": {}} if path == METRICS_PATH else {_JSON: {"schema": schema}}
+    media_type = _MEDIA_TYPES.get(path)
+    content = {media_type: {}} if media_type else {_JSON: {"schema": schema}}
     statuses = {"200": "Yes.", "503": "No."} if path in OPEN_PATHS else {"200": "All of it."}
     return {
-        "operationId": f"{path[1:]}_{method}",
+        "operationId": f"{path[1:].replace('/', '_')}_{method}",
         "summary": meaning,
         "responses": {
             status: {"description": answer, "content": content}
             for status, answer in statuses.items()
         },
-        **({"security": []} if path in {*OPEN_PATHS, METRICS_PATH} else {}),
+        **({"security": []} if path in OPEN_PATHS | METRICS_PATHS else {}),
     }
 
 

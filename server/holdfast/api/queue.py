@@ -95,11 +95,11 @@ class ServiceRate:
 
 
 class FairQueue:
-    """A bounded queue that admits round robin by key, and in order within a key.
+    """A bounded queue that admits the key with the fewest in the engine, in order within a key.
 
     `capacity` is read each time: it is 0 while no request may be admitted. A full queue is shared:
-    a key with fewer waiting requests displaces the last one of the key that has the most. While a
-    key has no request in the engine, the others leave it room, see `Capacity.has_room`.
+    a key with fewer waiting requests displaces the last one of the key that has the most. A key
+    with few requests in the engine is left room by the others, see `Capacity.has_room`.
     """
 
     def __init__(
@@ -216,26 +216,19 @@ class FairQueue:
         return ticket.key not in self._queues and self._has_capacity_for(ticket.key)
 
     def _next_key(self) -> str | None:
-        """Return the next key in turn that has capacity; None if there is none."""
-        answers: dict[bool, bool] = {}  # the same for all keys with capacity in use, or without
-        for key in self._queues:
-            has_some = key in self._used_by_key
-            if has_some not in answers:
-                answers[has_some] = self._has_capacity_for(key)
-            if answers[has_some]:
-                return key
-        return None
+        """Return the key with the fewest in the engine, if it has capacity.
+
+        The first in turn of equal keys. Where that key has no capacity, none has, since a key with
+        more in the engine never has more room, see `Capacity.has_room`.
+        """
+        key = min(self._queues, key=self._used_by_key.__getitem__)
+        return key if self._has_capacity_for(key) else None
 
     def _has_capacity_for(self, key: str) -> bool:
         capacity, keys = self._capacity(), self._count_keys()
         if keys < 2:
             return self._used < capacity.count
-        return capacity.has_room(
-            taken=self._used,
-            by_key=self._used_by_key.get(key, 0),
-            keys_inside=len(self._used_by_key),
-            keys=keys,
-        )
+        return capacity.has_room(key, self._used_by_key, taken=self._used, keys=keys)
 
     def _admit(self, ticket: Ticket) -> None:
         self.admitted += 1

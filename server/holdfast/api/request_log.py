@@ -257,6 +257,7 @@ def _facts(scope: Scope, exchange: _LoggedExchange) -> dict[str, Any]:
         "output_tokens": context.output_tokens,
         "generation": context.generation or None,
         "replays": context.replays,
+        "continued_at_tokens": list(context.continued_at_tokens) or None,
         "is_stream": exchange.is_stream,
         "body_bytes": exchange.body_bytes,
         "has_client_left": exchange.has_client_left,
@@ -311,5 +312,7 @@ def _sentence(facts: dict[str, Any]) -> str:
         words.append(f"tokens={facts['prompt_tokens']}+{facts['output_tokens']}")
     shown = ("generation", "replays", "error", "close_code", "key")
     words.extend(f"{name}={facts[name]}" for name in shown if facts[name])
+    if facts["continued_at_tokens"]:
+        words.append(f"continued_at_tokens={','.join(map(str, facts['continued_at_tokens']))}")
     words.extend(name for name in ("is_broken", "has_client_left") if facts[name])
     return " ".join([*words, f"id={facts['request_id']}"])

@@ -1,4 +1,4 @@
-"""The embedded model: small, made by code on first use, and as demanding as DeepSeek-V4's prefill.
+"""The embedded model: small, made on first use, and as demanding as DeepSeek-V4's prefill.
 
 `register` is a `vllm.general_plugins` entry point, so the model also runs under `vllm serve`.
 Nothing outside this package may know the model: reservers, probe and ledger treat it as any other.

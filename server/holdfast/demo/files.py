@@ -1,4 +1,7 @@
-"""The demo model as a directory that vLLM and `transformers` load: made here, never downloaded."""
+"""The demo model as a directory that vLLM and `transformers` load: made here, never downloaded.
+
+Its weights are the trained ones of the package, or random where the package has none.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import errno
 import hashlib
 import json
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import platformdirs
 
-from holdfast.demo import ARCHITECTURE, tokenizer, weights
+from holdfast.demo import ARCHITECTURE, tokenizer, trained, weights
 from holdfast.demo.switches import CONFIG_KEY, DEFAULT_SWITCHES, DemoSwitches
 from holdfast.demo.tokenizer import (
     BOS_ID,
@@ -22,12 +26,23 @@ from holdfast.demo.tokenizer import (
     VOCABULARY_SIZE,
     write_tokenizer,
 )
+from holdfast.demo.trained import (
+    RECORD,
+    TRAINED_DIRECTORY,
+    WEIGHTS_FILE,
+    Shape,
+    copy_trained,
+    is_trained,
+    trained_shape,
+)
 
-_MAX_MODEL_TOKENS = 8192
+MAX_MODEL_TOKENS = 8192
+NORM_EPSILON = 1e-5
+ROTARY_BASE = 10_000.0
 _MANIFEST = "holdfast_demo.json"
 """Written last: the size of every other file."""
 _INSTALL_ATTEMPTS = 5
-_RECIPE = (__file__, tokenizer.__file__, weights.__file__)
+_RECIPE = (__file__, tokenizer.__file__, trained.__file__, weights.__file__)
 
 
 def demo_directory() -> Path:
@@ -35,27 +50,34 @@ def demo_directory() -> Path:
     return platformdirs.user_cache_path("holdfast") / "models"
 
 
-def ensure_demo_model(directory: Path, switches: DemoSwitches = DEFAULT_SWITCHES) -> Path:
+def ensure_demo_model(
+    directory: Path,
+    switches: DemoSwitches = DEFAULT_SWITCHES,
+    trained_directory: Path = TRAINED_DIRECTORY,
+) -> Path:
     """The complete model with `switches`, in a directory of its own below `directory`.
 
     It is made if it is not there or lacks a file. It appears at once and whole, so that processes
-    may race for it; one that is there is not written to.
+    may race for it; one that is there is not written to. Its weights are those in
+    `trained_directory`, or random if there are none.
     """
-    target = directory / f"demo-{_digest(switches)}"
+    target = directory / f"demo-{_digest(switches, trained_directory)}"
     if _is_complete(target):
         return target
     directory.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{target.name}-", dir=directory) as staging:
         made = Path(staging) / "model"
         made.mkdir()
-        _write_model(made, switches)
+        _write_model(made, switches, trained_directory)
         _install(made, target)
     return target
 
 
-def _digest(switches: DemoSwitches) -> str:
-    """Names the switches and the code that writes the files: a newer recipe is another model."""
+def _digest(switches: DemoSwitches, trained_directory: Path) -> str:
+    """Names the switches, the code that writes the files and the training: all make the model."""
     recipe = b"".join(Path(source).read_bytes() for source in _RECIPE)
+    if is_trained(trained_directory):
+        recipe += (trained_directory / RECORD).read_bytes()
     record = json.dumps(switches.to_record(), sort_keys=True)
     return hashlib.sha256(recipe + record.encode()).hexdigest()[:12]
 
@@ -85,16 +107,14 @@ def _install(made: Path, target: Path) -> None:
     raise FileExistsError(errno.EEXIST, "other processes keep making it incomplete", str(target))
 
 
-def _write_model(directory: Path, switches: DemoSwitches) -> None:
-    from safetensors.numpy import save_file  # noqa: PLC0415 - only the first use needs it
-
-    save_file(
-        dict(weights.make_weights()),
-        str(directory / "model.safetensors"),
-        metadata={"format": "pt"},
-    )
-    write_tokenizer(directory, _MAX_MODEL_TOKENS)
-    _write_json(directory / "config.json", _configuration(switches))
+def _write_model(directory: Path, switches: DemoSwitches, trained_directory: Path) -> None:
+    if is_trained(trained_directory):
+        copy_trained(trained_directory, directory)
+        shape = trained_shape(trained_directory)
+    else:
+        _write_random(directory)
+        shape = weights.SHAPE
+    _write_json(directory / "config.json", _configuration(switches, shape))
     _write_json(
         directory / "generation_config.json",
         {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, IM_END_ID], "pad_token_id": PAD_ID},
@@ -103,23 +123,27 @@ def _write_model(directory: Path, switches: DemoSwitches) -> None:
     _write_json(directory / _MANIFEST, sizes)
 
 
-def _configuration(switches: DemoSwitches) -> dict[str, Any]:
+def _write_random(directory: Path) -> None:
+    from safetensors.numpy import save_file  # noqa: PLC0415 - only the first use needs it
+
+    save_file(
+        dict(weights.make_weights()), str(directory / WEIGHTS_FILE), metadata={"format": "pt"}
+    )
+    write_tokenizer(directory, MAX_MODEL_TOKENS)
+
+
+def _configuration(switches: DemoSwitches, shape: Shape) -> dict[str, Any]:
     """A Llama configuration: `transformers` loads the same weights as LlamaForCausalLM."""
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "llama",
         "dtype": "float32",
         "vocab_size": VOCABULARY_SIZE,
-        "hidden_size": weights.HIDDEN_SIZE,
-        "intermediate_size": weights.INTERMEDIATE_SIZE,
-        "num_hidden_layers": weights.LAYERS,
-        "num_attention_heads": weights.HEADS,
-        "num_key_value_heads": weights.KV_HEADS,
-        "head_dim": weights.HEAD_SIZE,
+        **asdict(shape),
         "hidden_act": "silu",
-        "max_position_embeddings": _MAX_MODEL_TOKENS,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "max_position_embeddings": MAX_MODEL_TOKENS,
+        "rms_norm_eps": NORM_EPSILON,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
         "tie_word_embeddings": False,
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,

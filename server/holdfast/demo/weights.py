@@ -1,4 +1,4 @@
-"""The weights of the demo model: random, from a fixed seed, but shaped so that it talks.
+"""Random weights, for a package without trained ones: from a fixed seed, shaped so that it talks.
 
 One channel of the residual stream is constant, and the output head reads a bias for each token from
 it: printable text is likely, other bytes are not, and a reply ends by itself.
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.demo.tokenizer import IM_END_ID, VOCABULARY_SIZE
+from holdfast.demo.trained import Shape
 
 SEED = 20
 HIDDEN_SIZE = 128
@@ -19,6 +20,7 @@ LAYERS = 2
 HEADS = 4
 KV_HEADS = 2
 HEAD_SIZE = HIDDEN_SIZE // HEADS
+SHAPE = Shape(HIDDEN_SIZE, INTERMEDIATE_SIZE, LAYERS, HEADS, KV_HEADS, HEAD_SIZE)
 
 _ATTENTION_SHARPNESS = 1.8
 _LOGIT_DEVIATION = 3.0

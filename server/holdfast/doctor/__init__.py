@@ -8,8 +8,13 @@ Every check makes `findings`:
     front_checks     keys, certificate and address, and what clients may have fetched
     manifest_checks  a container as a manifest describes it
     probe_checks     the probes of such a container
+    peer_checks      another node of the same engine
+    link_checks      the way to it
+    driver_log       what the GPU's driver has complained about
 
-Checks are functions of records: `machine` and `gpus` describe this machine, `parallelism` the flags
-of vLLM that a hazard depends on, and `deployments` one container. `compose` and `pods` read
-containers from manifests; `command_line` finds the program that a container runs.
+Checks are functions of records: `machine` and `gpus` describe this machine, `links` its network,
+`parallelism` the flags of vLLM that a hazard depends on, `deployments` one container, and `peers`
+another node. `compose` and `pods` read containers from manifests; `command_line` finds the program
+that a container runs. `reach` sends packets to a peer, `asking` asks its health port, and
+`peer_status` reads the answer.
 """

@@ -8,10 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from holdfast.doctor import checks, manifest_checks
+import psutil
+
+from holdfast.doctor import checks, manifest_checks, peers
 from holdfast.doctor.command_line import known_arguments
 from holdfast.doctor.compose import compose_deployments
 from holdfast.doctor.deployments import Deployment
+from holdfast.doctor.driver_log import check_driver_log, read_driver_log
 from holdfast.doctor.findings import (
     Finding,
     HazardName,
@@ -22,11 +25,15 @@ from holdfast.doctor.findings import (
     warning,
 )
 from holdfast.doctor.front_checks import check_front, check_media, key_files, refused_keys
+from holdfast.doctor.link_checks import check_link
+from holdfast.doctor.links import read_network
 from holdfast.doctor.machine import read_machine
 from holdfast.doctor.parallelism import Layout, read_layout
+from holdfast.doctor.peer_checks import check_peer
 from holdfast.doctor.pods import pod_deployments
 from holdfast.engine.unsupported import REFUSED_VARIABLES, refuse_model
 from holdfast.errors import ExitCode, HoldfastError, UsageError
+from holdfast.nodes.facts import node_facts
 from holdfast.settings import Settings
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.settings.yaml_files import read_yaml
@@ -38,7 +45,7 @@ ReadSettings = Callable[[Sequence[str], Mapping[str, str]], Settings]
 _EPILOG = """\
 All flags of `holdfast serve` work too, and MODEL may be left out. No engine is started. The exit
 code is 2 if the start would fail for certain, otherwise 0. With --manifest alone, this machine is
-not checked.
+not checked. For several nodes, run it on each of them with --peer and the address of the other.
 """
 
 
@@ -63,6 +70,9 @@ def print_findings(
         findings += _own_findings(others, environment, expand, read_settings)
     for deployment in deployments:
         findings += _deployment_findings(deployment, expand, read_settings)
+    if flags.peer:
+        health_ports = (flags.peer_port,) if flags.peer_port else peers.HEALTH_PORTS
+        findings += _peer_findings(flags.peer, health_ports, environment, others, expand)
     findings = list(dict.fromkeys(findings))  # two parsers may refuse the same flag
     print(as_json(findings) if flags.json else "\n".join(as_lines(findings)))  # noqa: T201 - what was asked for
     return ExitCode.USAGE if has_failed(findings) else ExitCode.STOPPED
@@ -83,6 +93,22 @@ def _parser() -> Parser:
         metavar="FILE",
         help="also check what `docker compose config` or `helm template` prints; `-` reads "
         "standard input; may be repeated",
+    )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        type=peers.peer_name,
+        metavar="HOST[:PORT]",
+        help="also check the way to another node of the same engine, and what runs there; PORT is "
+        f"the head's --node-port (default: {peers.NODE_PORT}); may be repeated",
+    )
+    follower, head = peers.HEALTH_PORTS
+    parser.add_argument(
+        "--peer-port",
+        type=peers.peer_port,
+        metavar="PORT",
+        help=f"port of the peer's health routes (default: {follower}, a follower's, then {head}, a "
+        "head's)",
     )
     return parser
 
@@ -139,6 +165,32 @@ def _own_findings(
     machine = read_machine(environment, default_directory() if given == "default" else given)
     yield from checks.check_environment(environment, is_demo=settings.is_demo)
     yield from checks.check_machine(machine, layout)
+
+
+def _peer_findings(
+    names: Sequence[peers.PeerName],
+    health_ports: Sequence[int],
+    environment: Mapping[str, str],
+    arguments: Sequence[str],
+    expand: Callable[[Sequence[str]], list[str]],
+) -> Iterator[Finding]:
+    machine = read_machine(environment, None)
+    network = read_network()
+    # What is wrong with the flags is among the findings about this machine.
+    layout, _ = _read_or_default(lambda: read_layout(expand(arguments)), Layout())
+    yield from check_driver_log(read_driver_log())
+    for name in names:
+        source = f"peer {name.host}"
+        try:
+            peer = peers.examine(name, network, health_ports)
+        except UsageError as error:
+            yield replace(failure("peer", error.cause, error.remedy), source=source)
+            continue
+        available_bytes = psutil.virtual_memory().available
+        for finding in check_peer(peer, node_facts(""), available_bytes):
+            yield replace(finding, source=source)
+        for finding in check_link(peer, network, machine, layout):
+            yield replace(finding, source=source)
 
 
 def _settings(

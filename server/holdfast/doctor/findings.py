@@ -36,6 +36,17 @@ HazardName = Literal[
     "build-tools",
     "cpu-binding",
     "state-directory",
+    "driver-log",
+    "peer",
+    "ports",
+    "round-trip",
+    "clock",
+    "peer-versions",
+    "peer-memory",
+    "path-mtu",
+    "link",
+    "rdma",
+    "interfaces",
     "manifest",
     "restart-policy",
     "startup-probe",
@@ -46,7 +57,8 @@ HazardName = Literal[
     "entry-point",
 ]
 HAZARDS: tuple[HazardName, ...] = get_args(HazardName)
-"""In the order of the documentation; the last eight occur only in manifests."""
+"""In the order of the documentation; the last eight occur only in manifests, and the eleven before
+them only with `--peer`."""
 
 
 class Severity(StrEnum):
@@ -70,7 +82,7 @@ class Finding:
     remedy: str = ""
     """What to change; empty if nothing has to change."""
     source: str = "this machine"
-    """What was checked: this machine, or a container of a manifest."""
+    """What was checked: this machine, a container of a manifest, or the way to a peer."""
 
 
 def ok(name: HazardName, seen: str) -> Finding:

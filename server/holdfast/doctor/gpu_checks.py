@@ -168,6 +168,7 @@ def expandable_segments(
     set_as = f"{variable}={environment[variable]}"
     is_used = (
         layout.tensor_parallel_size in CUSTOM_ALL_REDUCE_SIZES
+        and layout.nodes == 1  # it reaches no GPU of another one
         and layout.has_custom_all_reduce
         and layout.captures_graphs
     )

@@ -20,7 +20,7 @@ _WITHOUT_GRAPHS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many ranks the engine has, and what it does to the GPU."""
+    """How many ranks the engine has, and what it does to the GPUs of this node."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -37,16 +37,24 @@ class Layout:
     has_kv_cache_size: bool = False
     """Whether the size of the KV cache is given in bytes, not as a share of the memory."""
     gpu_memory_utilization: float = DEFAULT_MEMORY_UTILIZATION
+    nodes: int = 1
+    master_address: str = ""
+    """An address of the head that the other nodes reach; empty if it is not given."""
 
     @property
-    def ranks(self) -> int:
-        """The number of ranks; all of them run on this node, unless Ray places them."""
+    def ranks_everywhere(self) -> int:
+        """The number of ranks on all nodes."""
         return (
             self.tensor_parallel_size
             * self.pipeline_parallel_size
             * self.prefill_context_parallel_size
             * self.data_parallel_size
         )
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks on this node, unless Ray places them: each node has as many."""
+        return max(1, self.ranks_everywhere // self.nodes)
 
     @property
     def has_ray(self) -> bool:
@@ -60,7 +68,7 @@ class Layout:
         (https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/platforms/cpu.py).
         """
         if self.executor in {"", "uni"}:
-            return is_cpu_build or (not self.executor and self.ranks > 1)
+            return is_cpu_build or (not self.executor and self.ranks_everywhere > 1)
         return self.executor == "mp"
 
 
@@ -94,6 +102,8 @@ def read_layout(arguments: Sequence[str]) -> Layout:
         has_kv_connector=_has_kv_connector(arguments),
         has_kv_cache_size=given.demo or given.kv_cache_memory_bytes is not None,
         gpu_memory_utilization=given.gpu_memory_utilization,
+        nodes=max(1, given.nnodes),
+        master_address=given.master_addr,
     )
 
 
@@ -123,7 +133,8 @@ def _parser() -> argparse.ArgumentParser:
         "--demo",
     ):
         parser.add_argument(flag, action="store_true")
-    parser.add_argument("--distributed-executor-backend", default="")
+    for flag in ("--distributed-executor-backend", "--master-addr"):
+        parser.add_argument(flag, default="")
     parser.add_argument("--kv-cache-memory-bytes")
     parser.add_argument(
         "--gpu-memory-utilization",

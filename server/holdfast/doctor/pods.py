@@ -37,6 +37,9 @@ _SUFFIXES = {
     **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)},
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
 }
+_ADDRESSES = {"status.podIP", "status.hostIP"}
+_SOME_ADDRESS = "192.0.2.1"
+"""Stands for an address that is known only once the pod runs: no machine has it (RFC 5737)."""
 _ROLES: tuple[ProbeRole, ...] = ("startup", "readiness", "liveness")
 _REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z][-._A-Za-z0-9]*)\)")
 
@@ -132,11 +135,18 @@ def _environment(entries: list[dict[str, Any]]) -> dict[str, str]:
     """Return the variables, with references to earlier ones replaced."""
     known: dict[str, str] = {}
     for entry in entries:
-        value = UNKNOWN if "valueFrom" in entry else str(entry.get("value") or "")
+        value = _value(entry)
         known[str(entry["name"])] = _REFERENCE.sub(
             lambda found: known.get(found[1], found[0]) if found[1] else "$", value
         )
     return known
+
+
+def _value(entry: Mapping[str, Any]) -> str:
+    if "valueFrom" not in entry:
+        return str(entry.get("value") or "")
+    field = (entry["valueFrom"].get("fieldRef") or {}).get("fieldPath")
+    return _SOME_ADDRESS if field in _ADDRESSES else UNKNOWN
 
 
 def _expanded(word: str, environment: Mapping[str, str], container: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from ssl import CERT_REQUIRED
 
-from holdfast.api.auth import METRICS_PATH, OPEN_PATHS
+from holdfast.api.auth import METRICS_PATHS, OPEN_PATHS
 from holdfast.api.router import route_path
 from holdfast.doctor.deployments import Deployment, Probe, ProbeRole
 from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
@@ -102,7 +102,8 @@ def _refused_path(
     if deployment.is_stock and path in OUR_PATHS:
         seen = f"{path} is not a route of vLLM's own server, which answers 404."
         return _never_succeeds(role, seen, "check /health, or run it with Holdfast.")
-    is_open = path in OPEN_PATHS or (path == METRICS_PATH and settings.keys.metrics_auth == "none")
+    is_metrics = path in METRICS_PATHS
+    is_open = path in OPEN_PATHS or (is_metrics and settings.keys.metrics_auth == "none")
     has_keys = settings.listen.api_keys or settings.keys.api_key_file
     if deployment.is_ours and has_keys and not is_open:
         return _never_succeeds(

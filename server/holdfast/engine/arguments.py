@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.serve.utils import api_utils
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from holdfast import settings as ours
@@ -65,14 +67,30 @@ def parse(settings: Settings) -> argparse.Namespace:
     unsupported.refuse_unsupported(namespace, os.environ)
     _refuse_abbreviations(namespace, settings)
     _forget_keys(namespace)
-    namespace.model = _model(namespace, settings)
+    namespace.model = _model(namespace, is_demo=settings.is_demo)
     if settings.is_demo:
         _set_demo_defaults(namespace)
     namespace.api_server_count = None
     namespace.shutdown_timeout = int(settings.supervision.drain_timeout_seconds)
     model_files.check_template(namespace.chat_template)
     with usage_errors():
+        _import_parsers(namespace)
         _validate(namespace)
+    return namespace
+
+
+def parse_ranks(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return what vLLM makes of flags that `nodes.handed_flags` chose on another node.
+
+    Raises:
+        UsageError: a flag is unknown or wrong: this is another version of vLLM.
+    """
+    _choose_start_method()
+    with usage_errors():
+        namespace: argparse.Namespace = _parser().parse_args(list(arguments))
+    namespace.model = _model(namespace, is_demo=namespace.demo)
+    if namespace.demo:
+        _set_demo_defaults(namespace)
     return namespace
 
 
@@ -115,6 +133,17 @@ def _choose_start_method() -> None:
         from vllm.entrypoints.common import startup  # noqa: PLC0415
 
         startup.cli_env_setup()
+
+
+def _import_parsers(namespace: Any) -> None:
+    """Import the parsers that the operator has written, as `vllm serve` does before its checks.
+
+    If a file cannot be imported, vLLM logs it, and its check says which parser is unknown.
+    """
+    if namespace.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(namespace.tool_parser_plugin)
+    if namespace.reasoning_parser_plugin:
+        ReasoningParserManager.import_reasoning_parser(namespace.reasoning_parser_plugin)
 
 
 def _validate(namespace: Any) -> None:
@@ -187,6 +216,14 @@ def _read_by_both(
             theirs = getattr(group, member.name)
             # A key may come from the environment, from which it has been removed.
             yield flag.name, read if flag.is_secret and theirs is None else theirs, read
+    yield "--nnodes", namespace.nnodes, settings.node_count
+    yield "--node-rank", namespace.node_rank, settings.node_rank
+    yield "--headless", namespace.headless, settings.node_rank > 0
+    yield (
+        "--master-addr",
+        namespace.master_addr,
+        settings.master_address or AsyncEngineArgs.master_addr,
+    )
     listen = settings.listen
     # Without the flag, vLLM leaves out the attribute; a key may come from the environment.
     level: str = getattr(namespace, "log_level", listen.log_level)
@@ -199,13 +236,13 @@ def _read_by_both(
             yield name, getattr(namespace, member.name) or "", getattr(listen, member.name) or ""
 
 
-def _model(namespace: argparse.Namespace, settings: Settings) -> str:
+def _model(namespace: argparse.Namespace, *, is_demo: bool) -> str:
     named = namespace.model_tag or (
         namespace.model if namespace.model != AsyncEngineArgs.model else None
     )
     if named is not None:
-        unsupported.refuse_model(str(named), is_demo=settings.is_demo)
+        unsupported.refuse_model(str(named), is_demo=is_demo)
         return str(named)
-    if not settings.is_demo:
+    if not is_demo:
         raise unsupported.no_model()
     return str(ensure_demo_model(demo_directory()))

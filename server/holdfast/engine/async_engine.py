@@ -17,13 +17,15 @@ from holdfast.engine.loras import Loras
 from holdfast.engine.rpc import call_workers, check_canary, rpc_deadline
 from holdfast.errors import ConflictError, EngineRefusedError, EngineSilentError, EngineStartError
 from holdfast.labels import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag
+from holdfast.nodes.remote_ranks import RemoteRanks, first_death
 from holdfast.patches.stat_logger import Queues
 from holdfast.processes import tree
 from holdfast.processes.deaths import DeathWatch, required_processes
+from holdfast.processes.memory import host_memory_bytes
 from holdfast.processes.stacks import is_compiling, stacks_of
 from holdfast.records import Death, EngineFacts, RankStats, Suspect
 from holdfast.worker.crash_records import tracebacks
-from holdfast.worker.step_requests import read_suspects
+from holdfast.worker.step_requests import read_reached_tokens, read_suspects
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.stats import read_all
 
@@ -148,8 +150,10 @@ class AsyncEngine:
         queues: Queues,
         loras: Loras,
         *,
+        remote: RemoteRanks | None,
         limit_context: Callable[[int], None],
     ) -> None:
+        self._remote = remote
         self._limit_context = limit_context
         self._queues = queues
         self.maintenance = Maintenance(llm, facts)
@@ -161,14 +165,18 @@ class AsyncEngine:
         self._facts = facts
         self._spec = spec
         self._processes = processes
+        directory = Path(spec.stats_directory)
+        local_ranks = read_all(directory, with_steps=False)
+        required = required_processes(processes(), llm.core_processes(), local_ranks)
+        self._required = required
         self._watch = DeathWatch(
-            Path(spec.stats_directory),
-            required_processes(processes(), llm.core_processes(), self.ranks(with_steps=False)),
+            directory,
+            required,
             llm.core_processes(),
             has_errored=lambda: bool(llm.errored),
         )
         # Started before the first request: a pidfd must be opened while its process is surely ours.
-        self._death = asyncio.create_task(self._watch.death(), name=f"death {spec.generation}")
+        self._death = asyncio.create_task(self._first_death(), name=f"death {spec.generation}")
 
     @property
     def generation(self) -> int:
@@ -184,7 +192,12 @@ class AsyncEngine:
         return self._llm
 
     def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
-        return read_all(Path(self._spec.stats_directory), with_steps=with_steps)
+        local = read_all(Path(self._spec.stats_directory), with_steps=with_steps)
+        return local if self._remote is None else self._remote.beside(local)
+
+    def reached_tokens(self) -> Mapping[str, int]:
+        """Return the tokens that the requests of the last steps have reached, by internal ID."""
+        return read_reached_tokens(Path(self._spec.stats_directory))
 
     def requests_in_step(self) -> frozenset[str]:
         """Return vLLM's internal IDs of the requests in the running steps."""
@@ -229,11 +242,25 @@ class AsyncEngine:
     def limit_context(self, tokens: int | None) -> None:
         self._limit_context(self._facts.max_model_len if tokens is None else tokens)
 
+    def process_ids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._required)
+
     def process_tracebacks(self) -> str:
         return tracebacks(Path(self._spec.stats_directory))
 
+    def host_memory_bytes(self) -> int | None:
+        try:
+            return host_memory_bytes(self._required)
+        except (OSError, psutil.Error):
+            return None
+
     async def until_dead(self) -> Death:
         return await asyncio.shield(self._death)
+
+    async def _first_death(self) -> Death:
+        if self._remote is None:
+            return await self._watch.death()
+        return await first_death(self._watch.death(), self._remote)
 
     def report_unexplained_abort(self) -> None:
         self._watch.report_unexplained_abort()

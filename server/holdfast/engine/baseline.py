@@ -7,7 +7,6 @@ did, because the numbers of a request depend on what shares its step.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from holdfast.errors import UsageError
 from holdfast.labels import BaselineCheck
 from holdfast.records import BaselineComparison
 from holdfast.settings import ProbeSettings
+from holdfast.verify.agreement import Top, differences
 from holdfast.verify.baseline import (
     NOISE_FACTOR,
     WIDTH,
@@ -25,9 +25,6 @@ from holdfast.verify.baseline import (
 )
 
 FLAG = "--verify-baseline"
-
-Top = Mapping[int, float]
-"""Log-probs at one position, by token id: those of the likeliest, and of the token there."""
 
 
 class BaselineWatch:
@@ -69,7 +66,7 @@ class BaselineWatch:
         if not top or self._first_token is None or not self._first_token.samples:
             return None
         samples = [dict(sample) for sample in self._first_token.samples]
-        return self.judge("canary", min(difference(sample, top) for sample in samples))
+        return self.judge("canary", min(max(differences(sample, top)) for sample in samples))
 
     def last(self) -> Mapping[BaselineCheck, BaselineComparison]:
         """Return the last comparison of each check that has run."""
@@ -98,19 +95,13 @@ def top_width(max_logprobs: int) -> int:
     return WIDTH if max_logprobs < 0 else min(WIDTH, max_logprobs)
 
 
-def difference(recorded: Top, found: Top) -> float:
-    """Return the largest difference at the tokens that both have; infinity if they have none."""
-    common = recorded.keys() & found.keys()
-    return max((abs(recorded[token] - found[token]) for token in common), default=math.inf)
-
-
 def worst_position(
     recorded: Sequence[Iterable[tuple[int, float]]], found: Sequence[Top]
 ) -> tuple[int, float]:
     """Return where two scores of a sequence differ most, and by how much; position 0 has none."""
     pairs = enumerate(zip(recorded, found, strict=True), start=1)
-    differences = [(position, difference(dict(one), other)) for position, (one, other) in pairs]
-    return max(differences, key=lambda each: each[1])
+    worst = [(position, max(differences(dict(one), other))) for position, (one, other) in pairs]
+    return max(worst, key=lambda each: each[1])
 
 
 def _is_whole(sequence: RecordedSequence) -> bool:

@@ -10,7 +10,8 @@
 * Only a death that blames requests makes suspects: an exception, a workspace rejection, a stall, or
   a signal that a process sends to itself. After any other death, and after the first rejection of a
   workspace, which the next start reserves, only requests that were also in the engine at the
-  previous death are suspects.
+  previous death are suspects, unless they got further in between. The loss of a node says nothing
+  of any request, and a lack of host memory nothing of short ones.
 * A client that leaves changes nothing: the request is tried without it.
 
 A death explained in this way is charged to the key that sent the request. Only two things suffice
@@ -27,9 +28,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from holdfast.engine.request import EngineOutputs, EngineRequest, quarantine_error, suspected_error
+from holdfast.engine.request import (
+    EngineOutputs,
+    EngineRequest,
+    quarantine_error,
+    suspected_error,
+)
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import HoldfastError
+from holdfast.labels import DeathCause
 from holdfast.records import Death, Suspect
 
 logger = logging.getLogger("holdfast.engine")
@@ -46,6 +53,7 @@ KEPT_SECONDS = 900.0
 """How long a departed request is remembered: longer than a stall takes to detect."""
 KEPT = 256
 """How many departed requests are remembered."""
+_OF_NO_REQUEST: frozenset[DeathCause] = frozenset({"requested", "node_lost"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +128,19 @@ class Blame:
             request.size_bytes = self._outputs.size_bytes(request.arguments)
             self._forget_prompts()
 
+    def output_came(self, request: EngineRequest) -> None:
+        """Acquit a request that got further than it was when its last engine died."""
+        if request.deaths and self._tokens(request) > request.reached_tokens:
+            request.deaths = 0
+
     def assign_blame(self, death: Death, present: Iterable[EngineRequest]) -> Verdict:
         """Judge a death; `present` are the clients' requests that the engine had."""
         self._forget_old()
         tried, self._on_trial = self._on_trial, None
         if tried is not None and self._trials is not None:
             return self._judge_trial(death, tried, self._trials)
+        if death.cause in _OF_NO_REQUEST:
+            return Verdict()
         present = list(present)
         departed, has_dropped_some = list(self._departed), self._has_dropped_some
         self._departed.clear()
@@ -137,6 +152,7 @@ class Blame:
         suspects, is_complete = self._suspects(death, present, departed)
         for request in present:
             request.deaths += 1
+            request.reached_tokens = max(request.reached_tokens, self._tokens(request))
         if not suspects:
             # One that left too long ago to be a suspect may still have caused it.
             has_dropped_some |= death.suspects is None and bool(departed)
@@ -307,6 +323,12 @@ class Blame:
                 request.is_prefilling,
             ),
         )
+
+    def _tokens(self, request: EngineRequest) -> int:
+        """Return the length of prompt and answer as far as it was sent; 0 if nothing was."""
+        sent = request.sent
+        prompt_tokens = self._outputs.prompt_tokens(sent.last_output) if sent.token_ids else 0
+        return prompt_tokens + len(sent.token_ids)
 
     def _is_suspected(self, request: EngineRequest) -> bool:
         return self.suspicions.is_suspected(self._digest(request), request.context.key)

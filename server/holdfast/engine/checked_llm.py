@@ -8,13 +8,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from holdfast.engine.continuation import (
+    ContinuedPrompt,
+    going_on,
+    hand_over,
+    restore,
+    sent_answer,
+)
 from holdfast.engine.sequence_queue import SequenceQueue
+from holdfast.engine.unread_tokens import unread_tokens
+from holdfast.patches.continued import SENT_TOKENS
 from holdfast.processes.deaths import CoreProcess
 from holdfast.request_context import current_request
 
@@ -45,7 +56,13 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
     """
 
     sequences: SequenceQueue | None = None
+    restoring: asyncio.Lock | None = None
     compile_limit: CompileLimit | None = None
+    collectors: Any = MappingProxyType({})
+    """What has the outputs of each request, by vLLM's internal ID; empty before `queue_sequences`.
+
+    A request has its own until its caller leaves it.
+    """
 
     def skip_grammar_checks(self, limit: CompileLimit) -> None:
         """Accept grammars unchecked from now on: workers have checked them, see `grammars`.
@@ -69,6 +86,8 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
     def queue_sequences(self, sequences: SequenceQueue) -> None:
         """Have each sequence wait in this queue before it is sent to the engine."""
         self.sequences = sequences
+        self.collectors = WeakValueDictionary()
+        self.restoring = asyncio.Lock()
         self.output_processor.request_states = _RequestStates(sequences)
         self.engine_core.add_request_async = self._queued(self.engine_core.add_request_async)
         processor = self.output_processor
@@ -87,18 +106,42 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
     ) -> Any:
         """Add a request, and return the queue of its outputs.
 
+        A `ContinuedPrompt` makes a request that goes on after what was sent of its answer.
+
         Raises:
             VLLMValidationError: a number in it is too large, it asks for too many sequences, or
-                its transfer parameters are not an object; nothing remains of the request.
+                its further arguments are not what they may be; nothing remains of the request.
         """
-        _check_transfers(getattr(params, "extra_args", None) or {})
+        _check_further(getattr(params, "extra_args", None) or {})
         if self.sequences is not None:
             _check_count(getattr(params, "n", 1), self.sequences.max_sequences)
+        if self.restoring is not None and isinstance(prompt, ContinuedPrompt):
+            # After a death all go on at once, and each occupies the loop for as long as its answer
+            # takes to read: others must have their turn in between.
+            async with self.restoring:
+                await asyncio.sleep(0)
         try:
-            return await super().add_request(request_id, prompt, params, *args, **options)
+            with going_on(prompt) as given:
+                added = await super().add_request(request_id, given, params, *args, **options)
         except OverflowError as error:
             await self.abort(request_id)
             raise VLLMValidationError(f"A number in the request is too large: {error}.") from error
+        if self.sequences is not None:
+            self.collectors[added.request_id] = added
+        return added
+
+    def check_admission(self, *args: Any, **options: Any) -> None:
+        """Check as vLLM does, unless an earlier engine has had the request: it was admitted."""
+        if not current_request().has_outlived_engine:
+            super().check_admission(*args, **options)
+
+    async def abort(self, request_id: Any, *args: Any, **options: Any) -> None:
+        """Abort as vLLM does, and count what nobody reads: its caller has left (0.32, 0.33)."""
+        sequences, collector = self.sequences, self.collectors.get(request_id)
+        if options.get("internal") and sequences is not None and collector is not None:
+            unread = unread_tokens(self.output_processor, collector, sequences.has_sent)
+            current_request().count_tokens(*unread)
+        await super().abort(request_id, *args, **options)
 
     def requests_by_engine(self) -> dict[int, int]:
         """Count the requests in each engine of a data-parallel group; empty if there is only one.
@@ -139,6 +182,9 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
                 self.output_processor.abort_requests([request.request_id], internal=True)
                 raise
             if is_wanted:
+                if (sent := sent_answer()) is not None:
+                    draws_by_position = self.vllm_config.use_v2_model_runner
+                    hand_over(request, sent, draws_by_position=draws_by_position)
                 await send(request)
 
         return send_queued
@@ -150,22 +196,39 @@ class _RequestStates(dict[str, Any]):
     def __init__(self, sequences: SequenceQueue) -> None:
         super().__init__()
         self._sequences = sequences
+        self._sent_tokens: dict[str, int] = {}
+        """By sequence that goes on: how many tokens of its answer were sent."""
 
     def __setitem__(self, name: str, state: Any) -> None:
         if name not in self:
-            self._sequences.register(name, current_request(), state.prompt_len)
+            tokens = state.prompt_len
+            if (sent := sent_answer()) is not None:
+                restore(state, sent)
+                self._sent_tokens[name] = len(sent.token_ids)
+                tokens += len(sent.token_ids)
+            self._sequences.register(name, current_request(), tokens)
         super().__setitem__(name, state)
 
     def pop(self, name: str, *default: Any) -> Any:
         self._sequences.leave(name)
+        self._sent_tokens.pop(name, None)
         return super().pop(name, *default)
 
+    def is_read(self, name: str) -> bool:
+        """Whether the engine has processed a prompt, and what was sent of the answer to it."""
+        state = self[name]
+        if (sent_tokens := self._sent_tokens.get(name)) is not None:
+            return bool(state.detokenizer.num_output_tokens() > sent_tokens)
+        return not state.is_prefilling
 
-def _check_transfers(given: Mapping[str, Any]) -> None:
-    """Refuse what is not an object: front end and EngineCore fail on it (0.32)."""
+
+def _check_further(given: Mapping[str, Any]) -> None:
+    """Refuse a transfer that is not an object: front end and EngineCore fail on it (0.32)."""
     for name in _TRANSFERS:
         if not isinstance(given.get(name), Mapping | None):
             raise VLLMValidationError(f"{name} must be an object.", parameter="vllm_xargs")
+    if SENT_TOKENS in given:
+        raise VLLMValidationError(f"{SENT_TOKENS} is reserved.", parameter="vllm_xargs")
 
 
 def _observed(
@@ -176,7 +239,7 @@ def _observed(
 
     def process_outputs(*args: Any, **options: Any) -> Any:
         processed = process(*args, **options)
-        sequences.step_ended(lambda name: not states[name].is_prefilling)
+        sequences.step_ended(states.is_read)
         return processed
 
     return process_outputs

@@ -17,18 +17,22 @@ import vllm.logger as vllm_logger
 from starlette.types import ASGIApp
 from vllm.usage.usage_lib import UsageContext
 
+from holdfast.configuration_record import Configuration
 from holdfast.engine import arguments as vllm_arguments
 from holdfast.engine import identity, model_files, openai_app, unsupported
 from holdfast.engine.facts import fingerprint
+from holdfast.engine.head_node import head_node
 from holdfast.engine.launcher import EngineLauncher
 from holdfast.engine.sequence_queue import running_at_once
 from holdfast.engine.vllm_errors import usage_errors
+from holdfast.labels import NodeRefusalReason
 from holdfast.lifecycle.states import SERVING, State
+from holdfast.nodes.generations import NodeGenerations
+from holdfast.nodes.listener import NodePort
 from holdfast.patches import front_end
 from holdfast.patches.tool_calls import Count as CountToolCall
 from holdfast.processes import tree
 from holdfast.processes.environment import NativeVariables
-from holdfast.records import Configuration
 from holdfast.settings import Settings
 from holdfast.worker.crash_records import last_logged_exception, shorten_tracebacks
 
@@ -47,6 +51,22 @@ class ConfiguredEngine:
     def identified(self, configuration: Configuration) -> Configuration:
         """Return the configuration with what the engine runs on, and with the model's files."""
         return identity.identified(configuration, self.config)
+
+    @asynccontextmanager
+    async def on_several_nodes(
+        self,
+        settings: Settings,
+        port: NodePort,
+        *,
+        on_refused: Callable[[NodeRefusalReason], None],
+    ) -> AsyncIterator[NodeGenerations]:
+        """Have generations run on the followers that join at the port too, while entered."""
+        fingerprint = self.launcher.fingerprint
+        async with head_node(
+            settings, self.config, fingerprint, port, on_refused=on_refused
+        ) as generations:
+            self.launcher.nodes = generations
+            yield generations
 
     @asynccontextmanager
     async def openai_app(
@@ -101,6 +121,7 @@ def configure(
             is_probing=lambda: state() is State.PROBING,
             stall_timeout_seconds=settings.supervision.stall_timeout_seconds,
             grammar_timeout_seconds=settings.limits.grammar_timeout_seconds,
+            continues_streams=settings.supervision.continue_streams,
             native_variables=native_variables,
             learned_directory=learned_directory,
         )

@@ -8,17 +8,21 @@ the CPU there is nothing to wait for: the kernel frees a process's memory before
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 from vllm.platforms import current_platform
 from vllm.third_party import pynvml
 
+from holdfast.atomic_files import read_record, write_atomically
 from holdfast.workspace.plan import MIB
 
 MARGIN_BYTES = 512 * MIB
@@ -42,9 +46,13 @@ class TakenMemory:
 class DeviceMemory:
     """Compares the memory taken now with that before the first engine."""
 
-    def __init__(self, read: Callable[[], TakenMemory | None]) -> None:
+    def __init__(
+        self, read: Callable[[], TakenMemory | None], baseline_bytes: int | None = None
+    ) -> None:
+        """`baseline_bytes` was taken before the first engine, if that has started already."""
         self._read = read
-        self._baseline_bytes: int | None = None
+        self.baseline_bytes = baseline_bytes
+        """What was taken before the first engine; None before it, or if that is unknown."""
 
     async def until_returned(self, deadline_seconds: float = RETURN_DEADLINE_SECONDS) -> None:
         """Return when no more is taken than at the first call, or with a warning at the deadline.
@@ -52,12 +60,12 @@ class DeviceMemory:
         The start goes on even if another process has taken it: vLLM reports what it lacks.
         """
         taken = await asyncio.to_thread(self._read)
-        if self._baseline_bytes is None or taken is None:
-            self._baseline_bytes = None if taken is None else taken.used_bytes
+        if self.baseline_bytes is None or taken is None:
+            self.baseline_bytes = None if taken is None else taken.used_bytes
             return
         deadline = time.monotonic() + deadline_seconds
         while taken is not None:
-            more_bytes = taken.used_bytes - self._baseline_bytes
+            more_bytes = taken.used_bytes - self.baseline_bytes
             if more_bytes <= taken.margin_bytes:
                 return
             if time.monotonic() > deadline:
@@ -76,6 +84,35 @@ def device_memory(parallel_config: Any) -> DeviceMemory:
         return DeviceMemory(lambda: None)
     names = _names(parallel_config)
     return DeviceMemory(lambda: _taken(names))
+
+
+def wait_for_last_engine(
+    parallel_config: Any, baseline: Path, deadline_seconds: float = RETURN_DEADLINE_SECONDS
+) -> None:
+    """Wait like `DeviceMemory.until_returned`, in a process that starts one engine only.
+
+    The file passes the baseline on to the process of the next engine; one of other devices is not
+    used. On the CPU, it returns at once.
+    """
+    if not current_platform.is_cuda():
+        return
+    names = _names(parallel_config)
+    memory = DeviceMemory(lambda: _taken(names), _kept_bytes(baseline, names))
+    # With a factory, it leaves alone what vLLM gets as the event loop of this thread.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(memory.until_returned(deadline_seconds))
+    record = {"devices": names, "used_bytes": memory.baseline_bytes}
+    with suppress(OSError):  # without it, the next engine does not wait
+        write_atomically(baseline, json.dumps(record))
+
+
+def _kept_bytes(baseline: Path, names: tuple[str, ...]) -> int | None:
+    try:
+        record = read_record(baseline)
+    except (OSError, ValueError):
+        return None
+    used_bytes: int | None = record["used_bytes"] if record["devices"] == [*names] else None
+    return used_bytes
 
 
 def _names(parallel_config: Any) -> tuple[str, ...]:

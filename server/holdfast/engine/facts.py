@@ -22,6 +22,7 @@ _UNRELATED_VARIABLES = {
     "VLLM_CACHE_ROOT",
     "VLLM_CONFIG_ROOT",
     "VLLM_CONFIGURE_LOGGING",
+    "VLLM_CPU_OMP_THREADS_BIND",
     "VLLM_HOST_IP",
     "VLLM_LOGGING_CONFIG_PATH",
     "VLLM_LOGGING_LEVEL",
@@ -71,17 +72,25 @@ def engine_facts(
         long_prefill_tokens=scheduler.long_prefill_token_threshold or None,
         pipeline_stages=config.parallel_config.pipeline_parallel_size,
         kv_watermark=scheduler.watermark,
+        kv_blocks=cache.num_gpu_blocks or 0,  # vLLM adds up those of all engines
+        max_loras=config.lora_config.max_loras if config.lora_config is not None else 0,
     )
 
 
 def world(config: Any) -> tuple[tuple[int, int], ...]:
-    """List every (engine, rank) that must have a stats file on this host."""
+    """List every (engine, rank) that must report, on all nodes."""
     parallel = config.parallel_config
     return tuple(
         (engine, rank)
         for engine in range(parallel.data_parallel_size_local or 1)
-        for rank in range(parallel.local_world_size)
+        for rank in range(parallel.world_size)
     )
+
+
+def local_ranks(config: Any) -> int:
+    """Count the ranks on this node."""
+    parallel = config.parallel_config
+    return int((parallel.data_parallel_size_local or 1) * parallel.local_world_size)
 
 
 def fingerprint(config: Any) -> str:

@@ -205,7 +205,7 @@ class Heartbeat:
         now = self._clock()
         ranks = self._engine.ranks(with_steps=False)
         busy_since = self._requests.busy_since_seconds
-        is_paused = self._engine.is_paused or self._requests.is_paused
+        is_paused = self._engine.is_paused or self._requests.aborts.is_paused
         self._update_canary(now, ranks, is_busy=is_paused or busy_since is not None)
         # Asked only while a step is late, because it costs a walk over /proc.
         is_late = bool(busy_since) and now - max(_last_steps(ranks).values(), default=0.0) > 1

@@ -19,8 +19,8 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from vllm.platforms import current_platform
 
-from holdfast.engine.facts import world
-from holdfast.records import Configuration, ModelFile
+from holdfast.configuration_record import Configuration, ModelFile
+from holdfast.engine.facts import local_ranks
 
 _SUFFIXES = {
     *(".bin", ".gguf", ".pt", ".pth", ".safetensors"),
@@ -43,13 +43,12 @@ def identified(configuration: Configuration, config: Any) -> Configuration:
     """
     name, revision = config.model_config.model, config.model_config.revision
     directory = directory_of(name, revision, config.load_config.download_dir)
-    is_snapshot = directory is not None and directory.parent.name == "snapshots"
     return replace(
         configuration,
-        devices=tuple(_device(index) for index in range(len(world(config)))),
+        devices=tuple(map(_device, range(local_ranks(config)))),
         driver="" if current_platform.is_cpu() else driver_version(),
         model=str(name),
-        revision=directory.name if directory is not None and is_snapshot else "",
+        revision=commit_of(name, directory),
         files=model_files(directory) if directory is not None else (),
     )
 
@@ -96,6 +95,11 @@ def directory_of(model: str, revision: str | None, download_directory: str | Non
     if (path := Path(model)).exists():
         return path
     return next(_snapshots(model, revision, download_directory), None)
+
+
+def commit_of(model: str, directory: Path | None) -> str:
+    """Return the commit of a model in the Hub's cache; empty for a path, or if there is none."""
+    return "" if directory is None or Path(model).exists() else directory.name
 
 
 def _snapshots(model: str, revision: str | None, download_directory: str | None) -> Iterator[Path]:

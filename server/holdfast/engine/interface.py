@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.engine.replay import ReplayManager
 from holdfast.labels import CacheKind, SleepLevel, SleepTag
 from holdfast.records import Death, EngineFacts, RankStats, Suspect
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
+
+UntilOutOfMemory = Callable[[Callable[[], bool]], Coroutine[Any, Any, str]]
+"""Returns what is left once the host has run out of memory during a start.
+
+It takes whether the device of the engine is known to share the host's memory.
+"""
 
 
 class Maintenance(Protocol):
@@ -110,8 +116,17 @@ class Engine(Protocol):
     def declare_dead(self) -> None:
         """Fail every pending and every later call to it: the engine has died."""
 
+    def process_ids(self) -> tuple[int, ...]:
+        """Return the processes on this host that it cannot live without."""
+
     def process_tracebacks(self) -> str:
         """Return the tracebacks that its processes left, for the log; empty if none did."""
+
+    def host_memory_bytes(self) -> int | None:
+        """Measure the host memory of the processes in `process_ids`; None if that is impossible.
+
+        See `processes.memory`. Compilers, which come and go, do not count. Any thread may ask.
+        """
 
     def limit_context(self, tokens: int | None) -> None:
         """Have vLLM's own validation refuse requests over this limit of prompt and answer together.
@@ -140,10 +155,14 @@ class EngineLauncher(Protocol):
     def directory_of(self, generation: int) -> Path:
         """Return the directory that the ranks of a generation write to."""
 
+    async def until_startable(self, on_wait: Callable[[str], None]) -> None:
+        """Return once all nodes that the engine needs are free; `on_wait` gets what is missing."""
+
     def running(self, spec: WorkspaceSpec) -> AbstractAsyncContextManager[Engine]:
         """Run an engine while entered. All its ranks have reported; no process is left behind.
 
         Raises:
             EngineStartError: the engine did not start.
+            NodeLostError: another node was lost meanwhile.
             PluginMissingError: a rank did not report.
         """

@@ -11,7 +11,13 @@ import asyncio
 import copy
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,27 +25,30 @@ from typing import Any
 import psutil
 from vllm.usage.usage_lib import UsageContext
 
-from holdfast.engine import startup
+from holdfast.engine import construction, continuation, startup
 from holdfast.engine.async_engine import RPC_DEADLINE_SECONDS, AsyncEngine
 from holdfast.engine.checked_llm import CheckedLLM, CompileLimit, UnsentError
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
+from holdfast.engine.interface import UntilOutOfMemory
 from holdfast.engine.loras import Loras
 from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.sequence_queue import Capacity, SequenceQueue
-from holdfast.engine.startup import EngineProcesses, until_stuck
+from holdfast.engine.startup import EngineProcesses
+from holdfast.engine.suspicion_files import SuspicionFiles
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.vllm_errors import start_errors
-from holdfast.errors import EngineStartError
+from holdfast.nodes.generations import NodeGenerations
+from holdfast.nodes.remote_ranks import RemoteRanks, start_explained
 from holdfast.patches import front_end
 from holdfast.patches.stat_logger import Queues, prometheus_logger
-from holdfast.processes import cleanup, environment, exits, forkserver, tree
+from holdfast.processes import cleanup, environment, forkserver, tree
 from holdfast.processes.environment import NativeVariables
+from holdfast.telemetry.load import Load, SchedulerReport, unreported
 from holdfast.worker.crash_records import root_cause
 from holdfast.workspace.plan import WorkspaceSpec
-from holdfast.workspace.stats import read_all
 
 COMPILE_TIME_FACTOR = 2.0
 """How much longer EngineCore may take for a grammar: it may have to compile another one first."""
@@ -59,6 +68,7 @@ class EngineLauncher:
         is_probing: Callable[[], bool],
         stall_timeout_seconds: float,
         grammar_timeout_seconds: float,
+        continues_streams: bool,
         native_variables: NativeVariables,
         learned_directory: Path | None,
     ) -> None:
@@ -72,15 +82,26 @@ class EngineLauncher:
         self.queues = Queues()
         self._is_probing = is_probing
         self._engine_in_use: AsyncEngine | None = None
+        self._sequences = SequenceQueue()
         self._logger_class = prometheus_logger(self._is_without_traffic, self.queues)
         self._renderer: Any | None = None
         self._memory = device_memory(config.parallel_config)
+        self._is_unified_memory = False
         self._grammars: GrammarChecker = grammar_checker(config, grammar_timeout_seconds)
-        suspicions = Suspicions(_suspicions_path(learned_directory, fingerprint))
-        self.proxy = EngineProxy(self._grammars, suspicions)
+        self.suspicions = Suspicions(_suspicion_files(learned_directory, fingerprint))
+        """What ended engines, here and at the other servers with the same state directory."""
+        self.proxy = EngineProxy(
+            self._grammars,
+            self.suspicions,
+            continues_streams=continues_streams and continuation.fits_vllm(),
+        )
         self.count_keys: Callable[[], int] = lambda: 0
         """Counts the API keys that share the engine."""
+        self.until_out_of_memory: UntilOutOfMemory = _for_ever
+        """Returns how much was left when the host has run out of memory during a start."""
         self.loras = Loras(self.proxy, is_enabled=config.lora_config is not None)
+        self.nodes: NodeGenerations | None = None
+        """Runs each generation on the other nodes too, if there are any."""
 
     @property
     def fingerprint(self) -> str:
@@ -92,8 +113,32 @@ class EngineLauncher:
         """The clients' requests, whichever generation runs them."""
         return self.proxy.requests
 
+    def host_memory_bytes(self) -> int | None:
+        """Measure the host memory of the engine in use; None without one. Any thread may ask."""
+        engine = self._engine_in_use
+        return None if engine is None else engine.host_memory_bytes()
+
+    def request_load(self) -> Load:
+        """Count what waits here and what the engine has, without the probe and a lone canary.
+
+        Any thread may ask.
+        """
+        held, engines = self.requests.held, self._config.parallel_config.data_parallel_size
+        if self._engine_in_use is None or self._is_without_traffic():
+            return Load(held, schedulers=engines * (SchedulerReport(),))
+        sequences = self._sequences
+        reports = self.queues.reports(engines)
+        if self._arguments.disable_log_stats:
+            reports = (unreported(sequences.sent, sequences.capacity.running),)
+        return Load(held + sequences.waiting, sequences.sent, reports)
+
     def directory_of(self, generation: int) -> Path:
         return self._runtime_directory / str(generation)
+
+    async def until_startable(self, on_wait: Callable[[str], None]) -> None:
+        """Return once every node is free for a generation; see `interface.EngineLauncher`."""
+        if self.nodes is not None:
+            await self.nodes.until_complete(on_wait)
 
     @asynccontextmanager
     async def running(self, spec: WorkspaceSpec) -> AsyncIterator[AsyncEngine]:
@@ -107,13 +152,21 @@ class EngineLauncher:
         directory = Path(spec.stats_directory)
         before = tree.children()
         try:
-            async with self._start_engine(spec, partial(self._engine_processes, before)) as engine:
+            async with (
+                self._on_other_nodes(spec) as remote,
+                self._start_engine(spec, partial(self._engine_processes, before), remote) as engine,
+            ):
                 with self._in_use(engine), front_end.variables_read_once():
                     await self.loras.restore()
                     yield engine
         finally:
             tree.reap(before)
             cleanup.remove(directory)
+
+    def _on_other_nodes(
+        self, spec: WorkspaceSpec
+    ) -> AbstractAsyncContextManager[RemoteRanks | None]:
+        return nullcontext() if self.nodes is None else self.nodes.generation(spec)
 
     def _engine_processes(self, before: frozenset[psutil.Process]) -> frozenset[psutil.Process]:
         """Return the processes started since, except those that try grammars for every engine."""
@@ -131,12 +184,14 @@ class EngineLauncher:
     def _in_use(self, engine: AsyncEngine) -> Iterator[None]:
         """Let the proxy and the clients' requests use this engine while entered."""
         self._engine_in_use = engine
-        sequences = SequenceQueue(Capacity.of(engine.facts), self.count_keys)
+        self._sequences = sequences = SequenceQueue(Capacity.of(engine.facts), self.count_keys)
         engine.llm.queue_sequences(sequences)
         self.proxy.use(engine.llm)
-        self.requests.on_unexpected_abort = engine.report_unexplained_abort
+        self.requests.aborts.on_unexpected = engine.report_unexplained_abort
         self.requests.in_step = engine.requests_in_step
+        self.requests.progress.reached_tokens = engine.reached_tokens
         self.requests.unsent = sequences.unsent
+        self.requests.long_prompts.engine_started(engine.facts, sequences.prefilling)
         self.requests.engine_started(engine.llm, engine.generation)
         try:
             yield
@@ -151,7 +206,7 @@ class EngineLauncher:
 
     @asynccontextmanager
     async def _start_engine(
-        self, spec: WorkspaceSpec, processes: EngineProcesses
+        self, spec: WorkspaceSpec, processes: EngineProcesses, remote: RemoteRanks | None
     ) -> AsyncIterator[AsyncEngine]:
         """Run an engine while entered; none of its processes survives the exit, however it ends."""
         directory = Path(spec.stats_directory)
@@ -159,38 +214,45 @@ class EngineLauncher:
             startup.prepare(directory, spec)
         mapped: frozenset[Path] = frozenset()
         try:
-            llm = await self._construct(directory, processes)
-            engine = await self._connect(llm, spec, processes)
+            async with start_explained(remote):
+                llm = await self._construct(directory, processes, remote)
+                engine = await self._connect(llm, spec, processes, remote)
             try:
                 mapped = await asyncio.to_thread(lambda: cleanup.shared_memory(processes()))
                 yield engine
             finally:
+                if remote is not None:
+                    remote.end()
                 await asyncio.shield(engine.stop())
         finally:
             await asyncio.shield(asyncio.to_thread(lambda: tree.kill(processes())))
             cleanup.unlink(mapped)
 
-    async def _construct(self, directory: Path, processes: EngineProcesses) -> Any:
-        ended = exits.recorded_exits(forkserver.exit_codes_directory())
-        construct = asyncio.create_task(asyncio.to_thread(self._construct_in_thread, directory))
-        stuck = asyncio.create_task(
-            until_stuck(lambda: processes() | forkserver.server(), self._stall_timeout_seconds)
+    async def _construct(
+        self, directory: Path, processes: EngineProcesses, remote: RemoteRanks | None
+    ) -> Any:
+        config = self._generation_config(remote)
+        failures = [construction.out_of_memory(self.until_out_of_memory, directory)]
+        if remote is not None:
+            failures.append(construction.node_lost(remote))
+        return await construction.constructed(
+            lambda: self._construct_in_thread(directory, config),
+            *failures,
+            directory=directory,
+            processes=processes,
+            stall_timeout_seconds=self._stall_timeout_seconds,
+            is_unified_memory=self._is_unified_memory,
         )
-        try:
-            await asyncio.wait({construct, stuck}, return_when=asyncio.FIRST_COMPLETED)
-            if not construct.done():
-                cause = startup.cause_of_failure(directory, ended) or stuck.result()
-                raise EngineStartError(
-                    f"the engine could not start: {cause}", remedy="see the engine's log above."
-                )
-            with start_errors(lambda: startup.cause_of_failure(directory, ended)):
-                return construct.result()
-        finally:
-            stuck.cancel()
-            if not construct.done():
-                await startup.abandon(construct, processes)
 
-    def _construct_in_thread(self, directory: Path) -> Any:
+    def _generation_config(self, remote: RemoteRanks | None) -> Any:
+        """Return a copy of the configuration, since a start adds to its own."""
+        config = copy.deepcopy(self._config)
+        if remote is not None:
+            parallel = config.parallel_config
+            parallel.master_addr, parallel.master_port = remote.master
+        return config
+
+    def _construct_in_thread(self, directory: Path, config: Any) -> Any:
         is_silent = self._arguments.disable_log_stats
         with (
             environment.overridden(startup.variables(directory)),
@@ -198,8 +260,7 @@ class EngineLauncher:
             self._core_start_method(),
         ):
             return CheckedLLM.from_vllm_config(
-                # A start adds to its configuration, so each gets its own copy.
-                vllm_config=copy.deepcopy(self._config),
+                vllm_config=config,
                 usage_context=UsageContext.OPENAI_API_SERVER,
                 enable_log_requests=self._arguments.enable_log_requests,
                 aggregate_engine_logging=self._arguments.aggregate_engine_logging,
@@ -215,18 +276,26 @@ class EngineLauncher:
         return front_end.forked_cores(self._config, forkserver.CoreContext())
 
     async def _connect(
-        self, llm: Any, spec: WorkspaceSpec, processes: EngineProcesses
+        self,
+        llm: Any,
+        spec: WorkspaceSpec,
+        processes: EngineProcesses,
+        remote: RemoteRanks | None,
     ) -> AsyncEngine:
         """Call `_engine` on a vLLM that may die at any moment, and shut it down if that fails."""
         try:
             with start_errors(lambda: root_cause(Path(spec.stats_directory))):
-                return await self._engine(llm, spec, processes)
+                return await self._engine(llm, spec, processes, remote)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(llm.shutdown, timeout=0))
             raise
 
     async def _engine(
-        self, llm: Any, spec: WorkspaceSpec, processes: EngineProcesses
+        self,
+        llm: Any,
+        spec: WorkspaceSpec,
+        processes: EngineProcesses,
+        remote: RemoteRanks | None,
     ) -> AsyncEngine:
         llm.skip_grammar_checks(
             CompileLimit(
@@ -239,16 +308,16 @@ class EngineLauncher:
             tasks = frozenset(map(str, await llm.get_supported_tasks()))
             await llm.reset_mm_cache()
         self._renderer = front_end.lasting(llm.renderer)
-        ranks = read_all(Path(spec.stats_directory))
-        startup.require_every_rank(world(self._config), ranks, spec)
+        ranks = await startup.reported_ranks(world(self._config), spec, remote)
         if not forkserver.has_forked(ranks[0].pid):  # otherwise the variables are known already
             self._native_variables.remember(ranks[0].pid)
+        self._is_unified_memory = any(rank.is_unified_memory for rank in ranks)
         facts = engine_facts(
             llm,
             tasks,
             fingerprint=self._fingerprint,
             has_template=self._has_template,
-            is_unified=any(rank.is_unified_memory for rank in ranks),
+            is_unified=self._is_unified_memory,
         )
         return AsyncEngine(
             llm,
@@ -257,10 +326,16 @@ class EngineLauncher:
             processes,
             self.queues,
             self.loras,
+            remote=remote,
             limit_context=self.proxy.limit_context,
         )
 
 
-def _suspicions_path(directory: Path | None, fingerprint: str) -> Path | None:
-    """Return the record of what ended such engines; another model or version has its own."""
-    return directory / f"suspicions-{fingerprint}.json" if directory is not None else None
+async def _for_ever(_: Callable[[], bool]) -> str:
+    """Wait without end: nobody watches the memory."""
+    return str(await asyncio.get_running_loop().create_future())
+
+
+def _suspicion_files(directory: Path | None, fingerprint: str) -> SuspicionFiles | None:
+    """Return the records of what ended such engines; another model or version has its own."""
+    return SuspicionFiles(directory, fingerprint) if directory is not None else None

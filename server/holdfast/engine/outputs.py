@@ -5,10 +5,12 @@ Seen in vLLM 0.32 and, by its source, in 0.33.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -17,7 +19,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from holdfast.engine.checked_llm import UnsentError
-from holdfast.engine.request import Method
+from holdfast.engine.continuation import ContinuedPrompt
+from holdfast.engine.request import Method, SentAnswer
 from holdfast.errors import HoldfastError
 
 _INCIDENTAL = frozenset({"arrival_time", "cache_salt"})
@@ -25,6 +28,8 @@ _INCIDENTAL = frozenset({"arrival_time", "cache_salt"})
 _INCIDENTAL_PARAMETERS = frozenset(
     {"seed", "max_tokens", "output_kind", "skip_clone", "stream_interval"}
 )
+_NOT_REBUILT = ("thinking_token_budget", "trace_decode_token_ids", "prompt_logprob_token_ids")
+"""Parameters whose state does not follow from the tokens of the answer (0.32)."""
 _POINTER_BYTES = 8
 _CHILD_SEPARATOR = "_"
 _RANDOM_SEPARATOR = "-"
@@ -33,9 +38,14 @@ _RANDOM_SEPARATOR = "-"
 class VllmOutputs:
     """Implements `request.EngineOutputs` for an AsyncLLM."""
 
-    def __init__(self, transfers_kv: Callable[[], bool] = lambda: True) -> None:
-        """Take `transfers_kv`, which says whether the engine exchanges KV caches with others."""
+    def __init__(
+        self,
+        transfers_kv: Callable[[], bool] = lambda: True,
+        continues_streams: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Take callbacks: whether the engine exchanges KV caches, and whether streams may go on."""
         self._transfers_kv = transfers_kv
+        self._continues_streams = continues_streams
 
     def is_death(self, error: Exception, llm: Any) -> bool:
         """Whether `error` comes from the engine's end.
@@ -67,6 +77,12 @@ class VllmOutputs:
             for one in _completions(output)
         )
 
+    def is_failure(self, output: Any) -> bool:
+        """Whether the engine ended the request with an error, as it does if a grammar fails."""
+        return output.finished and any(
+            getattr(one, "finish_reason", None) == "error" for one in _completions(output)
+        )
+
     def as_vllm_error(self, error: HoldfastError) -> Exception:
         """Return what vLLM reports cleanly, also within a stream, or under its own status.
 
@@ -93,6 +109,49 @@ class VllmOutputs:
     def is_streamed(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the prompt comes as a stream, as in a realtime transcription."""
         return isinstance(arguments.get("prompt"), AsyncGenerator)
+
+    def is_continuable(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether it is a stream of one answer, whose state follows from its tokens.
+
+        What vLLM's routes do not stream yields only once, so nothing of it is sent before its end.
+        """
+        parameters = arguments.get("sampling_params")
+        return (
+            isinstance(parameters, SamplingParams)
+            and parameters.n == 1
+            and parameters.output_kind is RequestOutputKind.DELTA
+            and all(getattr(parameters, name, None) is None for name in _NOT_REBUILT)
+            and self._continues_streams()
+        )
+
+    def is_answer_streamed(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether it is generated for one of vLLM's streamed routes."""
+        parameters = arguments.get("sampling_params")
+        return (
+            isinstance(parameters, SamplingParams)
+            and parameters.output_kind is RequestOutputKind.DELTA
+        )
+
+    def add_sent(self, sent: SentAnswer, output: Any) -> None:
+        """Add the new tokens of an output."""
+        sent.token_ids += output.outputs[0].token_ids
+        sent.last_output = output
+
+    def continued_arguments(
+        self, arguments: Mapping[str, Any], sent: SentAnswer, llm: Any
+    ) -> Mapping[str, Any] | None:
+        """Have `CheckedLLM` go on, if prompt and answer leave room for a token in the context.
+
+        `max_tokens` is what fits: its route may have computed it from the limit of another engine.
+        """
+        limit_tokens = llm.model_config.max_model_len
+        if not sent.token_ids:
+            return _within(arguments, limit_tokens - self.given_tokens(arguments))
+        prompt_tokens = self.prompt_tokens(sent.last_output)
+        if prompt_tokens + len(sent.token_ids) >= limit_tokens:
+            return None
+        begun = {**arguments, "prompt": ContinuedPrompt(arguments["prompt"], sent)}
+        return _within(begun, limit_tokens - prompt_tokens)
 
     def digest_of(self, arguments: Mapping[str, Any]) -> str:
         """Digest prompt and parameters, except those that do not change what is computed first.
@@ -124,6 +183,13 @@ class VllmOutputs:
         made = [len(getattr(one, "token_ids", None) or ()) for one in _completions(output)]
         return len(output.prompt_token_ids or ()) + max(made, default=0)
 
+    def given_tokens(self, arguments: Mapping[str, Any]) -> int:
+        """Count the token IDs, or else the embeddings, of a prompt as vLLM's renderer made it."""
+        prompt = arguments.get("prompt")
+        read = prompt.get if isinstance(prompt, Mapping) else partial(getattr, prompt)
+        parts = (read(name, None) for name in ("prompt_token_ids", "prompt_embeds"))
+        return next((len(part) for part in parts if part is not None), 0)
+
     def prompt_tokens(self, output: Any) -> int:
         """Count the prompt's tokens, whether the tokenizer made them or the client sent them."""
         return len(output.prompt_token_ids or ())
@@ -137,6 +203,18 @@ class VllmOutputs:
         name = internal_id.rpartition(_RANDOM_SEPARATOR)[0]
         index, _, rest = name.partition(_CHILD_SEPARATOR)
         return (name, rest) if index.isdigit() else (name,)
+
+
+def _within(arguments: Mapping[str, Any], most_tokens: int) -> Mapping[str, Any]:
+    """Return arguments for an answer of at most so many tokens; vLLM itself refuses less than 1."""
+    parameters: Any = arguments.get("sampling_params")
+    wanted_tokens = getattr(parameters, "max_tokens", None)
+    if wanted_tokens is None or wanted_tokens <= max(most_tokens, 1):
+        return arguments
+    parameters = copy.copy(parameters)
+    parameters.max_tokens = max(most_tokens, 1)
+    parameters.min_tokens = min(parameters.min_tokens, parameters.max_tokens)
+    return {**arguments, "sampling_params": parameters}
 
 
 def _essential(parameters: Any) -> dict[str, Any]:

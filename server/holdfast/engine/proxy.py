@@ -34,6 +34,8 @@ _IMPLEMENTED = {
     "generate",
     "encode",
 }
+_NOT_CONTINUED = ("is_encoder_decoder", "is_diffusion")
+"""Kinds of models whose answers may have a state that does not follow from their tokens."""
 _KEPT = ("vllm_config", "model_config", "renderer", "input_processor")
 """Attributes of EngineClient; the serving objects keep those of the first engine anyway."""
 
@@ -64,13 +66,20 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     """
 
     def __init__(
-        self, grammars: GrammarChecker | None = None, suspicions: Suspicions | None = None
+        self,
+        grammars: GrammarChecker | None = None,
+        suspicions: Suspicions | None = None,
+        *,
+        continues_streams: bool = False,
     ) -> None:
         self.grammars = grammars
+        self._continues_streams = continues_streams
         self._current: Any | None = None
         self._kept: dict[str, Any] = {}
         self._first_model: Any = None
-        self.requests = ReplayManager(VllmOutputs(self.transfers_kv), suspicions)
+        self.requests = ReplayManager(
+            VllmOutputs(self.transfers_kv, self.continues_streams), suspicions
+        )
 
     @property
     def current(self) -> Any:
@@ -86,6 +95,17 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     def transfers_kv(self) -> bool:
         """Whether the engine exchanges KV caches with others."""
         return getattr(self._kept.get("vllm_config"), "kv_transfer_config", None) is not None
+
+    def continues_streams(self) -> bool:
+        """Whether the next engine may go on with a stream: it was asked to, and the model can."""
+        config, model = self._kept.get("vllm_config"), self._kept.get("model_config")
+        # The routes of a mixture of experts are sent with the last token, for all tokens.
+        further = getattr(config, "aux_output_config", None)
+        return (
+            self._continues_streams
+            and not any(getattr(model, name, False) for name in _NOT_CONTINUED)
+            and not getattr(further, "enable_return_routed_experts", False)
+        )
 
     def use(self, engine: Any | None) -> None:
         """Forward to another engine, or to none."""
@@ -113,7 +133,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         return self._kept[name] if name in self._kept else getattr(self.current, name)
 
     def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Generate as vLLM does, replaying the request until it yields, see `ReplayManager.run`."""
+        """Generate as vLLM does, over the deaths of engines, see `ReplayManager.run`."""
         return self._run("generate", args, kwargs)
 
     def encode(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
@@ -146,7 +166,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     async def abort(self, request_id: str | Iterable[str], *args: Any, **kwargs: Any) -> None:
         """Abort as vLLM does; without an engine, there is nothing to abort."""
         names = [request_id] if isinstance(request_id, str) else list(request_id)
-        self.requests.expect_abort(frozenset(names))
+        self.requests.aborts.expect(frozenset(names))
         if self._current is not None:
             await self._current.abort(names, *args, **kwargs)
 
@@ -175,8 +195,8 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     async def resume_generation(self, *args: Any, **kwargs: Any) -> None:
         """Resume as vLLM does."""
         await self.current.resume_generation(*args, **kwargs)
-        self.requests.expect_no_aborts()
-        self.requests.is_paused = False
+        self.requests.aborts.expect_none()
+        self.requests.aborts.is_paused = False
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
         """Sleep as vLLM does, which aborts running requests unless told to wait."""
@@ -185,20 +205,20 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     async def wake_up(self, *args: Any, **kwargs: Any) -> bool:
         """Wake as vLLM does, and return whether all of it is awake; until then it stays paused."""
         is_awake: bool = await self.current.wake_up(*args, **kwargs)
-        self.requests.is_paused = bool(await self.current.is_sleeping())
-        if not self.requests.is_paused:
-            self.requests.expect_no_aborts()
+        self.requests.aborts.is_paused = bool(await self.current.is_sleeping())
+        if not self.requests.aborts.is_paused:
+            self.requests.aborts.expect_none()
         return is_awake
 
     async def _pause(self, pausing: Awaitable[None]) -> None:
         """Pause the engine, which may abort what runs; if it fails, nothing has changed."""
-        self.requests.expect_aborts()
-        self.requests.is_paused = True
+        self.requests.aborts.expect_all()
+        self.requests.aborts.is_paused = True
         try:
             await pausing
         except BaseException:
-            self.requests.is_paused = False
-            self.requests.expect_no_aborts()
+            self.requests.aborts.is_paused = False
+            self.requests.aborts.expect_none()
             raise
 
     async def do_log_stats(self) -> None:

@@ -1,7 +1,9 @@
-"""Replays engine requests after a death: each one that has yielded nothing goes to the next engine.
+"""Replays engine requests after a death, and lets streams go on where they stopped.
 
 Requests wait here while there is no engine, and go to the next generation in order of arrival,
-except those to blame for the death, see `blame`.
+except those to blame for the death, see `blame`. One that has yielded nothing starts over. A stream
+goes on after what was sent, if its state follows from the tokens that were sent, see
+`continuation`.
 
 Belongs to one event loop. `EngineOutputs` hides what is peculiar to vLLM.
 """
@@ -9,26 +11,32 @@ Belongs to one event loop. `EngineOutputs` hides what is peculiar to vLLM.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
+from itertools import count
 from typing import Any
 
+from holdfast.engine.aborts import Aborts
 from holdfast.engine.blame import Blame, Verdict
+from holdfast.engine.long_prompts import LongPrompts
 from holdfast.engine.request import (
     EngineLoad,
     EngineOutputs,
     EngineRequest,
     Losses,
     Method,
-    loss_of,
+    has_not_gone_on,
     lost_error,
     quarantine_error,
+    require_progress,
+    safe_request_id,
     wake,
 )
+from holdfast.engine.request_progress import RequestProgress, Traffic
 from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.trial_runner import TrialRunner
 from holdfast.errors import (
     HoldfastError,
     RequestLostError,
@@ -38,9 +46,6 @@ from holdfast.records import Death
 from holdfast.request_context import current_request
 
 Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
-
-MAX_REQUEST_ID_CHARACTERS = 128
-"""A longer request ID is replaced, as is one with other than visible ASCII characters."""
 
 
 class ReplayManager:
@@ -69,12 +74,19 @@ class ReplayManager:
         )
         self._digesting = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digests")
         self._losses = Losses(outputs)
+        self.aborts = Aborts(outputs, self._requests)
+        self._trial_runner = TrialRunner(outputs, self._load, self.aborts)
+        self.long_prompts = LongPrompts(outputs, self._requests, self._abort, clock)
+        """Those that give way while the host is short of memory."""
+        self._numbers = count(1)
+        self.progress = RequestProgress(outputs, self._requests)
+        """How far the requests are."""
+        self.traffic = Traffic(clock)
+        """What clients were sent."""
         self.replayed = 0
-        """How many times a request was given to a later generation."""
-        self.is_paused = False
-        """Whether the engine was told to stop scheduling or to sleep."""
-        self.on_unexpected_abort: Callable[[], None] = lambda: None
-        """Called when the engine aborts a request that it was not asked to abort."""
+        """How many times a request started over in a later generation."""
+        self.continued = 0
+        """How many times a stream went on in a later generation."""
         self.in_step: Callable[[], Iterable[str]] = tuple
         """Returns vLLM's internal IDs of the requests in the running steps."""
         self.unsent: Unsent = lambda _: frozenset()
@@ -96,16 +108,20 @@ class ReplayManager:
         return self._load.in_engine
 
     @property
+    def given(self) -> int:
+        """How many times an engine was given a request, not counting those of the probe."""
+        return self._load.given
+
+    @property
     def busy_since_seconds(self) -> float | None:
         """Since when some request has been waiting for an output; None while none is."""
         return self._load.busy_since_seconds
 
     @property
-    def unreplayable(self) -> int:
-        """How many of the engine's requests would be lost with it: they cannot be replayed."""
+    def lost_with_engine(self) -> int:
+        """How many of the engine's requests would be lost with it."""
         return sum(
-            request.is_in_engine and (request.has_yielded or not request.is_replayable)
-            for request in self._requests
+            request.is_in_engine and not request.outlives_engine for request in self._requests
         )
 
     # The life of an engine
@@ -114,7 +130,7 @@ class ReplayManager:
         """Record that an engine is up: the probe may use it."""
         self._llm, self._generation = llm, generation
         self._end = None
-        self.is_paused = False
+        self.aborts.is_paused = False
         self._wake()
 
     def open(self) -> None:
@@ -129,6 +145,7 @@ class ReplayManager:
     def engine_ended(self) -> None:
         """Record that the engine is gone: from now on requests wait."""
         self._llm, self._is_open = None, False
+        self.long_prompts.engine_ended()
 
     def fail(self, error: HoldfastError, reason: LossReason) -> None:
         """Raise `error` in waiting requests, and in new ones until an engine starts after all."""
@@ -146,56 +163,61 @@ class ReplayManager:
                 request.refusal = error
         self._wake()
 
-    def expect_aborts(self) -> None:
-        """Record that the engine is being asked to abort all its requests."""
-        for request in self._requests:
-            request.is_abort_expected |= request.is_in_engine
-
-    def expect_no_aborts(self) -> None:
-        """Record that no abort was asked for: from now on an abort means a death again."""
-        for request in self._requests:
-            request.is_abort_expected = False
-
-    def expect_abort(self, request_ids: frozenset[str]) -> None:
-        """Record that the engine is being asked to abort these requests."""
-        for request in self._requests:
-            request.is_abort_expected |= request.request_id in request_ids
-
     # One request
 
     def run(self, method: Method, arguments: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """Yield what the engine yields for a request, trying new generations until one yields.
+        """Yield what the engine yields for a request, trying new generations after its death.
 
         Raises what the engine raises, except its death, and these as vLLM's own exceptions:
             QuarantinedError: engines have died of this request or one like it; raised at once,
                 while a response can still have its own status.
             SuspectedError: the engine died, and the request may have caused it.
-            RequestLostError: the engine died, and the request cannot be replayed.
+            RequestLostError: the engine died, and the request can neither start over nor go on.
             NotReadyError: no engine will come.
+            HostMemoryError: the prompt is long, and the host is short of memory.
         """
-        named = {**arguments, "request_id": _safe_request_id(str(arguments.get("request_id", "")))}
+        named = {**arguments, "request_id": self._unique_id(str(arguments.get("request_id", "")))}
+        is_replayable = self._outputs.is_replayable(arguments)
         request = EngineRequest(
             method,
             named,
             current_request(),
-            is_replayable=self._outputs.is_replayable(arguments),
+            is_replayable=is_replayable,
             is_streamed=self._outputs.is_streamed(arguments),
+            is_continuable=is_replayable and self._outputs.is_continuable(arguments),
+            is_answer_streamed=self._outputs.is_answer_streamed(arguments),
+            number=next(self._numbers),
         )
         if self._blame.is_quarantined(request):
             raise self._losses.record(request, quarantine_error(), "quarantined")
         return self._stream(request)
 
+    def _unique_id(self, given: str) -> str:
+        """Return a request ID that no other request has now: clients choose, and may choose alike.
+
+        A request is aborted, and blamed, by its ID.
+        """
+        name = safe_request_id(given)
+        if all(other.request_id != name for other in self._requests):
+            return name
+        return safe_request_id(f"{name}~{next(self._numbers)}")
+
     async def _stream(self, request: EngineRequest) -> AsyncIterator[Any]:
         with self._registered(request):
             while True:
                 llm = await self._engine_for(request)
+                arguments = self._begin(llm, request)
+                begun_tokens = len(request.sent.token_ids)
                 try:
                     with self._load.track(request):
                         run = getattr(llm, request.method)
-                        async with aclosing(run(**request.arguments)) as outputs:
+                        async with aclosing(run(**arguments)) as outputs:
                             async for output in outputs:
-                                if self._is_unexpected_abort(request, output):
+                                self._raise_refusal(request)
+                                if self.aborts.is_unexpected(request, output):
                                     break
+                                if self._outputs.is_failure(output):
+                                    require_progress(request, begun_tokens)
                                 self._record_output(request, output)
                                 request.has_yielded = True
                                 # The time that a client takes to read is not the engine's.
@@ -208,7 +230,11 @@ class ReplayManager:
                     self._record_departure(request)
                     raise
                 except Exception as error:
-                    if not self._outputs.is_death(error, llm):
+                    if self._outputs.is_death(error, llm):
+                        pass
+                    elif has_not_gone_on(request, begun_tokens):
+                        raise self._losses.record(request, lost_error(), "stream_broken") from error
+                    else:
                         raise
                     if self._outputs.is_unsent(error):
                         request.generation = 0
@@ -229,40 +255,65 @@ class ReplayManager:
     async def _engine_for(self, request: EngineRequest) -> Any:
         """Return the engine as soon as the request may use it."""
         while not self._may_run(request):
-            if request.refusal is not None:
-                raise self._losses.record(request, request.refusal, loss_of(request.refusal))
+            self._raise_refusal(request)
             if self._end is not None:
                 raise self._losses.record(request, *self._end)
-            await self._load.wait(request)
-        if request.generation:
+            async with self.long_prompts.waiting(request):
+                await self._load.wait(request)
+                self._raise_refusal(request)
+        return self._llm
+
+    def _begin(self, llm: Any, request: EngineRequest) -> Mapping[str, Any]:
+        """Return the arguments for this engine, and count the request if another has had it."""
+        arguments = self._outputs.continued_arguments(request.arguments, request.sent, llm)
+        if arguments is None:
+            raise self._losses.record(request, lost_error(), "stream_broken")
+        sent_tokens = len(request.sent.token_ids)
+        if request.generation and sent_tokens:
+            self.continued += 1
+            request.context.continued_at_tokens += (sent_tokens,)
+        elif request.generation:
             self.replayed += 1
             request.context.replays += 1
-        request.generation = request.context.generation = self._generation
-        return self._llm
+        request.generation = self._generation
+        request.context.given_to(self._generation)
+        return arguments
 
     def _may_run(self, request: EngineRequest) -> bool:
         is_fresh = self._llm is not None and request.generation < self._generation
         is_admitted = request.refusal is None and (self._is_open or request.context.is_probe)
-        return is_fresh and is_admitted
+        return is_fresh and is_admitted and not self.long_prompts.must_wait(request)
+
+    def _raise_refusal(self, request: EngineRequest) -> None:
+        if request.refusal is not None:
+            raise self._losses.refused(request, request.refusal)
+
+    async def _abort(self, request: EngineRequest) -> None:
+        """Have the engine forget the request, and its caller get an output that says so."""
+        llm = self._llm
+        if llm is None:
+            return
+        try:
+            await llm.abort(request.request_id)
+        except Exception as error:
+            if not self._outputs.is_death(error, llm):
+                raise
 
     def _record_output(self, request: EngineRequest, output: Any) -> None:
-        if not request.has_yielded:
-            request.context.prompt_tokens += self._outputs.prompt_tokens(output)
-        request.context.output_tokens += self._outputs.new_tokens(output)
+        prompt_tokens = 0 if request.has_yielded else self._outputs.prompt_tokens(output)
+        new_tokens = self._outputs.new_tokens(output)
+        request.context.count_tokens(prompt_tokens, new_tokens)
+        self.traffic.count(request, prompt_tokens, new_tokens)
         request.context.is_cut |= self._outputs.is_cut(output)
-
-    def _is_unexpected_abort(self, request: EngineRequest, output: Any) -> bool:
-        """Whether the engine aborts as if asked to end, though we did not ask it."""
-        if not self._outputs.is_abort(output) or request.is_abort_expected or self.is_paused:
-            return False
-        self.on_unexpected_abort()
-        return True
+        if request.is_continuable:
+            self._outputs.add_sent(request.sent, output)
+            self._blame.output_came(request)
 
     def _keep_or_fail(self, request: EngineRequest) -> None:
         """Keep a request whose engine died for the next engine, or fail it here."""
         if request.context.is_probe:
             raise self._outputs.as_vllm_error(RequestLostError("the engine died under the probe"))
-        if request.has_yielded or not request.is_replayable:
+        if not request.outlives_engine:
             self._record_departure(request)
             reason: LossReason = "stream_broken" if request.has_yielded else "not_replayable"
             raise self._losses.record(request, lost_error(), reason)
@@ -289,6 +340,7 @@ class ReplayManager:
             if request.generation == self._generation
             and not request.context.is_probe
             and request.request_id not in unsent
+            and (death.cause != "host_memory" or self.long_prompts.is_long(request))
         ]
         return self._blame.assign_blame(death, present)
 
@@ -297,31 +349,9 @@ class ReplayManager:
 
         Suspects not tried within `seconds` are refused.
         """
-        return await self._blame.try_suspects(self._run_trial, seconds)
-
-    async def _run_trial(self, requests: Sequence[EngineRequest]) -> bool:
-        """Run requests until all are past the point of the last death; False if the engine dies."""
-        llm = self._llm
-        running = [asyncio.create_task(self._run_past_death(llm, request)) for request in requests]
-        try:
-            await asyncio.wait(running)
-            errors = [None if task.cancelled() else task.exception() for task in running]
-        finally:
-            for task in running:
-                task.cancel()
-        # A request's own error is not a death: its caller gets it when the request runs again.
-        return not any(
-            isinstance(error, Exception) and self._outputs.is_death(error, llm) for error in errors
+        return await self._blame.try_suspects(
+            lambda tried: self._trial_runner.run(self._llm, tried), seconds
         )
-
-    async def _run_past_death(self, llm: Any, request: EngineRequest) -> None:
-        arguments = self._outputs.trial_arguments(request.method, request.arguments)
-        with self._load.track(request):
-            async with aclosing(getattr(llm, request.method)(**arguments)) as outputs:
-                async for output in outputs:
-                    is_past = self._outputs.context_tokens(output) > request.reached_tokens
-                    if is_past or self._is_unexpected_abort(request, output):
-                        return
 
     def suspended_seconds(self, key: str) -> float:
         """Return how long a key that has ended several engines must wait; 0 if it need not."""
@@ -330,12 +360,3 @@ class ReplayManager:
     def save(self) -> None:
         """Save what is known of suspects. May wait for the disk, so not for the event loop."""
         self._suspicions.save()
-
-
-def _safe_request_id(given: str) -> str:
-    """Shorten a request ID to fit a worker's record of its step, but keep it distinct."""
-    if len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable():
-        return given
-    digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    visible = "".join(char for char in given if char.isascii() and char.isprintable())
-    return f"{visible[: MAX_REQUEST_ID_CHARACTERS - len(digest) - 1]}~{digest}"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from holdfast.errors import (
     HoldfastError,
+    HostMemoryError,
     NotReadyError,
     QuarantinedError,
     RequestLostError,
@@ -21,6 +23,18 @@ from holdfast.labels import LOSS_REASONS, LossReason
 from holdfast.request_context import RequestContext
 
 Method = Literal["generate", "encode"]
+
+MAX_REQUEST_ID_CHARACTERS = 128
+"""A longer request ID is replaced, as is one with other than visible ASCII characters."""
+
+
+@dataclass(slots=True)
+class SentAnswer:
+    """What the client has got of an answer; empty until a part of a stream was sent."""
+
+    token_ids: list[int] = field(default_factory=list)
+    last_output: Any = None
+    """The engine's output that had the last of these tokens."""
 
 
 class EngineOutputs(Protocol):
@@ -38,6 +52,9 @@ class EngineOutputs(Protocol):
     def is_cut(self, output: Any) -> bool:
         """Whether an output is the last, and a limit or a stop string ended an answer in it."""
 
+    def is_failure(self, output: Any) -> bool:
+        """Whether an output says that the engine failed, for this request alone."""
+
     def as_vllm_error(self, error: HoldfastError) -> Exception:
         """Return the exception that makes vLLM's routes answer with `error`."""
 
@@ -46,6 +63,23 @@ class EngineOutputs(Protocol):
 
     def is_streamed(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the prompt is a stream, so the engine may have to wait for the rest of it."""
+
+    def is_continuable(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether another engine can go on with a replayable request after a part was sent."""
+
+    def is_answer_streamed(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether the engine yields each part of the answer, rather than all of it at its end."""
+
+    def add_sent(self, sent: SentAnswer, output: Any) -> None:
+        """Add an output to what was sent."""
+
+    def continued_arguments(
+        self, arguments: Mapping[str, Any], sent: SentAnswer, llm: Any
+    ) -> Mapping[str, Any] | None:
+        """Return arguments that make `llm` go on after what was sent, within its limits.
+
+        None if `llm` has no room for another token.
+        """
 
     def digest_of(self, arguments: Mapping[str, Any]) -> str:
         """Return a digest of the prompt and parameters, 64 hexadecimal digits.
@@ -61,6 +95,9 @@ class EngineOutputs(Protocol):
 
     def context_tokens(self, output: Any) -> int:
         """Count the tokens of prompt and answer so far, in an output of a trial."""
+
+    def given_tokens(self, arguments: Mapping[str, Any]) -> int:
+        """Count the tokens of the prompt before the engine has it; 0 if that is unknown."""
 
     def prompt_tokens(self, output: Any) -> int:
         """Count the tokens of an output's prompt."""
@@ -81,6 +118,12 @@ class EngineRequest:
     context: RequestContext
     is_replayable: bool
     is_streamed: bool
+    is_continuable: bool = False
+    """Whether another engine can go on with it after a part of the answer was sent."""
+    is_answer_streamed: bool = False
+    number: int = 0
+    """A later request has a larger number."""
+    sent: SentAnswer = field(default_factory=SentAnswer)
     generation: int = 0
     """The generation that has or had the request; 0 if none."""
     is_in_engine: bool = False
@@ -89,14 +132,17 @@ class EngineRequest:
     has_yielded: bool = False
     is_abort_expected: bool = False
     deaths: int = 0
-    """How many unexplained deaths in a row found the request in the engine."""
+    """How many unexplained deaths in a row found it in the engine, no further than the first."""
     reached_tokens: int = 0
-    """Its length in tokens at the engine's last death: a trial that gets further clears it."""
+    """Its length in tokens at the engine's last death: getting further, also in a trial, clears it.
+    """
     is_prefilling: bool = False
     """Whether the last failed step computed part of its prompt."""
     waiter: asyncio.Future[None] | None = None
     refusal: HoldfastError | None = None
     """Why no generation may run it any more."""
+    held_since_seconds: float | None = None
+    """Since when it has been waiting because the host is short of memory; None if it is not."""
     digest: str | None = None
     """See `EngineOutputs.digest_of`; None until it is needed."""
     digesting: Future[str] | None = None
@@ -109,9 +155,15 @@ class EngineRequest:
         """The ID that the caller gave."""
         return str(self.arguments.get("request_id", ""))
 
+    @property
+    def outlives_engine(self) -> bool:
+        """Whether the next engine can take it, from its beginning or from where it stopped."""
+        return self.is_continuable if self.has_yielded else self.is_replayable
+
     def forget_prompt(self) -> None:
         """Drop all except its ID: it cannot be made again."""
         self.arguments = {"request_id": self.request_id}
+        self.sent = SentAnswer()
         self.is_replayable = False
 
 
@@ -127,6 +179,8 @@ class EngineLoad:
         """How many requests the engine has, including those whose callers are reading."""
         self.busy_since_seconds: float | None = None
         """Since when some request has been waiting for an output; None while none is."""
+        self.given = 0
+        """How many times an engine was given a request, not counting those of the probe."""
 
     async def wait(self, request: EngineRequest) -> None:
         """Return when `wake` is called for this request."""
@@ -144,6 +198,7 @@ class EngineLoad:
         """Count the request as in the engine while entered."""
         request.is_in_engine = True
         self.in_engine += 1
+        self.given += not request.context.is_probe
         self.mark_pending(request)
         try:
             yield
@@ -196,7 +251,27 @@ class Losses:
         # A client can resend a request that is merely not replayable, though we cannot.
         if is_suspect or reason != "not_replayable":
             request.context.may_be_retried = isinstance(error, NotReadyError) and not is_suspect
-        return self._outputs.as_vllm_error(error)
+        return self._as_vllm_error(request, error)
+
+    def refused(self, request: EngineRequest, refusal: HoldfastError) -> Exception:
+        """Return the refusal of a request as the exception that vLLM's routes expect.
+
+        It counts as lost, unless the host's memory is the reason and the answer has not begun: then
+        no engine has died, and the client can come again.
+        """
+        if not isinstance(refusal, HostMemoryError):
+            return self.record(request, refusal, loss_of(refusal))
+        if request.has_yielded:
+            return self.record(request, refusal, "stream_broken")
+        request.context.is_broken = True
+        request.context.error = "host_memory"
+        request.context.may_be_retried = True
+        return self._as_vllm_error(request, refusal)
+
+    def _as_vllm_error(self, request: EngineRequest, error: HoldfastError) -> Exception:
+        """Return the exception; a stream that has begun has no status left to change."""
+        told = RequestLostError(error.cause) if request.has_yielded else error
+        return self._outputs.as_vllm_error(told)
 
 
 def loss_of(refusal: HoldfastError) -> LossReason:
@@ -204,6 +279,17 @@ def loss_of(refusal: HoldfastError) -> LossReason:
     if isinstance(refusal, QuarantinedError):
         return "quarantined"
     return "suspected" if isinstance(refusal, SuspectedError) else "not_replayable"
+
+
+def require_progress(request: EngineRequest, begun_tokens: int) -> None:
+    """Raise RequestLostError if nothing has come of a stream that was to go on."""
+    if has_not_gone_on(request, begun_tokens):
+        raise lost_error()
+
+
+def has_not_gone_on(request: EngineRequest, begun_tokens: int) -> bool:
+    """Whether nothing has come of a stream that an engine began after `begun_tokens`."""
+    return 0 < begun_tokens == len(request.sent.token_ids) and request.refusal is None
 
 
 def lost_error() -> RequestLostError:
@@ -223,3 +309,12 @@ def suspected_error() -> SuspectedError:
     return SuspectedError(
         "The engine died while it worked on this request, which may have caused it."
     )
+
+
+def safe_request_id(given: str) -> str:
+    """Shorten a request ID to fit a worker's record of its step, but keep it distinct."""
+    if len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable():
+        return given
+    digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    visible = "".join(char for char in given if char.isascii() and char.isprintable())
+    return f"{visible[: MAX_REQUEST_ID_CHARACTERS - len(digest) - 1]}~{digest}"

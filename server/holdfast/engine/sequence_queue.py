@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -27,7 +27,8 @@ SPARE_SHARE = 8
 there already, so no step runs with a gap."""
 LEAST_SPARE = 2
 KEPT_SHARE = 8
-"""At most one sequence in this many is kept free for keys that have none in the engine."""
+"""At most one sequence in this many is kept free for keys that have none in the engine, and as many
+for keys that have less than their share."""
 STEPS_ALONE = 4
 """How many steps' worth of prompts a lone key may have in the engine, which never runs out then."""
 
@@ -67,18 +68,23 @@ class Capacity:
             facts.max_num_batched_tokens * facts.data_parallel_size,
         )
 
-    def has_room(self, *, taken: int, by_key: int, keys_inside: int, keys: int) -> bool:
-        """Return whether a key with `by_key` of the `taken` sequences may have another.
+    def has_room(self, key: str, inside: Mapping[str, int], *, taken: int, keys: int) -> bool:
+        """Return whether `key` may have another sequence beside the `taken`, `inside` by key.
 
-        While some of the `keys` have none, a little capacity is kept free for them, so that a
-        newcomer need not wait for another key's long answer. With a single key, or when all of
-        them have some, nothing is kept free.
+        A little capacity is kept free for those of the `keys` that have none, so that a newcomer
+        need not wait for another key's long answer. A key that has its share or more of what runs
+        at once also leaves room for those with less, so that they may double; an engine that runs
+        fewer than `KEPT_SHARE` has none to leave. With a single key nothing is kept free.
         """
-        absent = keys - keys_inside
-        if not by_key or absent < 1 or math.isinf(self.running):
+        own = inside.get(key, 0)
+        if not own or math.isinf(self.running):
             return taken < self.count
-        kept = min(max(1, self.running // KEPT_SHARE), absent)
-        return taken < min(self.running - kept, self.count - 1)
+        bound = self.running // KEPT_SHARE
+        share = self.running / len(inside)
+        kept = min(max(1, bound), max(0, keys - len(inside)))
+        if own >= share:
+            kept += min(bound, sum(count for count in inside.values() if count < share))
+        return taken < (min(self.running - kept, self.count - 1) if kept else self.count)
 
     def has_room_for_prompt(self, tokens: int, *, unread_tokens: int, is_shared: bool) -> bool:
         """Return whether the engine may take a prompt of a key with `unread_tokens` there.
@@ -89,6 +95,23 @@ class Capacity:
         """
         steps = 1 if is_shared else STEPS_ALONE
         return not unread_tokens or unread_tokens + tokens <= steps * self.step_tokens
+
+
+class PresentCapacity:
+    """The capacity of the present engine, which is asked for with each request."""
+
+    def __init__(self, facts: Callable[[], EngineFacts | None]) -> None:
+        """Take `facts`, which returns the same object as long as the engine is the same."""
+        self._facts = facts
+        self._known_facts: EngineFacts | None = None
+        self._known = Capacity()
+
+    def __call__(self) -> Capacity:
+        """Return it; unlimited before the first engine."""
+        facts = self._facts()
+        if facts is not self._known_facts:
+            self._known_facts, self._known = facts, Capacity.of(facts)
+        return self._known
 
 
 LEAST_SEQUENCES = 2048
@@ -130,6 +153,20 @@ class SequenceQueue:
     def max_sequences(self) -> float:
         """How many sequences a request may have at a time, waiting and in the engine."""
         return max_sequences(self.capacity.running)
+
+    @property
+    def waiting(self) -> int:
+        """How many sequences wait for their turn. Any thread may ask."""
+        return len(self._sequences) - self._inside_count
+
+    @property
+    def sent(self) -> int:
+        """How many sequences the engine has. Any thread may ask."""
+        return self._inside_count
+
+    def has_sent(self, name: str) -> bool:
+        """Whether the engine has a sequence."""
+        return name in self._sequences and self._sequences[name].is_inside
 
     def register(self, name: str, context: RequestContext, prompt_tokens: int = 0) -> None:
         """Add a sequence that vLLM has just accepted, and that will `leave` in any case."""
@@ -196,6 +233,14 @@ class SequenceQueue:
             found[sequence.is_inside].update(request_ids(name))
         return frozenset(found[False] - found[True])
 
+    def prefilling(self) -> tuple[str, ...]:
+        """Return the sequences with prompts that the engine has not fully processed."""
+        return tuple(
+            name
+            for name, sequence in self._sequences.items()
+            if name in self._reading or not sequence.is_inside
+        )
+
     def end(self, error: Callable[[], Exception]) -> None:
         """Raise an error in every waiting and every later `enter`: the engine is gone."""
         self._error = error
@@ -215,12 +260,7 @@ class SequenceQueue:
         key = sequence.context.key
         return keys < 2 or (
             self._has_room_for_prompt(sequence)
-            and self.capacity.has_room(
-                taken=self._inside_count,
-                by_key=self._inside.get(key, 0),
-                keys_inside=len(self._inside),
-                keys=keys,
-            )
+            and self.capacity.has_room(key, self._inside, taken=self._inside_count, keys=keys)
         )
 
     def _has_room_for_prompt(self, sequence: _Sequence) -> bool:

@@ -15,11 +15,13 @@ import psutil
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from holdfast.errors import PluginMissingError
+from holdfast.nodes.remote_ranks import RemoteRanks
 from holdfast.patches.engine import prepare_builds
 from holdfast.processes import exits, forkserver, tree
 from holdfast.records import RankStats
 from holdfast.worker.crash_records import read_causes, root_of
 from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
+from holdfast.workspace.stats import read_all
 
 ABANDON_DEADLINE_SECONDS = 30.0
 ABANDON_POLL_SECONDS = 0.2
@@ -32,13 +34,15 @@ CORE = "EngineCore"
 GONE_SECONDS = 15.0
 """Longer than vLLM itself takes to notice that a core has ended, where it watches."""
 POLL_SECONDS = 1.0
+REPORT_SECONDS = 10.0
+"""The time for what a rank on another node has written to arrive here."""
 
 EngineProcesses = Callable[[], frozenset[psutil.Process]]
 """Returns every living process of one engine."""
 
 
 def prepare(directory: Path, spec: WorkspaceSpec) -> None:
-    directory.mkdir(mode=0o700, parents=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # a follower has made it
     spec.write(directory / "spec.json")
     prepare_builds(directory)
     # Inductor precompiles its headers below the temporary directory, wherever its cache is (torch
@@ -57,22 +61,47 @@ def cause_of_failure(directory: Path, ended_before: frozenset[Path]) -> str:
     return killed or (cause.error if cause else "")
 
 
+async def reported_ranks(
+    wanted: tuple[tuple[int, int], ...], spec: WorkspaceSpec, remote: RemoteRanks | None
+) -> tuple[RankStats, ...]:
+    """Return what all ranks have reported; those of other nodes may take a moment.
+
+    Raises:
+        PluginMissingError: one has not.
+    """
+    local = read_all(Path(spec.stats_directory))
+    if remote is None:
+        require_every_rank(wanted, local, spec)
+        return local
+    await remote.until_reported(
+        lambda: not _silent(wanted, remote.beside(local), spec), REPORT_SECONDS
+    )
+    ranks = remote.beside(local)
+    require_every_rank(wanted, ranks, spec)
+    return ranks
+
+
 def require_every_rank(
     wanted: tuple[tuple[int, int], ...], ranks: tuple[RankStats, ...], spec: WorkspaceSpec
 ) -> None:
-    fresh = {
-        (rank.engine, rank.rank)
-        for rank in ranks
-        if rank.generation == spec.generation and rank.is_locked
-    }
-    silent = [place for place in wanted if place not in fresh]
-    if silent:
+    if silent := _silent(wanted, ranks, spec):
         missing = ", ".join(f"rank {rank} of engine {engine}" for engine, rank in silent)
         raise PluginMissingError(
             f"the workspace plugin did not report from {missing}",
             remedy="install holdfast in the environment of every worker, and add `holdfast` to "
             "VLLM_PLUGINS if that is set.",
         )
+
+
+def _silent(
+    wanted: tuple[tuple[int, int], ...], ranks: tuple[RankStats, ...], spec: WorkspaceSpec
+) -> list[tuple[int, int]]:
+    fresh = {
+        (rank.engine, rank.rank)
+        for rank in ranks
+        if rank.generation == spec.generation and rank.is_locked
+    }
+    return [place for place in wanted if place not in fresh]
 
 
 async def abandon(construct: asyncio.Task[Any], processes: EngineProcesses) -> None:

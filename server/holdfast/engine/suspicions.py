@@ -1,68 +1,78 @@
 """Remembers for a day what ended engines: digests of requests, and the keys that sent them.
 
-The file is in the state directory, so a restarted container knows them too. It holds digests and
-names of keys, never a prompt and never a key. An unreadable file counts as a missing one.
+The files are in the state directory, so a restarted container knows them too, and so do all servers
+that share the directory.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-import re
+import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
-from holdfast.atomic_files import directory_lock, read_record, write_atomically
+from holdfast.engine.suspicion_files import (
+    MAX_CHARGES,
+    MAX_SUSPICIONS,
+    REMEMBERED_SECONDS,
+    Charge,
+    Findings,
+    Suspicion,
+    SuspicionFiles,
+    merged_charges,
+)
 
-REMEMBERED = 128
+REMEMBERED = MAX_SUSPICIONS // 2
 """How many suspects are kept, and as many quarantined requests; the newest stay."""
-REMEMBERED_SECONDS = 24 * 3600.0
 CHARGES = 3
 """After this many deaths of an engine within `CHARGED_SECONDS`, a key has to wait."""
 CHARGED_SECONDS = 3600.0
-REMEMBERED_CHARGES = 256
+POLL_SECONDS = 0.4
+"""How often the files of other servers are read: what one has written, all know within a second."""
 
-_SCHEMA = 1
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_KEY = re.compile(r"[\x21-\x7e]{0,64}")
 logger = logging.getLogger("holdfast.engine")
 
 
-@dataclass(frozen=True, slots=True)
-class Suspicion:
-    """A request that alone may have ended an engine."""
-
-    digest: str
-    key: str
-    """The name of the key that sent the request; empty if the server needs no key."""
-    at_unix_seconds: float
-    is_quarantined: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """A death of an engine that a key was found to have caused."""
-
-    key: str
-    at_unix_seconds: float
-
-
 class Suspicions:
-    """A record of bounded size and age; several servers can safely share its directory."""
+    """A record of bounded size and age, which servers with one state directory share.
 
-    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
-        """Read the file at `path`; without a path, keep the record in memory only."""
-        self._path = path
+    It belongs to one event loop.
+    """
+
+    def __init__(
+        self, files: SuspicionFiles | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Read what servers have written to `files`; without files, keep it in memory only."""
+        self._files = files
         self._clock = clock
         self.has_quarantined = False
         """Whether anything is quarantined, or was a while ago."""
         self._known: dict[str, Suspicion] = {}
         self._charges: tuple[Charge, ...] = ()
-        if path is not None:
-            self._take(*_read(path))
+        if files is not None:
+            self._take(files.read_changed())
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """While entered on the event loop, learn what other servers find, within a second."""
+        if self._files is None:
+            yield
+            return
+        ended = threading.Event()
+        # No wait for it: a network file system may hang for minutes.
+        threading.Thread(
+            target=self._poll,
+            args=(self._files, asyncio.get_running_loop(), ended),
+            name="suspicions",
+            daemon=True,
+        ).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def is_quarantined(self, digest: str) -> bool:
         """Whether a request like this one may not reach an engine."""
@@ -100,37 +110,54 @@ class Suspicions:
         return max(0.0, charged[-CHARGES] + CHARGED_SECONDS - self._clock())
 
     def save(self) -> None:
-        """Save the record merged with what others have saved meanwhile. May wait for the disk."""
-        if self._path is None:
+        """Write what is known for the other servers and the next start. May wait for the disk."""
+        if self._files is None:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with directory_lock(self._path.parent):
-                self._take(*_read(self._path))
-                write_atomically(self._path, self._document())
+            self._files.write(Findings(tuple(self._known.values()), self._charges))
         except OSError as error:
-            logger.warning("Cannot keep in %s what ended the engine: %s", self._path, error)
+            logger.warning("Cannot keep in %s what ended the engine: %s", self._files.path, error)
+
+    def _poll(
+        self, files: SuspicionFiles, loop: asyncio.AbstractEventLoop, ended: threading.Event
+    ) -> None:
+        while not ended.wait(POLL_SECONDS):
+            found = files.read_changed()
+            if found != Findings():
+                with suppress(RuntimeError):  # the loop is closed: the server has ended
+                    loop.call_soon_threadsafe(self._learn, found)
+
+    def _learn(self, found: Findings) -> None:
+        before = self._quarantined()
+        self._take(found)
+        if new := self._quarantined() - before:
+            logger.warning(
+                "another server has quarantined %d requests, which are refused here too", len(new)
+            )
+
+    def _quarantined(self) -> frozenset[str]:
+        return frozenset(one.digest for one in self._known.values() if one.is_quarantined)
 
     def _add(self, one: Suspicion) -> None:
         self._keep(self._merged([one]))
 
-    def _take(self, suspicions: Iterable[Suspicion], charges: Iterable[Charge]) -> None:
-        """Merge in what is on disk."""
-        self._keep(self._merged(suspicions))
-        self._charges = self._recent(_merged_charges(self._charges, charges))
+    def _take(self, found: Findings) -> None:
+        """Merge in what servers have written."""
+        self._keep(self._merged(found.suspicions))
+        self._charges = self._recent(merged_charges(self._charges, found.charges))
 
     def _keep(self, known: dict[str, Suspicion]) -> None:
         self._known = known
         self.has_quarantined = any(one.is_quarantined for one in known.values())
 
     def _merged(self, others: Iterable[Suspicion]) -> dict[str, Suspicion]:
-        """Merge what is recent; of two with one digest the worse, then the newer, stays."""
-        known = dict(self._known)
-        for one in others:
-            if one.digest not in known or _weight(one) > _weight(known[one.digest]):
-                known[one.digest] = one
-        fresh = [one for one in known.values() if self._is_fresh(one.at_unix_seconds)]
-        fresh.sort(key=lambda one: one.at_unix_seconds)
+        """Merge what is recent, in any order and however often."""
+        known: dict[str, Suspicion] = {}
+        for one in (*self._known.values(), *others):
+            if self._is_fresh(one.at_unix_seconds):
+                earlier = known.get(one.digest, one)
+                known[one.digest] = _joined(earlier, one)
+        fresh = sorted(known.values(), key=lambda one: one.at_unix_seconds)
         kept = (
             *[one for one in fresh if one.is_quarantined][-REMEMBERED:],
             *[one for one in fresh if not one.is_quarantined][-REMEMBERED:],
@@ -140,7 +167,7 @@ class Suspicions:
     def _recent(self, charges: Iterable[Charge]) -> tuple[Charge, ...]:
         now = self._clock()
         within = [one for one in charges if abs(now - one.at_unix_seconds) < CHARGED_SECONDS]
-        return tuple(within[-REMEMBERED_CHARGES:])
+        return tuple(within[-MAX_CHARGES:])
 
     def _charged(self, key: str) -> list[float]:
         horizon = self._clock() - CHARGED_SECONDS
@@ -154,61 +181,16 @@ class Suspicions:
         # Compared both ways, so that a clock that was set back keeps nothing for ever.
         return abs(self._clock() - at_unix_seconds) < REMEMBERED_SECONDS
 
-    def _document(self) -> str:
-        record = {
-            "schema": _SCHEMA,
-            "suspicions": [asdict(one) for one in self._known.values()],
-            "charges": [asdict(one) for one in self._charges],
-        }
-        return json.dumps(record) + "\n"
+
+def _joined(one: Suspicion, other: Suspicion) -> Suspicion:
+    """Return what two suspicions of one request come to: the worse of them, then the newer.
+
+    Two of one key from different deaths are a second death: the servers did not know of each other.
+    """
+    older, newer = sorted((one, other), key=_weight)
+    is_second = older.key == newer.key and older.at_unix_seconds != newer.at_unix_seconds
+    return replace(newer, is_quarantined=True) if is_second else newer
 
 
-def _weight(one: Suspicion) -> tuple[bool, float]:
-    return one.is_quarantined, one.at_unix_seconds
-
-
-def _merged_charges(ours: Iterable[Charge], others: Iterable[Charge]) -> list[Charge]:
-    """Merge charges, oldest first, each as often as the side that has more of it."""
-    ours, others = tuple(ours), tuple(others)
-    counts = {one: max(ours.count(one), others.count(one)) for one in {*ours, *others}}
-    merged = [one for one, count in counts.items() for _ in range(count)]
-    return sorted(merged, key=lambda one: one.at_unix_seconds)
-
-
-def _read(path: Path) -> tuple[list[Suspicion], list[Charge]]:
-    try:
-        return _parsed(read_record(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return [], []
-    except (OSError, ValueError) as error:
-        logger.warning("%s is ignored: %s", path, error)
-        return [], []
-
-
-def _parsed(record: Any) -> tuple[list[Suspicion], list[Charge]]:
-    """Parse a document; a ValueError says what is wrong with it."""
-    try:
-        if record["schema"] != _SCHEMA:
-            raise ValueError(f"its schema version is not {_SCHEMA}")
-        suspicions = [
-            Suspicion(
-                _text(one["digest"], _DIGEST),
-                _text(one["key"], _KEY),
-                float(one["at_unix_seconds"]),
-                bool(one["is_quarantined"]),
-            )
-            for one in record["suspicions"]
-        ]
-        charges = [
-            Charge(_text(one["key"], _KEY), float(one["at_unix_seconds"]))
-            for one in record["charges"]
-        ]
-    except (TypeError, KeyError, OverflowError) as error:
-        raise ValueError(f"it does not have the expected form: {error}") from error
-    return suspicions, charges
-
-
-def _text(value: Any, form: re.Pattern[str]) -> str:
-    if not isinstance(value, str) or not form.fullmatch(value):
-        raise ValueError("it contains an invalid value")
-    return value
+def _weight(one: Suspicion) -> tuple[bool, float, str]:
+    return one.is_quarantined, one.at_unix_seconds, one.key

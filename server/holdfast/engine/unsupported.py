@@ -57,7 +57,6 @@ def check_variables(environment: Mapping[str, str]) -> None:
 
 UNSUPPORTED = (
     "--grpc",
-    "--headless",
     "--data-parallel-external-lb",
     "--data-parallel-rank",
     "--data-parallel-hybrid-lb",
@@ -160,6 +159,12 @@ def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, 
                 remedy=f"leave out {flag}, or use `vllm serve` for it.",
             )
     has_ray = "ray" in {namespace.distributed_executor_backend, namespace.data_parallel_backend}
+    if has_ray and namespace.nnodes > 1:
+        raise UsageError(
+            f"--nnodes {namespace.nnodes} is not supported with Ray, which chooses the nodes "
+            "itself.",
+            remedy="use --distributed-executor-backend mp, or leave out --nnodes.",
+        )
     if has_ray and environment.get(_OLD_RAY_EXECUTOR, "1").strip() == "0":
         raise UsageError(
             f"{_OLD_RAY_EXECUTOR}=0 is not supported: that executor bypasses the worker, so "
@@ -169,19 +174,20 @@ def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, 
 
 
 def refuse_nodes(*, nodes: int, replicas: int, local_replicas: int | None) -> None:
-    """Check on which nodes the engine would run; `local_replicas` of None means all of them here.
+    """Check where the replicas would run; `local_replicas` of None means all of them here.
 
-    Ranks on a node that Holdfast did not start have vLLM's own workspace manager, and do not take
-    part in what our ranks agree on: a start would hang, or they would die of what ours survive.
+    Several nodes run one replica together. Its ranks agree on their reservations and report to one
+    front end, which a replica on another node would not do.
 
     Raises:
-        UsageError: a part of the engine would run on another node.
+        UsageError: a replica would run on several nodes beside others, or on another node.
     """
-    if nodes > 1:
+    if nodes > 1 and replicas > 1:
         raise UsageError(
-            f"--nnodes {nodes} is not supported: Holdfast would not run on the other nodes, and "
-            "the ranks of this node would wait for theirs.",
-            remedy="leave out --nnodes, or use `vllm serve` on every node.",
+            f"--nnodes {nodes} is not supported with --data-parallel-size {replicas}: several "
+            "nodes run one replica together.",
+            remedy="leave out one of them, or run a server for each replica behind a load "
+            "balancer.",
         )
     if local_replicas is not None and local_replicas < replicas:
         raise UsageError(

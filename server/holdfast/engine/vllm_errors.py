@@ -130,7 +130,7 @@ def _as_http_errors(context: RequestContext) -> Iterator[None]:
     try:
         yield
     except (NotReadyError, OverloadedError) as error:
-        context.may_be_retried = True
+        context.may_be_retried = error.may_be_retried
         raise GracefulHTTPError(error.cause, HTTPStatus(error.http_status)) from error
 
 

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from holdfast.engine.baseline import BaselineWatch
@@ -21,9 +21,10 @@ from holdfast.engine.blame import Verdict
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
-from holdfast.errors import EngineLostError, EngineStartError
+from holdfast.errors import EngineLostError, EngineStartError, HostFullError, NodeLostError
 from holdfast.lifecycle.death_task import DeathTask, first_death
 from holdfast.lifecycle.learning import Learning
+from holdfast.lifecycle.memory_relief import MemoryRelief
 from holdfast.lifecycle.proof import Proof
 from holdfast.lifecycle.start_times import Forecast
 from holdfast.lifecycle.states import GenerationOutcome, State, StateMachine
@@ -52,7 +53,10 @@ class DeathHandler:
         forecast: Forecast,
         engine_deaths: EngineDeaths,
         baseline: BaselineWatch | None = None,
+        memory: MemoryRelief | None = None,
+        on_recorded: Callable[[Death], None] = lambda _: None,
     ) -> None:
+        """Take `on_recorded`, which is called with every death before the state changes."""
         self._stall_timeout_seconds = supervision.stall_timeout_seconds
         self._state_machine = state_machine
         self._proof = proof
@@ -60,9 +64,13 @@ class DeathHandler:
         self._forecast = forecast
         self._engine_deaths = engine_deaths
         self._baseline = baseline
+        self._memory = memory
+        self._on_recorded = on_recorded
         self._budget = RestartBudget(
             supervision.max_engine_restarts, supervision.restart_window_seconds
         )
+        self._starts_without_memory = 0
+        """How many starts in a row have found too little memory of the host."""
         self.last_exit = ""
         """The reason that the last generation ended for, if any has ended."""
         self.requested_end: asyncio.Future[Death] | None = None
@@ -78,6 +86,7 @@ class DeathHandler:
         self, engine: Engine, requests: ReplayManager
     ) -> AsyncIterator[tuple[DeathTask, asyncio.Future[Death]]]:
         """While entered, a task waits for the death of the engine, which a future can request."""
+        self._starts_without_memory = 0
         self.requested_end = requested_end = asyncio.get_running_loop().create_future()
         heartbeat = Heartbeat(
             engine,
@@ -87,19 +96,27 @@ class DeathHandler:
             may_try=lambda: self._state_machine.state is State.READY,
             baseline=self._baseline,
         )
-        async with first_death(
-            engine.until_dead(),
-            heartbeat.until_stalled(),
-            requested_end,
-            on_death=lambda death: self._on_death(engine, death),
-        ) as death_task:
-            try:
-                yield death_task, requested_end
-            finally:
-                requested_end.cancel()
+        with (
+            self._memory.guarding(engine, requests)
+            if self._memory
+            else nullcontext(requested_end) as out_of_memory
+        ):
+            async with first_death(
+                out_of_memory,  # the first that counts: it is why the processes end
+                engine.until_dead(),
+                heartbeat.until_stalled(),
+                requested_end,
+                on_death=lambda death: self._on_death(engine, death),
+            ) as death_task:
+                try:
+                    yield death_task, requested_end
+                finally:
+                    requested_end.cancel()
 
     def _on_death(self, engine: Engine, death: Death) -> None:
         self._engine_deaths.count(death.cause)
+        if death.cause == "host_memory" and self._memory is not None:
+            self._memory.note_suspect_size()
         # Calls that wait for the engine, the probe's own clean-up too, would wait until a deadline.
         engine.declare_dead()
 
@@ -111,6 +128,8 @@ class DeathHandler:
             logger.error("what the engine's processes left behind:\n%s", words)
         verdict = requests.assign_blame(death)
         outcome = self._enter_recovering(death, verdict, start_seconds)
+        if death.cause == "host_memory" and self._memory is not None:
+            self._proof.leave_out(await asyncio.to_thread(self._memory.keep_suspect_size))
         if verdict.explained:
             await asyncio.to_thread(requests.save)
         return outcome
@@ -118,49 +137,81 @@ class DeathHandler:
     def record_failed_start(
         self, error: EngineStartError, *, start_seconds: float | None
     ) -> GenerationOutcome:
-        """Record a start that failed.
+        """Record a start that failed; the next one waits for a lost node, or for memory.
 
         Raises:
             EngineStartError: it was the first, and forgetting what was learned cannot help.
         """
-        has_unlearned = self._learning.unlearn()
-        if has_unlearned:
-            logger.warning("restarting without what was learned: %s", error.cause)
-        if self._state_machine.generation.replaces is not None:
-            death = Death("start_failure", error.cause)
-            self._engine_deaths.count(death.cause)
-            return self._enter_recovering(death, Verdict(), start_seconds)
+        is_first = self._state_machine.generation.replaces is None
+        if isinstance(error, NodeLostError):
+            return self._record_start(Death("node_lost", error.cause), start_seconds)
+        if isinstance(error, HostFullError) and not is_first:
+            self._starts_without_memory += 1
+            # There was enough before the second one: what was learned may be what takes it.
+            if self._starts_without_memory > 1:
+                self._unlearn(error)
+            return self._record_start(Death("host_memory", error.cause), start_seconds)
+        has_unlearned = self._unlearn(error)
+        if not is_first:
+            return self._record_start(Death("start_failure", error.cause), start_seconds)
         if has_unlearned:
             return GenerationOutcome()
         raise error
 
+    def _unlearn(self, error: EngineStartError) -> bool:
+        has_unlearned = self._learning.unlearn()
+        if has_unlearned:
+            logger.warning("restarting without what was learned: %s", error.cause)
+        return has_unlearned
+
+    def _record_start(self, death: Death, start_seconds: float | None) -> GenerationOutcome:
+        self._engine_deaths.count(death.cause)
+        return self._enter_recovering(death, Verdict(), start_seconds)
+
     async def back_off(self, death: Death) -> None:
-        """Wait before the next start.
+        """Wait before the next start; after a death for lack of memory, until there is enough.
 
         Raises:
             EngineLostError: the budget is spent, so there is no next start.
         """
         wait_seconds = self._budget.wait_seconds(death)
         if wait_seconds >= MIN_BROWNOUT_SECONDS:
-            reason = (
-                f"requests ended too many engines, so the next start is in {wait_seconds:.0f} s"
+            why = (
+                "the host's memory ran out too often"
+                if death.cause == "host_memory"
+                else "requests ended too many engines"
             )
+            reason = f"{why}, so the next start is in {wait_seconds:.0f} s"
             self._state_machine.enter(State.RECOVERING, f"{reason}: {death}")
         if wait_seconds:
             logger.info("waiting %.0f s before the next start", wait_seconds)
         self._forecast.delayed(wait_seconds)
         await asyncio.sleep(wait_seconds)
+        if death.cause == "host_memory" and self._memory is not None:
+            began_seconds = time.monotonic()
+            await self._memory.until_ample(self._wait_for_memory)
+            self._forecast.delayed(time.monotonic() - began_seconds)
+
+    def _wait_for_memory(self, left: str) -> None:
+        reason = "waiting until the host has enough memory"
+        self._state_machine.enter(State.RECOVERING, reason, left)
 
     def _enter_recovering(
         self, death: Death, verdict: Verdict, start_seconds: float | None
     ) -> GenerationOutcome:
-        logger.error("the engine died: %s", death)
+        is_requested = death.cause == "requested"
+        if is_requested:
+            logger.info("the engine was ended: %s", death.reason)
+        else:
+            logger.error("the engine died: %s", death)
         self._budget.count(death, verdict)
         if death.cause == "workspace_rejection":
             self._proof.invalidate()
         self.last_exit = str(death)
+        self._on_recorded(death)
         self._forecast.began("recovery", guess_seconds=start_seconds)
-        self._state_machine.enter(State.RECOVERING, f"the engine died: {death.cause}", death.reason)
+        what = "restarting" if is_requested else f"the engine died: {death.cause}"
+        self._state_machine.enter(State.RECOVERING, what, death.reason)
         return GenerationOutcome(death)
 
 
@@ -169,7 +220,7 @@ class _CountedDeath:
     """A death that counts against the budget, unless a request explains it."""
 
     at_seconds: float
-    blames_requests: bool
+    may_end_server: bool
     is_explained: bool = False
 
 
@@ -178,8 +229,9 @@ class RestartBudget:
 
     It counts the unexplained deaths within the window. When it is spent, the server ends if deaths
     that accuse no request would have spent it alone: the hardware, a start that fails, a signal
-    from outside. Otherwise requests end the engine, and a new process would meet the same ones: the
-    server browns out, which means that it waits for minutes before each further start.
+    from outside. Otherwise requests end the engine, or neighbours take the host's memory, and a new
+    process would meet the same ones: the server browns out, which means that it waits for minutes
+    before each further start.
     """
 
     def __init__(
@@ -202,7 +254,8 @@ class RestartBudget:
         """Count a death, and refund those that it explains; a requested one is free."""
         if death.cause == "requested":
             return
-        self._deaths.append(_CountedDeath(self._clock(), verdict.has_suspects))
+        may_end_server = not verdict.has_suspects and death.cause != "host_memory"
+        self._deaths.append(_CountedDeath(self._clock(), may_end_server))
         unexplained = [counted for counted in reversed(self._deaths) if not counted.is_explained]
         for counted in unexplained[: verdict.explained]:
             counted.is_explained = True
@@ -220,7 +273,7 @@ class RestartBudget:
         recent = self._recent()
         if (
             not self._max_restarts
-            or sum(not counted.blames_requests for counted in recent) > self._max_restarts
+            or sum(counted.may_end_server for counted in recent) > self._max_restarts
         ):
             raise EngineLostError(
                 f"the engine died: {death}, after {self._max_restarts} restarts within "

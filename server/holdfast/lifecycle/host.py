@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from holdfast.engine.interface import Engine, EngineLauncher
-from holdfast.records import ProbeReport, RankStats
+from holdfast.records import Death, ProbeReport, RankStats
 from holdfast.settings import Suite
 
 
@@ -36,6 +36,9 @@ class Host(Protocol):
 
     def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
         """Keep the last counters of a generation."""
+
+    def engine_died(self, death: Death) -> None:
+        """Note why an engine ended; called once for each, before the next one starts."""
 
     def probe_ran(self, report: ProbeReport) -> None:
         """Count a run of the suite."""

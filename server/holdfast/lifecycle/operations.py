@@ -1,4 +1,4 @@
-"""Operators' commands to a proven engine, one at a time, until the engine ends.
+"""Commands to a proven engine, of operators and of `recycling`, one at a time until it ends.
 
 The engine is proven, put to sleep and ended only when it holds no request of a client. Each command
 therefore begins in the same way: new requests wait, and running ones have until the drain time-out.
@@ -20,13 +20,16 @@ from holdfast.errors import ConflictError, HoldfastError, NotReadyError
 from holdfast.labels import SLEEP_TAGS, SleepLevel, SleepTag
 from holdfast.lifecycle.death_task import DeathTask
 from holdfast.lifecycle.host import Prober
-from holdfast.lifecycle.proof import Proof, failure_text
+from holdfast.lifecycle.proof import MAX_PASSES, Proof, failure_text
 from holdfast.lifecycle.states import State, StateMachine
 from holdfast.records import Death, ProbeReport
+from holdfast.settings import ProbeSettings, SupervisionSettings
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+COMMAND_MARGIN_SECONDS = 900.0
+"""The time for an engine to sleep and wake, in addition to the drain and the proof."""
 
 ProvenSuite = Literal["quick", "worst-case"]
 
@@ -70,6 +73,8 @@ class RestartCommand:
     """End the engine and start the next generation."""
 
     reason: str
+    is_planned: bool = False
+    """Whether `--recycle-after` asks for it, and not an operator."""
 
     def __str__(self) -> str:
         return "a restart"
@@ -209,7 +214,7 @@ class OperationRunner:
     async def _sleep(self, command: SleepCommand) -> SleepResult:
         async with self._idle_engine(str(command), is_abrupt=command.is_abrupt):
             self._state_machine.enter(State.SLEEPING, f"level {command.level}, as requested")
-            self._requests.expect_aborts()
+            self._requests.aborts.expect_all()
             self._asleep = SLEEP_TAGS
             await self._change_engine(self._engine.sleep(command.level))
         self._requests.fail(NotReadyError("The server is asleep."), "drained")
@@ -229,10 +234,13 @@ class OperationRunner:
 
     async def _restart(self, command: RestartCommand, *, is_asleep: bool) -> None:
         self._requests.hold()
-        self._state_machine.enter(State.RECOVERING, "restarting, as requested", command.reason)
+        why = "as planned" if command.is_planned else "as requested"
+        self._state_machine.enter(State.RECOVERING, f"restarting, {why}", command.reason)
         try:
-            if not is_asleep and not await self._until(lambda: not self._requests.unreplayable):
-                logger.warning("the restart cuts off %d answers", self._requests.unreplayable)
+            if not is_asleep:
+                await self._until(lambda: not self._requests.lost_with_engine)
+                if cut_off := self._requests.lost_with_engine:
+                    logger.warning("the restart cuts off %d answers", cut_off)
         except asyncio.CancelledError:
             self._reopen()
             raise
@@ -316,6 +324,12 @@ class OperationRunner:
                 "sleep mode is off.",
                 remedy="start with --enable-sleep-mode; vLLM supports it on GPUs, not on the CPU.",
             )
+
+
+def command_deadline_seconds(probe: ProbeSettings, supervision: SupervisionSettings) -> float:
+    """Return the time in which any command of an operator has ended."""
+    passes_seconds = MAX_PASSES * probe.timeout_seconds
+    return supervision.drain_timeout_seconds + passes_seconds + COMMAND_MARGIN_SECONDS
 
 
 def _retrieve_error(answer: asyncio.Future[Any]) -> None:

@@ -76,6 +76,15 @@ class Proof:
         """Require a whole suite of the next generation, since a workspace fell short."""
         self._is_valid = False
 
+    def leave_out(self, tokens: int) -> None:
+        """Limit the proof to contexts shorter than `tokens`; 0 leaves nothing out.
+
+        The host ran out of memory with these. The limit applies from the next generation on, which
+        need not prove the shorter ones again.
+        """
+        if tokens and self.report is not None and self.report.proven_tokens >= tokens:
+            self.report = replace(self.report, proven_tokens=tokens - 1, limited=True)
+
     async def prove(
         self,
         engine: Engine,

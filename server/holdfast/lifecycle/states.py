@@ -65,8 +65,8 @@ class GenerationOutcome:
 
 TRANSITIONS: MappingProxyType[State, frozenset[State]] = MappingProxyType(
     {
-        # STARTING again after PROBING is the learned restart.
-        State.STARTING: frozenset({State.PROBING, State.DRAINING, State.FAILED}),
+        # STARTING after PROBING is the learned restart; RECOVERING follows the loss of a node.
+        State.STARTING: frozenset({State.PROBING, State.RECOVERING, State.DRAINING, State.FAILED}),
         State.PROBING: frozenset(
             {State.READY, State.STARTING, State.RECOVERING, State.DRAINING, State.FAILED}
         ),

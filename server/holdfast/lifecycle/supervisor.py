@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,24 +12,20 @@ from typing import Any
 from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.replay import ReplayManager
-from holdfast.errors import (
-    RETRY_AFTER_SECONDS,
-    ConflictError,
-    EngineStartError,
-    HoldfastError,
-    NotReadyError,
-)
+from holdfast.errors import ConflictError, EngineStartError, HoldfastError, NotReadyError
 from holdfast.lifecycle.death_handler import DeathHandler
 from holdfast.lifecycle.death_task import DeathTask, run_unless_dead
 from holdfast.lifecycle.host import Host
 from holdfast.lifecycle.learning import Learning
-from holdfast.lifecycle.operations import Command, OperationRunner, RestartCommand
+from holdfast.lifecycle.memory_relief import MemoryRelief
+from holdfast.lifecycle.operations import Command, RestartCommand
 from holdfast.lifecycle.proof import Proof, ProofOutcome, proven_text
+from holdfast.lifecycle.service import Service
 from holdfast.lifecycle.start_times import Forecast, timed, watched
 from holdfast.lifecycle.states import GenerationOutcome, State, StateMachine
 from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
-from holdfast.telemetry.counters import EngineDeaths
+from holdfast.telemetry.counters import EngineDeaths, Recycles
 from holdfast.telemetry.progress import Progress
 
 
@@ -46,10 +41,11 @@ class Supervisor:
         learning: Learning,
         forecast: Forecast,
         engine_deaths: EngineDeaths,
+        recycles: Recycles,
         progress: Progress,
         baseline: BaselineWatch | None = None,
+        memory: MemoryRelief | None = None,
     ) -> None:
-        self._supervision = supervision
         self._learning = learning
         self._forecast = forecast
         self._progress = progress
@@ -73,8 +69,10 @@ class Supervisor:
             forecast=forecast,
             engine_deaths=engine_deaths,
             baseline=baseline,
+            memory=memory,
+            on_recorded=host.engine_died,
         )
-        self._operations: OperationRunner | None = None
+        self._service = Service(supervision, self._state_machine, self._proof, recycles)
 
     @property
     def state(self) -> State:
@@ -92,6 +90,16 @@ class Supervisor:
         return self._state_machine.is_recovering
 
     @property
+    def has_been_ready(self) -> bool:
+        """Whether the server has ever been READY."""
+        return self._state_machine.has_been_ready
+
+    @property
+    def proven_tokens(self) -> int:
+        """The longest context that the last probe proved; 0 before the first."""
+        return self._proof.report.proven_tokens if self._proof.report else 0
+
+    @property
     def eta_seconds(self) -> float | None:
         """The time until READY; None if it is unknown."""
         return self._forecast.seconds_left
@@ -100,6 +108,11 @@ class Supervisor:
     def facts(self) -> EngineFacts | None:
         """The sizes and capabilities of the last engine that started; None before the first."""
         return self._facts
+
+    @property
+    def generation(self) -> int:
+        """The number of the engine that the state is about."""
+        return self._state_machine.generation.number
 
     @property
     def restarts_left(self) -> int:
@@ -123,6 +136,7 @@ class Supervisor:
             probe=self._proof.report,
             ranks=self._engine.ranks(with_steps=False) if self._engine else self._last_ranks,
             start_phases=dict(self._phases),
+            has_engine=self._engine is not None,
         )
 
     def request_stop(self) -> None:
@@ -135,10 +149,10 @@ class Supervisor:
         Raises:
             ConflictError: the state forbids it. NotReadyError: no engine serves or sleeps.
         """
-        return self._require_operations().submit(command)
+        return self._service.present_operations(self.eta_seconds).submit(command)
 
     def request_restart(self, reason: str) -> None:
-        """End the engine when the streams that have begun are over, and start the next one.
+        """End the engine when what would be lost with it is over, and start the next one.
 
         An engine that is being proven ends at once.
 
@@ -146,7 +160,7 @@ class Supervisor:
             ConflictError: the state forbids it. NotReadyError: there is no engine.
         """
         requested_end = self._deaths.requested_end
-        is_proving = self._operations is None and self.state is not State.DRAINING
+        is_proving = self._service.operations is None and self.state is not State.DRAINING
         if is_proving and requested_end is not None and not requested_end.done():
             requested_end.set_result(Death("requested", reason))
         else:
@@ -158,19 +172,10 @@ class Supervisor:
         Raises:
             ConflictError: the state is not READY. NotReadyError: there is no engine.
         """
-        self._require_operations()
+        self._service.present_operations(self.eta_seconds)
         if self._engine is None or self.state is not State.READY:
             raise ConflictError(f"the server is {self.state}: {self.reason}")
         return self._engine
-
-    def _require_operations(self) -> OperationRunner:
-        if self.state in {State.DRAINING, State.FAILED, State.STOPPED}:
-            raise ConflictError(f"the server is {self.state}: {self.reason}")
-        if self._operations is None:
-            seconds = math.ceil(self.eta_seconds or RETRY_AFTER_SECONDS)
-            cause = f"the server is {self.state}: {self.reason}"
-            raise NotReadyError(cause, retry_after_seconds=seconds)
-        return self._operations
 
     async def run(self) -> None:
         """Serve until asked to stop; returns when the engine is gone.
@@ -222,8 +227,7 @@ class Supervisor:
                 if proof == "again":
                     return GenerationOutcome()
                 if proof == "proven" and await self._has_tried_suspects(requests, death_task):
-                    async with self._serving(engine, requests, death_task, requested_end):
-                        await death_task
+                    await self._serve(engine, requests, death_task, requested_end)
                 death, start_seconds = await death_task, self._report.last_start_seconds
                 return await self._deaths.record_death(
                     engine, requests, death, start_seconds=start_seconds
@@ -258,6 +262,7 @@ class Supervisor:
             starts=self._report.starts + 1,
             restarts=self._report.restarts + (generation.replaces is not None),
         )
+        await launcher.until_startable(self._wait_to_start)
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             async with watched(directory, self._phases, self._progress):
@@ -274,32 +279,27 @@ class Supervisor:
                 self._learning.learn(self._last_ranks)
                 self._host.generation_ended(self._last_ranks)
 
-    @asynccontextmanager
-    async def _serving(
+    def _wait_to_start(self, reason: str) -> None:
+        self._state_machine.enter(self.state, reason)
+
+    async def _serve(
         self,
         engine: Engine,
         requests: ReplayManager,
         death_task: DeathTask,
         requested_end: asyncio.Future[Death],
-    ) -> AsyncIterator[None]:
-        """While entered, a proven engine serves, and carries out operators' commands."""
+    ) -> None:
+        """Serve with a proven engine, which carries out commands, until it dies."""
         self._become_ready(engine, requests)
-        self._operations = OperationRunner(
+        async with self._service.running(
             engine,
             requests,
             death_task,
-            state_machine=self._state_machine,
-            proof=self._proof,
             prober=lambda: self._host.prober(engine),
             become_ready=lambda: self._become_ready(engine, requests),
             requested_end=requested_end,
-            drain_timeout_seconds=self._supervision.drain_timeout_seconds,
-        )
-        try:
-            yield
-        finally:
-            operations, self._operations = self._operations, None
-            await operations.end()
+        ):
+            await death_task
 
     def _become_ready(self, engine: Engine, requests: ReplayManager) -> None:
         if self.state is not State.DRAINING:
@@ -315,8 +315,7 @@ class Supervisor:
     async def _drain(self, generations: asyncio.Task[None]) -> None:
         """Let requests in flight finish, even if an engine dies meanwhile."""
         self._state_machine.move(State.DRAINING, "asked to stop")
-        if self._operations is not None:
-            self._operations.drain()
+        self._service.drain()
         if not self._state_machine.has_been_ready:
             return
         idling = asyncio.create_task(self._host.until_idle(), name="until idle")

@@ -100,7 +100,9 @@ class ConnectionTable:
         self.limits = limits
         self.refusals = refusals
         self.on_refused = on_refused
-        self.always_answered = frozenset(path.lstrip("/").encode() for path in always_answered)
+        self.always_answered = frozenset(
+            path.rpartition("/")[2].encode() for path in always_answered
+        )
         """The last segments of the paths that spare connections may request."""
         self.header_deadlines = DeadlineQueue(limits.header_timeout_seconds)
         """Deadlines for the headers of a request to be complete."""

@@ -180,7 +180,7 @@ class HttpConnection(BoundedConnection):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running_cycle = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, partial(_run, app, cycle))
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
@@ -207,3 +207,17 @@ class HttpConnection(BoundedConnection):
         around_bytes += limits.max_headers * _HEADER_FRAME_BYTES
         if self._received_bytes > around_bytes + _CHUNK_FRAME_FACTOR * self._body_bytes:
             raise errors.headers_too_large(limits.max_header_bytes)
+
+
+async def _run(app: Any, cycle: RequestResponseCycle, scope: Any, receive: Any, send: Any) -> None:
+    """Run the application, and only log what it raises after a complete answer.
+
+    Starlette answers 500 and raises all the same, and uvicorn would close the connection then. The
+    answer has not announced that, so the client's next request would be lost.
+    """
+    try:
+        await app(scope, receive, send)
+    except Exception:
+        if not cycle.response_complete:
+            raise
+        cycle.logger.exception("Exception in ASGI application")

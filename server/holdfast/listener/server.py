@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from holdfast.errors import AddressInUseError, UsageError
+from holdfast.errors import AddressInUseError, UsageError, reason_of
 from holdfast.listener.acceptor import Acceptor
 from holdfast.listener.connection_table import ConnectionSlot, ConnectionTable, OnRefused
 from holdfast.listener.http_connection import HttpConnection
@@ -32,7 +32,9 @@ STOP_DEADLINE_SECONDS = 3.0
 """The time for the last bytes of answers; requests have been drained before."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """The largest WebSocket message, if `--max-body-size` allows it."""
-ALWAYS_ANSWERED = frozenset({"/livez", "/readyz", "/startupz", "/health", "/ping", "/metrics"})
+ALWAYS_ANSWERED = frozenset(
+    {"/livez", "/readyz", "/startupz", "/health", "/ping", "/metrics", "/metrics/routing"}
+)
 """The paths of health checks and scrapes, which work even when all connections are in use."""
 
 
@@ -45,13 +47,14 @@ def bound_socket(settings: ListenSettings) -> Iterator[socket.socket]:
         UsageError: the address cannot be bound here.
     """
     name = f"unix:{settings.uds}" if settings.uds else f"{settings.host or '*'}:{settings.port}"
+    flags = "--uds" if settings.uds else "--port or --host"
     try:
         sock = _bind_unix(settings.uds) if settings.uds else _bind_tcp(settings)
     except (OSError, ValueError) as error:  # ValueError: a host name that cannot be encoded
         if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise AddressInUseError(
                 f"{name} is in use by another process.",
-                remedy="stop that process, or choose another --port, --host or --uds"
+                remedy=f"stop that process, or choose another {flags}"
                 + (
                     ", or remove the socket file if no process listens there."
                     if settings.uds
@@ -59,8 +62,8 @@ def bound_socket(settings: ListenSettings) -> Iterator[socket.socket]:
                 ),
             ) from error
         raise UsageError(
-            f"cannot listen on {name}: {getattr(error, 'strerror', None) or error}.",
-            remedy="choose an address of this machine with --host, --port or --uds.",
+            f"cannot listen on {name}: {reason_of(error)}.",
+            remedy=f"choose an address of this machine with {flags}.",
         ) from error
     with sock:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.nodes.messages import RefusalReason, Start
+from holdfast.labels import NodeRefusalReason
+from holdfast.nodes.messages import Start
 from holdfast.records import Death, RankStats
 
 
@@ -22,7 +23,7 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class FindFacts:
-    """Find out what this node has, for that model; then call `facts_found`."""
+    """Find out what this node has, for that model; call `facts_found`, or `facts_missing`."""
 
     model: str
 
@@ -71,7 +72,7 @@ class Drop:
 class PeerRefused:
     """A connection was refused; count it."""
 
-    reason: RefusalReason
+    reason: NodeRefusalReason
     line: str
 
 
@@ -85,14 +86,6 @@ class NodeJoined:
 @dataclass(frozen=True, slots=True)
 class NodeLeft:
     """A follower that had joined is gone."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDrains:
-    """A follower asks to leave once the running requests have been answered."""
 
     node: str
     reason: str
@@ -125,13 +118,5 @@ class GenerationOver:
     generation: int
 
 
-HeadReport = (
-    PeerRefused
-    | NodeJoined
-    | NodeLeft
-    | NodeDrains
-    | RanksChanged
-    | GenerationLost
-    | GenerationOver
-)
+HeadReport = PeerRefused | NodeJoined | NodeLeft | RanksChanged | GenerationLost | GenerationOver
 HeadAction = SendTo | Drop | HeadReport

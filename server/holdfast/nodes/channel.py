@@ -3,7 +3,9 @@
 Bytes go in and out; the caller passes the time, in seconds of any clock that does not jump back.
 After the proofs, each side sends a heartbeat every second and answers those of the other. A channel
 fails when its newest heartbeat that was answered is `SILENCE_SECONDS` old: what has arrived may
-have been under way for long, but an answer shows that the peer was there after the question.
+have been under way for long, but an answer shows that the peer was there after the question. The
+time for which this process was itself busy is not the peer's silence, up to `SILENCE_SECONDS` in
+all since that answer.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
+from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.frames import MAX_FRAME_BYTES, FrameBuffer, Opener, PeerError, Sealer, framed
 from holdfast.nodes.messages import (
     PROTOCOL,
@@ -23,7 +26,6 @@ from holdfast.nodes.messages import (
     Hello,
     Message,
     Proof,
-    RefusalReason,
     Rejected,
     decoded,
     decoded_opening,
@@ -35,6 +37,8 @@ HANDSHAKE_SECONDS = 5.0
 """The time from the connection to the proof of the key."""
 HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
+LATE_SECONDS = 1.0
+"""A longer time without any event, ticks included, means that this process was itself late."""
 
 Role = Literal["head", "follower"]
 
@@ -43,7 +47,7 @@ Role = Literal["head", "follower"]
 class Failure:
     """Why a channel has ended."""
 
-    reason: RefusalReason | Literal["silent"]
+    reason: NodeRefusalReason | Literal["silent"]
     line: str
 
 
@@ -55,6 +59,8 @@ class Channel:
         self._role = role
         self._key = key
         self._begun_seconds = now_seconds
+        self._seen_seconds = now_seconds
+        """The time of the last event."""
         self._buffer = FrameBuffer()
         self._out = bytearray()
         self._greeting = encoded(
@@ -114,13 +120,19 @@ class Channel:
         if self.is_open and (number := self._pulse.due(now_seconds)):
             self.send(Heartbeat(number))
 
-    def refuse(self, reason: RefusalReason, line: str) -> None:
+    def refuse(self, reason: NodeRefusalReason, line: str) -> None:
         """Fail because of what an open channel carried."""
         self._fail(reason, line)
 
     def _check_deadline(self, now_seconds: float) -> None:
+        """Fail if the peer is too late; what it sent may wait unread if this process was late."""
         if self.failure is not None:
             return
+        unseen_seconds = now_seconds - self._seen_seconds
+        self._seen_seconds = now_seconds
+        # After a longer time the peer has given this side up.
+        if LATE_SECONDS < unseen_seconds <= SILENCE_SECONDS:
+            self._pulse.excuse(unseen_seconds)
         if self._opener is None:
             if now_seconds - self._begun_seconds > HANDSHAKE_SECONDS:
                 self._fail("too_slow", f"it proved no key within {HANDSHAKE_SECONDS:g} s")
@@ -175,7 +187,7 @@ class Channel:
         self._buffer.limit_bytes = MAX_FRAME_BYTES
         self._pulse = _Pulse(now_seconds)
 
-    def _reject(self, reason: RefusalReason) -> None:
+    def _reject(self, reason: NodeRefusalReason) -> None:
         if self._role == "head":
             self._write_opening(encoded(Rejected(reason)))
 
@@ -193,7 +205,7 @@ class Channel:
                 return False
         return True
 
-    def _fail(self, reason: RefusalReason | Literal["silent"], line: str) -> None:
+    def _fail(self, reason: NodeRefusalReason | Literal["silent"], line: str) -> None:
         if self.failure is None:
             self.failure = Failure(reason, line)
 
@@ -203,7 +215,8 @@ class _Pulse:
 
     def __init__(self, now_seconds: float) -> None:
         self.alive_seconds = now_seconds
-        """When the newest heartbeat that was answered was sent."""
+        """When the newest heartbeat that was answered was sent, or later if that is excused."""
+        self._excused_seconds = 0.0
         self._sent: deque[tuple[int, float]] = deque()
         self._last_seconds = -math.inf
         self._number = 0
@@ -229,3 +242,10 @@ class _Pulse:
         if not self._sent or self._sent[0][0] != number:
             raise ValueError("an answer to no heartbeat")
         _, self.alive_seconds = self._sent.popleft()
+        self._excused_seconds = 0.0
+
+    def excuse(self, busy_seconds: float) -> None:
+        """Take off a time for which this process was busy, within the limit since an answer."""
+        granted_seconds = min(busy_seconds, SILENCE_SECONDS - self._excused_seconds)
+        self._excused_seconds += granted_seconds
+        self.alive_seconds += granted_seconds

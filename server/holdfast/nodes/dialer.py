@@ -8,7 +8,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from holdfast.errors import HoldfastError, UsageError
@@ -21,6 +21,7 @@ from holdfast.nodes.actions import (
     StartEngine,
     StopEngine,
 )
+from holdfast.nodes.addresses import HeadAddress
 from holdfast.nodes.follower import Follower
 from holdfast.nodes.messages import NONCE_BYTES, NodeFacts, Start
 from holdfast.nodes.streams import ByteStream, connected_stream, ended
@@ -41,17 +42,6 @@ class NodeEngine(Protocol):
 
     def stop(self, generation: int, reason: str) -> None:
         """End every process of the generation, and report that with `Dialer.engine_ended`."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadAddress:
-    """Where the head listens for followers."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Dialer:
@@ -75,7 +65,9 @@ class Dialer:
         self._stream: ByteStream | None = None
         self._connection: asyncio.Task[None] | None = None
         self._facts: asyncio.Task[None] | None = None
-        self._error: HoldfastError | None = None
+        # The end of the loop would wait for its own threads, even on a file system that hangs.
+        self._fact_finder = ThreadPoolExecutor(1, thread_name_prefix="node facts")
+        self._error: UsageError | None = None
         self._told_problem = ""
 
     async def run(self) -> None:
@@ -145,6 +137,8 @@ class Dialer:
                 case Disconnect():
                     self._disconnect()
                 case FindFacts(model):
+                    if self._facts is not None:  # for the head of a connection that has ended
+                        self._facts.cancel()
                     self._facts = asyncio.create_task(self._report_facts(model), name="node facts")
                 case StartEngine(order):
                     logger.info("starting generation %d of the head", order.generation)
@@ -163,9 +157,11 @@ class Dialer:
 
     async def _report_facts(self, model: str) -> None:
         try:
-            facts = await asyncio.to_thread(self._find_facts, model)
+            facts = await asyncio.get_running_loop().run_in_executor(
+                self._fact_finder, self._find_facts, model
+            )
         except HoldfastError as error:
-            self._error = error
+            self._do(self._follower.facts_missing(error.line, time.monotonic()))
             return
         self._do(self._follower.facts_found(facts, time.monotonic()))
 

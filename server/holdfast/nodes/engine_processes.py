@@ -1,8 +1,9 @@
 """The engine's processes on a follower: started, watched and ended, one generation after another.
 
 A generation is one process of ours, which starts a worker for each rank of this node, as vLLM's
-`--headless` does. Its death, or that of a worker, is told in milliseconds; nothing of it is left
-when its end is reported, since the follower joins again only then.
+`--headless` does. When it or a worker ends, that is told in milliseconds; when one is stopped,
+after `STOPPED_SECONDS`. The end of the generation is reported when no process of it is left,
+however long that takes: the follower is free only then.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
+from holdfast.nodes.memory import NodeMemory
 from holdfast.nodes.messages import Start
 from holdfast.processes import cleanup, tree
 from holdfast.processes.deaths import CoreProcess, DeathWatch
@@ -28,6 +30,15 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 """How often the statistics are read; no more of them are sent either."""
+
+STOPPED_SECONDS = 30.0
+"""A debugger may stop a process while it writes a core dump."""
+STOPPED_POLL_SECONDS = 2.0
+
+RETRY_SECONDS = 1.0
+"""The pause before the next attempt to clean up."""
+SLOW_SECONDS = 30.0
+"""A longer attempt to clean up hangs: it has deadlines, except within a call of the kernel."""
 
 Command = Callable[[Start, Path], Sequence[str]]
 """Returns the command of the process for a generation, which keeps its files in that directory."""
@@ -56,13 +67,16 @@ class _Running:
 class EngineProcesses:
     """Runs the ranks of this node. It belongs to one event loop, and is a `dialer.NodeEngine`."""
 
-    def __init__(self, directory: Path, command: Command) -> None:
+    def __init__(self, directory: Path, command: Command, memory: NodeMemory) -> None:
         """Keep the files of each generation in a directory of its own below `directory`.
 
         Enter `processes.tree.owned` first: it makes orphans of the engine children of this process.
         """
         self._directory = directory
         self._command = command
+        self._memory = memory
+        # Not at each start: what survives one generation must not survive the next.
+        self._before = tree.children()
         self._running: _Running | None = None
         self.reports: Reports | None = None
         """Set before the first start."""
@@ -90,7 +104,6 @@ class EngineProcesses:
         """Run one generation to its end, however it ends."""
         directory = self._directory / str(order.generation)
         reports = self._reports()
-        before = tree.children()
         process = None
         try:
             directory.mkdir(mode=0o700, parents=True)
@@ -100,13 +113,23 @@ class EngineProcesses:
             )
             death = await self._until_death(order, process, directory, has_to_end)
             if death is not None:
+                # First, since the head learns from what a rank was refused at its end.
+                await self._report_ranks(order, directory)
                 reports.engine_lost(order.generation, death)
-        except OSError as error:
-            death = Death("start_failure", f"cannot start the engine's process: {error}")
-            reports.engine_lost(order.generation, death)
+        except (OSError, psutil.Error) as error:
+            reports.engine_lost(order.generation, _failure(error, has_started=process is not None))
         finally:
-            await asyncio.shield(asyncio.to_thread(_clean_up, before, process, directory))
+            await self._clean_up(order, directory, process)
             reports.engine_ended(order.generation)
+
+    async def _clean_up(
+        self, order: Start, directory: Path, process: subprocess.Popen[bytes] | None
+    ) -> None:
+        """Return once nothing is left of the generation, and no sooner."""
+        mapped = set[Path]()
+        await _until_done(lambda: _kill(self._before, process, mapped))
+        await self._report_ranks(order, directory)
+        await _until_done(lambda: _remove(mapped, directory, self._before))
 
     async def _until_death(
         self,
@@ -117,32 +140,53 @@ class EngineProcesses:
     ) -> Death | None:
         """Report the ranks until the engine is dead, or return None once it has to end."""
         asked = asyncio.create_task(has_to_end.wait())
+        stopped = asyncio.create_task(_until_stopped(self._before))
         watch: asyncio.Task[Death] | None = None
         watched: set[int] = set()
-        try:
-            while True:
-                ranks = await asyncio.to_thread(read_all, directory, with_steps=False)
-                self._reports().ranks_changed(order.generation, ranks)
-                pids = {process.pid, *(rank.pid for rank in ranks)}
-                if watch is None or pids - watched:
-                    await _ended(watch)
-                    watched = pids
-                    watch = asyncio.create_task(_watch(directory, process, ranks).death())
-                done, _ = await asyncio.wait(
-                    {asked, watch}, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                if asked in done:
-                    return None
-                if watch in done:
-                    return watch.result()
-        finally:
-            asked.cancel()
-            await _ended(watch)
+        with self._memory.guarding() as starved:
+            try:
+                while True:
+                    ranks = await self._report_ranks(order, directory)
+                    pids = {process.pid, *(rank.pid for rank in ranks)}
+                    self._memory.protect_from(
+                        pids, is_unified_memory=any(rank.is_unified_memory for rank in ranks)
+                    )
+                    if watch is None or pids - watched:
+                        await _ended(watch)
+                        watched = pids
+                        watch = asyncio.create_task(_watch(directory, process, ranks).death())
+                    # In this order: the watch sees the guard's kill too, but not the reason.
+                    deaths = (starved, watch, stopped)
+                    waited: set[asyncio.Future[Any]] = {asked, *deaths}
+                    done, _ = await asyncio.wait(
+                        waited, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if asked in done:
+                        return None
+                    for death in deaths:
+                        if death in done:
+                            return death.result()
+            finally:
+                asked.cancel()
+                await _ended(stopped)
+                await _ended(watch)
+
+    async def _report_ranks(self, order: Start, directory: Path) -> tuple[RankStats, ...]:
+        """Read the statistics of all ranks here, report them if there are any, and return them."""
+        ranks = await asyncio.to_thread(read_all, directory, with_steps=False)
+        self._reports().ranks_changed(order.generation, ranks)
+        return ranks
 
     def _reports(self) -> Reports:
         if self.reports is None:
             raise RuntimeError("nobody hears of the engine's processes")
         return self.reports
+
+
+def _failure(error: Exception, *, has_started: bool) -> Death:
+    if has_started:
+        return Death("unknown", f"cannot watch the engine's process: {error}")
+    return Death("start_failure", f"cannot start the engine's process: {error}")
 
 
 def _watch(
@@ -160,23 +204,70 @@ def _watch(
     return DeathWatch(directory, family, cores, has_errored=lambda: is_one_gone)
 
 
+async def _until_stopped(before: frozenset[psutil.Process]) -> Death:
+    """Return once a process started since has been stopped for `STOPPED_SECONDS`.
+
+    It answers nobody, and vLLM would wait for it as long as for a compiler.
+    """
+    since: dict[int, float] = {}
+    while True:
+        stopped = await asyncio.to_thread(lambda: tree.stopped(tree.children() - before))
+        now = asyncio.get_running_loop().time()
+        since = {pid: since.get(pid, now) for pid in stopped}
+        for pid, begun in since.items():
+            if now - begun >= STOPPED_SECONDS:
+                reason = f"process {pid} was stopped by a signal for {now - begun:.0f} s"
+                return Death("stall", reason)
+        await asyncio.sleep(STOPPED_POLL_SECONDS)
+
+
 async def _ended(task: asyncio.Task[Death] | None) -> None:
     if task is not None:
         task.cancel()
         await asyncio.wait({task})
 
 
-def _clean_up(
-    before: frozenset[psutil.Process], process: subprocess.Popen[bytes] | None, directory: Path
-) -> None:
-    """Kill what was started since, and remove the files and the shared memory that it left."""
+async def _until_done(step: Callable[[], str]) -> None:
+    """Take a step in a thread, again and again until it returns no problem."""
+    told = ""
+    while problem := await _problem_of(step):
+        if problem != told:
+            told = problem
+            logger.error("%s; trying again", problem)
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _problem_of(step: Callable[[], str]) -> str:
+    """Take a step of the clean-up in a thread, and say so if it hangs."""
+    task = asyncio.create_task(asyncio.to_thread(step))
+    if not (await asyncio.wait({task}, timeout=SLOW_SECONDS))[0]:
+        logger.error("the processes of the engine cannot be ended: the kernel does not answer")
+        await asyncio.wait({task})
+    try:
+        return task.result()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the processes may still be there
+        return f"cannot clean up after the engine: {error!r}"
+
+
+def _kill(
+    before: frozenset[psutil.Process],
+    process: subprocess.Popen[bytes] | None,
+    mapped: set[Path],
+) -> str:
+    """Kill what was started since, and add the shared memory that it had; its files stay."""
     processes = tree.children() - before
-    mapped = cleanup.shared_memory(processes)
+    mapped |= cleanup.shared_memory(processes)
     if remaining := tree.kill(processes):
-        logger.error("process %s of the engine cannot be killed", ", ".join(map(str, remaining)))
+        return f"process {', '.join(map(str, remaining))} of the engine cannot be killed"
     if process is not None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(tree.KILL_DEADLINE_SECONDS)
+    return ""
+
+
+def _remove(mapped: Iterable[Path], directory: Path, before: frozenset[psutil.Process]) -> str:
+    """Remove the files and the shared memory that the killed processes left."""
     cleanup.unlink(mapped)
     cleanup.remove(directory)
     tree.reap(before)
+    return ""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 
 from holdfast import __version__
@@ -21,7 +21,7 @@ from holdfast.versions import installed_version, vllm_version
 
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
-_NAMES = {
+FACT_NAMES = {
     "holdfast_version": "Holdfast",
     "vllm_version": "vLLM",
     "torch_version": "torch",
@@ -30,17 +30,18 @@ _NAMES = {
     "plugins": "VLLM_PLUGINS",
     "model_digest": "the model",
 }
+"""What people call each field of `NodeFacts`, in its order."""
 _REMEDIES = {
     "plugins": "set the same VLLM_PLUGINS on every node.",
     "model_digest": "copy the same files of the model to every node.",
 }
 
 
-def node_facts(model: Path, driver_version: Path = DRIVER_VERSION) -> NodeFacts:
-    """Return what this node has, for the model in that directory.
+def node_facts(model: str, driver_version: Path = DRIVER_VERSION) -> NodeFacts:
+    """Return what this node has, for the model at that path; empty if each node gets its own.
 
     Raises:
-        UsageError: the directory cannot be read.
+        UsageError: the model cannot be read.
     """
     return NodeFacts(
         holdfast_version=__version__,
@@ -49,44 +50,54 @@ def node_facts(model: Path, driver_version: Path = DRIVER_VERSION) -> NodeFacts:
         driver_version=_driver_version(driver_version),
         nccl_version=installed_version("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
         plugins=os.environ.get("VLLM_PLUGINS", "all"),
-        model_digest=model_digest(model),
+        model_digest=model_digest(Path(model)) if model else "",
     )
 
 
 def difference(head: NodeFacts, follower: NodeFacts, node: str) -> str:
     """Return one line, with its remedy, about the first fact that differs; empty if none does."""
-    for name in (field.name for field in fields(NodeFacts)):
+    found = differences(head, follower, node)
+    return next((f"{seen} Remedy: {remedy}" for seen, remedy in found), "")
+
+
+def differences(head: NodeFacts, follower: NodeFacts, node: str) -> Iterator[tuple[str, str]]:
+    """Yield what differs, each with its remedy."""
+    for name, known_as in FACT_NAMES.items():
         here, there = getattr(head, name), getattr(follower, name)
         if here == there:
             continue
-        remedy = _REMEDIES.get(name, "install the same version on every node.")
         if name == "model_digest":
-            return f"{_NAMES[name]} differs between the head and node {node}. Remedy: {remedy}"
-        return (
-            f"{_NAMES[name]} is {here or 'missing'} on the head and {there or 'missing'} on node "
-            f"{node}. Remedy: {remedy}"
-        )
-    return ""
+            seen = f"{known_as} differs between the head and node {node}."
+        else:
+            seen = (
+                f"{known_as} is {here or 'missing'} on the head and {there or 'missing'} on node "
+                f"{node}."
+            )
+        yield seen, _REMEDIES.get(name, "install the same version on every node.")
 
 
-def model_digest(directory: Path) -> str:
+def model_digest(place: Path) -> str:
     """Return a digest of the model's configuration and index, and of the sizes of its weights.
 
-    The weights themselves are not read: that takes minutes.
+    A model is a directory or a single file. The weights themselves are not read: that takes
+    minutes.
 
     Raises:
-        UsageError: the directory cannot be read.
+        UsageError: it cannot be read.
     """
     digest = hashlib.sha256()
     try:
-        for path in sorted(directory.iterdir()):
+        if not place.is_dir():
+            _add(digest, place.name, str(place.stat().st_size).encode())
+            return digest.hexdigest()
+        for path in sorted(place.iterdir()):
             if path.name == "config.json" or path.name.endswith(".index.json"):
                 _add(digest, path.name, path.read_bytes())
             elif path.suffix in _WEIGHTS:
                 _add(digest, path.name, str(path.stat().st_size).encode())
     except OSError as error:
         raise UsageError(
-            f"the model at {directory} cannot be read: {error.strerror}.",
+            f"the model at {place} cannot be read: {error.strerror}.",
             remedy="copy the model to the same path on every node.",
         ) from error
     return digest.hexdigest()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 from holdfast.nodes.actions import (
@@ -22,8 +23,8 @@ from holdfast.nodes.actions import (
     StopEngine,
 )
 from holdfast.nodes.channel import Channel
+from holdfast.nodes.frames import MAX_PAYLOAD_BYTES
 from holdfast.nodes.messages import (
-    Drain,
     End,
     Ended,
     Goodbye,
@@ -36,15 +37,18 @@ from holdfast.nodes.messages import (
     Start,
     Terms,
     Welcome,
+    encoded,
 )
 from holdfast.nodes.ranks import without_steps
 from holdfast.records import Death, RankStats
 
 RETRY_SECONDS = 1.0
 SPARE_RETRY_SECONDS = 5.0
-"""The pause after the head said that it needs no other follower, or knows the name already."""
+"""The pause after the head refused this node, or the node could not tell what it has."""
 UPDATE_SECONDS = 0.2
 """The least time between two updates of the statistics: five a second."""
+MAX_REASON_CHARACTERS = 4000
+"""Of a reason, so that it fits into a message: each takes up to 12 bytes there."""
 
 FollowerState = Literal["away", "proving", "joining", "waiting", "running", "ending", "left"]
 _REMEDIES = {
@@ -76,26 +80,32 @@ class Follower:
         self._sent_ranks: tuple[RankStats, ...] = ()
         self._updated_seconds = -math.inf
         self._actions: list[FollowerAction] = []
-        self.is_head_draining = False
         self.last_problem = ""
         """Why the last connection ended, for people."""
 
     @property
     def state(self) -> FollowerState:
-        """What it does now."""
+        """What it does now. Any thread may ask."""
+        channel = self._channel
         if self._engine is not None:
             return "ending" if self._is_stopping else "running"
         if self._has_left:
             return "left"
-        if self._channel is None:
+        if channel is None:
             return "away"
-        if not self._channel.is_open:
+        if not channel.is_open:
             return "proving"
         return "waiting" if self._is_welcome else "joining"
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it has a connection to a head that has proven the key. Any thread may ask."""
+        channel = self._channel
+        return channel is not None and channel.is_open
+
+    @property
     def engine(self) -> Start | None:
-        """The generation that has processes here; None if no process is left."""
+        """The generation that has processes here, for any thread; None if no process is left."""
         return self._engine
 
     def wants_connection(self, now_seconds: float) -> bool:
@@ -105,7 +115,7 @@ class Follower:
     def connected(self, nonce: bytes, now_seconds: float) -> list[FollowerAction]:
         """Handle a new connection to the head; `nonce` must be random and new."""
         self._channel = Channel("follower", self._key, nonce, now_seconds)
-        self._has_terms = self._is_welcome = self.is_head_draining = False
+        self._has_terms = self._is_welcome = False
         return self._flushed(now_seconds)
 
     def not_connected(self, problem: str, now_seconds: float) -> list[FollowerAction]:
@@ -142,6 +152,12 @@ class Follower:
             self._channel.send(Join(self._name, self._instance, facts))
         return self._flushed(now_seconds)
 
+    def facts_missing(self, problem: str, now_seconds: float) -> list[FollowerAction]:
+        """Handle that `FindFacts` failed."""
+        if self._channel is not None and self.state == "joining" and self._has_terms:
+            self._refused(problem, now_seconds, is_final=True)
+        return self._flushed(now_seconds)
+
     def ranks_changed(
         self, generation: int, ranks: Iterable[RankStats], now_seconds: float
     ) -> list[FollowerAction]:
@@ -157,7 +173,8 @@ class Follower:
         """Handle that the engine cannot go on; its processes may still exist."""
         if self._engine is not None and self._engine.generation == generation:
             if not self._is_stopping:
-                self._tell(Lost(generation, death))
+                self._update(now_seconds, is_last=True)
+                self._tell(_fitting(Lost(generation, death)))
             self._stop_engine(str(death))
         return self._flushed(now_seconds)
 
@@ -167,12 +184,6 @@ class Follower:
             self._tell(Ended(generation))
             self._engine = self._engine_channel = None
             self._is_stopping = False
-        return self._flushed(now_seconds)
-
-    def drain(self, reason: str, now_seconds: float) -> list[FollowerAction]:
-        """Ask the head to let this node leave once its requests have been answered."""
-        if self._channel is not None and self._is_welcome:
-            self._channel.send(Drain(reason))
         return self._flushed(now_seconds)
 
     def leave(self, reason: str, now_seconds: float) -> list[FollowerAction]:
@@ -199,8 +210,6 @@ class Follower:
             case End(generation, reason) if self._is_welcome:
                 if self._engine is not None and self._engine.generation == generation:
                     self._stop_engine(reason)
-            case Drain() if self._is_welcome:
-                self.is_head_draining = True
             case Goodbye(reason):
                 self._lose_channel(f"the head leaves: {reason}", now_seconds)
             case _:
@@ -220,6 +229,11 @@ class Follower:
         self._lose_channel(line, now_seconds)
         self._retry_seconds = now_seconds + SPARE_RETRY_SECONDS
         if is_final:
+            self._give_up(line)
+
+    def _give_up(self, line: str) -> None:
+        """End, unless this node has ever joined: what keeps it away now may pass then."""
+        if not self._has_ever_joined:
             self._actions.append(GiveUp(line))
 
     def _tell(self, message: Message) -> None:
@@ -227,8 +241,8 @@ class Follower:
         if self._channel is not None and self._channel is self._engine_channel:
             self._channel.send(message)
 
-    def _update(self, now_seconds: float) -> None:
-        is_due = now_seconds - self._updated_seconds >= UPDATE_SECONDS
+    def _update(self, now_seconds: float, *, is_last: bool = False) -> None:
+        is_due = is_last or now_seconds - self._updated_seconds >= UPDATE_SECONDS
         if self._engine is None or self._is_stopping or self._changed == self._sent_ranks:
             return
         if is_due:
@@ -251,8 +265,15 @@ class Follower:
         self._flush()
         if self._channel is not None and (failure := self._channel.failure) is not None:
             self._lose_channel(failure.line, now_seconds)
-            # Anybody can answer at the head's address, so one that has joined before tries again.
-            if failure.reason in _REMEDIES and not self._has_ever_joined:
-                self._actions.append(GiveUp(_REMEDIES[failure.reason]))
+            if failure.reason in _REMEDIES:  # anybody can answer so at the head's address
+                self._give_up(_REMEDIES[failure.reason])
         actions, self._actions = self._actions, []
         return actions
+
+
+def _fitting(lost: Lost) -> Lost:
+    """Return the message without the end of a long reason, or the suspects if it is too long."""
+    death = replace(lost.death, reason=lost.death.reason[:MAX_REASON_CHARACTERS])
+    if len(encoded(replace(lost, death=death))) > MAX_PAYLOAD_BYTES:
+        death = replace(death, suspects=None)
+    return replace(lost, death=death)

@@ -10,21 +10,23 @@ import hashlib
 import hmac
 from collections.abc import Iterator
 
-from holdfast.nodes.messages import RefusalReason
+from holdfast.labels import NodeRefusalReason
 
 LENGTH_BYTES = 4
 MAC_BYTES = 32
 MAX_OPENING_BYTES = 512
 """The largest frame of a peer that has not proven the shared key."""
 MAX_FRAME_BYTES = 256 * 1024
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - MAC_BYTES
+"""The longest message after the proof."""
 
 
 class PeerError(ValueError):
     """What the peer sent ends the connection, for this reason."""
 
-    def __init__(self, reason: RefusalReason, text: str) -> None:
+    def __init__(self, reason: NodeRefusalReason, text: str) -> None:
         super().__init__(text)
-        self.reason: RefusalReason = reason
+        self.reason: NodeRefusalReason = reason
 
 
 def framed(content: bytes) -> bytes:
@@ -74,7 +76,7 @@ class Sealer:
         Raises:
             ValueError: the payload is longer than a peer accepts.
         """
-        if len(payload) > MAX_FRAME_BYTES - MAC_BYTES:
+        if len(payload) > MAX_PAYLOAD_BYTES:
             raise ValueError(f"a message of {len(payload)} bytes is too long to send")
         self._number += 1
         return framed(payload + _mac(self._key, self._number, payload))

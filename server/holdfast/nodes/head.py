@@ -7,14 +7,16 @@ the next one starts only when enough followers are joined and free.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, field
 
+from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.actions import (
     Drop,
     GenerationLost,
     GenerationOver,
     HeadAction,
-    NodeDrains,
     NodeJoined,
     NodeLeft,
     PeerRefused,
@@ -24,7 +26,6 @@ from holdfast.nodes.actions import (
 from holdfast.nodes.channel import Channel
 from holdfast.nodes.facts import difference
 from holdfast.nodes.messages import (
-    Drain,
     End,
     Ended,
     Goodbye,
@@ -33,7 +34,6 @@ from holdfast.nodes.messages import (
     Message,
     NodeFacts,
     RankUpdate,
-    RefusalReason,
     Refused,
     Start,
     Terms,
@@ -44,20 +44,25 @@ from holdfast.records import Death
 from holdfast.workspace.plan import WorkspaceSpec
 
 MAX_STRANGERS = 64
-"""Connections that have not proven the key; one more ends the oldest of them."""
+"""Connections that have not proven the key; one more ends the oldest of the address that has the
+most of them."""
 JOIN_SECONDS = 60.0
 """The time for a follower to read the configuration of the model, perhaps from a slow disk."""
+END_SECONDS = 45.0
+"""The time for a follower to end its processes: more than all deadlines of `processes.tree`."""
+
+_NAME_REMEDY = "give one of them another --node-name."
 
 
 @dataclass(slots=True)
 class _Peer:
     channel: Channel
+    address: str
     connected_seconds: float
     has_terms: bool = False
     name: str = ""
     """Empty until it has joined."""
     instance: str = ""
-    is_draining: bool = False
 
 
 @dataclass(slots=True)
@@ -66,14 +71,17 @@ class _Generation:
     running: set[int] = field(default_factory=set)
     """The peers that may have processes of it."""
     is_ending: bool = False
+    ending_since_seconds: float = math.inf
+    """The first tick at which it was ending."""
 
 
 class Head:
     """Admits followers, and hands out one generation at a time."""
 
-    def __init__(self, *, key: bytes, model: str, facts: NodeFacts, nodes: int) -> None:
-        """`nodes` counts this one too."""
+    def __init__(self, *, key: bytes, name: str, model: str, facts: NodeFacts, nodes: int) -> None:
+        """`name` is that of this node, and `nodes` counts it too."""
         self._key = key
+        self.name = name
         self._terms = Terms(model, facts)
         self._nodes = nodes
         self._peers: dict[int, _Peer] = {}
@@ -89,11 +97,8 @@ class Head:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a generation can start: enough followers are free, and none is left of the last.
-
-        A follower that drains is not counted.
-        """
-        return self._generation is None and len(self._available()) >= self._nodes - 1
+        """Whether enough followers are free for a generation, and nothing is left of the last."""
+        return self._generation is None and len(self._joined()) >= self._nodes - 1
 
     @property
     def generation(self) -> int | None:
@@ -101,14 +106,18 @@ class Head:
         running = self._generation
         return None if running is None or running.is_ending else running.number
 
-    def connected(self, peer: int, nonce: bytes, now_seconds: float) -> list[HeadAction]:
+    def connected(
+        self, peer: int, address: str, nonce: bytes, now_seconds: float
+    ) -> list[HeadAction]:
         """Handle a new connection; `peer` is its number, and `nonce` must be random and new."""
-        strangers = [one for one, known in self._peers.items() if not known.channel.is_open]
+        strangers = [known for known in self._peers.values() if not known.channel.is_open]
         if len(strangers) >= MAX_STRANGERS:
-            self._peers[strangers[0]].channel.refuse(
-                "too_many_peers", "too many connections have not proven the key"
-            )
-        self._peers[peer] = _Peer(Channel("head", self._key, nonce, now_seconds), now_seconds)
+            counts = Counter(stranger.address for stranger in strangers)
+            most = max(counts, key=counts.__getitem__)
+            oldest = next(stranger for stranger in strangers if stranger.address == most)
+            oldest.channel.refuse("too_many_peers", "too many connections have not proven the key")
+        channel = Channel("head", self._key, nonce, now_seconds)
+        self._peers[peer] = _Peer(channel, address, now_seconds)
         return self._flushed()
 
     def received(self, peer: int, data: bytes, now_seconds: float) -> list[HeadAction]:
@@ -133,6 +142,7 @@ class Head:
             peer.channel.tick(now_seconds)
             if not peer.name and now_seconds - peer.connected_seconds > JOIN_SECONDS:
                 peer.channel.refuse("too_slow", f"it did not join within {JOIN_SECONDS:g} s")
+        self._check_end(now_seconds)
         return self._flushed()
 
     def start(  # noqa: PLR0913 - what a generation is made of
@@ -155,7 +165,7 @@ class Head:
         if generation <= self._last_number or master_port == self._last_port:
             raise ValueError("a generation needs a number and a port of its own")
         self._last_number, self._last_port = generation, master_port
-        members = self._available()[: self._nodes - 1]
+        members = self._joined()[: self._nodes - 1]
         self._generation = _Generation(generation, set(members))
         for node_rank, peer in enumerate(members, start=1):
             self._peers[peer].channel.send(
@@ -175,12 +185,6 @@ class Head:
     def end(self, reason: str) -> list[HeadAction]:
         """End the generation on all nodes; `GenerationOver` follows."""
         self._end(reason)
-        return self._flushed()
-
-    def drain(self, reason: str) -> list[HeadAction]:
-        """Tell the followers that this server will leave."""
-        for peer in self._joined():
-            self._peers[peer].channel.send(Drain(reason))
         return self._flushed()
 
     def leave(self, reason: str) -> list[HeadAction]:
@@ -204,9 +208,6 @@ class Head:
                 if generation == self.generation:
                     moved = on_clock(ranks, now_seconds - sent_seconds)
                     self._actions.append(RanksChanged(generation, known.name, moved))
-            case Drain(reason) if known.name:
-                known.is_draining = True
-                self._actions.append(NodeDrains(known.name, reason))
             case Goodbye(reason):
                 self._lose(peer, f"it leaves: {reason}")
             case _:
@@ -222,6 +223,10 @@ class Head:
         if line := difference(self._terms.facts, join.facts, join.name):
             self._refuse(peer, "different", line, is_final=True)
             return
+        if join.name == self.name:
+            line = f"the head is called {join.name} too. Remedy: {_NAME_REMEDY}"
+            self._refuse(peer, "name_taken", line, is_final=True)
+            return
         for number, other in list(self._peers.items()):
             if other.name == join.name and other.instance == join.instance:
                 self._lose(number, "it connected again")
@@ -236,7 +241,7 @@ class Head:
             peer.channel.send(Welcome())
             self._actions.append(NodeJoined(join.name))
 
-    def _refuse(self, peer: _Peer, reason: RefusalReason, line: str, *, is_final: bool) -> None:
+    def _refuse(self, peer: _Peer, reason: NodeRefusalReason, line: str, *, is_final: bool) -> None:
         peer.channel.send(Refused(reason, line, is_final))
         peer.channel.refuse(reason, line)
 
@@ -256,6 +261,16 @@ class Head:
             running.is_ending = True
             for peer in running.running:
                 self._peers[peer].channel.send(End(running.number, reason))
+
+    def _check_end(self, now_seconds: float) -> None:
+        """Lose the followers that do not end their processes, so that spares can join."""
+        running = self._generation
+        if running is None or not running.is_ending:
+            return
+        running.ending_since_seconds = min(running.ending_since_seconds, now_seconds)
+        if now_seconds - running.ending_since_seconds > END_SECONDS:
+            for peer in tuple(running.running):
+                self._lose(peer, f"it did not end its processes within {END_SECONDS:g} s")
 
     def _confirm_end(self, peer: int, number: int) -> None:
         running = self._generation
@@ -278,9 +293,6 @@ class Head:
 
     def _joined(self) -> list[int]:
         return [number for number, peer in self._peers.items() if peer.name]
-
-    def _available(self) -> list[int]:
-        return [number for number in self._joined() if not self._peers[number].is_draining]
 
     def _flush(self, peer: int) -> None:
         if data := self._peers[peer].channel.outgoing():

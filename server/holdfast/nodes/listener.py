@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 import secrets
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
+from holdfast.errors import AddressInUseError, UsageError
+from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.actions import Drop, HeadAction, HeadReport, PeerRefused, SendTo
+from holdfast.nodes.addresses import HeadAddress, family_of
 from holdfast.nodes.head import Head
-from holdfast.nodes.messages import NONCE_BYTES, RefusalReason
+from holdfast.nodes.messages import NONCE_BYTES
 from holdfast.nodes.streams import ByteStream, accepted_stream, ended
 
 logger = logging.getLogger(__name__)
@@ -24,6 +29,8 @@ TICK_SECONDS = 0.25
 PAUSE_SECONDS = 0.1
 """The pause before the next accept when this process cannot open more files."""
 WARNING_INTERVAL_SECONDS = 60.0
+_TOLD_ONCE: frozenset[NodeRefusalReason] = frozenset({"not_needed"})
+"""A spare is refused for as long as it waits, and nothing is wrong."""
 BACKLOG = 128
 CLOSE_DEADLINE_SECONDS = 5.0
 
@@ -52,7 +59,7 @@ class NodeListener:
         """Those of connections whose task has not begun."""
         self._streams: dict[int, ByteStream] = {}
         """Those of connections that are set up."""
-        self._warned_seconds: dict[RefusalReason, float] = {}
+        self._warned_seconds: dict[NodeRefusalReason, float] = {}
         self._last_peer = 0
 
     def do(self, actions: Iterable[HeadAction]) -> None:
@@ -74,7 +81,7 @@ class NodeListener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _address = await loop.sock_accept(self._sock)
+                sock, address = await loop.sock_accept(self._sock)
             except ConnectionError:  # the peer left before it was accepted
                 continue
             except OSError:
@@ -88,7 +95,8 @@ class NodeListener:
             )
             self._tasks[peer].add_done_callback(partial(self._forget, peer))
             # Before TLS, so that a stranger in its handshake counts as one.
-            self.do(self._head.connected(peer, secrets.token_bytes(NONCE_BYTES), time.monotonic()))
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            self.do(self._head.connected(peer, address[0], nonce, time.monotonic()))
 
     async def tick(self) -> None:
         """Tell the head the time until it is cancelled."""
@@ -111,8 +119,9 @@ class NodeListener:
             self._streams[peer] = stream
             while data := await stream.read():
                 self.do(self._head.received(peer, data, time.monotonic()))
-        except OSError as error:
-            logger.info("a connection to the node port failed: %s", error)
+        except OSError as error:  # ssl.SSLError is one
+            reason = str(error) or "it closed the connection"
+            self.do([PeerRefused("malformed", f"its TLS handshake failed: {reason}")])
         finally:
             self._streams.pop(peer, None)
             if stream is not None:
@@ -120,10 +129,11 @@ class NodeListener:
             self.do(self._head.disconnected(peer))
 
     def _warn(self, refusal: PeerRefused) -> None:
-        """Log a refusal, unless there was one for the same reason: strangers may be many."""
+        """Log a refusal, unless there was one for the same reason: there may be many."""
         now = time.monotonic()
         warned = self._warned_seconds.get(refusal.reason, -math.inf)
-        if now - warned > WARNING_INTERVAL_SECONDS:
+        interval = math.inf if refusal.reason in _TOLD_ONCE else WARNING_INTERVAL_SECONDS
+        if warned == -math.inf or now - warned > interval:
             self._warned_seconds[refusal.reason] = now
             logger.warning("refused a connection to the node port: %s", refusal.line)
 
@@ -139,6 +149,44 @@ class NodeListener:
             sock.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a connection to the node port ended unexpectedly", exc_info=error)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePort:
+    """The head's port, and how it knows its followers."""
+
+    sock: socket.socket
+    address: str
+    """That of this machine which the followers reach."""
+    key: bytes = field(repr=False)
+    context: ssl.SSLContext | None
+
+
+@contextmanager
+def bound_node_port(
+    address: str, port: int, *, key: bytes, context: ssl.SSLContext | None
+) -> Iterator[NodePort]:
+    """Bind the head's port at an address of this machine.
+
+    Raises:
+        AddressInUseError: another process has the port. UsageError: it cannot be bound.
+    """
+    with socket.socket(family_of(address), socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address, port))
+        except OSError as error:
+            where = HeadAddress(address, port)
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUseError(
+                    f"{where} is in use by another process.",
+                    remedy="stop that process, or choose another --node-port.",
+                ) from error
+            raise UsageError(
+                f"cannot listen on {where}: {error.strerror or error}.",
+                remedy="choose another --node-port or --master-addr.",
+            ) from error
+        yield NodePort(sock, address, key, context)
 
 
 @asynccontextmanager

@@ -10,31 +10,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
+from holdfast.labels import NodeRefusalReason
 from holdfast.nodes import strict_json
 from holdfast.records import Death, RankStats
+from holdfast.settings.flag import is_node_name
 from holdfast.workspace.plan import WorkspaceSpec
 
 PROTOCOL = 1
 """Changes whenever a message or the proof changes."""
 NONCE_BYTES = 32
 PROOF_BYTES = 32
-
-RefusalReason = Literal[
-    "too_many_peers",
-    "too_slow",
-    "malformed",
-    "oversized",
-    "wrong_protocol",
-    "wrong_key",
-    "forged",
-    "different",
-    "name_taken",
-    "not_needed",
-]
-"""Why a connection to the head, or from it, was refused; the values of a metric's label."""
-REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +60,7 @@ class Proof:
 class Rejected:
     """Head to follower, without proof: a hint for people, which anybody may have sent."""
 
-    reason: RefusalReason
+    reason: NodeRefusalReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +107,9 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Head to follower: it may not join. `is_final` means that trying again would not help."""
+    """Head to follower: it may not join. `is_final` means that one of the two has to be changed."""
 
-    reason: RefusalReason
+    reason: NodeRefusalReason
     line: str
     is_final: bool
 
@@ -186,7 +173,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Follower to head: no process of the generation is left, and its memory is free again."""
+    """Follower to head: no process of the generation is left.
+
+    A driver may still be freeing its memory.
+    """
 
     generation: int
 
@@ -202,13 +192,6 @@ class RankUpdate:
     generation: int
     sent_seconds: float
     ranks: tuple[RankStats, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Either way: the sender will leave once the running requests have been answered."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +214,6 @@ Message = (
     | Lost
     | Ended
     | RankUpdate
-    | Drain
     | Goodbye
 )
 _OPENINGS = {kind.__name__.lower(): kind for kind in get_args(Opening)}
@@ -265,11 +247,6 @@ def decoded(payload: bytes) -> Message:
         ValueError: it is not such a message.
     """
     return cast("Message", _decoded(payload, _MESSAGES))
-
-
-def is_node_name(text: str) -> bool:
-    """Return whether it can name a node, in metrics too: 1 to 64 letters, digits, `.`, `_`, `-`."""
-    return re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text) is not None
 
 
 def _decoded(payload: bytes, kinds: dict[str, type]) -> object:

@@ -14,7 +14,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.errors import UsageError
+from holdfast.errors import UsageError, reason_of
 
 MIN_KEY_CHARACTERS = 32
 """A follower's proof allows its receiver to try keys, so the key must not be guessable."""
@@ -62,8 +62,7 @@ def read_key(path: Path) -> bytes:
         with path.open("rb") as file:
             key = file.read(_MAX_FILE_BYTES + 1).strip()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"--node-key-file: {path}: {reason}.", remedy=_REMEDY) from None
+        raise UsageError(f"--node-key-file: {path}: {reason_of(error)}.", remedy=_REMEDY) from None
     if len(key) > _MAX_FILE_BYTES or not all(0x21 <= byte <= 0x7E for byte in key):
         raise UsageError(
             f"--node-key-file: {path}: it is not one key of visible ASCII characters.",

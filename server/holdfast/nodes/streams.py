@@ -13,6 +13,8 @@ from holdfast.nodes.frames import MAX_FRAME_BYTES
 READ_BYTES = 64 * 1024
 MAX_UNSENT_BYTES = 4 * MAX_FRAME_BYTES
 """What may wait for a peer that does not read."""
+TLS_GRACE_SECONDS = 1.0
+"""The head's own deadline comes first: it counts a peer that is too slow."""
 CLOSE_SECONDS = 2.0
 """The time to send what waits when a connection is closed."""
 
@@ -63,7 +65,7 @@ async def accepted_stream(sock: socket.socket, context: ssl.SSLContext | None) -
         lambda: protocol,
         sock,
         ssl=context,
-        ssl_handshake_timeout=None if context is None else HANDSHAKE_SECONDS,
+        ssl_handshake_timeout=None if context is None else HANDSHAKE_SECONDS + TLS_GRACE_SECONDS,
     )
     return ByteStream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 

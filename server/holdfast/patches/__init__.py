@@ -19,6 +19,8 @@ _LOGGERS = "vllm.v1.metrics.loggers"
 _STATS = f"{_LOGGERS}:PrometheusStatLogger"
 _SPEECH = "vllm.entrypoints.speech_to_text.base.serving"
 _SCORING = "vllm.entrypoints.generate.generative_scoring.serving"
+_STATE = "vllm.v1.engine.output_processor:RequestState"
+_GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _VLLM = "vllm-project/vllm#"
 
@@ -204,6 +206,45 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         ("vllm.v1.engine.async_llm:renderer_from_config", f"{_BASE}.shutdown"),
         "every serving object keeps the first renderer, which ends with its engine",
+    ),
+    Patch(
+        "engine.continuation.restore",
+        "front end",
+        (
+            f"{_STATE}.detokenizer",
+            f"{_STATE}.is_prefilling",
+            f"{_STATE}.logprobs_processor",
+            f"{_STATE}.num_cache_creation_tokens",
+            f"{_STATE}.num_cached_tokens",
+            f"{_STATE}.sent_tokens_offset",
+            f"{_STATE}.stats",
+            "vllm.logprobs:append_logprobs_for_next_position",
+            "vllm.v1.metrics.stats:RequestStateStats.queued_ts",
+        ),
+        "a stream that has begun ends with its engine",
+        is_guarantee=False,
+    ),
+    Patch(
+        "patches.continued.resume_answers",
+        "engine",
+        (
+            "vllm.v1.request:Request.append_output_token_ids",
+            "vllm.v1.request:Request.from_engine_core_request",
+            "vllm.v1.request:Request.prefill_stats",
+            f"{_GRAMMARS}._create_grammar",
+            f"{_GRAMMARS}._get_constraint_bounds",
+        ),
+        "an engine cannot be given a part of the answer",
+        is_guarantee=False,
+    ),
+    Patch(
+        "patches.continued.keep_sent_tokens",
+        "worker",
+        (
+            "vllm.config.vllm:VllmConfig.use_v2_model_runner",
+            "vllm.v1.worker.gpu_model_runner:CachedRequestState",
+        ),
+        "the workers of the V1 runner would not know that part",
     ),
     Patch(
         "patches.stat_logger.LastingStatLogger",

@@ -19,6 +19,8 @@ from prometheus_client import Counter, Gauge, Histogram
 from vllm.v1.metrics import loggers
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
+from holdfast.telemetry.load import SchedulerReport
+
 _Kind: TypeAlias = type[Counter] | type[Gauge] | type[Histogram]
 _KINDS: tuple[_Kind, ...] = (Counter, Gauge, Histogram)
 _HOOK_SUFFIX = "_cls"
@@ -30,27 +32,24 @@ STALE_SECONDS = 10.0
 
 
 class Queues:
-    """The requests that run, wait and are deferred in each engine, as its scheduler last reported.
-
-    A deferred request waits for something else: a grammar, a transfer or an adapter.
-    """
+    """What the scheduler of each engine last reported."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._by_engine: dict[int, tuple[int, int]] = {}
+        self._by_engine: dict[int, SchedulerReport] = {}
         self._blocked_since: dict[int, float] = {}
         self._deferring_since: dict[int, float] = {}
         self._updated_seconds: dict[int, float] = {}
 
-    def update(self, engine: int, running: int, waiting: int, deferred: int = 0) -> None:
+    def update(self, engine: int, report: SchedulerReport) -> None:
         """Record a scheduler's report."""
         now = self._updated_seconds[engine] = self._clock()
-        self._by_engine[engine] = (running, waiting)
-        if waiting and not running:
+        self._by_engine[engine] = report
+        if report.waiting and not report.running:
             self._blocked_since.setdefault(engine, now)
         else:
             self._blocked_since.pop(engine, None)
-        if deferred and not running and not waiting:
+        if report.deferred and not report.running and not report.waiting:
             self._deferring_since.setdefault(engine, now)
         else:
             self._deferring_since.pop(engine, None)
@@ -61,6 +60,11 @@ class Queues:
         self._blocked_since.clear()
         self._deferring_since.clear()
         self._updated_seconds.clear()
+
+    def kv_used(self) -> Mapping[int, float]:
+        """Return the share of each engine's KV cache that is in use, from 0 to 1."""
+        reports = tuple(self._by_engine.items())
+        return {engine: one.kv_usage for engine, one in reports if one.kv_usage is not None}
 
     def blocked_since_seconds(self) -> Mapping[int, float]:
         """Return since when, in each such engine, requests have been waiting while none runs.
@@ -78,14 +82,18 @@ class Queues:
 
     def deferring_seconds(self) -> float:
         """Return for how long all engines have had only deferred requests; 0 if one has others."""
-        if any(any(counts) for counts in self._by_engine.values()):
+        if any(self.totals()):
             return 0.0
         return self._clock() - max(self._deferring_since.values(), default=self._clock())
 
     def totals(self) -> tuple[int, int]:
         """Return the running and the waiting requests over all engines."""
-        counts = tuple(self._by_engine.values())
-        return sum(running for running, _ in counts), sum(waiting for _, waiting in counts)
+        reports = tuple(self._by_engine.values())
+        return sum(one.running for one in reports), sum(one.waiting for one in reports)
+
+    def reports(self, engines: int) -> tuple[SchedulerReport, ...]:
+        """Return the report of each of so many engines. Any thread may ask."""
+        return tuple(self._by_engine.get(index, SchedulerReport()) for index in range(engines))
 
 
 class LastingMetrics:
@@ -166,12 +174,7 @@ class LastingStatLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is 
         if self.shared.newest is not self:
             return
         if scheduler_stats is not None:
-            self.shared.queues.update(
-                engine_idx,
-                scheduler_stats.num_running_reqs,
-                scheduler_stats.num_waiting_reqs,
-                scheduler_stats.num_skipped_waiting_reqs,
-            )
+            self.shared.queues.update(engine_idx, _report(scheduler_stats))
         if not self.shared.is_probing():
             super().record(
                 scheduler_stats, iteration_stats, *arguments, engine_idx=engine_idx, **options
@@ -187,6 +190,21 @@ def prometheus_logger(is_probing: Callable[[], bool], queues: Queues) -> type[La
     hooks = _hooks(PrometheusStatLogger, metrics)
     members = {**hooks, "shared": _Shared(metrics, queues, is_probing)}
     return type("LastingStatLogger", (LastingStatLogger,), members)
+
+
+def _report(stats: Any) -> SchedulerReport:
+    return SchedulerReport(
+        stats.num_running_reqs,
+        stats.num_waiting_reqs,
+        stats.num_skipped_waiting_reqs,
+        stats.kv_cache_usage,
+        _in_use(stats.running_lora_adapters),
+        _in_use(stats.waiting_lora_adapters),
+    )
+
+
+def _in_use(adapters: Mapping[str, int]) -> frozenset[str]:
+    return frozenset(name for name, requests in adapters.items() if requests)
 
 
 def _hooks(owner: type, metrics: LastingMetrics) -> dict[str, Any]:

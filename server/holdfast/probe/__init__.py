@@ -6,8 +6,8 @@ Runs in the front end, as a client of its own listener. `suite` names the steps.
 stats, read by `measure`, prove what it did.
 """
 
-from holdfast.probe.journal import ProbeJournal
+from holdfast.probe.journal import ProbeJournal, ProbeJournals
 from holdfast.probe.session import ProbeTimeouts
 from holdfast.probe.suite import Prober
 
-__all__ = ["ProbeJournal", "ProbeTimeouts", "Prober"]
+__all__ = ["ProbeJournal", "ProbeJournals", "ProbeTimeouts", "Prober"]

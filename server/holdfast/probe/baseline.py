@@ -7,10 +7,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.engine.baseline import Top, top_width, worst_position
+from holdfast.engine.baseline import top_width, worst_position
 from holdfast.errors import ProbeFailedError
 from holdfast.probe.client import CLAMPED_LOGPROB, exchange
 from holdfast.probe.session import ProbeSession, StepResult
+from holdfast.verify.agreement import Top
 from holdfast.verify.baseline import RecordedSequence
 
 

@@ -78,9 +78,11 @@ class Budget:
         """Return why a context with `new_tokens` to compute is left out; empty if it is not."""
         forbidden = self._journal.forbidden_tokens
         if forbidden is not None and context_tokens >= forbidden:
+            evidence = self._journal.evidence
+            remedy = f"delete {evidence}" if evidence else "restart the server"
             return (
-                f"an attempt at {forbidden} tokens took the machine down; "
-                f"delete {self._journal.evidence} to try it again"
+                f"an attempt at {forbidden} tokens took the machine down or the host's memory; "
+                f"{remedy} to try it again"
             )
         return self._memory_obstacle(context_tokens) or self.time_obstacle(
             new_tokens, context_tokens

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from holdfast.errors import ProbeFailedError
+from holdfast.probe.sizes import is_pooling
 from holdfast.records import EngineFacts
 
 Body = dict[str, Any]
@@ -78,6 +79,17 @@ def pooling(facts: EngineFacts, prompts: Sequence[Sequence[int]]) -> tuple[str, 
         return EMBEDDINGS, body
     task = next(t for t in ("classify", "token_classify", "token_embed") if t in facts.tasks)
     return POOLING, {**body, "task": task}
+
+
+def top_logprobs(facts: EngineFacts, wanted: int) -> Body:
+    """Ask for the log-probs of so many tokens, or as many as the server allows.
+
+    The result is empty if it allows none, or if the model does not generate.
+    """
+    if not facts.max_logprobs or is_pooling(facts):
+        return {}
+    allowed = wanted if facts.max_logprobs < 0 else min(wanted, facts.max_logprobs)
+    return {"logprobs": allowed, "return_tokens_as_token_ids": True}
 
 
 def streamed(body: Body) -> Body:

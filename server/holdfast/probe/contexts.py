@@ -24,7 +24,9 @@ RATE_STEPS = 4
 async def first_token(session: ProbeSession) -> StepResult:
     """Prove that every engine answers, by a streamed chat if the model supports it.
 
-    A model that takes only audio transcribes silence.
+    A token with its log-prob follows: every process of an engine compiles its rank at first use,
+    with all other requests waiting for seconds (vLLM 0.32 `batched_count_greater_than`). A model
+    that takes only audio transcribes silence.
     """
     if is_transcribing(session.facts):
         return await _first_transcription(session)
@@ -33,6 +35,9 @@ async def first_token(session: ProbeSession) -> StepResult:
     since = session.mark()
     for engine in session.engines:
         await session.run_bounded(_answer(session, engine, tokens))
+        if extra := client.top_logprobs(session.facts, 1):
+            message = session.message(engine, [session.prompts.fresh(tokens)], 1, extra)
+            await session.run_bounded(client.exchange(session.client, message))
     await session.require(
         lambda rank: since.new_tokens(rank) > 0, "no rank ran an engine step for it."
     )

@@ -106,18 +106,14 @@ async def _decode_together(
 
 
 def _sampling(session: ProbeSession) -> client.Body:
-    allowed = session.facts.max_logprobs
-    body: client.Body = {
+    return {
         "temperature": 1.0,
         "top_p": 0.9,
         "frequency_penalty": 0.5,
         "presence_penalty": 0.5,
         "repetition_penalty": 1.1,
+        **client.top_logprobs(session.facts, TOP_LOGPROBS),
     }
-    if allowed:
-        top = TOP_LOGPROBS if allowed < 0 else min(TOP_LOGPROBS, allowed)
-        body |= {"logprobs": top, "return_tokens_as_token_ids": True}
-    return body
 
 
 async def mixed(session: ProbeSession) -> StepResult:

@@ -3,7 +3,9 @@
 Each attempt has a file, which is on disk before the attempt begins, is locked while its process
 lives, and is deleted when the attempt is over. An attempt that fails while the process lives is
 over like any other: only one that ended with the process, or the machine, leaves its file. Servers
-that share a directory, as the replicas of a Deployment do, therefore forbid each other nothing.
+that share a directory, as the replicas of a Deployment do, therefore forbid each other nothing. A
+size with which the host ran out of memory leaves such a file, too, which counts on that host alone:
+others may have more memory, or no neighbour that takes it.
 """
 
 from __future__ import annotations
@@ -12,12 +14,18 @@ import hashlib
 import json
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from holdfast.atomic_files import is_writer_alive, read_record, written_while_alive
+from holdfast.atomic_files import (
+    is_writer_alive,
+    read_record,
+    write_atomically,
+    written_while_alive,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +35,12 @@ LAYOUT = 2
 class ProbeJournal:
     """Keeps the attempts of one fingerprint. Without a directory it allows every size."""
 
-    def __init__(self, directory: Path | None, fingerprint: str) -> None:
+    def __init__(
+        self, directory: Path | None, fingerprint: str, *, known_forbidden_tokens: int | None = None
+    ) -> None:
+        """Take the smallest size that this process has forbidden already, if there is one."""
         self._fingerprint = fingerprint
+        self._known_forbidden_tokens = known_forbidden_tokens
         name = f"probe-{_digest(fingerprint)}"
         self.path = directory / f"{name}-{secrets.token_hex(4)}.json" if directory else None
         """The file of the current attempt of this process."""
@@ -37,28 +49,67 @@ class ProbeJournal:
     @property
     def forbidden_tokens(self) -> int | None:
         """The smallest context with an attempt that never ended; no larger one is tried either."""
-        return min(self._left.values(), default=None)
+        known = self._known_forbidden_tokens
+        return min([*self._left.values(), *([known] if known is not None else [])], default=None)
 
     @property
     def evidence(self) -> Path | None:
-        """The file that forbids the smallest context."""
+        """The file that forbids the smallest context; None if no file does."""
         return min(self._left, key=self._left.__getitem__, default=None)
+
+    def forbid(self, tokens: int) -> None:
+        """Leave what an attempt leaves that never ended, since this size took the host's memory."""
+        if self.path is not None:
+            try:
+                write_atomically(self.path, self._record(tokens, host=socket.gethostname()))
+            except OSError as error:
+                logger.warning("cannot write the probe journal %s: %s", self.path, error)
 
     @contextmanager
     def attempt(self, tokens: int) -> Iterator[None]:
         """While entered, a file on disk says that a context of `tokens` is being tried."""
         with ExitStack() as kept:
             if self.path is not None:
-                record = {
-                    "layout": LAYOUT,
-                    "fingerprint": self._fingerprint,
-                    "context_tokens": tokens,
-                }
                 try:
-                    kept.enter_context(written_while_alive(self.path, json.dumps(record)))
+                    kept.enter_context(written_while_alive(self.path, self._record(tokens)))
                 except OSError as error:
                     logger.warning("cannot write the probe journal %s: %s", self.path, error)
             yield
+
+    def _record(self, tokens: int, **further: str) -> str:
+        return json.dumps(
+            {
+                "layout": LAYOUT,
+                "fingerprint": self._fingerprint,
+                "context_tokens": tokens,
+                **further,
+            }
+        )
+
+
+class ProbeJournals:
+    """Opens the journal of each probe, and keeps what this process forbids from all of them."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._fingerprint = ""
+        self._forbidden_tokens: int | None = None
+
+    def opened(self, fingerprint: str) -> ProbeJournal:
+        """Return a journal with what was left until now, and with what was forbidden."""
+        self._fingerprint = fingerprint
+        return ProbeJournal(
+            self._directory, fingerprint, known_forbidden_tokens=self._forbidden_tokens
+        )
+
+    def forbid(self, tokens: int) -> None:
+        """Keep this context and longer ones from every later probe. May wait for the disk.
+
+        With a directory, later processes leave them out too, if a journal has been opened here.
+        """
+        self._forbidden_tokens = min(tokens, self._forbidden_tokens or tokens)
+        if self._fingerprint:
+            ProbeJournal(self._directory, self._fingerprint).forbid(tokens)
 
 
 def _left_in(directory: Path, name: str, fingerprint: str) -> dict[Path, int]:
@@ -79,7 +130,7 @@ def _read(path: Path, fingerprint: str) -> int | None:
         tokens = record["context_tokens"]
         is_ours = record["layout"] == LAYOUT and record["fingerprint"] == fingerprint
         if is_ours and type(tokens) is int and tokens > 0:
-            return tokens
+            return tokens if record.get("host", here := socket.gethostname()) == here else None
     except FileNotFoundError:
         return None
     except OSError as error:

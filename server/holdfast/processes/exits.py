@@ -17,6 +17,8 @@ from typing import Self
 
 import psutil
 
+from holdfast.processes.cgroups import memory_groups
+
 DIRECTORY_VARIABLE = "HOLDFAST_EXIT_CODES"
 OUT_OF_MEMORY = " (probably for lack of memory)"
 _EXIT_CODE_FIELD = 49
@@ -68,7 +70,7 @@ class ExitWatcher:
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         for process in self._processes:
-            descriptor = _pidfd(process.pid)
+            descriptor = pidfd(process.pid)
             if descriptor is None or not is_alive(process):  # its pid may be another's by now
                 self._unwatched.append(process)
                 if descriptor is not None:
@@ -117,7 +119,7 @@ class ExitWatcher:
         self._changed.set()
 
 
-def _pidfd(pid: int) -> int | None:
+def pidfd(pid: int) -> int | None:
     """Return a descriptor that becomes readable when the process ends; None if unsupported."""
     try:
         return os.pidfd_open(pid)
@@ -194,27 +196,16 @@ def oom_kills(root: Path = Path("/")) -> int:
 
     A container's own count excludes its neighbours' kills (cgroup v2 and v1).
     """
-    for path in (*_cgroup_files(root), root / "proc/vmstat"):
+    for path in (*_kill_counts(root), root / "proc/vmstat"):
         count = _count(path)
         if count is not None:
             return count
     return 0
 
 
-def _cgroup_files(root: Path) -> Iterator[Path]:
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    mounts = root / "sys/fs/cgroup"
-    for line in lines:
-        number, controllers, group = line.split(":", 2)
-        # Within a container, the mount shows the container's own group at its root.
-        for below in (group.lstrip("/"), ""):
-            if number == "0":
-                yield mounts / below / "memory.events"
-            elif "memory" in controllers.split(","):
-                yield mounts / "memory" / below / "memory.oom_control"
+def _kill_counts(root: Path) -> Iterator[Path]:
+    for group in memory_groups(root):
+        yield group.path / ("memory.events" if group.is_v2 else "memory.oom_control")
 
 
 def _count(path: Path) -> int | None:

@@ -26,6 +26,7 @@ from multiprocessing import (
     forkserver,
     popen_forkserver,
     popen_spawn_posix,
+    reduction,
     resource_tracker,
 )
 from pathlib import Path
@@ -34,7 +35,7 @@ from typing import Any
 import psutil
 
 from holdfast.patches.engine import fork_workers
-from holdfast.processes import environment, exits
+from holdfast.processes import environment, exits, imports
 from holdfast.worker import lifetime
 
 PRELOADED: tuple[str, ...] = ("holdfast.processes.preloaded",)
@@ -179,6 +180,9 @@ def _server() -> Any:
 
 class ForkedProcess(context.ForkServerProcess):
     """A process that the server forks; it is spawned instead if no server answers."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return imports.unpickled, (type(self), bytes(reduction.ForkingPickler.dumps(self.__dict__)))
 
     def start(self) -> None:
         self._environment = dict(os.environ)

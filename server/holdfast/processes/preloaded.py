@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from holdfast.patches.engine import import_engine
-from holdfast.processes import exits, forkserver
+from holdfast.processes import exits, forkserver, imports
 from holdfast.worker import lifetime
 
 STARTED_WITH = dict(os.environ)
@@ -31,7 +31,8 @@ if directory := os.environ.get(exits.DIRECTORY_VARIABLE):
     exits.record_exit_codes(Path(directory))
 
 # This takes seconds, in which the parent may end.
-import_engine()
+with imports.uncollected():
+    import_engine()
 
 with suppress(ImportError):  # it is optional for vLLM, too
     # It stores the title beside the environment that the process was started with. A forked process

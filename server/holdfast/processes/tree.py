@@ -26,17 +26,19 @@ _QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 
 @contextmanager
-def owned(directory: Path, native_variables: Mapping[str, str]) -> Iterator[None]:
+def owned(
+    directory: Path, native_variables: Mapping[str, str], *, has_fork_server: bool = True
+) -> Iterator[None]:
     """Keep track of every descendant of this process while entered; each ends with it.
 
     The fork server starts at once, beside the imports of this process, unless the environment rules
     it out; its socket goes into `directory`, and it gets `native_variables`. No child runs after
     leaving.
     """
-    forkserver.enable(is_allowed=forkserver.is_allowed_by(os.environ))
+    forkserver.enable(is_allowed=has_fork_server and forkserver.is_allowed_by(os.environ))
     lifetime.adopt_orphans()
     lifetime.make_spawned_die_with_parent()
-    _start_resource_tracker()
+    start_resource_tracker()
     with lifetime.ignoring_hangup():
         forkserver.ensure_running(directory, native_variables)
     try:
@@ -57,7 +59,7 @@ def children() -> frozenset[psutil.Process]:
     )
 
 
-def _start_resource_tracker() -> None:
+def start_resource_tracker() -> None:
     """Start one that does not warn of what `unlink` removed first; do nothing if one runs."""
     before = os.environ.get("PYTHONWARNINGS")
     # Set only briefly: Python repeats it in the command line of every spawned process.
@@ -89,7 +91,7 @@ def _replace_resource_tracker() -> None:
     with suppress(ChildProcessError), warnings.catch_warnings():
         if pid is not None and os.waitpid(pid, os.WNOHANG)[0]:
             warnings.simplefilter("ignore", UserWarning)  # that it died
-            _start_resource_tracker()
+            start_resource_tracker()
 
 
 def end_resource_tracker() -> None:

@@ -1,14 +1,16 @@
 """Everything that can be set: parsed once, frozen, grouped by owner.
 
-`groups` and `limits` declare our flags, `flag` defines what a flag is and parses its value, and
-`yaml_files` reads the files that flags name. Sizes are bytes, times are seconds.
+`groups`, `limits` and `supervision` declare our flags, `flag` defines what a flag is and parses its
+value, `node_flags` reads vLLM's flags of several nodes, and `yaml_files` reads the files that flags
+name.
+Sizes are bytes, times are seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
 from holdfast.settings.flag import Flag
@@ -17,33 +19,41 @@ from holdfast.settings.groups import (
     LearnedRestart,
     LogFormat,
     LogSettings,
+    NodeSettings,
     OverloadSettings,
     ProbeSettings,
     RequestLogStyle,
     Suite,
-    SupervisionSettings,
     WorkspaceSettings,
 )
 from holdfast.settings.limits import LimitSettings
+from holdfast.settings.page import PageSettings
+from holdfast.settings.supervision import GuardMode, MemorySettings, SupervisionSettings
 
 __all__ = [
     "GROUPS",
     "Flag",
+    "GuardMode",
     "KeySettings",
     "LearnedRestart",
     "LimitSettings",
     "ListenSettings",
     "LogFormat",
     "LogSettings",
+    "MemorySettings",
+    "NodeSettings",
     "OverloadSettings",
+    "PageSettings",
     "ProbeSettings",
     "RequestLogStyle",
     "Settings",
     "Suite",
     "SupervisionSettings",
     "WorkspaceSettings",
+    "add_flag",
     "add_flags",
     "flags",
+    "read_group",
     "read_groups",
 ]
 
@@ -88,11 +98,22 @@ class Settings:
     workspace: WorkspaceSettings = field(default_factory=WorkspaceSettings)
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
     overload: OverloadSettings = field(default_factory=OverloadSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     keys: KeySettings = field(default_factory=KeySettings)
+    nodes: NodeSettings = field(default_factory=NodeSettings)
     logs: LogSettings = field(default_factory=LogSettings)
+    page: PageSettings = field(default_factory=PageSettings)
     listen: ListenSettings = field(default_factory=ListenSettings)
+    node_count: int = 1
+    """The value of `--nnodes`."""
+    node_rank: int = 0
+    """Above 0 this node follows a head, as with `holdfast follow`."""
+    master_address: str = ""
+    """An address of the head that the other nodes reach; never empty if there are several."""
+    has_master_port: bool = False
+    """Whether `--master-port` was given, which has no effect."""
     vllm_arguments: tuple[str, ...] = field(default=(), repr=False)
     """The command line as given, including keys, for vLLM's own parser."""
 
@@ -101,6 +122,12 @@ class Settings:
         """Whether clients need neither an API key nor a certificate."""
         has_key = bool(self.listen.api_keys or self.keys.api_key_file)
         return not has_key and not self.listen.ssl_cert_reqs
+
+    @property
+    def uvicorn_listen(self) -> ListenSettings:
+        """What uvicorn is given: its access log is on only in place of our own line."""
+        has_access_log = self.listen.has_access_log and self.logs.requests == "uvicorn"
+        return replace(self.listen, has_access_log=has_access_log)
 
     @property
     def arguments_without_address(self) -> tuple[str, ...]:
@@ -120,10 +147,13 @@ GROUPS: Mapping[str, type] = {
     "workspace": WorkspaceSettings,
     "probe": ProbeSettings,
     "supervision": SupervisionSettings,
+    "memory": MemorySettings,
     "overload": OverloadSettings,
     "limits": LimitSettings,
     "keys": KeySettings,
+    "nodes": NodeSettings,
     "logs": LogSettings,
+    "page": PageSettings,
 }
 
 
@@ -139,19 +169,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("holdfast", "Workspaces, proof and supervision.")
     group.add_argument("--demo", action="store_true", help="serve the embedded demo model")
     for flag in flags():
-        meaning = f"{flag.meaning} (default: {flag.shown_default}; {flag.variable})"
-        if flag.is_switch:
-            group.add_argument(flag.name, action="store_const", const="1", help=meaning)
-        else:
-            group.add_argument(flag.name, metavar=flag.metavar, help=meaning.replace("%", "%%"))
+        add_flag(group, flag)
+
+
+def add_flag(parser: argparse._ActionsContainer, flag: Flag) -> None:
+    """Declare one of our flags. It is None if it is not given."""
+    meaning = f"{flag.meaning} (default: {flag.shown_default}; {flag.variable})"
+    if flag.is_switch:
+        parser.add_argument(flag.name, action="store_const", const="1", help=meaning)
+    else:
+        parser.add_argument(flag.name, metavar=flag.metavar, help=meaning.replace("%", "%%"))
 
 
 def read_groups(namespace: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
     """Read our groups of settings: a flag overrides its variable, which overrides the default."""
-    return {name: _read_group(kind, namespace, environment) for name, kind in GROUPS.items()}
+    return {name: read_group(kind, namespace, environment) for name, kind in GROUPS.items()}
 
 
-def _read_group(kind: type, namespace: argparse.Namespace, environment: Mapping[str, str]) -> Any:
+def read_group(kind: type, namespace: argparse.Namespace, environment: Mapping[str, str]) -> Any:
+    """Read one group of settings, as `read_groups` does; a flag may be unknown to the parser."""
     members: Sequence[Field[Any]] = fields(kind)
     given = (
         (member.name, _given(member.metadata["flag"], namespace, environment)) for member in members

@@ -130,6 +130,14 @@ def positive_size_bytes(text: str) -> int:
     return size
 
 
+def memory_marks(text: str) -> tuple[int, int, int]:
+    """Parse three sizes that do not increase, such as `4GiB,2GiB,1GiB`; ValueError otherwise."""
+    sizes = [size_bytes(part) for part in text.split(",")]
+    if len(sizes) != 3 or sizes != sorted(sizes, reverse=True):
+        raise ValueError("expected three sizes, none larger than the one before it")
+    return sizes[0], sizes[1], sizes[2]
+
+
 def headroom_fraction(text: str) -> float:
     """Parse a fraction from 0 to 10; ValueError for anything else."""
     value = _number(text)
@@ -173,6 +181,25 @@ def positive_count(text: str) -> int:
     if not (number := count(text)):
         raise ValueError("expected a number, 1 or more")
     return number
+
+
+def port_number(text: str) -> int:
+    """Parse a port that others can be told, so not 0; ValueError for anything else."""
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise ValueError("expected a port from 1 to 65535")
+    return int(text)
+
+
+def is_node_name(text: str) -> bool:
+    """Return whether it can name a node, in metrics too: 1 to 64 letters, digits, `.`, `_`, `-`."""
+    return re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text) is not None
+
+
+def node_name(text: str) -> str:
+    """Parse the name of a node; ValueError if it cannot be one."""
+    if not is_node_name(text):
+        raise ValueError("expected 1 to 64 letters, digits, dots, dashes or underscores")
+    return text
 
 
 def directory_or_none(text: str) -> Path | None:

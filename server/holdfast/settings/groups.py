@@ -1,4 +1,4 @@
-"""All our settings except the limits, frozen, grouped by owner.
+"""Our settings except those of `limits` and `supervision`, frozen, grouped by owner.
 
 A setting is declared in one place: the field of its dataclass carries the flag, its parser, its
 default and its meaning, and all other code reads it from there.
@@ -19,8 +19,9 @@ from holdfast.settings.flag import (
     flag,
     headroom_fraction,
     key,
+    node_name,
+    port_number,
     positive_seconds,
-    seconds,
     size_bytes,
     token_count,
 )
@@ -42,30 +43,30 @@ class WorkspaceSettings:
         size_bytes,
         0,
         "SIZE",
-        "minimum size of each slot, for example `64MiB`",
+        "minimum size of each workspace, for example `64MiB`",
     )
     headroom: float = flag(
         "--workspace-headroom",
         headroom_fraction,
         0.10,
         "FRACTION",
-        "margin added to the planned size, as a fraction; the result is rounded up to 2 MiB",
+        "margin added to the planned size, as a fraction of it; the sum is rounded up to 2 MiB",
         shown="0.10",
     )
     growth: GrowthPolicy = choice(
         "--workspace-growth",
         ("deny", "alongside"),
         "alongside",
-        "what to do after the lock: refuse to grow, or allocate a larger buffer and keep the old "
-        "one alive",
+        "what to do if a workspace is too small after the lock: refuse the memory, which ends the "
+        "engine, or allocate a larger buffer and keep the old one",
     )
     growth_limit_bytes: int | None = flag(
         "--workspace-growth-limit",
         size_bytes,
         None,
         "SIZE",
-        "maximum bytes a rank may hold above its size at the lock",
-        shown="largest slot + 256MiB",
+        "maximum bytes that the workspaces of a rank may take beyond their size at the lock",
+        shown="largest workspace + 256MiB",
     )
     learned_directory: Path | Literal["default"] | None = flag(
         "--learned-dir",
@@ -79,8 +80,8 @@ class WorkspaceSettings:
         "--learned-restart",
         ("auto", "always", "never"),
         "auto",
-        "restart the engine once if the probe made it grow: `auto` only after a rejection, or if "
-        "the start took under 120 s",
+        "restart the engine once with larger workspaces if one grew during the probe: `auto` only "
+        "if a growth was refused, or if the start took under 120 s",
     )
 
 
@@ -89,14 +90,18 @@ class ProbeSettings:
     """What is proven before READY."""
 
     suite: Suite = choice(
-        "--probe", ("worst-case", "quick", "off"), "worst-case", "start-up probe suite"
+        "--probe",
+        ("worst-case", "quick", "off"),
+        "worst-case",
+        "what to prove before READY: `worst-case` runs every step, `quick` only the longest prompt "
+        "and the fullest batch, and `off` none",
     )
     timeout_seconds: float = flag(
         "--probe-timeout",
         positive_seconds,
         600.0,
         "SECONDS",
-        "time limit for the whole suite",
+        "time limit for the whole probe; larger sizes are left out if they would take longer",
         shown="600",
     )
     max_tokens: int | None = flag(
@@ -104,7 +109,7 @@ class ProbeSettings:
         token_count,
         None,
         "N",
-        "upper limit for probe sizes",
+        "longest prompt that the probe tries, in tokens",
         shown="max_model_len",
     )
     admit_unproven: bool = flag(
@@ -122,7 +127,8 @@ class ProbeSettings:
         boolean,
         default=False,
         metavar="",
-        meaning="fail with exit code 4 if time or the journal limited the proof",
+        meaning="fail with exit code 4 if the proof is limited, by time, memory, the journal or "
+        "`--probe-max-tokens`",
         shown="off",
         is_switch=True,
     )
@@ -132,8 +138,8 @@ class ProbeSettings:
         file_path,
         None,
         "FILE",
-        "file of `holdfast verify --record`: before READY and after every restart, the engine must "
-        "compute the log-probs in it; an idle engine is compared with it every minute",
+        "file that `holdfast verify --record` wrote: before READY and after every restart, the "
+        "engine must compute the same log-probs; an idle engine is compared with it every minute",
         shown="none",
     )
 
@@ -141,54 +147,6 @@ class ProbeSettings:
     def admits_unproven(self) -> bool:
         """Whether requests longer than the proven length are admitted."""
         return self.admit_unproven or self.suite != "worst-case"
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisionSettings:
-    """What happens when the engine dies or hangs, and how the server ends."""
-
-    max_engine_restarts: int = flag(
-        "--max-engine-restarts",
-        count,
-        3,
-        "N",
-        "restarts allowed within the restart window before exit code 5; deaths caused by "
-        "requests do not count",
-    )
-    restart_window_seconds: float = flag(
-        "--restart-window",
-        positive_seconds,
-        1800.0,
-        "SECONDS",
-        "window in which `--max-engine-restarts` counts",
-        shown="1800",
-    )
-    hold_timeout_seconds: float = flag(
-        "--hold-timeout",
-        seconds,
-        60.0,
-        "SECONDS",
-        "during a recovery, hold new requests if READY is expected within this time, otherwise "
-        "answer 503",
-        shown="60",
-    )
-    stall_timeout_seconds: float = flag(
-        "--stall-timeout",
-        positive_seconds,
-        120.0,
-        "SECONDS",
-        "restart an engine that has requests but finishes no step for this long (and for 3x the "
-        "slowest probed step)",
-        shown="120",
-    )
-    drain_timeout_seconds: float = flag(
-        "--drain-timeout",
-        seconds,
-        45.0,
-        "SECONDS",
-        "time for running requests to finish after SIGTERM",
-        shown="45",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +179,8 @@ class KeySettings:
         file_path,
         None,
         "FILE",
-        "file of API keys, one per line, in addition to `--api-key`; read again when it changes",
+        "file of API keys, one per line, in addition to `--api-key`; a line may give its key a "
+        "name and limits; read again when it changes",
         shown="none",
     )
     admin_api_key: str | None = flag(
@@ -242,7 +201,70 @@ class KeySettings:
         shown="none",
     )
     metrics_auth: MetricsAuth = choice(
-        "--metrics-auth", ("none", "api-key"), "none", "what `/metrics` requires"
+        "--metrics-auth",
+        ("none", "api-key"),
+        "none",
+        "what `/metrics` and `/metrics/routing` require: nothing, or an API key if one is set",
+    )
+    usage_directory: Path | None = flag(
+        "--usage-dir",
+        directory_or_none,
+        None,
+        "DIR|none",
+        "directory for what each API key uses, a file per day; `max_tokens_per_day` of the key "
+        "file counts on after a restart. Each server needs its own",
+        shown="none",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """How the followers of an engine over several nodes reach their head, and prove the key.
+
+    Which files belong together is checked by `node_flags`; their content, by `nodes.credentials`.
+    """
+
+    port: int = flag(
+        "--node-port",
+        port_number,
+        29600,
+        "PORT",
+        "port on which the head listens for followers, with `--nnodes` above 1",
+    )
+    key_file: Path | None = flag(
+        "--node-key-file",
+        file_path,
+        None,
+        "FILE",
+        "file of the key that all nodes share, at least 32 characters; required with `--nnodes` "
+        "above 1",
+        shown="none",
+    )
+    name: str = flag(
+        "--node-name",
+        node_name,
+        "",
+        "NAME",
+        "name of this node in logs and metrics: up to 64 letters, digits, dots, dashes and "
+        "underscores",
+        shown="the host name",
+    )
+    certfile: Path | None = flag(
+        "--node-ssl-certfile",
+        file_path,
+        None,
+        "FILE",
+        "certificate of the head: followers must then use TLS on `--node-port`, and name the "
+        "certificate's authority with `--ssl-ca-certs`",
+        shown="none",
+    )
+    keyfile: Path | None = flag(
+        "--node-ssl-keyfile",
+        file_path,
+        None,
+        "FILE",
+        "private key of `--node-ssl-certfile`, if that file does not contain it",
+        shown="none",
     )
 
 
@@ -254,12 +276,14 @@ class LogSettings:
         "--log-format",
         ("auto", "console", "json"),
         "auto",
-        "`auto` is a progress view on a terminal and one line per event elsewhere",
+        "`console` writes one line per event, `json` one object per line, and `auto` a progress "
+        "view on a terminal and lines elsewhere",
     )
     requests: RequestLogStyle = choice(
         "--request-log",
         ("line", "uvicorn", "none"),
         "line",
-        "what to log for each request: `line` has its times, tokens and generation, `uvicorn` is "
-        "the access log of `vllm serve`; `--disable-uvicorn-access-log` turns off both",
+        "what to log for each request: `line` has its times, its tokens and the engine that "
+        "answered, `uvicorn` is the access log of `vllm serve`; `--disable-uvicorn-access-log` "
+        "turns off both",
     )

@@ -31,8 +31,8 @@ class LimitSettings:
         512 << 20,
         "SIZE",
         "maximum bytes of all request bodies together, not counting the first 64 KiB of each; "
-        "answer 503 beyond that. One API key (without keys, one address) may use at most as much "
-        "as it leaves free",
+        "answer 503 beyond that. One API key, or one address without keys, gets at most half of "
+        "what the others leave",
         shown="512MiB",
     )
     max_json_depth: int = flag(

@@ -15,9 +15,21 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from holdfast.labels import LOSS_REASONS, BaselineCheck, LossReason
-from holdfast.lifecycle.states import State
-from holdfast.records import BaselineComparison, ProbeReport, RankStats, Status
-from holdfast.telemetry.counters import EngineDeaths, Refusals, ToolCalls, Totals
+from holdfast.lifecycle.states import SERVING, State
+from holdfast.records import (
+    BaselineComparison,
+    FollowerStatus,
+    HostMemory,
+    ProbeReport,
+    RankStats,
+    Status,
+)
+from holdfast.telemetry.counters import (
+    Counters,
+    NodeRefusals,
+    Totals,
+)
+from holdfast.telemetry.key_usage import Used
 from holdfast.telemetry.metrics import BY_NAME, RANK_METRICS
 
 Label = TypeVar("Label", bound=str)
@@ -32,9 +44,13 @@ class RequestCounts:
     in_flight: int = 0
     """Requests admitted and not fully answered yet."""
     held: int = 0
-    """Requests that wait for capacity in the engine, or for its next generation."""
+    """Requests that wait in the front end, for capacity in the engine or its next generation."""
+    waiting: int = 0
+    """Those, and the ones that wait in vLLM's schedulers."""
     replayed: int = 0
     """Requests that were replayed on a later generation."""
+    continued: int = 0
+    """Streams that a later generation went on with."""
     lost: Mapping[LossReason, int] = field(default_factory=dict)
     """Requests that failed because an engine died; an absent reason counts as 0."""
 
@@ -49,51 +65,88 @@ class HoldfastCollector(Collector):
         self,
         status: Callable[[], Status],
         *,
-        totals: Totals,
+        counters: Counters,
         requests: Callable[[], RequestCounts],
         waits: Histogram,
-        engine_deaths: EngineDeaths,
-        refusals: Refusals,
-        tool_calls: ToolCalls,
         restarts_left: Callable[[], int],
         loop_lag_seconds: Callable[[], float],
+        host_memory_bytes: Callable[[], int | None] = lambda: None,
+        host_memory: Callable[[], HostMemory | None],
         broken_key_files: Callable[[], Mapping[str, bool]] = dict,
+        key_usage: Callable[[], Mapping[str, Used]] = dict,
         baseline: Callable[[], Comparisons] | None = None,
         version: str,
         vllm_version: str,
     ) -> None:
         self._status = status
-        self._totals = totals
+        self._counters = counters
         self._requests = requests
         self._waits = waits
-        self._engine_deaths = engine_deaths
-        self._refusals = refusals
-        self._tool_calls = tool_calls
         self._restarts_left = restarts_left
         self._loop_lag_seconds = loop_lag_seconds
+        self._host_memory_bytes = host_memory_bytes
+        self._host_memory = host_memory
         self._broken_key_files = broken_key_files
+        self._key_usage = key_usage
         self._baseline = baseline
         self._build = (version, vllm_version)
 
     def collect(self) -> Iterator[Metric]:
         """Yield each family of the table that has a series."""
         status = self._status()
-        self._totals.absorb(status.ranks)
+        self._counters.totals.absorb(status.ranks)
         families = (
-            *_rank_families(status.ranks, self._totals),
-            _family("probe_runs_total", _by_label(self._totals.probe_runs())),
+            *_rank_families(status.ranks, self._counters.totals),
+            _family("probe_runs_total", _by_label(self._counters.totals.probe_runs())),
             *_probe_families(status.probe),
             *_baseline_families(self._baseline),
             *_engine_families(status),
-            *self._engine_deaths.counter.collect(),
+            *_node_families(status, self._counters.node_refusals),
+            *self._counters.engine_deaths.counter.collect(),
+            *self._counters.recycles.counter.collect(),
+            _family("engine_host_memory_bytes", _if_known(self._host_memory_bytes())),
             _family("engine_restarts_left", [((), self._restarts_left())]),
+            *_host_memory_families(self._host_memory()),
+            *self._counters.memory_actions.counter.collect(),
             _family("key_file_broken", _by_label(self._broken_key_files())),
             _family("event_loop_lag_seconds", [((), self._loop_lag_seconds())]),
-            _family("last_step_age_seconds", _last_step_age(status.ranks)),
+            _family(
+                "last_step_age_seconds",
+                _if_known(last_step_age_seconds(status.ranks, time.monotonic())),
+            ),
             *_request_families(self._requests()),
             *self._waits.collect(),
-            *self._refusals.counter.collect(),
-            *self._tool_calls.collect(),
+            *self._counters.refusals.counter.collect(),
+            *_key_families(self._key_usage()),
+            *self._counters.tool_calls.collect(),
+            _family("build_info", [(self._build, 1)]),
+        )
+        return (family for family in families if family.samples)
+
+
+class FollowerCollector(Collector):
+    """Collects the families of a follower. Both sources are read in the thread of the scrape."""
+
+    def __init__(
+        self,
+        status: Callable[[], FollowerStatus],
+        totals: Totals,
+        *,
+        version: str,
+        vllm_version: str,
+    ) -> None:
+        """`totals` has absorbed what the ranks wrote."""
+        self._status = status
+        self._totals = totals
+        self._build = (version, vllm_version)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each family of a follower that has a series."""
+        status = self._status()
+        families = (
+            *_rank_families(status.ranks, self._totals),
+            _family("node_head_connected", [((), status.is_connected)]),
+            _family("node_generation", [((), status.generation)]),
             _family("build_info", [(self._build, 1)]),
         )
         return (family for family in families if family.samples)
@@ -121,9 +174,14 @@ class OwnRegistry(CollectorRegistry):
 
 def last_step_age_seconds(ranks: Iterable[RankStats], now_seconds: float) -> float | None:
     """Return the time since any rank last finished a step; None if none ever did."""
-    ends = [rank.last_step_ended_seconds for rank in ranks]
-    newest = max((end for end in ends if end is not None), default=None)
+    newest = last_step_seconds(ranks)
     return None if newest is None else max(0.0, now_seconds - newest)
+
+
+def last_step_seconds(ranks: Iterable[RankStats]) -> float | None:
+    """Return when any rank last finished a step; None if none ever did."""
+    ends = [rank.last_step_ended_seconds for rank in ranks]
+    return max((end for end in ends if end is not None), default=None)
 
 
 def _family(name: str, samples: Samples) -> Metric:
@@ -184,21 +242,53 @@ def _baseline_families(compared: Callable[[], Comparisons] | None) -> Iterator[M
 def _engine_families(status: Status) -> Iterator[Metric]:
     engine = status.engine
     yield _family("state", [((state,), state == status.state) for state in State])
+    yield _family("ready", [((), status.state in SERVING)])
     yield _family("engine_generation", [((), engine.generation)])
     yield _family("engine_starts_total", [((), engine.starts)])
     if engine.last_start_seconds is not None:
         yield _family("engine_start_duration_seconds", [((), engine.last_start_seconds)])
 
 
+def _host_memory_families(memory: HostMemory | None) -> Iterator[Metric]:
+    if memory is None:
+        return
+    yield _family("host_memory_available_bytes", [((), memory.available_bytes)])
+    if memory.pressure_ratio is not None:
+        yield _family("host_memory_pressure_ratio", [((), memory.pressure_ratio)])
+
+
+def _node_families(status: Status, refusals: NodeRefusals) -> Iterator[Metric]:
+    if not status.nodes:
+        return
+    yield from refusals.counter.collect()
+    yield _family("nodes_wanted", [((), status.nodes_wanted)])
+    yield _family("node_joined", [((node.name,), node.is_joined) for node in status.nodes])
+    yield _family(
+        "rank_info", [((*place, node.name), 1) for node in status.nodes for place in node.ranks]
+    )
+
+
 def _request_families(counts: RequestCounts) -> Iterator[Metric]:
     yield _family("requests_in_flight", [((), counts.in_flight)])
     yield _family("requests_held", [((), counts.held)])
+    yield _family("requests_waiting", [((), counts.waiting)])
     yield _family("requests_replayed_total", [((), counts.replayed)])
+    yield _family("requests_continued_total", [((), counts.continued)])
     # All reasons from the first scrape on: an alert sees no rise in a series that begins at 1.
     lost = {reason: counts.lost.get(reason, 0) for reason in LOSS_REASONS}
     yield _family("requests_lost_total", _by_label(lost))
 
 
-def _last_step_age(ranks: Iterable[RankStats]) -> Samples:
-    age = last_step_age_seconds(ranks, time.monotonic())
-    return [] if age is None else [((), age)]
+def _key_families(used: Mapping[str, Used]) -> Iterator[Metric]:
+    """Yield families without a series if there are no keys."""
+    yield _family("key_requests_total", [((name,), one.requests) for name, one in used.items()])
+    yield _family(
+        "key_prompt_tokens_total", [((name,), one.prompt_tokens) for name, one in used.items()]
+    )
+    yield _family(
+        "key_output_tokens_total", [((name,), one.output_tokens) for name, one in used.items()]
+    )
+
+
+def _if_known(value: float | None) -> Samples:
+    return [] if value is None else [((), value)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import add
 from typing import Generic, Literal, TypeVar
 
@@ -17,9 +17,15 @@ from prometheus_client import Metric as Family
 
 from holdfast.labels import (
     DEATH_CAUSES,
+    MEMORY_ACTIONS,
+    NODE_REFUSAL_REASONS,
+    RECYCLE_REASONS,
     REFUSAL_REASONS,
     TOOL_CALL_DEFECTS,
     DeathCause,
+    MemoryAction,
+    NodeRefusalReason,
+    RecycleReason,
     RefusalReason,
     ToolCallDefect,
 )
@@ -59,6 +65,16 @@ class _Counts(Generic[Label]):
         """Add one to the count of `label`."""
         self.counter.labels(label).inc()
 
+    def counts(self) -> Mapping[str, int]:
+        """Return the counts that are not 0."""
+        samples = (sample for family in self.counter.collect() for sample in family.samples)
+        return {
+            label: int(sample.value)
+            for sample in samples
+            if sample.value and sample.name.endswith("_total")
+            for label in sample.labels.values()
+        }
+
 
 class Refusals(_Counts[RefusalReason]):
     """Requests and connections that were refused, by reason."""
@@ -67,11 +83,32 @@ class Refusals(_Counts[RefusalReason]):
         super().__init__("requests_refused_total", REFUSAL_REASONS)
 
 
+class NodeRefusals(_Counts[NodeRefusalReason]):
+    """Connections to the node port that were refused, by reason."""
+
+    def __init__(self) -> None:
+        super().__init__("node_connections_refused_total", NODE_REFUSAL_REASONS)
+
+
 class EngineDeaths(_Counts[DeathCause]):
     """Deaths of the engine in all generations, by cause."""
 
     def __init__(self) -> None:
         super().__init__("engine_deaths_total", DEATH_CAUSES)
+
+
+class Recycles(_Counts[RecycleReason]):
+    """Planned restarts of the engine, by the limit that it had reached."""
+
+    def __init__(self) -> None:
+        super().__init__("engine_recycles_total", RECYCLE_REASONS)
+
+
+class MemoryActions(_Counts[MemoryAction]):
+    """What was done because the host was short of memory."""
+
+    def __init__(self) -> None:
+        super().__init__("host_memory_actions_total", MEMORY_ACTIONS)
 
 
 class ToolCalls:
@@ -147,6 +184,19 @@ class Totals:
         """Return how often the probe ended with each result."""
         with self._lock:
             return dict(self._probe_runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Everything that one server counts, from its start to its end."""
+
+    totals: Totals = field(default_factory=Totals)
+    engine_deaths: EngineDeaths = field(default_factory=EngineDeaths)
+    recycles: Recycles = field(default_factory=Recycles)
+    refusals: Refusals = field(default_factory=Refusals)
+    node_refusals: NodeRefusals = field(default_factory=NodeRefusals)
+    tool_calls: ToolCalls = field(default_factory=ToolCalls)
+    memory_actions: MemoryActions = field(default_factory=MemoryActions)
 
 
 def _after(known: _Lives | None, rank: RankStats) -> _Lives:

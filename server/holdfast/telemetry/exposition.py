@@ -13,18 +13,20 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 Registries = Iterable[Collector]
+Names = frozenset[str]
+"""Of the series to show; empty for all."""
 MAX_ACCEPT_CHARACTERS = 1024
 """Characters. Prometheus sends 250; parsing 64 KiB takes longer than writing the page."""
-_OPENMETRICS = "application/openmetrics-text"
+OPENMETRICS = "application/openmetrics-text"
 _ESCAPINGS = ("underscores", "allow-utf-8", "dots", "values")
 CONTENT_TYPES = frozenset(
     choose_encoder(accept)[1]
     for accept in (
         "",
-        _OPENMETRICS,
+        OPENMETRICS,
         *(
             f"{kind};version=1.0.0;escaping={escaping}"
-            for kind in ("text/plain", _OPENMETRICS)
+            for kind in ("text/plain", OPENMETRICS)
             for escaping in _ESCAPINGS
         ),
     )
@@ -47,15 +49,18 @@ def format_for(accept: str) -> PageFormat:
         return PLAIN
     if found.content_type in CONTENT_TYPES:
         return found
-    return PageFormat(*choose_encoder(_OPENMETRICS))
+    return PageFormat(*choose_encoder(OPENMETRICS))
 
 
 PLAIN = PageFormat(*choose_encoder(""))
 
 
-def render(registries: Registries, page_format: PageFormat = PLAIN) -> bytes:
-    """Render the page as of now."""
-    return page_format.write(_Page(registries))
+def render(
+    registries: Registries, page_format: PageFormat = PLAIN, names: Names = frozenset()
+) -> bytes:
+    """Render the page as of now: the series of these names, or all if none is given."""
+    page = _Page(registries)
+    return page_format.write(_Chosen(page, names) if names else page)
 
 
 def vllm_registry() -> CollectorRegistry:
@@ -81,4 +86,21 @@ class _Page(Collector):
         for family in chain.from_iterable(registry.collect() for registry in self._registries):
             if family.name not in names:
                 names.add(family.name)
+                yield family
+
+
+class _Chosen(Collector):
+    """Leaves out every series of another name, as `RestrictedRegistry` of the library does.
+
+    That one asks only the collectors that describe themselves, and ours do not.
+    """
+
+    def __init__(self, page: Collector, names: Names) -> None:
+        self._page = page
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._page.collect():
+            family.samples = [sample for sample in family.samples if sample.name in self._names]
+            if family.samples:
                 yield family

@@ -45,6 +45,11 @@ def configure_logging(
     logger.addHandler(handler)
 
 
+def iso_time(unix_seconds: float) -> str:
+    """Return a time as JSON lines and `/statusz` have it: UTC, with milliseconds."""
+    return datetime.fromtimestamp(unix_seconds, UTC).isoformat(timespec="milliseconds")
+
+
 def log_levels() -> Mapping[str, str]:
     """Return the level of each logger whose level may be changed while the server runs."""
     return {name: _level_of(logging.getLogger(name)) for name in CHANGEABLE}
@@ -116,7 +121,7 @@ class JSONLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format the record as one line."""
         fields = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": iso_time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

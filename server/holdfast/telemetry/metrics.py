@@ -1,4 +1,4 @@
-"""Every metric of Holdfast, as data: the only source for the collector, the docs and their test."""
+"""Every metric of Holdfast, as data: the only source for the collectors, docs and their test."""
 
 from __future__ import annotations
 
@@ -206,14 +206,44 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "state", "gauge", "1 for the current state of the server, 0 for every other.", ("state",)
     ),
+    Metric("ready", "gauge", "Whether requests are admitted (1) or not (0)."),
     Metric("engine_generation", "gauge", "Generation of the engine; 0 before the first."),
     Metric("engine_starts_total", "counter", "Engine starts, finished or not."),
     Metric("engine_start_duration_seconds", "gauge", "Duration of the last finished start."),
     Metric("engine_deaths_total", "counter", "Engine deaths by cause.", ("cause",)),
     Metric(
+        "engine_recycles_total",
+        "counter",
+        "Planned restarts of the engine (--recycle-after), by the limit that it had reached: age, "
+        "host_memory, requests.",
+        ("reason",),
+    ),
+    Metric(
+        "engine_host_memory_bytes",
+        "gauge",
+        "Resident host memory of the engine's processes, without shared memory and mapped files.",
+    ),
+    Metric(
         "engine_restarts_left",
         "gauge",
         "Restarts that --max-engine-restarts still allows within the restart window.",
+    ),
+    Metric(
+        "host_memory_available_bytes",
+        "gauge",
+        "Memory left to the host, or to the container if its limit leaves less.",
+    ),
+    Metric(
+        "host_memory_pressure_ratio",
+        "gauge",
+        "Share of the last two seconds in which some task waited for memory, from 0 to 1.",
+    ),
+    Metric(
+        "host_memory_actions_total",
+        "counter",
+        "Long prompts that had to wait (hold) or were given up (give_up), and engines that were "
+        "ended (end), because the host was short of memory.",
+        ("action",),
     ),
     Metric(
         "key_file_broken",
@@ -226,12 +256,40 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "Longest event loop delay of the front end in the last minute.",
     ),
+    Metric(
+        "nodes_wanted",
+        "gauge",
+        "Nodes that the engine needs, this one too, where there are several.",
+    ),
+    Metric(
+        "node_joined",
+        "gauge",
+        "1 for each node that the engine can run on, 0 for one that was lost or has left.",
+        ("node",),
+    ),
+    Metric(
+        "rank_info",
+        "gauge",
+        "The node that each rank runs on, where there are several; always 1.",
+        (*_RANK, "node"),
+    ),
+    Metric(
+        "node_connections_refused_total",
+        "counter",
+        "Connections to the node port that were refused, by reason.",
+        ("reason",),
+    ),
     Metric("last_step_age_seconds", "gauge", "Time since any rank last finished an engine step."),
     Metric("requests_in_flight", "gauge", "Requests admitted and not yet fully answered."),
     Metric(
         "requests_held",
         "gauge",
         "Requests waiting for capacity in the engine, or for its next generation.",
+    ),
+    Metric(
+        "requests_waiting",
+        "gauge",
+        "Requests accepted and not yet running, in the front end and in the schedulers.",
     ),
     Metric(
         "request_wait_seconds",
@@ -244,6 +302,11 @@ METRICS: tuple[Metric, ...] = (
         "Requests that were replayed on the next generation of the engine.",
     ),
     Metric(
+        "requests_continued_total",
+        "counter",
+        "Streams that the next generation of the engine went on with where they had stopped.",
+    ),
+    Metric(
         "requests_lost_total",
         "counter",
         "Requests that failed because an engine died, by reason.",
@@ -254,6 +317,26 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Requests and connections refused before they reached the engine, or timed out, by reason.",
         ("reason",),
+    ),
+    Metric(
+        "key_requests_total",
+        "counter",
+        "Requests of an API key that the engine was given, by the name of the key; names beyond "
+        "the first 200 count as other.",
+        ("key",),
+    ),
+    Metric(
+        "key_prompt_tokens_total",
+        "counter",
+        "Prompt tokens that the engine processed for an API key, by the name of the key.",
+        ("key",),
+    ),
+    Metric(
+        "key_output_tokens_total",
+        "counter",
+        "Tokens that the engine generated for an API key, by the name of the key; those of broken "
+        "answers count too.",
+        ("key",),
     ),
     Metric("tool_calls_total", "counter", "Tool calls in finished answers of the model."),
     Metric(
@@ -271,4 +354,18 @@ METRICS: tuple[Metric, ...] = (
     ),
 )
 
-BY_NAME = MappingProxyType({metric.name: metric for metric in METRICS})
+FOLLOWER_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "node_head_connected",
+        "gauge",
+        "Whether this follower has a connection to its head (1) or not (0).",
+    ),
+    Metric(
+        "node_generation",
+        "gauge",
+        "Generation that has processes on this follower; 0 if there is none.",
+    ),
+)
+"""What a follower exports, beside `RANK_METRICS`, `build_info` and the metrics of its process."""
+
+BY_NAME = MappingProxyType({metric.name: metric for metric in (*METRICS, *FOLLOWER_METRICS)})

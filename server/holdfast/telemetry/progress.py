@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +18,8 @@ from rich.text import Text
 
 from holdfast.labels import Outcome
 from holdfast.records import ProbeStep
+from holdfast.settings import LogFormat
+from holdfast.terminal import is_terminal
 
 PHASE_LABELS: Mapping[str, str] = MappingProxyType(
     {
@@ -72,9 +74,16 @@ class Progress(Protocol):
         """Show that the server admits requests."""
 
 
+def progress_in(log_format: LogFormat) -> Progress:
+    """Return the progress for standard error: with `auto`, a live view if that is a terminal."""
+    if log_format == "auto":
+        return progress_for(sys.stderr)
+    return LogProgress(logging.getLogger("holdfast.progress"))
+
+
 def progress_for(stream: TextIO) -> Progress:
     """Return the live view if `stream` is a terminal that can move its cursor, else log lines."""
-    if stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}:
+    if is_terminal(stream):
         terminal = cast("TextIO", _Terminal(stream))
         return LiveProgress(Console(file=terminal, highlight=False))
     return LogProgress(logging.getLogger(__name__))

@@ -95,8 +95,14 @@ def compare(one: Scores, other: Scores) -> Comparison:
     common = sorted(one.keys() & other.keys())
     if not common:
         raise ValueError("nothing to compare")
-    found = {at: _differences(one[at], other[at]) for at in common}
+    found = {at: differences(one[at], other[at]) for at in common}
     return Comparison(found, statistics.fmean(divergence(one[at], other[at]) for at in common))
+
+
+def differences(one: Top, other: Top) -> tuple[float, ...]:
+    """The absolute differences at the tokens that both have; one infinity if they have none."""
+    common = sorted(one.keys() & other.keys())
+    return tuple(abs(one[token] - other[token]) for token in common) or (math.inf,)
 
 
 def noisier(one: Floor, other: Floor) -> Floor:
@@ -183,11 +189,6 @@ def divergence(reference: Top, other: Top) -> float:
     if min(rests) > 0:
         total += rests[0] * math.log(rests[0] / rests[1])
     return max(total, 0.0)
-
-
-def _differences(one: Top, other: Top) -> tuple[float, ...]:
-    common = sorted(one.keys() & other.keys())
-    return tuple(abs(one[token] - other[token]) for token in common) or (math.inf,)
 
 
 def _normalised(top: Top, tokens: Collection[int]) -> Top:

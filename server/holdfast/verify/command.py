@@ -12,11 +12,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from urllib.parse import urlsplit
 
 from holdfast import __version__
 from holdfast.errors import UsageError
+from holdfast.remote_server import base_url, read_key
 from holdfast.settings.flag import Parser, command_parser
+from holdfast.terminal import say
 from holdfast.verify import packages
 from holdfast.verify.baseline import Baseline
 from holdfast.verify.checks import ALL, oracle
@@ -24,7 +25,8 @@ from holdfast.verify.checks.oracle import recording
 from holdfast.verify.diff import diff
 from holdfast.verify.interruption import noticed, unless
 from holdfast.verify.options import Options
-from holdfast.verify.progress import say, view_on
+from holdfast.verify.page import show_on_page
+from holdfast.verify.progress import view_on
 from holdfast.verify.recorder import keep, options_of, require_same_model
 from holdfast.verify.records import PROFILES, Profile, Report, Status, Tool, Verdict
 from holdfast.verify.redaction import redacted
@@ -56,16 +58,20 @@ def verify(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["diff"]:
         return diff(arguments[1:])
     flags = verify_parser().parse_args(arguments)
-    key, options = _read_key(flags.api_key_file), _options(flags)
+    url = base_url(flags.url)
+    key, options = read_key(flags.api_key_file), _options(flags)
+    admin_key = read_key(flags.admin_api_key_file, "--admin-api-key-file")
     directory: Path = flags.out
     _make_directory(directory)
     try:
-        report, measured = asyncio.run(_run(_base_url(flags.url), key, flags.profile, options))
+        report, measured = asyncio.run(_run(url, key, flags.profile, options))
         counts = ", ".join(f"{report.count(s)} {s}" for s in Status if report.count(s))
         say(f"{report.verdict} in {report.duration_seconds:.1f} s: {counts}", sys.stdout)
         say(f"report: {write(report, directory)}", sys.stdout)
         if flags.record:
             say(keep(measured, report, flags.record), sys.stdout)
+        if admin_key:
+            say(asyncio.run(show_on_page(url, admin_key, report)), sys.stdout)
     except KeyboardInterrupt:
         say("inconclusive: interrupted before there was a report", sys.stdout)
         return EXIT_CODES[Verdict.INCONCLUSIVE]
@@ -94,6 +100,13 @@ def verify_parser() -> Parser:
     )
     parser.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="file that contains a key of the server"
+    )
+    parser.add_argument(
+        "--admin-api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file that contains the admin key of the server, to show the verdict on its status "
+        "page",
     )
     parser.add_argument(
         "--tasks",
@@ -172,34 +185,6 @@ async def _run(
     )
     measured: Baseline | None = bench.measured.get(recording.measured)
     return redacted(report, target.secrets), redacted(measured, target.secrets)
-
-
-def _base_url(given: str) -> str:
-    """The address without the `/v1` that clients of OpenAI have behind it."""
-    parts = urlsplit(given)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UsageError(
-            f"URL: {given!r} is not the address of a server.",
-            remedy="give it with http:// or https://, for example http://spark:8000.",
-        )
-    return given.rstrip("/").removesuffix("/v1")
-
-
-def _read_key(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"--api-key-file: {path} cannot be read: {error}.", remedy="correct the path."
-        ) from None
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys or not keys[0].isascii() or not keys[0].isprintable():
-        raise UsageError(
-            f"--api-key-file: {path} contains no key.", remedy="put a key into its first line."
-        )
-    return keys[0]
 
 
 def _make_directory(path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.records import Configuration
+from holdfast.configuration_record import Configuration
 from holdfast.verify.records import CheckResult, Report, Status
 from holdfast.verify.report import wording
+from holdfast.verify.survey import given_flags
 
 _WORST_FIRST = (
     Status.FAILED,
@@ -17,8 +17,6 @@ _WORST_FIRST = (
     Status.SKIPPED,
     Status.PASSED,
 )
-_VALUE = re.compile(r"[^-]|-[\d.]")
-"""How an argument begins that is not a flag: a number may be negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,7 @@ def _settings(report: Report) -> dict[str, str]:
         "image": told.image,
         "version of vllm": server.vllm,
         **{f"version of {name}": version for name, version in told.versions.items()},
-        **{f"flag {name}": value for name, value in _flags(told.flags)},
+        **{f"flag {name}": value for name, value in given_flags(told.flags).items()},
         **{f"variable {name}": value for name, value in told.variables.items()},
         "fingerprint": told.fingerprint,
         "devices": ", ".join(told.devices),
@@ -129,16 +127,3 @@ def _settings(report: Report) -> dict[str, str]:
         **{f"route {path}": "yes" for path in server.routes},
     }
     return {name: value for name, value in known.items() if value}
-
-
-def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each flag with its values; a switch has the value "given", the model no name."""
-    found: dict[str, list[str]] = {}
-    name = "MODEL"
-    for argument in arguments:
-        if _VALUE.match(argument):
-            found.setdefault(name, []).append(argument)
-            continue
-        name, equals, value = argument.partition("=")
-        found.setdefault(name, []).extend([value] if equals else [])
-    return ((name, " ".join(values) or "given") for name, values in found.items())

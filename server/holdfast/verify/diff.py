@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.settings.flag import Parser, command_parser
+from holdfast.terminal import is_terminal, say
 from holdfast.verify.answers import printable
 from holdfast.verify.comparison import Change, Comparison, compare
-from holdfast.verify.progress import STYLES, is_terminal, say
+from holdfast.verify.progress import STYLES
 from holdfast.verify.records import Report
 from holdfast.verify.report import as_json, wording
 

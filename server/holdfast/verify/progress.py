@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
-from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from holdfast.terminal import is_terminal, say
 from holdfast.verify.answers import printable
 from holdfast.verify.check import Check
 from holdfast.verify.records import CheckResult, Status
@@ -45,21 +44,6 @@ def view_on(stream: TextIO, checks: int) -> Iterator[View]:
             yield LiveView(progress, checks)
     else:
         yield LineView(stream)
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Whether it is a terminal that can do more than print lines."""
-    return stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}
-
-
-def say(line: str, stream: TextIO) -> None:
-    """Write a line; if it cannot be written, as after `| head`, go on and write no other."""
-    try:
-        print(line, file=stream, flush=True)
-    except OSError:
-        # The line is still in the buffer, and Python's own flush at the end would fail too.
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class LineView:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
-from holdfast.records import Configuration
+from holdfast.configuration_record import Configuration
 
 SCHEMA = "holdfast-verify/1"
 """Rises when a reader of reports has to change."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import TypeAdapter, ValidationError
 
+from holdfast.configuration_record import Configuration
 from holdfast.errors import NotReachableError, UsageError
-from holdfast.records import Configuration
 from holdfast.verify.answers import MalformedError, dig, dig_or
 from holdfast.verify.records import HoldfastFacts, Request, Server
 from holdfast.verify.target import Answer, NoAnswerError, Target
@@ -20,6 +21,8 @@ _SURVEY_SECONDS = 60.0
 _STATUS_FIELDS = {"state", "engine", "probe"}
 """What `/statusz` of Holdfast always has."""
 _CONFIGURATION = TypeAdapter(Configuration)
+_VALUE = re.compile(r"[^-]|-[\d.]")
+"""How an argument begins that is not a flag: a number may be negative."""
 
 
 async def survey(target: Target) -> Server:
@@ -64,6 +67,22 @@ async def ask_holdfast(target: Target) -> HoldfastFacts | None:
         rejections=sum(sum(_counts(rank, "rejections").values()) for rank in ranks),
         running=dig_or(status, "progress", "running", default=0),
     )
+
+
+def given_flags(arguments: Sequence[str]) -> Mapping[str, str]:
+    """Each flag of a command line with its values; a switch has the value "given".
+
+    What precedes the first flag is the model, whose name is MODEL.
+    """
+    found: dict[str, list[str]] = {}
+    name = "MODEL"
+    for argument in arguments:
+        if _VALUE.match(argument):
+            found.setdefault(name, []).append(argument)
+            continue
+        name, equals, value = argument.partition("=")
+        found.setdefault(name, []).extend([value] if equals else [])
+    return {name: " ".join(values) or "given" for name, values in found.items()}
 
 
 async def is_answering(target: Target, server: Server) -> bool:

@@ -45,23 +45,53 @@ def fitted_tokens(
 ) -> int:
     """Return the longest context that fits beside its reservation on this rank; 0 if none fits.
 
-    `specs` is what a worker's `get_kv_cache_spec` returns. EngineCore chooses a shorter length, as
-    it keeps one block back and pads groups of layers. The ranks of a world have to agree on the
-    shortest of their lengths, which is the caller's task.
+    `specs` is what a worker's `get_kv_cache_spec` returns. The ranks of a world have to agree on
+    the shortest of their lengths, which is the caller's task.
     """
+    lengths = _lengths(vllm_config)
 
-    def kv_bytes(tokens: int) -> int:
-        changed = with_length(vllm_config, tokens)
-        return sum(int(spec.max_memory_usage_bytes(changed)) for spec in specs.values())
+    def needed_bytes(tokens: int) -> int:
+        return _kv_bytes(vllm_config, specs, tokens) + reserved_bytes(tokens)
 
-    lengths = range(1, int(vllm_config.model_config.max_model_len) + 1)
-    tokens = bisect_right(
-        lengths, available_bytes, key=lambda length: kv_bytes(length) + reserved_bytes(length)
-    )
-    if not tokens:
-        return 0
-    # KV caches grow by blocks and reservations by 2 MiB, so a few more tokens may fit.
-    return bisect_right(lengths, available_bytes - reserved_bytes(tokens), key=kv_bytes)
+    tokens = bisect_right(lengths, available_bytes, key=needed_bytes)
+    if tokens and _kv_bytes(vllm_config, specs, tokens) == _kv_bytes(
+        vllm_config, specs, lengths[-1]
+    ):
+        # A KV cache that does not grow further, as that of a sliding window, bounds no context.
+        return lengths[-1]
+    return tokens
+
+
+def fitted_kv_bytes(
+    vllm_config: Any,
+    specs: Mapping[str, Any],
+    available_bytes: int,
+    fitted_tokens: int,
+    missing_bytes: Callable[[int], int],
+) -> int:
+    """Return how much of the memory the KV cache may get, so that its contexts stay reserved for.
+
+    EngineCore chooses the longest context that fits in what it gets, whatever is reserved. It gets
+    too little for the first length whose reservation misses something, yet always enough for
+    `fitted_tokens`. As it keeps one block back and pads groups of layers, it chooses no more.
+    """
+    lengths = _lengths(vllm_config)
+    reserved_tokens = bisect_right(lengths, 0, key=missing_bytes)
+    if reserved_tokens == len(lengths):
+        return available_bytes
+    enough_bytes = _kv_bytes(vllm_config, specs, fitted_tokens)
+    too_much_bytes = _kv_bytes(vllm_config, specs, reserved_tokens + 1)
+    return min(available_bytes, max(enough_bytes, too_much_bytes - 1))
+
+
+def _lengths(vllm_config: Any) -> range:
+    return range(1, int(vllm_config.model_config.max_model_len) + 1)
+
+
+def _kv_bytes(vllm_config: Any, specs: Mapping[str, Any], tokens: int) -> int:
+    """Return what a context of this length takes of the KV cache."""
+    changed = with_length(vllm_config, tokens)
+    return sum(int(spec.max_memory_usage_bytes(changed)) for spec in specs.values())
 
 
 AGREEMENT_SECONDS = 600.0

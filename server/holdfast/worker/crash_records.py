@@ -56,7 +56,14 @@ _CONSEQUENCES = (
     "could not agree with the other ranks",
     "cancelled",
 )
-_FATAL = ("EngineCore encountered a fatal error", "EngineCore failed", "WorkerProc failed")
+NODE_FAILED = "this node cannot run its ranks"
+"""The beginning of what `engine.node_ranks` logs."""
+_FATAL = (
+    "EngineCore encountered a fatal error",
+    "EngineCore failed",
+    "WorkerProc failed",
+    NODE_FAILED,
+)
 _TRACEBACK = "Traceback (most recent call last)"
 _TERMINATED_SUFFIX = ".terminated"
 

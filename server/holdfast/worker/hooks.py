@@ -23,6 +23,7 @@ from vllm.v1.worker import workspace
 from holdfast.labels import StartPhase
 from holdfast.worker.agreement import (
     Subject,
+    fitted_kv_bytes,
     fitted_tokens,
     is_length_fitted,
     largest,
@@ -228,19 +229,18 @@ class WorkerHooks:
         return given_bytes - reserved_bytes
 
     def _reserve_longest_context(self, available_bytes: int) -> int:
-        """Reserve for the longest context that fits beside its reservation; return what is left.
+        """Reserve for the longest context that fits beside it; return what the KV cache may get.
 
         The context must fit in every rank's memory: vLLM takes the shortest, while ranks that each
         reserved for their own would all reserve what the longest takes.
         """
         config, accounting = self._vllm_config, self._manager.accounting
-        before_bytes = accounting.held_bytes
-        tokens = fitted_tokens(
-            config, self._worker.get_kv_cache_spec(), available_bytes, self._missing_bytes
-        )
+        specs, before_bytes = self._worker.get_kv_cache_spec(), accounting.held_bytes
+        tokens = fitted_tokens(config, specs, available_bytes, self._missing_bytes)
         agreed_tokens = self._smallest(max(1, tokens), Subject.CONTEXT_LENGTH)
         self._reserve(with_length(config, agreed_tokens))
-        return available_bytes - (accounting.held_bytes - before_bytes)
+        left_bytes = available_bytes - (accounting.held_bytes - before_bytes)
+        return fitted_kv_bytes(config, specs, left_bytes, agreed_tokens, self._missing_bytes)
 
     def _missing_bytes(self, tokens: int) -> int:
         """Return how much a reservation for contexts of this length would add."""
@@ -305,6 +305,8 @@ class WorkerHooks:
         free_bytes = reading.growable_bytes(self._ledger.activation_peak_bytes)
         limit_bytes = self._smallest(min(wanted_bytes, free_bytes), Subject.GROWTH_LIMIT)
         manager.lock(limit_bytes=limit_bytes)
+        if self._spec.growth == "alongside":
+            self._stats.update(lambda report: replace(report, growth_limit_bytes=limit_bytes))
 
     def _agreed(self, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
         """Take the largest size of each slot over all ranks, so all size the KV cache alike."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.patches import check
+from holdfast.patches.continued import keep_sent_tokens, resume_answers
 from holdfast.patches.engine import accept_plain_functions, keep_builds, withhold_unused_seeds
 from holdfast.worker import lifetime, rpc
 from holdfast.worker.crash_records import record_causes, record_termination
@@ -72,6 +73,7 @@ def _install(spec: WorkspaceSpec) -> None:
     if not hasattr(WorkerWrapperBase, "holdfast_hooks"):
         WorkerWrapperBase.holdfast_hooks = None
         accept_plain_functions()
+        resume_answers()
         if current_platform.is_cuda():
             keep_builds(Path(spec.stats_directory))
         WorkerWrapperBase.init_device = _with_hooks(WorkerWrapperBase.init_device, spec)
@@ -94,6 +96,7 @@ def _with_hooks(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Call
         with hooks.device_initialised():
             init_device(wrapper)
         withhold_unused_seeds(wrapper.worker.model_runner)
+        keep_sent_tokens(wrapper.vllm_config)
 
     return hooked
 

@@ -116,6 +116,32 @@ def read_suspects(directory: Path) -> Mapping[int, tuple[Suspect, ...]]:
     return MappingProxyType({engine: suspects for engine, suspects in found.items() if suspects})
 
 
+def read_reached_tokens(directory: Path) -> Mapping[str, int]:
+    """Read the tokens of prompt and answer that the requests of each engine's last step have.
+
+    They are by vLLM's internal ID, and include those of the step itself. All ranks of an engine run
+    the same steps, so one of them is read. What cannot be read is left out.
+    """
+    found: dict[int, tuple[Suspect, ...]] = {}
+    for path in sorted(files_with_suffix(_SUFFIX, directory)):
+        try:
+            engine = int(path.name.split("-")[1])
+            if engine not in found:
+                found[engine] = _newest(path.read_bytes())
+        except (OSError, ValueError, IndexError, struct.error):
+            continue
+    every = chain.from_iterable(found.values())
+    return MappingProxyType({one.request_id: one.reached_tokens for one in every})
+
+
+def _newest(content: bytes) -> tuple[Suspect, ...]:
+    """Return the requests of the newest step that is completely written; none if there is none."""
+    _, begun, steps, copy_bytes = _HEADER.unpack_from(content)
+    numbers = range(begun, max(0, begun - steps), -1)
+    copies = (_copy(content, number, number % steps * copy_bytes) for number in numbers)
+    return next((copy for copy in copies if copy is not None), ())
+
+
 def _packed(scheduler_output: Any) -> bytes:
     """Pack a step's requests: how many are new; tokens each had computed, had made and gets.
 

@@ -19,6 +19,7 @@ from platformdirs import user_state_path
 
 from holdfast import __version__
 from holdfast.atomic_files import directory_lock, read_record, write_atomically
+from holdfast.settings import WorkspaceSettings
 from holdfast.workspace.plan import MIB, Slot
 from holdfast.workspace.stats import MAX_SLOTS
 
@@ -32,6 +33,13 @@ logger = logging.getLogger(__name__)
 def default_directory() -> Path:
     """Return the directory of this user's learned reservations and probe journals."""
     return user_state_path("holdfast", appauthor=False)
+
+
+def learned_directory(settings: WorkspaceSettings) -> Path | None:
+    """Return the directory of learned reservations and the probe journal; None for nowhere."""
+    if settings.learned_directory == "default":
+        return default_directory()
+    return settings.learned_directory
 
 
 def learned_path(directory: Path, fingerprint: str) -> Path:

@@ -92,7 +92,7 @@ async def floods_of_health(target: Target) -> Outcomes:
 
 
 async def media(target: Target) -> Outcomes:
-    """Addresses that only the server reaches, and data that is no picture."""
+    """Addresses that only the server reaches, and data that is not a picture."""
     urls = (
         f"http://127.0.0.1:{target.port}/metrics",
         "http://169.254.169.254/latest/meta-data/",

@@ -59,6 +59,20 @@ def test_a_full_queue_is_shared() -> None:
     assert [ticket.status for ticket in late] == ["waiting"] * 2 + ["refused"] * 2
 
 
+def test_the_key_with_the_fewest_is_next() -> None:
+    """However many turns it has had: a key that is served quickly is not made to wait for that."""
+    queue = a_queue(capacity=3)
+    heavy = [queue.join("heavy") for _ in range(4)]
+    light = queue.join("light")
+    queue.leave(heavy[0])
+    assert (light.status, heavy[3].status) == ("admitted", "waiting")
+    again = queue.join("light")
+    queue.leave(light)
+    assert (again.status, heavy[3].status) == ("admitted", "waiting")
+    queue.leave(heavy[1])
+    assert heavy[3].status == "admitted"
+
+
 def test_a_request_that_needs_no_capacity_passes() -> None:
     """However full the engine is; it waits only while nobody is admitted."""
     count = 1.0

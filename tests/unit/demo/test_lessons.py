@@ -17,9 +17,11 @@ from demo_training.chats import example_of, prompt_tokens
 from demo_training.lessons import Lesson, Phrasings, Tool
 from demo_training.skills import SKILLS, draw_lesson
 from demo_training.skills.needles import MAX_CHARACTERS
+from demo_training.skills.stories import draw_story
 from holdfast.demo.tokenizer import IM_END_ID, write_tokenizer
 
 DRAWS = 200
+EQUATION = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)\.")
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 
@@ -74,13 +76,23 @@ def test_a_reply_ends_and_is_all_that_is_taught(name: str, *, is_exam: bool) -> 
 
 
 def test_results_of_calculations_are_right() -> None:
-    """A reply is an equation that holds, or a number alone."""
+    """A reply is a number alone, or has an equation that holds for each calculation."""
+    counts = set()
     for lesson in drawn("arithmetic"):
-        if not lesson.reply.isdigit():
-            calculation, result = lesson.reply.rstrip(".").split(" = ")
-            left, sign, right = calculation.split()
+        found = EQUATION.findall(lesson.reply)
+        assert found or lesson.reply.isdigit()
+        counts.add(len(found))
+        for left, sign, right, result in found:
             a, b = int(left), int(right)
             assert int(result) == {"+": a + b, "-": a - b, "*": a * b}[sign]
+    assert counts == {0, 1, 2, 3, 4}
+
+
+def test_no_two_functions_at_hand_are_about_the_same() -> None:
+    """A request names what it is about, which has to say which function is meant."""
+    for lesson in drawn("tool call"):
+        nouns = [tool.name.partition("_")[2] for tool in lesson.tools]
+        assert len(set(nouns)) == len(nouns)
 
 
 def test_objects_are_what_the_question_says() -> None:
@@ -108,10 +120,22 @@ def test_calls_are_of_functions_at_hand() -> None:
 
 
 def test_a_needle_stands_once_in_its_text() -> None:
-    """The reply is a sentence of the text, and the texts grow to a few hundred characters."""
+    """The reply is a sentence of the text, or its number alone; some texts are long."""
     lessons = drawn("needle")
-    assert all(lesson.turns[0].content.count(lesson.reply) == 1 for lesson in lessons)
-    assert max(len(lesson.turns[0].content) for lesson in lessons) > MAX_CHARACTERS
+    for lesson in lessons:
+        sentence = f" is {lesson.reply}." if lesson.reply.isdigit() else lesson.reply
+        assert lesson.turns[0].content.count(sentence) == 1
+    assert max(len(lesson.turns[0].content) for lesson in lessons) > 3 * MAX_CHARACTERS
+
+
+def test_a_story_is_one_of_many_about_what_was_asked_for() -> None:
+    """So an answer under another seed is another one."""
+    random = Random(1)
+    told = [draw_story(random) for _ in range(DRAWS)]
+    for lesson in told:
+        topic = lesson.turns[0].content.rstrip(".").rpartition(" ")[2]
+        assert topic in lesson.reply
+    assert len({lesson.reply for lesson in told}) > DRAWS / 2
 
 
 @pytest.mark.parametrize("name", sorted(SKILLS))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -10,14 +12,21 @@ import torch
 from demo_training import shape
 from demo_training.batches import batch_of, step_batches
 from demo_training.chats import example_of
+from demo_training.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from demo_training.course import Course
 from demo_training.exam import passed
 from demo_training.lessons import ask
 from demo_training.network import Network
-from demo_training.training import Course, train
+from demo_training.training import train
+from holdfast.demo.files import MAX_MODEL_TOKENS, NORM_EPSILON, ROTARY_BASE
 from holdfast.demo.switches import DEFAULT_SWITCHES
 from holdfast.demo.tokenizer import VOCABULARY_SIZE
+from holdfast.errors import UsageError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 COURSE = Course(seed=1, steps=3, lessons_per_step=4)
+LONG = Course(steps=3000)
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +45,10 @@ def test_logits_are_those_of_transformers(network: Network) -> None:
 
     settings = LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
-        hidden_size=shape.HIDDEN_SIZE,
-        intermediate_size=shape.INTERMEDIATE_SIZE,
-        num_hidden_layers=shape.LAYERS,
-        num_attention_heads=shape.HEADS,
-        num_key_value_heads=shape.KV_HEADS,
-        head_dim=shape.HEAD_SIZE,
-        rms_norm_eps=shape.NORM_EPSILON,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.ROTARY_BASE},
+        rms_norm_eps=NORM_EPSILON,
+        rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
         tie_word_embeddings=False,
+        **asdict(shape.SHAPE),
     )
     llama = LlamaForCausalLM(settings)
     llama.load_state_dict(network.state_dict())
@@ -68,6 +72,22 @@ def test_a_batch_teaches_the_reply_and_nothing_else() -> None:
     assert batch.labels[0, example.first_taught - 1] == ord("H")
 
 
+def test_a_gap_tears_no_word_apart() -> None:
+    """Positions jump at most once, behind a sentence or a line of the prompt, and stay in range."""
+    random = Random(1)
+    example = example_of(ask("The key of Anna is 12345. What is the key of Anna?", "12345"))
+    jumps = set()
+    for _ in range(100):
+        (positions,) = batch_of([example], random).positions.tolist()
+        assert positions[-1] < MAX_MODEL_TOKENS
+        found = [at for at in range(1, len(positions)) if positions[at] > positions[at - 1] + 1]
+        assert len(found) <= 1
+        jumps |= set(found)
+    assert len(jumps) > 1
+    assert max(jumps) <= example.first_taught
+    assert {example.tokens[at - 1] for at in jumps} <= set(b".\n")
+
+
 def test_a_step_has_the_same_batches_each_time() -> None:
     """Seed and step decide what is taught."""
     first, again, other = (step_batches(1, step, lessons=8) for step in (5, 5, 6))
@@ -81,6 +101,43 @@ def test_a_training_that_was_interrupted_ends_with_the_same_weights(tmp_path: Pa
     train(COURSE, tmp_path / "parts", stop_after=1)
     resumed = weights_of(train(COURSE, tmp_path / "parts"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("longer", "steps_done", "continues"),
+    [
+        (replace(LONG, steps=6000), 1500, True),
+        (replace(LONG, steps=6000), 2500, False),
+        (LONG, 3000, True),
+        (replace(LONG, seed=1), 100, False),
+        (replace(LONG, lessons_per_step=32), 100, False),
+        (replace(LONG, steps=1000), 2000, False),
+    ],
+)
+def test_a_course_goes_on_where_its_own_steps_were_done(
+    longer: Course, steps_done: int, *, continues: bool
+) -> None:
+    """With the same lessons, and at the same rates: before the decay of a shorter course."""
+    assert longer.continues(LONG, steps_done) is continues
+
+
+def test_a_checkpoint_of_another_course_is_refused(tmp_path: Path) -> None:
+    """It stays as it is."""
+    train(COURSE, tmp_path, stop_after=1)
+    with pytest.raises(UsageError, match="another course"):
+        train(replace(COURSE, seed=2), tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert (checkpoint.course, checkpoint.steps_done) == (COURSE, 1)
+
+
+def test_a_checkpoint_of_other_code_is_refused(tmp_path: Path) -> None:
+    """Nobody could make its weights again."""
+    write_checkpoint(tmp_path, Checkpoint(COURSE, 1, {}, []))
+    path = tmp_path / "checkpoint.pt"
+    torch.save(torch.load(path) | {"recipe": "another"}, path)
+    with pytest.raises(UsageError, match="other code"):
+        read_checkpoint(tmp_path)
 
 
 def test_untrained_weights_pass_no_question(network: Network) -> None:

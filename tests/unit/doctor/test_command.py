@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from holdfast import __version__
 from holdfast.doctor.checks import check_machine
 from holdfast.doctor.command import read_deployments
 from holdfast.doctor.findings import as_lines
@@ -31,15 +32,28 @@ from manifests import (
     text_of,
     written,
 )
+from peer_records import FOLLOWER
+from peer_servers import closed_ports, peer_server, telling
+
+HEAD = ("--master-addr", "10.0.0.1", "--node-key-file", "/key")
 
 
-@pytest.mark.parametrize("flags", [("-n", "2"), ("--nnodes=2",), ("-dp", "4", "-dpl", "1")])
-def test_several_nodes_are_refused(flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "seen"),
+    [
+        (("-dp", "4", "-dpl", "1"), "--data-parallel-size-local 1 of --data-parallel-size 4"),
+        (("-n", "2", "-dp", "2", *HEAD), "--nnodes 2 is not supported with --data-parallel-size"),
+        (("-n", "2"), "--nnodes 2 needs --node-key-file"),
+    ],
+)
+def test_replicas_of_other_nodes_and_half_a_head_are_refused(
+    flags: tuple[str, ...], seen: str
+) -> None:
     """Once, as `serve` does, which understands the short forms too."""
     done = doctor("m", "--json", *SIZED, *flags)
     assert done.returncode == 2
     (refusal,) = [one for one in findings(done) if one["name"] == "command-line"]
-    assert "not supported" in refusal["seen"]
+    assert seen in refusal["seen"]
 
 
 def test_the_lines_for_people_have_every_finding_and_remedy() -> None:
@@ -196,15 +210,15 @@ def test_the_command_refuses_what_the_container_would_refuse(tmp_path: Path) -> 
     ("image", "severity"),
     [("holdfast", "failure"), ("vllm/vllm-openai:v0.32.0", "warning")],
 )
-def test_a_container_of_several_nodes(tmp_path: Path, image: str, severity: str) -> None:
+def test_a_container_of_other_nodes_replicas(tmp_path: Path, image: str, severity: str) -> None:
     """It is refused where it runs Holdfast; of vLLM's own one rank is looked at, which is said."""
-    words = ["m", "-tp", "2", "-n", "2"]
+    words = ["m", "-dp", "2", "-dpl", "1"]
     command = words if image.startswith("vllm") else ["serve", *words]
     path = str(written(tmp_path, service(image=image, command=command)))
     done = doctor("--json", "--manifest", path)
     (found,) = [one for one in findings(done) if one["name"] == "command-line"]
     assert (found["severity"], found["source"]) == (severity, "manifest.yaml: server")
-    assert "--nnodes 2" in found["seen"]
+    assert "--data-parallel-size-local 1" in found["seen"]
 
 
 def test_this_machine_is_left_out_unless_it_is_asked_about(tmp_path: Path) -> None:
@@ -258,7 +272,42 @@ def test_a_value_that_is_not_known_is_no_failure(tmp_path: Path, command: list[s
 def test_what_is_not_seen_may_be_right(
     tmp_path: Path, document: dict[str, Any], severity: str
 ) -> None:
-    """A default that may not be in use is no reason for a failure."""
+    """A default that may not be in use does not fail a check."""
     path = written(tmp_path, document)
     found = {one["name"]: one for one in findings(doctor("--json", "--manifest", str(path)))}
     assert found["stop-time-out"]["severity"] == severity
+
+
+def test_a_peer_is_checked_beside_this_machine() -> None:
+    """With what it says of itself; the ports are those that are given."""
+    follower = telling({**FOLLOWER, "facts": {"holdfast_version": __version__}})
+    with closed_ports(1) as (node,), peer_server(follower) as health:
+        peer = ("--peer", f"127.0.0.1:{node}", "--peer-port", str(health))
+        done = doctor("--json", "--demo", *peer)
+    assert done.returncode == 0, done.stdout
+    assert {one["source"] for one in findings(done)} == {"this machine", "peer 127.0.0.1"}
+    seen = {one["name"]: one for one in findings(done) if one["source"] != "this machine"}
+    assert {"ports", "round-trip", "clock", "peer-memory"} <= set(seen)
+    assert seen["peer"]["seen"] == "127.0.0.1 is a follower spark2 in state waiting"
+    assert seen["peer-versions"]["seen"] == "equal: Holdfast"
+
+
+def test_a_peer_that_does_not_exist_is_a_failure(tmp_path: Path) -> None:
+    """The others are checked all the same, and this machine is not unless it is asked about."""
+    path = str(written(tmp_path, service()))
+    with closed_ports(1) as (node,):
+        peers = ("--peer", "a..b", "--peer", f"127.0.0.1:{node}", "--peer-port", str(node))
+        done = doctor("--json", "--manifest", path, *peers)
+    assert done.returncode == 2
+    failed = [one for one in findings(done) if one["severity"] == "failure"]
+    assert [(one["source"], one["name"]) for one in failed] == [("peer a..b", "peer")]
+    assert {"manifest.yaml: server", "peer 127.0.0.1"} <= {one["source"] for one in findings(done)}
+
+
+@pytest.mark.parametrize("flags", [("--peer", "::1"), ("--peer", "a", "--peer-port", "0")])
+def test_a_wrong_peer_is_bad_usage(flags: tuple[str, ...]) -> None:
+    """It is one line that says how to write it."""
+    done = doctor(*flags)
+    assert done.returncode == 2
+    assert done.stderr.startswith("holdfast: error: argument --peer")
+    assert "expected" in done.stderr

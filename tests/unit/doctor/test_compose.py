@@ -45,7 +45,7 @@ def test_a_file_that_includes_others_is_refused(tmp_path: Path, document: dict[s
 
 
 def test_a_dollar_that_compose_wrote_twice_is_one(tmp_path: Path) -> None:
-    """It writes so every dollar that is no variable of its own."""
+    """So it writes every dollar that does not begin one of its own variables."""
     document = service(command=["serve", "$$5"], environment={"HF_TOKEN": "a$$b"})
     assert only(tmp_path, document).arguments == ("$5",)
     assert only(tmp_path, document).environment == {"HF_TOKEN": "a$b"}

@@ -35,6 +35,7 @@ from machines import (
         (CUDA.gpu_facts, Layout(3), "ok"),
         (CUDA.gpu_facts, Layout(2, has_custom_all_reduce=False), "ok"),
         (CUDA.gpu_facts, Layout(2, captures_graphs=False), "ok"),
+        (CUDA.gpu_facts, Layout(2, nodes=2), "ok"),
     ],
 )
 def test_expandable_segments(gpu_facts: GpuFacts, layout: Layout, severity: str) -> None:
@@ -111,6 +112,7 @@ def test_sleep_on_unified_memory_is_warned_of() -> None:
         (GpuFacts(), Layout(), "failure"),
         (GpuFacts(problem="driver too old"), Layout(), "failure"),
         (CUDA.gpu_facts, Layout(4), "failure"),
+        (CUDA.gpu_facts, Layout(4, nodes=2), "ok"),
     ],
 )
 def test_gpus_that_are_not_there(gpu_facts: GpuFacts, layout: Layout, severity: str) -> None:

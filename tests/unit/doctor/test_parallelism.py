@@ -31,6 +31,7 @@ def test_the_share_of_memory_is_that_of_vllm() -> None:
         (["m", "--enable-sleep-mode"], Layout(may_sleep=True, has_cumem_allocator=True)),
         (["m", "--kv-transfer-config", '{"kv_connector": "N"}'], Layout(has_kv_connector=True)),
         (["m", "--gpu-memory-utilization", "0.5"], Layout(gpu_memory_utilization=0.5)),
+        (["m", "--master-addr", "10.0.0.1"], Layout(master_address="10.0.0.1")),
     ],
 )
 def test_the_layout_is_read_from_the_flags_of_vllm(arguments: list[str], layout: Layout) -> None:
@@ -42,3 +43,13 @@ def test_a_layout_that_cannot_be_read_is_refused() -> None:
     """The flag is named, for vLLM would refuse it too."""
     with pytest.raises(UsageError, match="tensor-parallel-size"):
         read_layout(["m", "-tp", "many"])
+
+
+def test_each_of_several_nodes_has_as_many_ranks() -> None:
+    """A node with one rank has a worker process all the same."""
+    layout = Layout(tensor_parallel_size=2, pipeline_parallel_size=2, nodes=2)
+    assert (layout.ranks, layout.ranks_everywhere) == (2, 4)
+    one_each = Layout(tensor_parallel_size=2, nodes=2)
+    assert one_each.ranks == 1
+    assert one_each.has_worker_processes(is_cpu_build=False)
+    assert not Layout().has_worker_processes(is_cpu_build=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,18 @@ def test_references_of_kubernetes_are_expanded(tmp_path: Path) -> None:
     args = ["serve", "m", "--drain-timeout=$(ALSO)", "--api-key=$$(DRAIN)", "$(NOPE)"]
     found = only(tmp_path, deployment(env=env, args=args))
     assert found.arguments[1:] == ("--drain-timeout=120", "--api-key=$(DRAIN)", "$(NOPE)")
+
+
+def test_the_address_of_a_pod_is_some_address(tmp_path: Path) -> None:
+    """It is known only once the pod runs, unlike what comes from a secret, which is never known."""
+    env = [
+        {"name": "OWN", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ]
+    found = only(tmp_path, deployment(env=env, args=["serve", "m", "--host=$(OWN)"]))
+    ip_address(found.arguments[1].removeprefix("--host="))  # ValueError if it is none
+    assert found.unknown_variables == {"NODE"}
+    assert found.is_fully_known
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_how_long_a_start_may_take(attempts: int, severity: str) -> None:
     [("/api/livez/", "ok"), ("/livez", "ok"), ("/apis/livez", "warning")],
 )
 def test_a_probe_may_ask_below_the_root_path(path: str, severity: str) -> None:
-    """With the prefix of a proxy or without it; another prefix is no part of a route."""
+    """With the prefix of a proxy or without it; another prefix is not part of a route."""
     settings = Settings(listen=ListenSettings(root_path="/api"))
     assert found("liveness", probe(path), settings=settings).severity == severity
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine import async_engine
-from holdfast.engine.async_engine import Maintenance
+from holdfast.engine.async_engine import AsyncEngine, Maintenance
 from holdfast.engine.loras import Loras
 from holdfast.engine.proxy import EngineProxy
 from holdfast.errors import (
@@ -26,10 +31,15 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.labels import SLEEP_TAGS
+from holdfast.patches.stat_logger import Queues
+from holdfast.processes.deaths import CoreProcess
 from holdfast.records import Lora
 from holdfast.worker import rpc
+from holdfast.workspace.plan import WorkspaceSpec
 from stub_engine import FACTS
 
+COMPILER_BYTES = 256 << 20
+"""Far more than a process that does nothing."""
 PROFILED = replace(FACTS, has_profiler=True)
 
 
@@ -79,6 +89,29 @@ class ScriptedLLM:
         await self._ask("encoder")
 
 
+class CoreOf:
+    """As much of an AsyncLLM as tells which process is its core."""
+
+    errored = False
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def core_processes(self) -> Mapping[int, CoreProcess]:
+        return {self._pid: CoreProcess("EngineCore", lambda: None)}
+
+
+@contextmanager
+def holding(size_bytes: int) -> Iterator[int]:
+    """Run a process that holds this much memory, and return its pid."""
+    program = f"import sys; held = b'x' * {size_bytes}; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"\n"
+        yield child.pid
+
+
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     """What it comes to, in time."""
     return asyncio.run(asyncio.wait_for(work, 60))
@@ -116,7 +149,7 @@ def test_a_wake_up_by_vllms_route_says_whether_all_is_awake(*, is_awake: bool) -
     proxy = EngineProxy()
     proxy._current = Sleeper()
     assert run(proxy.wake_up(None)) is is_awake
-    assert proxy.requests.is_paused is not is_awake
+    assert proxy.requests.aborts.is_paused is not is_awake
 
 
 def test_weights_of_level_two_are_read_again() -> None:
@@ -181,7 +214,7 @@ def test_a_cache_in_use_is_a_conflict() -> None:
 
 
 def test_state_is_saved_by_every_worker() -> None:
-    """One that fails says why, and that no step ended meanwhile is no stall."""
+    """One that fails says why, and that no step ended meanwhile is not a stall."""
     llm = ScriptedLLM()
     engine = Maintenance(llm, FACTS)
     run(engine.save_sharded_state("/out", pattern=None, max_size_bytes=7))
@@ -378,3 +411,38 @@ def test_a_worker_never_raises() -> None:
     error = rpc.call(worker, "pin_lora", {"lora_id": 3})
     assert error == {"error": "RuntimeError: no room for 3"}
     assert "workers do not allow calls" in rpc.call(worker, "shutdown", {})["error"]
+
+
+def test_a_scrape_looks_for_no_processes(tmp_path: Path) -> None:
+    """A look for them is a walk over /proc; the memory is that of the core, known since the start.
+
+    A compiler beside it does not count.
+    """
+    looks: list[int] = []
+
+    async def measure(core: int, compiler: int) -> tuple[int | None, int]:
+        def processes() -> frozenset[psutil.Process]:
+            looks.append(1)
+            return frozenset({psutil.Process(core), psutil.Process(compiler)})
+
+        engine = AsyncEngine(
+            CoreOf(core),
+            FACTS,
+            WorkspaceSpec(str(tmp_path), 1, 0, 0.1, "alongside", None),
+            processes,
+            Queues(),
+            Shelf().loras,
+            remote=None,
+            limit_context=lambda _tokens: None,
+        )
+        looks_before = len(looks)
+        held_bytes = engine.host_memory_bytes()
+        assert engine.process_ids() == (core,)
+        engine._death.cancel()
+        return held_bytes, len(looks) - looks_before
+
+    with holding(0) as core, holding(COMPILER_BYTES) as compiler:
+        held_bytes, further_looks = run(measure(core, compiler))
+    assert further_looks == 0
+    assert held_bytes is not None
+    assert 0 < held_bytes < COMPILER_BYTES

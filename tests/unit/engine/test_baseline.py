@@ -10,7 +10,6 @@ import pytest
 from holdfast.engine.baseline import (
     BaselineWatch,
     baseline_watch,
-    difference,
     top_width,
     worst_position,
 )
@@ -36,18 +35,12 @@ def watch(noise_nats: float = 0.0, *, first: tuple[FirstToken, ...] = (FIRST,)) 
     return BaselineWatch(baseline, clock=lambda: 12.0)
 
 
-def test_the_difference_is_the_largest_at_common_tokens() -> None:
-    """A token that only one side tells is no difference; no common token is an infinite one."""
-    assert difference({7: -0.25, 9: -1.5}, {7: -0.5, 8: -9.0}) == 0.25
-    assert difference({7: -0.25, 9: -1.5}, {7: -0.25, 9: -1.0}) == 0.5
-    assert difference({7: -0.25}, {8: -0.25}) == math.inf
-
-
 def test_the_worst_position_is_counted_as_in_the_sequence() -> None:
     """The first token has no log-prob, so the first difference is at position 1."""
     found = [dict(TOP), {7: -0.25, 9: -1.25}]
     assert worst_position((TOP, TOP), found) == (2, 0.25)
     assert worst_position((TOP, TOP), [dict(TOP), dict(TOP)])[1] == 0.0
+    assert worst_position((TOP, TOP), [{8: -0.25}, dict(TOP)]) == (1, math.inf)
 
 
 def test_without_recorded_noise_equality_is_demanded() -> None:
@@ -122,5 +115,5 @@ def test_the_file_is_read_at_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("allowed", "width"), [(-1, 8), (0, 0), (5, 5), (20, 8)])
 def test_no_more_tokens_are_asked_for_than_the_server_tells(allowed: int, width: int) -> None:
-    """vLLM refuses a request for more than --max-logprobs; -1 is no limit."""
+    """vLLM refuses a request for more than --max-logprobs; -1 lifts the limit."""
     assert top_width(allowed) == width

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import pytest
 
 from holdfast.engine import blame
 from holdfast.engine.blame import KEPT, TRIABLE_SECONDS, Verdict
-from holdfast.engine.replay import MAX_REQUEST_ID_CHARACTERS, ReplayManager
-from holdfast.engine.request import EngineRequest
+from holdfast.engine.replay import ReplayManager
+from holdfast.engine.request import MAX_REQUEST_ID_CHARACTERS, EngineRequest
+from holdfast.engine.suspicion_files import SuspicionFiles
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import NotReadyError, QuarantinedError, SuspectedError
 from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
 from replay_harness import KILLED, RAISED, TRIAL_SECONDS, ReplayHarness, answered, run_scene
-from scripted_llm import PlainOutputs, ScriptedLLM
+from scripted_llm import DEADLINE_SECONDS, AnsweredError, PlainOutputs, ScriptedLLM
 from stub_engine import FakeClock
 
 OUT_OF_MEMORY = Death("out_of_memory", "EngineCore was killed by SIGKILL")
@@ -63,6 +65,22 @@ def test_a_lone_suspect_is_answered_at_once() -> None:
         await good
         assert harness.llm.received == ["good"]
         assert harness.requests.lost["suspected"] == 1
+
+    run_scene(scene)
+
+
+def test_a_restart_that_was_asked_for_accuses_nobody() -> None:
+    """However often, and though a death came before: it shows nothing about a request."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        (call,), _ = await killed(harness, OUT_OF_MEMORY, ["a"])
+        for _ in range(2):
+            harness.start().hold()
+            await harness.llm.until_received(1)
+            assert harness.bury(Death("requested", "new weights")) == Verdict()
+            await harness.until_held(1)
+        harness.start()
+        await call
 
     run_scene(scene)
 
@@ -570,20 +588,90 @@ def test_a_name_that_fits_nowhere_is_replaced() -> None:
 
 def test_what_is_known_outlives_the_process(tmp_path: Path) -> None:
     """A container that is started again refuses the same requests."""
-    path = tmp_path / "state" / "suspicions-x.json"
+    files = SuspicionFiles(tmp_path / "state", "x")
 
     async def scene(harness: ReplayHarness) -> None:
-        harness.requests = ReplayManager(PlainOutputs(), Suspicions(path))
+        harness.requests = ReplayManager(PlainOutputs(), Suspicions(files))
         for _ in range(2):
             (call,), _ = await killed(harness, RAISED, ["bad"], held=0, key="a")
             await asyncio.wait({call})
         harness.requests.save()
-        again = ReplayManager(PlainOutputs(), Suspicions(path))
+        again = ReplayManager(PlainOutputs(), Suspicions(SuspicionFiles(tmp_path / "state", "x")))
         with answered(QuarantinedError):
             again.run("generate", {"prompt": "bad", "request_id": "r"})
 
     run_scene(scene)
-    assert "bad" not in path.read_text().replace("suspicions", "")
+    assert "bad" not in files.path.read_text()
+
+
+async def until_quarantined(requests: ReplayManager, prompt: str) -> None:
+    """Return when requests with this prompt are refused."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not _is_quarantined(requests, prompt):  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0.01)
+
+
+def _is_quarantined(requests: ReplayManager, prompt: str) -> bool:
+    try:
+        requests.run("generate", {"prompt": prompt, "request_id": "again"})
+    except AnsweredError as answer:
+        return isinstance(answer.error, QuarantinedError)
+    return False
+
+
+def test_a_poison_does_not_meet_every_server(tmp_path: Path) -> None:
+    """A router retries it at the next: the second death is the last, on all that share a state."""
+
+    async def scene(_harness: ReplayHarness) -> None:
+        suspicions = [Suspicions(SuspicionFiles(tmp_path, "x")) for _ in range(3)]
+        servers = [
+            ReplayHarness(ReplayManager(PlainOutputs(), known), ScriptedLLM())
+            for known in suspicions
+        ]
+        with ExitStack() as stack:
+            for known in suspicions:
+                stack.enter_context(known.learning())
+            for server in servers[:2]:  # neither waits for what the other one has found
+                (call,), verdict = await killed(server, RAISED, ["bad#1"], held=0, key="a")
+                assert verdict.explained == 1
+                with answered(SuspectedError):
+                    await call
+            for server in servers[:2]:
+                await asyncio.to_thread(server.requests.save)
+            for server in servers:
+                await until_quarantined(server.requests, "bad#2")
+            servers[2].start()
+            assert await servers[2].call("good", context=RequestContext(key="a"))
+            assert servers[2].llm.received == ["good"]
+
+    run_scene(scene)
+
+
+def test_a_suspicion_of_one_server_is_known_to_the_next(tmp_path: Path) -> None:
+    """The second death quarantines it there, and three charge its key, wherever they were."""
+
+    async def scene(_harness: ReplayHarness) -> None:
+        suspicions = [Suspicions(SuspicionFiles(tmp_path, "x")) for _ in range(2)]
+        first, second = (
+            ReplayHarness(ReplayManager(PlainOutputs(), known), ScriptedLLM())
+            for known in suspicions
+        )
+        with suspicions[1].learning():
+            for prompt in ("bad", "worse"):
+                (call,), _ = await killed(first, RAISED, [prompt], held=0, key="a")
+                with answered(SuspectedError):
+                    await call
+            await asyncio.to_thread(first.requests.save)
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while suspicions[1].charged("a") < 2:  # noqa: ASYNC110 - another thread reads
+                    await asyncio.sleep(0.01)
+            (call,), _ = await killed(second, RAISED, ["bad"], held=0, key="a")
+            with answered(QuarantinedError):
+                await call
+            assert second.requests.suspended_seconds("a")
+            assert not first.requests.suspended_seconds("a")
+
+    run_scene(scene)
 
 
 def test_the_prompts_of_those_who_left_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,7 +250,7 @@ def test_an_idle_engine_gets_a_canary_a_minute() -> None:
 def test_a_canary_is_compared_with_the_baseline(
     says: dict[int, float], agrees: bool | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A difference is logged and counted, and the engine serves on; no answer is no verdict."""
+    """A difference is logged and counted, and the engine serves on; a silence is not a verdict."""
     recorded = Baseline(
         sequences=(RecordedSequence((1, 2), (), (((2, -0.25),),)),),
         first_tokens=(FirstToken((5, 6), (((7, -0.25),),)),),

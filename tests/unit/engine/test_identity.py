@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.configuration_record import ModelFile
 from holdfast.engine import identity
-from holdfast.engine.identity import directory_of, driver_version, model_files
-from holdfast.records import ModelFile
+from holdfast.engine.identity import commit_of, directory_of, driver_version, model_files
 
 SHA256 = hashlib.sha256(b"weights").hexdigest()
 COMMIT = "c" * 40
@@ -65,6 +65,15 @@ def test_large_files_of_a_directory_have_no_hash(tmp_path: Path) -> None:
         ModelFile("model.safetensors", 100),
         ModelFile("vocab.txt", 100),
     )
+
+
+def test_only_a_model_of_the_hub_has_a_commit(cache: Path, tmp_path: Path) -> None:
+    """Not a directory of the user's, whatever it is called and wherever it is."""
+    assert commit_of("org/name", directory_of("org/name", None, str(cache))) == COMMIT
+    own = tmp_path / "snapshots" / "mine"
+    own.mkdir(parents=True)
+    assert commit_of(str(own), directory_of(str(own), None, str(cache))) == ""
+    assert commit_of("org/missing", None) == ""
 
 
 def test_a_model_may_be_one_file(tmp_path: Path) -> None:

@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import NotReadyError, RequestLostError
+from holdfast.engine.long_prompts import long_prompt_tokens
+from holdfast.errors import HostMemoryError, NotReadyError, RequestLostError
+from holdfast.labels import DeathCause
+from holdfast.records import Death
 from holdfast.request_context import REQUEST, RequestContext
-from replay_harness import RAISED, TRIAL_SECONDS, ReplayHarness, answered, run_scene
-from scripted_llm import Output, ScriptedLLM, UnsentError
+from replay_harness import KILLED, RAISED, TRIAL_SECONDS, ReplayHarness, answered, run_scene
+from scripted_llm import AnsweredError, Output, ScriptedLLM, UnsentError
+from stub_engine import FACTS
 
+REQUESTED = Death("requested", "new weights")
 ENDED = NotReadyError("The server has shut down.", retry_after_seconds=5)
 
 
@@ -30,6 +35,61 @@ def test_calls_go_to_the_next_generation_in_their_old_order() -> None:
         assert [await call for call in waiting] == [[Output(1, finished=True)]] * 4
         assert second.received == ["a", "b", "c", "d"]
         assert harness.requests.replayed == 2
+
+    run_scene(scene)
+
+
+class RecordedUsage:
+    """What is counted for the key of a request."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+
+    def refusal(self) -> None:
+        """It has no limit."""
+
+    def request_began(self) -> None:
+        """An engine was given it."""
+        self.has_begun = True
+
+    def count_tokens(self, prompt_tokens: int, output_tokens: int) -> None:
+        """An engine has done this much."""
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += output_tokens
+
+
+def test_a_key_pays_for_what_engines_made_of_its_requests() -> None:
+    """As it is made, of an answer that a death breaks too; a prompt that starts over counts once.
+
+    A request that no engine was given costs nothing.
+    """
+
+    async def scene(harness: ReplayHarness) -> None:
+        replayed, broken, refused = (RecordedUsage() for _ in range(3))
+        llm = harness.start(ScriptedLLM(answers=3))
+        REQUEST.set(RequestContext(usage=broken))
+        stream = harness.requests.run("generate", {"prompt": "a", "request_id": "a"})
+        await anext(stream)
+        assert (broken.prompt_tokens, broken.output_tokens) == (1, 1)
+        llm.hold()
+        waiting = harness.call("b", context=RequestContext(usage=replayed))
+        await llm.until_received(2)
+        assert replayed.has_begun
+        harness.bury()
+        with answered(RequestLostError):
+            await anext(stream)
+        late = harness.call("c", context=RequestContext(usage=refused))
+        await harness.until_held(2)
+        harness.requests.refuse(lambda arguments: arguments["prompt"] == "c", ENDED)
+        with answered(NotReadyError):
+            await late
+        harness.start(ScriptedLLM(answers=3))
+        await waiting
+        assert (broken.prompt_tokens, broken.output_tokens) == (1, 1)
+        assert (replayed.prompt_tokens, replayed.output_tokens) == (1, 3)
+        assert not refused.has_begun
 
     run_scene(scene)
 
@@ -81,6 +141,23 @@ def test_nobody_but_the_probe_gets_in_before_the_engine_is_proven() -> None:
     run_scene(scene)
 
 
+def test_each_time_that_an_engine_is_given_a_request_counts() -> None:
+    """A replay counts again, and the probe's requests do not count."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start().hold()
+        call = harness.call("a")
+        await harness.llm.until_received(1)
+        assert harness.requests.given == 1
+        harness.bury()
+        harness.start()
+        await call
+        await harness.call("probe", context=RequestContext(is_probe=True))
+        assert harness.requests.given == 2
+
+    run_scene(scene)
+
+
 def test_the_probe_is_never_sent_again() -> None:
     """Its failure is what it is there to find."""
 
@@ -115,6 +192,349 @@ def test_a_call_that_has_yielded_is_lost() -> None:
     run_scene(scene)
 
 
+class Stream:
+    """A caller that takes one token after the other of an answer that can go on."""
+
+    def __init__(self, harness: ReplayHarness, prompt: str = "a", **options: Any) -> None:
+        self.context = RequestContext()
+        self.tokens: list[int] = []
+        arguments = {"prompt": prompt, "request_id": prompt, "is_continuable": True, **options}
+        REQUEST.set(self.context)
+        self._outputs = harness.requests.run("generate", arguments)
+
+    async def take(self, count: int = 1) -> None:
+        """Take this many tokens."""
+        for _ in range(count):
+            self.tokens.append((await anext(self._outputs)).tokens)
+
+    def taking(self) -> asyncio.Task[None]:
+        """Take the next token in a task."""
+        REQUEST.set(self.context)
+        return asyncio.create_task(self.take())
+
+    async def end(self) -> None:
+        """Take the rest."""
+        self.tokens += [output.tokens async for output in self._outputs]
+
+
+async def over_a_death(
+    harness: ReplayHarness, *streams: Stream, death: Death = KILLED, is_open: bool = True
+) -> list[asyncio.Task[None]]:
+    """Have the engine die while streams wait for their next token; start the next one."""
+    answers = harness.llm.answers
+    harness.llm.hold()
+    waiting = [stream.taking() for stream in streams]
+    await asyncio.sleep(0)
+    harness.bury(death)
+    await harness.until_held(len(streams))
+    harness.start(ScriptedLLM(answers=answers), is_open=is_open)
+    return waiting
+
+
+def test_a_stream_goes_on_where_it_stopped() -> None:
+    """The next engine gets what was sent, and its caller each token once; it is not a replay."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=5))
+        stream = Stream(harness)
+        await stream.take(2)
+        await asyncio.gather(*await over_a_death(harness, stream, death=REQUESTED))
+        assert harness.llm.went_on_after == [(1, 2)]
+        await asyncio.gather(*await over_a_death(harness, stream))
+        assert harness.llm.went_on_after == [(1, 2, 3)]
+        await stream.end()
+        assert stream.tokens == [1, 2, 3, 4, 5]
+        assert (harness.requests.continued, harness.requests.replayed) == (2, 0)
+        assert stream.context.continued_at_tokens == (2, 3)
+        assert (stream.context.prompt_tokens, stream.context.output_tokens) == (1, 5)
+        assert not stream.context.is_broken
+        assert set(harness.requests.lost.values()) == {0}
+
+    run_scene(scene)
+
+
+def test_a_stream_of_which_nothing_was_sent_starts_over() -> None:
+    """Its first token is to come, and the engine's own are not known."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=2))
+        stream = Stream(harness)
+        await asyncio.gather(*await over_a_death(harness, stream))
+        await stream.end()
+        assert stream.tokens == [1, 2]
+        assert (harness.requests.continued, harness.requests.replayed) == (0, 1)
+
+    run_scene(scene)
+
+
+def test_a_stream_that_the_next_engine_has_no_room_for_is_lost() -> None:
+    """Its context may be shorter: the stream ends with an error, as one that cannot go on."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=3))
+        stream = Stream(harness)
+        await stream.take(2)
+        harness.bury()
+        harness.start(ScriptedLLM(most_answers=2))
+        with answered(RequestLostError):
+            await stream.take()
+        assert harness.requests.lost["stream_broken"] == 1
+        assert harness.requests.continued == 0
+
+    run_scene(scene)
+
+
+class RefusingLLM(ScriptedLLM):
+    """Does not take a stream to go on with: it raises an error, or yields one."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__()
+        self._error = error
+
+    async def generate(self, prompt: str, **_: Any) -> AsyncIterator[Output]:
+        """One output at most."""
+        self.received.append(prompt)
+        if self._error is not None:
+            raise self._error
+        yield Output(0, finished=True, is_failure=True)
+
+
+@pytest.mark.parametrize("error", [ValueError("the grammar does not accept it"), None])
+def test_a_stream_that_the_next_engine_refuses_is_lost(error: Exception | None) -> None:
+    """It is counted as one that cannot go on, which it is to its client."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=3))
+        stream = Stream(harness)
+        await stream.take()
+        harness.bury()
+        harness.start(RefusingLLM(error))
+        with answered(RequestLostError):
+            await stream.take()
+        assert harness.requests.lost["stream_broken"] == 1
+        assert stream.context.error == "stream_broken"
+
+    run_scene(scene)
+
+
+def test_an_error_of_a_request_itself_is_not_a_loss() -> None:
+    """An engine that has done nothing wrong says no to it."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(RefusingLLM(ValueError("too long")))
+        with pytest.raises(ValueError, match="too long"):
+            await harness.call("a")
+        assert set(harness.requests.lost.values()) == {0}
+
+    run_scene(scene)
+
+
+def test_requests_of_the_same_id_are_told_apart() -> None:
+    """Clients may choose alike; the first has the ID, also in vLLM's own log."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start().hold()
+        contexts = RequestContext(), RequestContext()
+        calls = [harness.call("a", context=context) for context in contexts]
+        await harness.llm.until_received(2)
+        first, second = (context.engine_request_id for context in contexts)
+        assert (first, second.partition("~")[0]) == ("a", "a")
+        assert first != second
+        harness.llm.release()
+        await asyncio.gather(*calls)
+
+    run_scene(scene)
+
+
+def test_a_stream_for_which_no_engine_comes_ends_with_an_error_of_a_stream() -> None:
+    """No status can be sent any more; the words are those of the others."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=3))
+        stream = Stream(harness)
+        await stream.take()
+        harness.bury()
+        harness.requests.fail(ENDED, "engine_lost")
+        with pytest.raises(AnsweredError, match="shut down") as caught:
+            await stream.take()
+        assert isinstance(caught.value.error, RequestLostError)
+        assert harness.requests.lost["engine_lost"] == 1
+
+    run_scene(scene)
+
+
+async def dies_again(harness: ReplayHarness, stream: Stream) -> asyncio.Task[None]:
+    """The next engine dies of a signal before it has made a token of a stream that it goes on with.
+
+    The task ends with the token of the engine after it.
+    """
+    harness.bury()
+    llm = harness.start(ScriptedLLM(answers=5))
+    llm.hold()
+    waiting = stream.taking()
+    await llm.until_received(1)
+    harness.bury()
+    harness.start(ScriptedLLM(answers=5))
+    return waiting
+
+
+def test_a_stream_that_two_engines_die_under_is_a_suspect() -> None:
+    """As a request that was replayed: it was in the engine both times, and got no further."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=5))
+        stream = Stream(harness)
+        await stream.take()
+        with answered(RequestLostError):
+            await (await dies_again(harness, stream))
+        assert harness.requests.lost["suspected"] == 1
+
+    run_scene(scene)
+
+
+def test_a_stream_that_got_further_between_two_deaths_is_no_suspect() -> None:
+    """What ended both engines came from outside: nothing that it did ended the first."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=5))
+        stream = Stream(harness)
+        await stream.take()
+        for _ in range(3):
+            await asyncio.gather(*await over_a_death(harness, stream))
+        await stream.end()
+        assert stream.tokens == [1, 2, 3, 4, 5]
+
+    run_scene(scene)
+
+
+@pytest.mark.parametrize("cause", ["node_lost", "host_memory"])
+@pytest.mark.parametrize(
+    "order", [(True, True), (True, False), (False, True)], ids=["both", "first", "second"]
+)
+def test_what_no_short_request_can_cause_makes_no_suspect(
+    cause: DeathCause, order: tuple[bool, bool]
+) -> None:
+    """A cable that is pulled, and a neighbour that takes the memory, before a signal or after."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        for is_such in order:
+            harness.start().hold()
+            harness.requests.long_prompts.engine_started(FACTS, tuple)
+            if harness.generation == 1:
+                call = harness.call("a")
+            await harness.llm.until_received(1)
+            harness.bury(Death(cause, "node b") if is_such else KILLED)
+        harness.start()
+        assert await call == [Output(1, finished=True)]
+
+    run_scene(scene)
+
+
+def test_a_long_prompt_that_two_engines_run_out_of_memory_under_is_a_suspect() -> None:
+    """It may have taken the memory both times."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        for _ in range(2):
+            harness.start().hold()
+            harness.requests.long_prompts.engine_started(FACTS, tuple)
+            if harness.generation == 1:
+                call = harness.call("a", tokens=long_prompt_tokens(FACTS) + 1)
+            await harness.llm.until_received(1)
+            harness.bury(Death("host_memory", "1 MiB is left"))
+        harness.start()
+        with answered(RequestLostError):
+            await call
+
+    run_scene(scene)
+
+
+def test_a_suspected_stream_is_tried_from_where_it_stopped() -> None:
+    """Where the engine died; past that it is acquitted, and goes on."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=3))
+        streams = Stream(harness, "a"), Stream(harness, "b")
+        for stream in streams:
+            await stream.take()
+        waiting = await over_a_death(harness, *streams, death=RAISED, is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert harness.llm.went_on_after == [(1,), (1,)]
+        assert harness.llm.most_running == 1
+        harness.requests.open()
+        await asyncio.gather(*waiting)
+        for stream in streams:
+            await stream.end()
+            assert stream.tokens == [1, 2, 3]
+
+    run_scene(scene)
+
+
+async def going_on_while_long_prompts_wait(harness: ReplayHarness) -> Stream:
+    """A long stream whose next engine reads it, although its host is short of memory."""
+    harness.start(ScriptedLLM(answers=3))
+    stream = Stream(harness, tokens=long_prompt_tokens(FACTS))
+    await stream.take()
+    harness.bury()
+    prompts = harness.requests.long_prompts
+    llm = harness.start(ScriptedLLM(answers=3), is_open=False)
+    llm.hold()
+    prompts.engine_started(FACTS, lambda: tuple(llm.running))
+    prompts.hold(are_held=True)
+    harness.requests.open()
+    return stream
+
+
+def test_a_long_stream_does_not_wait_for_memory() -> None:
+    """Its client has a part of the answer; only new prompts wait."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        stream = await going_on_while_long_prompts_wait(harness)
+        harness.llm.release()
+        await stream.end()
+        assert stream.tokens == [1, 2, 3]
+
+    run_scene(scene)
+
+
+def test_a_long_stream_gives_way_after_all_other_long_prompts() -> None:
+    """The next engine has to read what was sent, too; the error is that of a stream."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        stream = await going_on_while_long_prompts_wait(harness)
+        prompts = harness.requests.long_prompts
+        prompts.hold(are_held=False)
+        other = harness.call("other", tokens=long_prompt_tokens(FACTS) + 1)
+        waiting = stream.taking()
+        await harness.llm.until_received(2)
+        await prompts.give_up_longest()
+        assert prompts.suspect_tokens() == long_prompt_tokens(FACTS) + 1
+        await prompts.give_up_longest()
+        harness.llm.release()
+        with answered(RequestLostError):
+            await waiting
+        with answered(HostMemoryError):
+            await other
+        assert stream.context.error == "stream_broken"
+        assert harness.requests.lost["stream_broken"] == 1
+
+    run_scene(scene)
+
+
+def test_a_stream_that_can_go_on_is_not_lost_with_its_engine() -> None:
+    """A restart waits only for those that would be."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=2))
+        streams = Stream(harness, "a"), Stream(harness, "b", is_continuable=False)
+        for stream in streams:
+            await stream.take()
+        assert harness.requests.lost_with_engine == 1
+        for stream in streams:
+            await stream.end()
+
+    run_scene(scene)
+
+
 def test_a_consumed_prompt_is_not_replayed() -> None:
     """It came as a stream that has been read."""
 
@@ -135,7 +555,7 @@ def test_an_abort_that_nobody_asked_for_is_a_death() -> None:
 
     async def scene(harness: ReplayHarness) -> None:
         told = asyncio.Event()
-        harness.requests.on_unexpected_abort = told.set
+        harness.requests.aborts.on_unexpected = told.set
         harness.start()
         call = harness.call("a", gives_up=True)
         await told.wait()
@@ -153,7 +573,7 @@ def test_an_abort_that_was_asked_for_is_an_answer() -> None:
         harness.start().hold()
         call = harness.call("a", gives_up=True)
         await harness.llm.until_received(1)
-        harness.requests.expect_abort(frozenset({"a"}))
+        harness.requests.aborts.expect(frozenset({"a"}))
         harness.llm.release()
         assert [output.is_abort for output in await call] == [True]
 
@@ -215,7 +635,7 @@ def _business(harness: ReplayHarness) -> tuple[int, bool]:
 
 
 def test_a_client_that_reads_slowly_is_no_work_of_the_engine() -> None:
-    """The engine has given what it owes; to wait for the client is no stall."""
+    """The engine has given what it owes; to wait for the client is not a stall."""
 
     async def scene(harness: ReplayHarness) -> None:
         harness.start(ScriptedLLM(answers=2))
@@ -262,7 +682,7 @@ def test_a_paused_engine_may_give_calls_up() -> None:
 
     async def scene(harness: ReplayHarness) -> None:
         harness.start()
-        harness.requests.is_paused = True
+        harness.requests.aborts.is_paused = True
         assert [output.is_abort for output in await harness.call("a", gives_up=True)] == [True]
 
     run_scene(scene)

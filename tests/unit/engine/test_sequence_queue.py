@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.engine.sequence_queue import STEPS_ALONE, Capacity, SequenceQueue
+from holdfast.engine.sequence_queue import STEPS_ALONE, Capacity, PresentCapacity, SequenceQueue
+from holdfast.records import EngineFacts
 from holdfast.request_context import RequestContext
+from stub_engine import FACTS
 
 DEADLINE_SECONDS = 60.0
 
@@ -74,6 +77,17 @@ def play(scene: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(within_time())
 
 
+def test_the_present_capacity_is_that_of_the_engine_that_started_last() -> None:
+    """Before the first it is unlimited."""
+    known: list[EngineFacts | None] = [None]
+    present = PresentCapacity(lambda: known[-1])
+    assert present() == Capacity()
+    for running in (4, 8):
+        known.append(replace(FACTS, max_num_seqs=running))
+        assert present().running == running
+        assert present() is present()
+
+
 def test_one_request_of_many_sequences_leaves_a_place_to_another_key() -> None:
     """Whose sequence is sent at once, and not behind all that the first one asked for."""
 
@@ -112,6 +126,25 @@ def test_with_all_keys_there_nothing_is_kept() -> None:
         return len(engine.sent)
 
     assert play(scene) == 6
+
+
+def test_what_waits_and_what_was_sent_is_counted() -> None:
+    """Until it leaves; nothing is left of it when the engine is gone."""
+
+    async def scene() -> list[tuple[int, int]]:
+        engine = Engine()
+        sequences = engine.sequences
+        names = engine.ask("a", 10)
+        await settle()
+        found = [(sequences.waiting, sequences.sent)]
+        sequences.leave(names[0])
+        sequences.leave(names[-1])
+        found.append((sequences.waiting, sequences.sent))
+        sequences.end(RuntimeError)
+        await asyncio.gather(*engine.tasks, return_exceptions=True)
+        return [*found, (sequences.waiting, sequences.sent)]
+
+    assert play(scene) == [(7, 3), (5, 3), (0, 0)]
 
 
 def test_places_are_shared_evenly() -> None:
@@ -302,6 +335,12 @@ class Lives(RuleBasedStateMachine):
         waiting = {name[0] for name in self.alive} - {name[0] for name in there}
         assert not waiting or len(there) == 5
 
+    @invariant()
+    def each_waits_or_was_sent(self) -> None:
+        there = sum(name in self.engine.sent for name in self.alive)
+        sequences = self.engine.sequences
+        assert (sequences.waiting, sequences.sent) == (len(self.alive) - there, there)
+
     def teardown(self) -> None:
         async def end() -> None:
             self.engine.sequences.end(lambda: RuntimeError("gone"))
@@ -319,6 +358,25 @@ def test_one_key_never_has_all_that_runs_at_once(running: int) -> None:
     """While another has nothing there, but for an engine that runs one at a time."""
     capacity = Capacity(running, running + 2)
     taken = 0
-    while capacity.has_room(taken=taken, by_key=taken, keys_inside=min(taken, 1), keys=2):
+    while capacity.has_room("a", {"a": taken} if taken else {}, taken=taken, keys=2):
         taken += 1
     assert taken == max(1, running - 1)
+
+
+@pytest.mark.parametrize(("light", "left"), [(1, 1), (3, 3), (4, 4), (8, 4)])
+def test_a_key_beyond_its_share_leaves_room_for_the_others(light: int, left: int) -> None:
+    """They may double what they have there, up to an eighth of what runs at once."""
+    capacity = Capacity(32, 36)
+    heavy = 1
+    while capacity.has_room("heavy", {"heavy": heavy, "light": light}, taken=heavy + light, keys=2):
+        heavy += 1
+    assert heavy + light == 32 - left
+    inside = {"heavy": heavy, "light": light}
+    assert capacity.has_room("light", inside, taken=heavy + light, keys=2)
+
+
+def test_keys_with_equal_shares_have_all_of_the_engine() -> None:
+    """Nothing is kept free when nobody has less than another."""
+    inside = {"a": 17, "b": 17}
+    assert Capacity(32, 36).has_room("a", inside, taken=34, keys=2)
+    assert not Capacity(32, 36).has_room("a", inside, taken=36, keys=2)

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
 from holdfast.engine import startup
+from holdfast.engine.construction import constructed
 from holdfast.engine.startup import until_stuck
+from holdfast.errors import EngineStartError, HostFullError
 
 DEADLINE_SECONDS = 60.0
 SLEEP = (sys.executable, "-c", "import time; print(flush=True); time.sleep(600)")
@@ -74,3 +77,35 @@ def test_who_comes_and_goes_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> No
     with child() as compiler:
         compiler.kill()
         assert asyncio.run(scene(frozenset({compiler})))
+
+
+@pytest.mark.parametrize(
+    ("is_unified_memory", "error"), [(True, HostFullError), (False, EngineStartError)]
+)
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Available memory on node 0 (1.0/8.0 GiB) on startup is less than desired CPU memory",
+        "Free memory on device cuda:0 (1.0/8.0 GiB) on startup is less than desired GPU memory",
+    ],
+)
+def test_a_start_that_finds_too_little_of_the_hosts_memory_is_told_apart(
+    tmp_path: Path, said: str, error: type[EngineStartError], *, is_unified_memory: bool
+) -> None:
+    """The next one can wait for it; the memory of a GPU is another matter."""
+
+    def construct() -> None:
+        raise ValueError(said)
+
+    async def start() -> None:
+        await constructed(
+            construct,
+            directory=tmp_path,
+            processes=frozenset,
+            stall_timeout_seconds=DEADLINE_SECONDS,
+            is_unified_memory=is_unified_memory,
+        )
+
+    with pytest.raises(EngineStartError, match="is less than") as raised:
+        asyncio.run(start())
+    assert type(raised.value) is error

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.atomic_files import MAX_RECORD_BYTES
+from holdfast.engine.suspicion_files import (
+    MAX_CHARGES,
+    REMEMBERED_SECONDS,
+    Findings,
+    SuspicionFiles,
+)
 from holdfast.engine.suspicions import (
     CHARGED_SECONDS,
+    POLL_SECONDS,
     REMEMBERED,
-    REMEMBERED_CHARGES,
-    REMEMBERED_SECONDS,
     Suspicions,
 )
 from stub_engine import FakeClock
@@ -47,91 +57,162 @@ def test_a_suspect_is_known_by_its_key() -> None:
     assert not known.is_quarantined(digest("a"))
 
 
+LONGEST_NAME = "n" * 48
+DEADLINE_SECONDS = 60.0
+
+
+def shared(directory: Path, clock: Callable[[], float] | None = None) -> Suspicions:
+    """What one of the servers with this directory knows."""
+    files = SuspicionFiles(directory, "f")
+    return Suspicions(files) if clock is None else Suspicions(files, clock)
+
+
 def test_suspects_do_not_push_out_what_is_quarantined(tmp_path: Path) -> None:
     """Each kind has its own places, and the file stays as small as its reader asks for."""
-    path = tmp_path / "suspicions.json"
-    known = Suspicions(path)
-    known.quarantine(digest("first"), "key-01234567")
+    clock = FakeClock()
+    clock.now_seconds = 1_764_000_000.1234567
+    known = shared(tmp_path, clock)
+    known.quarantine(digest("first"), LONGEST_NAME)
     for number in range(3 * REMEMBERED):
-        known.suspect(digest(number), "key-01234567")
-        known.charge("key-01234567", 2)
+        clock.now_seconds += 0.0000011
+        known.suspect(digest(number), LONGEST_NAME)
+        known.charge(LONGEST_NAME, 2)
     assert known.is_quarantined(digest("first"))
     for number in range(REMEMBERED):
-        known.quarantine(digest(f"q{number}"), "key-01234567")
+        clock.now_seconds += 0.0000011
+        known.quarantine(digest(f"q{number}"), LONGEST_NAME)
     assert not known.is_quarantined(digest("first"))
     known.save()
+    (path,) = tmp_path.iterdir()
     assert path.stat().st_size < MAX_RECORD_BYTES
-    assert Suspicions(path).charged("key-01234567") == REMEMBERED_CHARGES
+    assert shared(tmp_path, clock).charged(LONGEST_NAME) == MAX_CHARGES
 
 
 def test_several_servers_keep_what_each_has_seen(tmp_path: Path) -> None:
-    """The second to write does not take away what the first wrote, and learns of it."""
-    path = tmp_path / "suspicions.json"
-    first, second = Suspicions(path), Suspicions(path)
+    """None takes away what another one wrote, and a new one knows all of it."""
+    first, second = shared(tmp_path), shared(tmp_path)
     first.quarantine(digest("a"), "")
     first.charge("k", 3)
-    first.save()
     second.suspect(digest("a"), "")
     second.suspect(digest("b"), "")
+    for _ in range(2):
+        first.save()
+        second.save()
+    known = shared(tmp_path)
+    assert known.is_quarantined(digest("a"))
+    assert known.is_suspected(digest("b"), "")
+    assert known.suspended_seconds("k") > 0
+    assert known.charged("k") == 3
+
+
+def test_a_second_death_quarantines_wherever_the_first_was(tmp_path: Path) -> None:
+    """Also of two servers that did not know of each other; not of two keys."""
+    clock = FakeClock()
+    first, second = shared(tmp_path, clock), shared(tmp_path, clock)
+    first.suspect(digest("a"), "mine")
+    first.suspect(digest("b"), "mine")
+    clock.now_seconds += 1
+    second.suspect(digest("a"), "mine")
+    second.suspect(digest("b"), "yours")
+    first.save()
+    assert not shared(tmp_path, clock).is_quarantined(digest("a"))
+    shared(tmp_path, clock).save()
+    assert not shared(tmp_path, clock).is_quarantined(digest("a"))
     second.save()
-    for known in (second, Suspicions(path)):
-        assert known.is_quarantined(digest("a"))
-        assert known.is_suspected(digest("b"), "")
-        assert known.suspended_seconds("k") > 0
-        assert known.charged("k") == 3
+    known = shared(tmp_path, clock)
+    assert known.is_quarantined(digest("a"))
+    assert not known.is_quarantined(digest("b"))
+
+
+def test_a_death_of_yesterday_is_not_the_first_of_two(tmp_path: Path) -> None:
+    """What is forgotten counts no more."""
+    clock = FakeClock()
+    known = shared(tmp_path, clock)
+    known.suspect(digest("a"), "")
+    clock.now_seconds += REMEMBERED_SECONDS
+    known.suspect(digest("a"), "")
+    assert not known.is_quarantined(digest("a"))
+    assert known.is_suspected(digest("a"), "")
 
 
 def test_a_clock_that_was_put_back_keeps_nothing_for_ever(tmp_path: Path) -> None:
     """What was written in the future is not believed."""
-    path = tmp_path / "suspicions.json"
     ahead = FakeClock()
     ahead.now_seconds = 10 * REMEMBERED_SECONDS
-    writer = Suspicions(path, ahead)
+    writer = shared(tmp_path, ahead)
     writer.quarantine(digest("a"), "")
     writer.charge("k", 3)
     writer.save()
     now = FakeClock()
     now.now_seconds = 8 * REMEMBERED_SECONDS
-    reader = Suspicions(path, now)
+    reader = shared(tmp_path, now)
     assert not reader.is_quarantined(digest("a"))
     assert reader.suspended_seconds("k") == 0
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[" * 100_000,
-        "null",
-        "[]",
-        json.dumps({"schema": 2, "suspicions": [], "charges": []}),
-        json.dumps({"schema": 1, "suspicions": 3, "charges": []}),
-        json.dumps({"schema": 1, "suspicions": [{}], "charges": []}),
-        json.dumps({"schema": 1, "suspicions": [], "charges": [{"key": 1, "at_unix_seconds": 1}]}),
-        json.dumps(
-            {"schema": 1, "suspicions": [], "charges": [{"key": "a\n", "at_unix_seconds": 1}]}
-        ),
-        '{"schema": 1, "suspicions": [], "charges": [{"key": "a", "at_unix_seconds": 1e999}]}',
-        "x" * (MAX_RECORD_BYTES + 1),
-    ],
-)
-def test_a_broken_file_is_as_if_there_were_none(tmp_path: Path, content: str) -> None:
-    """It is written anew with the next death."""
-    path = tmp_path / "suspicions.json"
-    path.write_text(content)
-    known = Suspicions(path)
-    known.quarantine(digest("a"), "")
-    known.save()
-    assert Suspicions(path).is_quarantined(digest("a"))
 
 
 def test_a_disk_that_takes_nothing_costs_nothing_but_the_memory(tmp_path: Path) -> None:
     """The file stands where its directory should be."""
     (tmp_path / "state").write_text("")
-    known = Suspicions(tmp_path / "state" / "suspicions.json")
+    known = shared(tmp_path / "state")
     known.quarantine(digest("a"), "")
     known.save()
     assert known.is_quarantined(digest("a"))
+
+
+QUARANTINES = """
+import sys
+from pathlib import Path
+from holdfast.engine.suspicion_files import SuspicionFiles
+from holdfast.engine.suspicions import Suspicions
+known = Suspicions(SuspicionFiles(Path(sys.argv[1]), "f"))
+known.quarantine(sys.argv[2], "alice")
+known.save()
+"""
+
+
+def test_a_running_server_learns_what_another_process_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a request and without a death of its own; its log says so."""
+
+    async def learn() -> None:
+        known = shared(tmp_path)
+        command = [sys.executable, "-c", QUARANTINES, str(tmp_path), digest("a")]
+        with known.learning():
+            assert not known.has_quarantined
+            done = await asyncio.to_thread(
+                subprocess.run, command, timeout=DEADLINE_SECONDS, check=True
+            )
+            assert done.returncode == 0
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while not known.is_quarantined(digest("a")):  # noqa: ASYNC110 - a thread reads
+                    await asyncio.sleep(0.01)
+            assert known.has_quarantined
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(learn())
+    assert "another server has quarantined 1 requests" in caplog.text
+
+
+def test_a_file_system_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+    """Neither the loop nor the end of the server waits for it."""
+    entered, released = threading.Event(), threading.Event()
+
+    class Hanging(SuspicionFiles):
+        def read_changed(self) -> Findings:
+            if threading.current_thread() is not threading.main_thread():
+                entered.set()
+                released.wait(DEADLINE_SECONDS)
+            return super().read_changed()
+
+    async def serve() -> None:
+        known = Suspicions(Hanging(tmp_path, "f"))
+        with known.learning():
+            assert await asyncio.to_thread(entered.wait, DEADLINE_SECONDS)
+            known.quarantine(digest("a"), "")
+
+    asyncio.run(serve())
+    released.set()
 
 
 def test_charges_are_counted_within_the_hour() -> None:
@@ -144,3 +225,13 @@ def test_charges_are_counted_within_the_hour() -> None:
     known.charge("k", 2)
     assert known.suspended_seconds("k") == CHARGED_SECONDS - 100
     assert known.suspended_seconds("") == 0
+
+
+def test_what_one_server_writes_the_others_know_with_their_next_look(tmp_path: Path) -> None:
+    """They look at least twice a second, so that it is known within one."""
+    assert POLL_SECONDS <= 0.5
+    writer, reader = shared(tmp_path), SuspicionFiles(tmp_path, "f")
+    reader.read_changed()
+    writer.quarantine(digest("a"), "")
+    writer.save()
+    assert [one.digest for one in reader.read_changed().suspicions] == [digest("a")]

@@ -100,6 +100,18 @@ def test_requests_do_not_spend_the_budget_of_the_hardware() -> None:
         wait(budget)
 
 
+def test_a_neighbour_that_takes_the_memory_does_not_end_the_server() -> None:
+    """Neither an engine nor the hardware is to blame, and a new process would meet it, too."""
+    budget, death = RestartBudget(2, 10_000, FakeClock()), Death("host_memory", "1 MiB is left")
+    waits = []
+    for _ in range(6):
+        budget.count(death, NOBODY)
+        waits.append(budget.wait_seconds(death))
+    assert waits[:3] == [0, 1, MIN_BROWNOUT_SECONDS]
+    assert waits[-1] == MAX_BROWNOUT_SECONDS
+    assert [wait(budget), wait(budget)] == [MAX_BROWNOUT_SECONDS] * 2
+
+
 def test_a_restart_on_request_is_free() -> None:
     """A requested death says nothing about the engine."""
     budget = RestartBudget(1, 100, FakeClock())

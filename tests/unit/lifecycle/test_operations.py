@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -34,12 +32,13 @@ from scripted_life import (
     GREW,
     PASSED,
     PLUG_PULLED,
+    Client,
     Halt,
     Life,
     World,
+    in_service,
     lived,
 )
-from scripted_llm import Output
 from stub_engine import FACTS
 
 QUICK = ProbeCommand("quick")
@@ -47,38 +46,7 @@ SLEEP = SleepCommand(1, is_abrupt=False)
 WAKE = WakeCommand(SLEEP_TAGS)
 RESTART = RestartCommand("new weights")
 IMPATIENT = SupervisionSettings(drain_timeout_seconds=0.0)
-Act = Callable[[Life], Awaitable[None]]
-
-
-@dataclass
-class Client:
-    """One call, and its outputs."""
-
-    life: Life
-    prompt: str
-    is_consumed: bool = False
-
-    def __post_init__(self) -> None:
-        self.outputs: list[Output] = []
-        self.first = asyncio.Event()
-        self.task = asyncio.create_task(self._call())
-
-    async def _call(self) -> None:
-        arguments = {"prompt": self.prompt, "is_consumed": self.is_consumed}
-        async for output in self.life.world.requests.run("generate", arguments):
-            self.outputs.append(output)
-            self.first.set()
-
-
-def in_service(act: Act) -> Act:
-    """Return an act that does something in READY, and then stops the server."""
-
-    async def ready(life: Life) -> None:
-        await life.until(State.READY)
-        await act(life)
-        life.supervisor.request_stop()
-
-    return ready
+PATIENT = SupervisionSettings(drain_timeout_seconds=10 * DEADLINE_SECONDS)
 
 
 def refusals(life: Life, *commands: Command) -> list[type[HoldfastError]]:
@@ -337,6 +305,24 @@ def test_a_restart_lets_streams_end_and_replays_the_rest(tmp_path: Path) -> None
     life = lived(world, in_service(act))
     assert counter_values(life.engine_deaths)["requested"] == 1
     assert sum(world.requests.lost.values()) == 0
+
+
+def test_a_restart_does_not_wait_for_what_can_go_on(tmp_path: Path) -> None:
+    """All others would wait for its end, although it loses nothing."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        llm = world.engines[0].llm
+        llm.answers = 2
+        begun = Client(life, "begun", is_continuable=True)
+        await begun.first.wait()
+        llm.hold()
+        await life.supervisor.submit(RESTART)
+        await life.until(State.READY)
+        await begun.task
+
+    lived(world, in_service(act), supervision=PATIENT)
+    assert (world.requests.continued, sum(world.requests.lost.values())) == (1, 0)
 
 
 def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:

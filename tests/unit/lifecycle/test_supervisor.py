@@ -36,6 +36,7 @@ from scripted_life import (
     Halt,
     Life,
     Moves,
+    NodeLostOnce,
     World,
     _ask,
     _die,
@@ -81,6 +82,7 @@ def test_the_status_of_each_state(tmp_path: Path) -> None:
     assert [status.engine.generation for status in seen.values()] == [0, 1, 1, 1]
     assert [status.engine.starts for status in seen.values()] == [0, 1, 1, 1]
     assert [len(status.ranks) for status in seen.values()] == [0, 1, 1, 1]
+    assert [status.has_engine for status in seen.values()] == [False, True, True, False]
     assert [status.has_been_ready for status in seen.values()] == [False, False, True, True]
     assert [status.probe for status in seen.values()] == [None, None, PASSED, PASSED]
     assert {"import", "processes", "probe"} <= set(seen["READY"].start_phases)
@@ -315,6 +317,7 @@ def test_a_dead_engine_is_replaced(tmp_path: Path) -> None:
     assert life.error is None
     assert life.states[3:6] == ["RECOVERING", "PROBING", "READY"]
     assert counter_values(life.engine_deaths)["core_exit"] == 1
+    assert world.deaths == [PLUG_PULLED]
     report = life.supervisor.status().engine
     assert (report.generation, report.restarts, report.starts) == (2, 1, 2)
     assert "a test pulled the plug" in report.last_exit
@@ -424,6 +427,7 @@ def test_a_start_that_fails_while_recovering_is_tried_again(tmp_path: Path) -> N
     life = lived(world, act)
     assert life.error is None
     assert counter_values(life.engine_deaths)["start_failure"] == 1
+    assert [death.cause for death in world.deaths] == ["core_exit", "start_failure"]
     assert life.supervisor.restarts_left == SupervisionSettings().max_engine_restarts - 2
 
 
@@ -563,3 +567,19 @@ def test_a_reservation_with_which_nothing_starts_is_given_up(tmp_path: Path) -> 
     life = lived(world, stopped_in(State.READY))
     assert life.error is None
     assert [bool(spec.learned) for spec in world.specs] == [False, True, False]
+
+
+def test_a_node_that_is_lost_while_the_engine_starts_is_waited_for(tmp_path: Path) -> None:
+    """The server does not end, whereas it does when an engine cannot start."""
+    life = lived(World(tmp_path, starting=NodeLostOnce()), stopped_in(State.READY))
+    assert life.error is None
+    assert life.states[:4] == ["STARTING", "RECOVERING", "PROBING", "READY"]
+    assert counter_values(life.engine_deaths)["node_lost"] == 1
+
+
+def test_a_start_that_waits_for_other_nodes_says_so(tmp_path: Path) -> None:
+    """The state is that of a start."""
+    world = World(tmp_path, missing=["waiting for other nodes: 0 of 1 joined"])
+    life = lived(world, stopped_in(State.READY))
+    assert life.states[:4] == ["STARTING", "STARTING", "PROBING", "READY"]
+    assert life.reasons[0] == "waiting for other nodes: 0 of 1 joined"

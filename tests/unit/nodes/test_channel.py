@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.nodes import messages
 from holdfast.nodes.channel import HANDSHAKE_SECONDS, SILENCE_SECONDS, Channel
 from holdfast.nodes.frames import LENGTH_BYTES, MAX_FRAME_BYTES, MAX_OPENING_BYTES, framed
-from holdfast.nodes.messages import Challenge, Drain, Hello, Message, Proof, Rejected, encoded
+from holdfast.nodes.messages import Challenge, Goodbye, Hello, Message, Proof, Rejected, encoded
 from node_pairs import KEY, a_nonce
 
 OTHER_KEY = b"another-key-another-key-another-key"
@@ -66,9 +66,9 @@ def reason(channel: Channel) -> str:
 def test_both_ends_open_with_the_same_key() -> None:
     """And then carry messages both ways."""
     pair = an_open_pair()
-    pair.head.send(Drain("down"))
-    pair.follower.send(Drain("up"))
-    assert pair.exchange() == ([Drain("up")], [Drain("down")])
+    pair.head.send(Goodbye("down"))
+    pair.follower.send(Goodbye("up"))
+    assert pair.exchange() == ([Goodbye("up")], [Goodbye("down")])
 
 
 def test_the_key_is_not_on_the_wire() -> None:
@@ -138,7 +138,7 @@ def test_a_recorded_handshake_opens_nothing_later() -> None:
 def test_a_frame_of_another_connection_is_forged() -> None:
     """Each connection has keys of its own."""
     one, other = an_open_pair(), an_open_pair()
-    other.follower.send(Drain("other"))
+    other.follower.send(Goodbye("other"))
     assert one.head.received(other.follower.outgoing(), 0) == []
     assert reason(one.head) == "forged"
 
@@ -146,7 +146,7 @@ def test_a_frame_of_another_connection_is_forged() -> None:
 def test_a_frame_sent_back_is_forged() -> None:
     """Each direction has a key of its own."""
     pair = an_open_pair()
-    pair.head.send(Drain("down"))
+    pair.head.send(Goodbye("down"))
     pair.head.received(pair.head.outgoing(), 0)
     assert reason(pair.head) == "forged"
 
@@ -154,16 +154,16 @@ def test_a_frame_sent_back_is_forged() -> None:
 def test_a_repeated_frame_is_forged() -> None:
     """What was received before stays received."""
     pair = an_open_pair()
-    pair.follower.send(Drain("up"))
+    pair.follower.send(Goodbye("up"))
     frame = pair.follower.outgoing()
-    assert pair.head.received(frame + frame, 0) == [Drain("up")]
+    assert pair.head.received(frame + frame, 0) == [Goodbye("up")]
     assert reason(pair.head) == "forged"
 
 
 def test_a_message_before_the_proof_is_refused() -> None:
     """It is not even read."""
     head = a_channel("head")
-    assert head.received(framed(encoded(Drain("up"))), 0) == []
+    assert head.received(framed(encoded(Goodbye("up"))), 0) == []
     assert reason(head) == "malformed"
 
 
@@ -235,10 +235,57 @@ def test_silence_ends_a_channel(role: str) -> None:
     """The heartbeat of the other is not answered in time."""
     pair = an_open_pair()
     channel = pair.head if role == "head" else pair.follower
-    channel.tick(SILENCE_SECONDS)
+    for quarter in range(int(4 * SILENCE_SECONDS) + 1):
+        channel.tick(quarter / 4)
     assert channel.is_open
     channel.tick(SILENCE_SECONDS + 0.1)
     assert (channel.is_open, reason(channel)) == (False, "silent")
+
+
+@pytest.mark.parametrize("role", ["head", "follower"])
+def test_a_side_that_was_busy_does_not_blame_the_other(role: str) -> None:
+    """What the other sent meanwhile waits to be read."""
+    pair = an_open_pair()
+    busy, other = (pair.head, pair.follower) if role == "head" else (pair.follower, pair.head)
+    for quarter in range(8):
+        busy.tick(quarter / 4)
+        other.tick(quarter / 4)
+        pair.exchange(quarter / 4)
+    busy.tick(1.75 + SILENCE_SECONDS)
+    assert busy.is_open
+    for quarter in range(1, int(4 * SILENCE_SECONDS)):
+        busy.tick(1.75 + SILENCE_SECONDS + quarter / 4)
+    assert reason(busy) == "silent"
+
+
+@pytest.mark.parametrize("role", ["head", "follower"])
+@pytest.mark.parametrize("late_seconds", [1.25, 3.0, SILENCE_SECONDS])
+def test_a_side_that_is_busy_again_and_again_notices_silence(
+    role: str, late_seconds: float
+) -> None:
+    """What it may excuse since the last answer is as long as the silence."""
+    pair = an_open_pair()
+    busy = pair.head if role == "head" else pair.follower
+    now = 0.0
+    while busy.is_open and now < 60:
+        now += late_seconds
+        busy.tick(now)
+    assert reason(busy) == "silent"
+    assert now <= 2 * SILENCE_SECONDS + late_seconds
+
+
+def test_a_side_that_is_busy_again_and_again_keeps_a_peer_that_answers() -> None:
+    """Each answer allows as much again."""
+    pair = an_open_pair()
+    now = 0.0
+    while now < 60:
+        for quarter in range(16):
+            now += 0.25
+            pair.follower.tick(now)
+            if quarter == 15:
+                pair.head.tick(now)
+                pair.exchange(now)
+    assert (reason(pair.head), reason(pair.follower)) == ("", "")
 
 
 def test_what_is_late_does_not_keep_a_channel_open() -> None:
@@ -263,7 +310,7 @@ def test_what_is_late_does_not_keep_a_channel_open() -> None:
 def test_a_side_that_was_stopped_finds_out_before_it_reads() -> None:
     """It reads nothing that waited for it, since the other has given it up."""
     pair = an_open_pair()
-    pair.head.send(Drain("old"))
+    pair.head.send(Goodbye("old"))
     waiting = pair.head.outgoing()
     assert pair.follower.received(waiting, SILENCE_SECONDS + 0.1) == []
     assert reason(pair.follower) == "silent"
@@ -281,11 +328,11 @@ def test_a_heartbeat_with_a_wrong_number_is_malformed(message: Message) -> None:
 def test_nothing_is_sent_over_a_channel_that_is_not_open() -> None:
     """Neither before nor after."""
     head = a_channel("head")
-    head.send(Drain("early"))
+    head.send(Goodbye("early"))
     assert head.outgoing() == b""
     pair = an_open_pair()
     pair.head.refuse("malformed", "why")
-    pair.head.send(Drain("late"))
+    pair.head.send(Goodbye("late"))
     assert pair.head.outgoing() == b""
 
 

@@ -4,23 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import uvloop
 
 from holdfast.errors import UsageError
 from holdfast.nodes.actions import GenerationLost, GenerationOver, RanksChanged
-from holdfast.nodes.dialer import Dialer, HeadAddress
+from holdfast.nodes.addresses import HeadAddress
+from holdfast.nodes.dialer import Dialer
 from holdfast.nodes.follower import Follower
 from holdfast.nodes.messages import NodeFacts
 from holdfast.records import Death
 from node_pairs import FACTS, KEY
-from node_scenes import Scene, StandInEngine, play
+from node_scenes import DEADLINE_SECONDS, Scene, StandInEngine, play
 from sample_status import a_rank
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 KILLED = Death("worker_exit", "rank 1 was killed")
+
+
+@asynccontextmanager
+async def cuttable(scene: Scene) -> AsyncIterator[tuple[int, list[asyncio.StreamWriter]]]:
+    """A port that leads to the head, and the connections to it, which a test may cut."""
+    connections: list[asyncio.StreamWriter] = []
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with scene.raw() as (back, forth):
+            connections.append(writer)
+
+            async def carry(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+                while data := await source.read(65536):
+                    to.write(data)
+
+            down = asyncio.create_task(carry(back, writer))
+            try:
+                await carry(reader, forth)
+            finally:
+                down.cancel()
+                writer.transport.abort()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as between:
+        yield between.sockets[0].getsockname()[1], connections
 
 
 @pytest.mark.parametrize("loop_factory", [None, uvloop.new_event_loop])
@@ -99,35 +127,48 @@ def test_a_lost_connection_ends_the_engine_and_is_made_again() -> None:
     """Through a link that someone cuts."""
 
     async def scene(scene: Scene) -> tuple[list[int], int]:
-        writers: list[asyncio.StreamWriter] = []
-
-        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            async with scene.raw() as (back, forth):
-                writers.append(writer)
-
-                async def carry(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
-                    while data := await source.read(65536):
-                        to.write(data)
-
-                down = asyncio.create_task(carry(back, writer))
-                try:
-                    await carry(reader, forth)
-                finally:
-                    down.cancel()
-                    writer.transport.abort()
-
-        async with await asyncio.start_server(relay, "127.0.0.1", 0) as between:
-            port = between.sockets[0].getsockname()[1]
-            async with scene.follower(port=port) as (engine, _):
-                await scene.until(lambda: scene.head.is_complete)
-                scene.start(1)
-                await scene.until(lambda: engine.started)
-                writers[0].transport.abort()
-                await scene.until(lambda: engine.stopped)
-                await scene.until(lambda: scene.head.is_complete)
-                return engine.stopped, len(writers)
+        async with cuttable(scene) as (port, connections), scene.follower(port=port) as (engine, _):
+            await scene.until(lambda: scene.head.is_complete)
+            scene.start(1)
+            await scene.until(lambda: engine.started)
+            connections[0].transport.abort()
+            await scene.until(lambda: engine.stopped)
+            await scene.until(lambda: scene.head.is_complete)
+            return engine.stopped, len(connections)
 
     assert play(scene) == ([1], 2)
+
+
+def test_what_was_found_for_an_earlier_head_is_not_sent_to_the_next() -> None:
+    """It may have another model; a slow disk must not make it refuse this node for good."""
+    has_changed = threading.Event()
+    asked: list[str] = []
+
+    def find_facts(model: str) -> NodeFacts:
+        asked.append(model)
+        if len(asked) > 1:
+            return FACTS
+        has_changed.wait(DEADLINE_SECONDS)
+        return replace(FACTS, model_digest="of the earlier model")
+
+    async def scene(scene: Scene) -> int:
+        engine = StandInEngine()
+        machine = Follower(key=KEY, name="b", instance="ab" * 32)
+        async with cuttable(scene) as (port, connections):
+            address = HeadAddress("127.0.0.1", port)
+            engine.dialer = Dialer(machine, address, engine, find_facts=find_facts)
+            task = asyncio.create_task(engine.dialer.run())
+            await scene.until(lambda: asked)
+            connections[0].transport.abort()
+            await scene.until(lambda: machine.state == "away")
+            await scene.until(lambda: machine.state == "joining" and machine._has_terms)
+            has_changed.set()
+            await scene.until(lambda: scene.head.is_complete or task.done())
+            engine.dialer.leave("the test ends")
+            await task
+            return len(asked)
+
+    assert play(scene) == 2
 
 
 def test_a_follower_waits_for_a_head_that_is_not_there_yet() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -14,19 +16,26 @@ from typing import TypeVar
 import psutil
 import pytest
 
+from fake_host import GIB, FakeHost
+from holdfast.host_memory.guard import Level, MemoryGuard
 from holdfast.nodes.actions import GenerationLost, GenerationOver, RanksChanged
-from holdfast.nodes.dialer import Dialer, HeadAddress
+from holdfast.nodes.addresses import HeadAddress
+from holdfast.nodes.dialer import Dialer
 from holdfast.nodes.engine_processes import EngineProcesses
 from holdfast.nodes.follower import Follower
+from holdfast.nodes.memory import NodeMemory
 from holdfast.nodes.messages import Start
+from holdfast.processes import cleanup, tree
 from holdfast.processes.exits import is_alive
 from holdfast.records import Death, RankStats
+from holdfast.settings import MemorySettings
 from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
 from node_pairs import FACTS, KEY, SPEC
 from node_scenes import DEADLINE_SECONDS, Scene, play
 
 WORKER = """
-import pathlib, sys, time
+import os, pathlib, signal, sys, time
+from dataclasses import replace
 from holdfast.worker.ipc_names import shared_path
 from holdfast.workspace.stats import StatsWriter
 directory = pathlib.Path(sys.argv[1])
@@ -34,6 +43,16 @@ shared = shared_path(directory)
 with StatsWriter(directory, engine=0, rank=1, generation=1, shared=shared) as writer:
     if "raise" in sys.argv:
         writer.fatal_error("ValueError: of the worker")
+    if "refused" in sys.argv:
+        while not pathlib.Path(sys.argv[-1]).exists():
+            time.sleep(0.001)
+        writer.update(lambda report: replace(report, nan_rows=7))
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "counts" in sys.argv:
+        with open(sys.argv[-1], "wb", buffering=0) as counted:
+            for number in range(1, 1_000_000):
+                writer.update(lambda report: replace(report, nan_rows=number))
+                os.pwrite(counted.fileno(), b"%08d" % number, 0)
     time.sleep(600)
 """
 EXECUTOR = """
@@ -75,6 +94,11 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
+def unguarded() -> NodeMemory:
+    """The memory of a host that nobody watches."""
+    return NodeMemory(MemorySettings(guard="off"))
+
+
 def command(*words: str) -> Callable[[Start, Path], Sequence[str]]:
     return lambda _, directory: [sys.executable, "-c", EXECUTOR, WORKER, str(directory), *words]
 
@@ -83,19 +107,22 @@ def run(
     directory: Path,
     scene: Callable[[EngineProcesses, Heard], Awaitable[Result]],
     make: Callable[[Start, Path], Sequence[str]] | None = None,
+    *,
+    memory: NodeMemory | None = None,
+    heard: Heard | None = None,
 ) -> tuple[Result, Heard]:
     """Run a scene with the processes of one generation, to their end."""
+    listener = heard or Heard()
 
     async def within_time() -> tuple[Result, Heard]:
-        heard = Heard()
-        processes = EngineProcesses(directory, make or command())
-        processes.reports = heard
+        processes = EngineProcesses(directory, make or command(), memory or unguarded())
+        processes.reports = listener
         processes.start(ORDER)
         try:
             async with asyncio.timeout(2 * DEADLINE_SECONDS):
-                result = await scene(processes, heard)
-                await until(lambda: heard.ended)
-                return result, heard
+                result = await scene(processes, listener)
+                await until(lambda: listener.ended)
+                return result, listener
         finally:
             processes.stop(1, "the test ends")
             await processes.ended()
@@ -166,6 +193,68 @@ def test_an_error_that_a_rank_reports_is_a_death(tmp_path: Path) -> None:
     assert "ValueError: of the worker" in death.reason
 
 
+def test_what_a_rank_wrote_last_is_told_before_its_death(tmp_path: Path) -> None:
+    """The head learns from it, and looks no more once it knows of the death."""
+
+    class Listening(Heard):
+        """Remembers what it knew when it heard of a death."""
+
+        known = 0
+
+        def engine_lost(self, generation: int, death: Death) -> None:
+            super().engine_lost(generation, death)
+            self.known = sum(rank.nan_rows for rank in self.ranks)
+
+    trigger = tmp_path / "trigger"
+
+    async def scene(_: EngineProcesses, heard: Heard) -> None:
+        await started(heard)
+        trigger.touch()
+        await until(lambda: heard.deaths)
+
+    words = command("refused", str(trigger))
+    _, heard = run(tmp_path / "files", scene, words, heard=Listening())
+    assert isinstance(heard, Listening)
+    assert heard.known == 7
+
+
+def test_what_a_rank_counts_until_it_is_killed_is_told(tmp_path: Path) -> None:
+    """The follower's counters miss nothing of a generation that has to end."""
+    counted = tmp_path / "counted"
+
+    async def scene(processes: EngineProcesses, heard: Heard) -> None:
+        await until(lambda: counted.exists() and counted.read_bytes())
+        processes.stop(1, "a restart")
+        await until(lambda: heard.ended)
+
+    _, heard = run(tmp_path / "files", scene, command("counts", str(counted)))
+    assert heard.ranks[0].nan_rows >= int(counted.read_bytes())
+
+
+def test_a_host_without_memory_ends_the_ranks_with_the_reason(tmp_path: Path) -> None:
+    """Before anyone can see that they are gone, and with all their processes."""
+    host = FakeHost(tmp_path / "host")
+    settings = MemorySettings(guard="on", marks=(4 * GIB, 2 * GIB, GIB))
+    guard = MemoryGuard(settings.marks, root=host.root, interval_seconds=0.01)
+    memory = NodeMemory(settings, guard)
+
+    async def scene(_: EngineProcesses, heard: Heard) -> psutil.Process:
+        with memory.running():
+            worker = await started(heard)
+            host.leave(3 * GIB // 2)
+            await until(lambda: guard.last is not None and guard.last.level is Level.GIVE_UP)
+            assert is_alive(worker)
+            host.leave(GIB // 2)
+            await until(lambda: heard.ended)
+        return worker
+
+    worker, heard = run(tmp_path / "files", scene, memory=memory)
+    assert not is_alive(worker)
+    (death,) = heard.deaths
+    assert death.cause == "host_memory"
+    assert death.reason.startswith("512 MiB were available")
+
+
 def test_a_process_that_cannot_start_is_a_death(tmp_path: Path) -> None:
     """With the reason."""
 
@@ -194,7 +283,7 @@ def test_it_says_so_if_nobody_hears_of_its_processes(tmp_path: Path) -> None:
     """A generation without reports would never end."""
 
     async def scene() -> None:
-        processes = EngineProcesses(tmp_path, command())
+        processes = EngineProcesses(tmp_path, command(), unguarded())
         processes.start(ORDER)
         with pytest.raises(RuntimeError, match="nobody hears"):
             await processes.ended()
@@ -202,12 +291,119 @@ def test_it_says_so_if_nobody_hears_of_its_processes(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
+def test_its_end_is_not_reported_while_a_process_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that hangs in a driver ends later; what survived once is killed by the next attempt."""
+    monkeypatch.setattr("holdfast.nodes.engine_processes.RETRY_SECONDS", 0.01)
+    attempts: list[bool] = []
+    worker: list[psutil.Process] = []
+
+    def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
+        attempts.append(is_alive(worker[0]))
+        return kill_really(processes) if len(attempts) > 2 else (4711,)
+
+    kill_really = tree.kill
+    monkeypatch.setattr(tree, "kill", kill)
+
+    async def scene(processes: EngineProcesses, heard: Heard) -> list[int]:
+        worker.append(await started(heard))
+        processes.stop(1, "a restart")
+        await until(lambda: len(attempts) == 2)
+        return list(heard.ended)
+
+    ended_early, heard = run(tmp_path, scene)
+    assert (ended_early, heard.ended, attempts) == ([], [1], [True, True, True])
+    assert not is_alive(worker[0])
+    assert caplog.text.count("process 4711 of the engine cannot be killed; trying again") == 1
+
+
+@pytest.mark.parametrize("step", ["shared_memory", "remove"])
+@pytest.mark.parametrize("error", [OSError("too many open files"), psutil.AccessDenied(1)])
+def test_a_step_of_the_clean_up_that_fails_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
+) -> None:
+    """Otherwise nobody would hear of the end, and the node would be lost."""
+    monkeypatch.setattr("holdfast.nodes.engine_processes.RETRY_SECONDS", 0.01)
+    errors = [error]
+    works: Callable[..., object] = getattr(cleanup, step)
+
+    def fail_once(*given: object) -> object:
+        if errors:
+            raise errors.pop()
+        return works(*given)
+
+    monkeypatch.setattr(cleanup, step, fail_once)
+
+    async def scene(processes: EngineProcesses, heard: Heard) -> psutil.Process:
+        worker = await started(heard)
+        processes.stop(1, "a restart")
+        await until(lambda: heard.ended)
+        return worker
+
+    worker, _ = run(tmp_path, scene)
+    assert not is_alive(worker)
+    assert not list(tmp_path.iterdir())
+    assert not list(SHARED_MEMORY.glob(f"{name_prefix(tmp_path / '1')}*"))
+
+
+def test_a_clean_up_that_hangs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its end is waited for: the processes may still be there."""
+    monkeypatch.setattr("holdfast.nodes.engine_processes.SLOW_SECONDS", 0.01)
+    may_go_on = threading.Event()
+    remove = cleanup.remove
+
+    def hang(directory: Path) -> None:
+        may_go_on.wait(DEADLINE_SECONDS)
+        remove(directory)
+
+    monkeypatch.setattr(cleanup, "remove", hang)
+
+    async def scene(processes: EngineProcesses, heard: Heard) -> list[int]:
+        await started(heard)
+        processes.stop(1, "a restart")
+        await until(lambda: "the kernel does not answer" in caplog.text)
+        ended = list(heard.ended)
+        may_go_on.set()
+        return ended
+
+    ended_early, heard = run(tmp_path, scene)
+    assert (ended_early, heard.ended) == ([], [1])
+
+
+def test_what_a_generation_leaves_does_not_survive_the_next(tmp_path: Path) -> None:
+    """Only what was there before the first is none of its business."""
+
+    async def scene(processes: EngineProcesses, heard: Heard) -> subprocess.Popen[bytes]:
+        await started(heard)
+        processes.stop(1, "a restart")
+        await until(lambda: heard.ended)
+        left = subprocess.Popen(["sleep", "600"])  # noqa: ASYNC220 - a moment
+        heard.ranks.clear()
+        processes.start(ORDER)
+        await started(heard)
+        processes.stop(1, "a restart")
+        await until(lambda: len(heard.ended) == 2)
+        return left
+
+    earlier = subprocess.Popen(["sleep", "600"])
+    try:
+        left, _ = run(tmp_path, scene)
+        assert left.wait(DEADLINE_SECONDS) is not None
+        assert earlier.poll() is None
+    finally:
+        earlier.kill()
+        earlier.wait(DEADLINE_SECONDS)
+
+
 def test_a_worker_killed_on_a_follower_ends_the_generation_at_the_head(tmp_path: Path) -> None:
     """Over sockets and with processes; the next generation starts on the same follower."""
 
     async def scene(scene: Scene) -> tuple[list[str], bool]:
         machine = Follower(key=KEY, name="b", instance="ab" * 32)
-        engine = EngineProcesses(tmp_path, command())
+        engine = EngineProcesses(tmp_path, command(), unguarded())
         address = HeadAddress("127.0.0.1", scene.port)
         dialer = Dialer(machine, address, engine, find_facts=lambda _: FACTS)
         engine.reports = dialer

@@ -9,7 +9,13 @@ import pytest
 
 from holdfast import __version__
 from holdfast.errors import UsageError
-from holdfast.nodes.facts import difference, model_digest, node_facts
+from holdfast.nodes.facts import (
+    FACT_NAMES,
+    difference,
+    differences,
+    model_digest,
+    node_facts,
+)
 from holdfast.nodes.messages import NodeFacts
 from node_pairs import FACTS
 
@@ -53,6 +59,15 @@ def test_both_versions_are_in_the_line() -> None:
     assert "is missing on the head and 580.1 on node b." in difference(FACTS, other, "b")
 
 
+def test_every_difference_is_found() -> None:
+    """The first of them is the line, with the same remedy."""
+    other = replace(FACTS, torch_version="", model_digest="other")
+    found = list(differences(FACTS, other, "b"))
+    assert len(found) == 2
+    assert " Remedy: ".join(found[0]) == difference(FACTS, other, "b")
+    assert list(FACT_NAMES) == [field.name for field in fields(NodeFacts)]
+
+
 def test_the_facts_of_this_node_are_found(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +75,7 @@ def test_the_facts_of_this_node_are_found(
     monkeypatch.setenv("VLLM_PLUGINS", "holdfast")
     driver = tmp_path / "version"
     driver.write_text(DRIVER)
-    facts = node_facts(model, driver)
+    facts = node_facts(str(model), driver)
     assert facts.holdfast_version == __version__
     assert (facts.plugins, facts.driver_version) == ("holdfast", "580.95.05")
     assert facts.model_digest == model_digest(model)
@@ -68,7 +83,7 @@ def test_the_facts_of_this_node_are_found(
 
 def test_a_node_without_a_driver_has_no_version(model: Path, tmp_path: Path) -> None:
     """As on the CPU."""
-    assert node_facts(model, tmp_path / "missing").driver_version == ""
+    assert node_facts(str(model), tmp_path / "missing").driver_version == ""
 
 
 def test_the_digest_does_not_depend_on_the_path_or_on_other_files(
@@ -96,6 +111,16 @@ def test_another_configuration_index_or_size_is_another_digest(
     digest = model_digest(model)
     (model / name).write_text(content)
     assert model_digest(model) != digest
+
+
+def test_a_model_may_be_a_single_file(tmp_path: Path) -> None:
+    """As those for llama.cpp are; its size is compared."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"12345678")
+    digest = model_digest(path)
+    assert digest == model_digest(path)
+    path.write_bytes(b"123456789")
+    assert model_digest(path) != digest
 
 
 def test_a_model_that_is_missing_is_named(tmp_path: Path) -> None:

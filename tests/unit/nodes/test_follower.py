@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.nodes.actions import GenerationLost, RanksChanged, Send
 from holdfast.nodes.channel import SILENCE_SECONDS
-from holdfast.nodes.follower import RETRY_SECONDS, SPARE_RETRY_SECONDS
-from holdfast.nodes.frames import framed
+from holdfast.nodes.follower import MAX_REASON_CHARACTERS, RETRY_SECONDS, SPARE_RETRY_SECONDS
+from holdfast.nodes.frames import MAX_FRAME_BYTES, framed
 from holdfast.nodes.messages import Challenge, Rejected, Start, Welcome, encoded
-from holdfast.records import Death
-from node_pairs import KEY, SPEC, Network, Node, a_nonce
+from holdfast.records import Death, Suspect
+from node_pairs import FACTS, KEY, SPEC, Network, Node, a_nonce
 from sample_status import a_rank
 
 KILLED = Death("worker_exit", "rank 1 was killed")
@@ -47,6 +49,17 @@ def test_its_states_follow_what_happens() -> None:
     network.stop_engine(node)
     seen.append(node.machine.state)
     assert seen == ["away", "proving", "waiting", "running", "ending", "waiting"]
+
+
+def test_what_a_rank_wrote_last_comes_before_its_death() -> None:
+    """However soon after the update before."""
+    network, node = a_running_node()
+    for steps in (1, 2):
+        network.node_does(node, node.machine.ranks_changed(1, [a_rank(steps=steps)], network.now))
+    network.node_does(node, node.machine.engine_lost(1, KILLED, network.now))
+    network.settle()
+    assert [update.ranks[0].steps for update in updates(network)] == [1, 2]
+    assert isinstance(network.seen[-1], GenerationLost)
 
 
 def test_a_lost_connection_ends_the_engine_at_once() -> None:
@@ -114,6 +127,41 @@ def test_a_stranger_at_the_address_of_the_head_stops_no_follower_that_has_joined
     assert "--node-key-file" in new.given_up
 
 
+def test_a_follower_that_has_joined_before_waits_until_it_may_join_again() -> None:
+    """Half of an update, or of a copy of the model, passes; a new follower gives up."""
+    network = Network()
+    node = network.add("b")
+    network.join(node)
+    network.close(node.wire or 0)
+    node.facts = replace(FACTS, vllm_version="0.33.0")
+    network.join(node)
+    assert (node.given_up, node.machine.state) == ("", "away")
+    assert "vLLM is 0.32.0 on the head" in node.machine.last_problem
+    assert not node.machine.wants_connection(network.now + RETRY_SECONDS)
+    assert node.machine.wants_connection(network.now + SPARE_RETRY_SECONDS)
+    network.join(new := network.add("c", facts=node.facts))
+    assert "vLLM is 0.32.0 on the head" in new.given_up
+    node.facts = FACTS
+    network.join(node)
+    assert network.head.followers == ("b",)
+
+
+def test_a_model_that_cannot_be_read_keeps_only_a_new_follower_away_for_good() -> None:
+    """A share may be mounted later."""
+    network = Network()
+    node, new = network.add("b"), network.add("c")
+    network.join(node)
+    network.close(node.wire or 0)
+    for one in (node, new):
+        one.finds_facts = False
+        network.join(one)
+        network.node_does(one, one.machine.facts_missing("it cannot be read", network.now))
+        network.settle()
+    assert (node.given_up, new.given_up) == ("", "it cannot be read")
+    assert node.machine.last_problem == "it cannot be read"
+    assert node.machine.wants_connection(network.now + SPARE_RETRY_SECONDS)
+
+
 def test_a_head_without_the_key_learns_nothing_and_starts_nothing() -> None:
     """The follower sends a proof, and nothing more."""
     network = Network()
@@ -134,6 +182,31 @@ def test_a_death_here_ends_the_engine_here() -> None:
     assert node.is_stop_asked
     network.settle()
     assert [type(one) for one in network.seen][-1] is GenerationLost
+
+
+@pytest.mark.parametrize(
+    ("reason", "suspects", "are_known"),
+    [
+        ("short", 3, True),
+        ("\N{GRINNING FACE}" * MAX_FRAME_BYTES, 3, True),
+        ("short", 5000, False),
+        ("\0" * MAX_FRAME_BYTES, 5000, False),
+    ],
+)
+def test_a_death_that_is_long_to_tell_keeps_its_cause_and_its_blame(
+    reason: str, suspects: int, *, are_known: bool
+) -> None:
+    """The longest texts give way first: without the message the node would count as lost."""
+    accused = tuple(Suspect(f"cmpl-{'a' * 64}-{number}", 100, True) for number in range(suspects))
+    death = Death("worker_exception", reason, blames_requests=True, suspects=accused)
+    network, node = a_running_node()
+    network.node_does(node, node.machine.engine_lost(1, death, network.now))
+    network.settle()
+    (lost,) = (one for one in network.seen if isinstance(one, GenerationLost))
+    assert lost.death is not None
+    assert (lost.death.cause, lost.death.blames_requests) == (death.cause, True)
+    assert lost.death.reason == reason[:MAX_REASON_CHARACTERS]
+    assert lost.death.suspects == (accused if are_known else None)
 
 
 def test_what_is_said_of_another_generation_is_ignored() -> None:

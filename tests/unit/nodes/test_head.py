@@ -9,15 +9,14 @@ import pytest
 from holdfast.nodes.actions import (
     GenerationLost,
     GenerationOver,
-    NodeDrains,
     NodeJoined,
     NodeLeft,
     PeerRefused,
     RanksChanged,
 )
 from holdfast.nodes.channel import SILENCE_SECONDS
-from holdfast.nodes.head import JOIN_SECONDS, MAX_STRANGERS
-from holdfast.nodes.messages import Drain, End, Start
+from holdfast.nodes.head import END_SECONDS, JOIN_SECONDS, MAX_STRANGERS
+from holdfast.nodes.messages import End, Ended, Start
 from holdfast.records import Death
 from node_pairs import FACTS, SPEC, Network, Node, a_nonce
 from sample_status import a_rank
@@ -99,6 +98,14 @@ def test_two_followers_of_one_name_are_two() -> None:
     assert network.head.followers == ("b",)
     assert PeerRefused("name_taken", "another follower is called b") in network.seen
     assert (first.machine.state, second.machine.state) == ("waiting", "away")
+
+
+def test_a_follower_with_the_name_of_the_head_is_refused_for_good() -> None:
+    """No metric could tell the two nodes apart, and neither name changes."""
+    network = Network()
+    network.join(node := network.add("head"))
+    assert network.head.followers == ()
+    assert "the head is called head too" in node.given_up
 
 
 def test_a_follower_that_comes_back_replaces_its_old_connection() -> None:
@@ -198,6 +205,42 @@ def test_the_end_that_was_asked_for_is_not_a_loss() -> None:
     assert node.started == [(1, 1, 20001), (2, 1, 20002)]
 
 
+def test_a_follower_that_does_not_end_its_processes_is_lost() -> None:
+    """Its heartbeats do not help it: the head needs a free node, and a spare is one."""
+    network, wedged = a_running_pair()
+    network.join(spare := network.add("c"))
+    assert network.head.followers == ("b",)
+    network.head_does(network.head.end("a restart"))
+    network.pass_time(END_SECONDS)
+    assert network.head.followers == ("b",)
+    network.pass_time(1)
+    reason = f"it did not end its processes within {END_SECONDS:g} s"
+    assert network.seen[-2:] == [GenerationOver(1), NodeLeft("b", reason)]
+    assert (wedged.is_stop_asked, wedged.machine.wants_connection(network.now + 60)) == (
+        True,
+        False,
+    )
+    network.join(spare)
+    assert network.head.is_complete
+    network.start(2)
+    network.settle()
+    assert spare.started == [(2, 1, 20002)]
+
+
+def test_a_follower_that_ends_its_processes_in_time_stays() -> None:
+    """Each generation has the whole time."""
+    network, node = a_running_pair()
+    for generation in (2, 3):
+        network.head_does(network.head.end("a restart"))
+        network.pass_time(END_SECONDS - 1)
+        network.stop_engine(node)
+        network.settle()
+        network.start(generation)
+        network.settle()
+    assert network.head.followers == ("b",)
+    assert not any(isinstance(one, NodeLeft) for one in network.seen)
+
+
 def test_statistics_arrive_on_the_clock_of_the_head() -> None:
     """The clocks of two machines have nothing to do with each other."""
     network, node = a_running_pair()
@@ -221,20 +264,6 @@ def test_statistics_of_a_generation_that_ends_are_ignored() -> None:
     assert not any(isinstance(one, RanksChanged) for one in network.seen)
 
 
-def test_a_follower_that_drains_gets_no_generation() -> None:
-    """It finishes the one that runs."""
-    network, node = a_running_pair()
-    network.node_does(node, node.machine.drain("an update", network.now))
-    network.settle()
-    assert NodeDrains("b", "an update") in network.seen
-    assert network.head.generation == 1
-    network.head_does(network.head.end("drained"))
-    network.settle()
-    network.stop_engine(node)
-    network.settle()
-    assert not network.head.is_complete
-
-
 def test_a_follower_that_leaves_is_gone_at_once() -> None:
     """Without five seconds of silence."""
     network, node = a_running_pair()
@@ -244,12 +273,9 @@ def test_a_follower_that_leaves_is_gone_at_once() -> None:
     assert network.head.followers == ()
 
 
-def test_followers_hear_that_the_head_drains_and_leaves() -> None:
+def test_followers_hear_that_the_head_leaves() -> None:
     """They end their engines, and wait for another head."""
     network, node = a_running_pair()
-    network.head_does(network.head.drain("SIGTERM"))
-    network.settle()
-    assert (node.machine.is_head_draining, node.is_stop_asked) == (True, False)
     network.head_does(network.head.leave("stopped"))
     network.settle()
     assert node.is_stop_asked
@@ -289,8 +315,20 @@ def test_the_oldest_stranger_makes_room_for_the_newest() -> None:
     """So that a follower gets in, however many strangers wait."""
     network = Network()
     for peer in range(1000, 1000 + MAX_STRANGERS + 10):
-        network.head.connected(peer, a_nonce(), network.now)
+        network.head.connected(peer, "10.0.0.66", a_nonce(), network.now)
     network.join(network.add("b"))
+    assert network.head.followers == ("b",)
+    assert len(network.head._peers) <= MAX_STRANGERS + 1
+
+
+def test_a_crowd_from_one_address_does_not_end_the_handshakes_of_others() -> None:
+    """However long these take: a follower may be slow, or the network."""
+    network = Network()
+    slow = network.add("b")
+    network.connect(slow)
+    for peer in range(1000, 1000 + 10 * MAX_STRANGERS):
+        network.head_does(network.head.connected(peer, "10.0.0.66", a_nonce(), network.now))
+    network.settle()
     assert network.head.followers == ("b",)
     assert len(network.head._peers) <= MAX_STRANGERS + 1
 
@@ -327,7 +365,7 @@ def test_a_follower_must_join_first() -> None:
     node.finds_facts = False
     network.join(node)
     assert node.machine._channel is not None
-    node.machine._channel.send(Drain("early"))
+    node.machine._channel.send(Ended(1))
     network.tick_node(node)
     network.settle()
     assert any(isinstance(one, PeerRefused) and one.reason == "malformed" for one in network.seen)

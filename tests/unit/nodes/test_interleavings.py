@@ -9,13 +9,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.nodes.actions import GenerationLost, GenerationOver
 from holdfast.nodes.channel import SILENCE_SECONDS
 from holdfast.nodes.frames import framed
-from holdfast.nodes.head import Head
+from holdfast.nodes.head import END_SECONDS, Head
 from holdfast.nodes.messages import Heartbeat, encoded
 from holdfast.records import Death
 from node_pairs import FACTS, KEY, Network, Node, a_nonce
 
 TICK_SECONDS = 0.25
 BOUND_SECONDS = SILENCE_SECONDS + 2 * TICK_SECONDS
+END_BOUND_SECONDS = END_SECONDS + SILENCE_SECONDS + 2 * TICK_SECONDS
+"""The head may be late when the time is over."""
 NAMES = ("a", "b", "c")
 STALLED = 1_000_000
 OTHER_KEY = b"another-key-another-key-another-key"
@@ -30,8 +32,12 @@ class Cluster(RuleBasedStateMachine):
         self.members = [self.network.add(name) for name in NAMES]
         self.stranger = self.network.add("d", key=OTHER_KEY)
         self.generation = 0
-        self.frozen: set[int] = set()
-        """The followers that are stopped, by index, as by SIGSTOP."""
+        self.frozen: dict[int, float] = {}
+        """Since when followers are stopped, by index, as by SIGSTOP."""
+        self.wedged: set[int] = set()
+        """At most one follower, by index, whose processes cannot be ended."""
+        self.busy_seconds: dict[str, float] = {}
+        """How long each side was busy since everybody found together."""
         self.late: dict[tuple[int, bool], int] = {}
         """How many writes are always under way, by connection and by whether they go to the head;
         at `STALLED` nothing comes through any more."""
@@ -64,18 +70,22 @@ class Cluster(RuleBasedStateMachine):
         for number in {number for number, _ in self.late}:
             self.network.close(number)
         self.late.clear()
-        for _ in range(200):
+        for _ in range(400):
             self.pass_good_time(1)
             for node in [*self.members, self.stranger]:
-                if node.is_stop_asked:
+                if node.is_stop_asked and not self.is_wedged(node):
                     self.network.stop_engine(node)
                 if node.machine.wants_connection(self.now):
                     self.network.connect(node)
             if self.network.head.is_complete:
                 self.start()
             if self.ranks_running() == {1, 2}:
+                self.busy_seconds.clear()
                 return
         raise AssertionError("the followers do not find together")
+
+    def is_wedged(self, node: Node) -> bool:
+        return node in self.members and self.members.index(node) in self.wedged
 
     def ranks_running(self) -> set[int]:
         """The ranks that run in the generation of the head."""
@@ -150,6 +160,31 @@ class Cluster(RuleBasedStateMachine):
                     self.network.tick_node(node)
             self.note_ends()
 
+    @rule(index=st.integers(0, 3), quarters=st.integers(5, 20))
+    def be_busy(self, index: int, quarters: int) -> None:
+        """One side does not look at its clock for up to the silence, and then it does."""
+        side = self.members[index] if index < len(self.members) else None
+        if side is not None and self.is_frozen(side):
+            return
+        for quarter in range(1, quarters + 1):
+            self.network.now += TICK_SECONDS
+            if side is not None or quarter == quarters:
+                self.network.tick_head()
+            for node in [*self.members, self.stranger]:
+                if not self.is_frozen(node) and (node is not side or quarter == quarters):
+                    self.network.tick_node(node)
+            self.note_ends()
+        self.note_busy("head" if side is None else side.name, quarters * TICK_SECONDS)
+
+    def note_busy(self, name: str, seconds: float) -> None:
+        """Note a time for which a side may forgive the other."""
+        self.busy_seconds[name] = min(SILENCE_SECONDS, self.busy_seconds.get(name, 0.0) + seconds)
+
+    @rule(index=st.integers(0, 2))
+    def wedge(self, index: int) -> None:
+        """The processes of one follower cannot be ended, or can be again."""
+        self.wedged = set() if self.wedged else {index}
+
     @rule(quarters=st.integers(1, 24))
     def pass_good_time(self, quarters: int) -> None:
         """The same while the network works."""
@@ -193,12 +228,13 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def replace_head(self) -> None:
         """The head dies, and another one starts, whose generations begin at 1."""
+        self.note_ends()
         for number in list(self.network.wires):
             self.network.wires[number].is_closed_by_head = True
         running = self.network.head._generation
         if running is not None:
             self.ended_at_head.setdefault((self.life, running.number), self.now)
-        self.network.head = Head(key=KEY, model="m", facts=FACTS, nodes=3)
+        self.network.head = Head(key=KEY, name="head", model="m", facts=FACTS, nodes=3)
         self.life += 1
         self.generation = 0
 
@@ -213,15 +249,17 @@ class Cluster(RuleBasedStateMachine):
             death = Death("worker_exit", "killed")
             actions = node.machine.engine_lost(order.generation, death, self.now)
             self.network.node_does(node, actions)
-        if not is_death or node.is_stop_asked:
+        if (not is_death or node.is_stop_asked) and not self.is_wedged(node):
             self.network.stop_engine(node)
 
     @rule(index=st.integers(0, 2))
     def freeze(self, index: int) -> None:
         """A follower is stopped, or continues, and then it looks at its clock."""
-        self.frozen ^= {index}
-        if index not in self.frozen:
+        if index in self.frozen:
+            self.note_busy(self.members[index].name, self.now - self.frozen.pop(index))
             self.network.tick_node(self.members[index])
+        else:
+            self.frozen[index] = self.now
 
     @precondition(lambda self: self.network.wires)
     @rule(data=st.data())
@@ -238,7 +276,7 @@ class Cluster(RuleBasedStateMachine):
         """Someone connects and sends again what was sent before."""
         number = 1_000_000 + self.network._next_wire
         self.network._next_wire += 1
-        self.network.head.connected(number, a_nonce(), self.now)
+        self.network.head.connected(number, "10.0.0.66", a_nonce(), self.now)
         for part in self.recorded:
             self.network.head.received(number, part, self.now)
         assert not self.network.head._peers.get(number, None) or not (
@@ -270,7 +308,11 @@ class Cluster(RuleBasedStateMachine):
             if order is None or node.machine.state == "ending" or self.is_frozen(node):
                 continue
             ended = self.ended_at_head.get(self.origins[order.master_port])
-            assert ended is None or self.now - ended <= BOUND_SECONDS
+            assert ended is None or self.now - ended <= self.bound_seconds(node.name)
+
+    def bound_seconds(self, name: str) -> float:
+        """By when that side notices that the other is gone."""
+        return BOUND_SECONDS + self.busy_seconds.get(name, 0.0)
 
     @invariant()
     def the_head_ends_what_a_follower_does_not_run(self) -> None:
@@ -292,7 +334,15 @@ class Cluster(RuleBasedStateMachine):
                 self.not_running_since.pop(name, None)
             else:
                 since = self.not_running_since.setdefault(name, self.now)
-                assert self.now - since <= BOUND_SECONDS
+                assert self.now - since <= self.bound_seconds("head")
+
+    @invariant()
+    def the_head_waits_for_an_end_within_bounds(self) -> None:
+        """So that a spare gets the place of a follower that cannot end its processes."""
+        current = self.network.head._generation
+        if current is not None and current.is_ending:
+            since = self.ended_at_head.get((self.life, current.number), self.now)
+            assert self.now - since <= END_BOUND_SECONDS
 
     @invariant()
     def a_rank_belongs_to_one_follower(self) -> None:

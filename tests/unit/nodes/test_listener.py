@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -13,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from file_limits import no_more_files
-from holdfast.nodes.actions import NodeJoined, NodeLeft
+from holdfast.labels import NodeRefusalReason
+from holdfast.nodes.actions import NodeJoined, NodeLeft, PeerRefused
 from holdfast.nodes.channel import Channel
 from holdfast.nodes.frames import LENGTH_BYTES, framed
 from holdfast.nodes.head import MAX_STRANGERS
-from holdfast.nodes.messages import Hello, Join, Rejected, decoded_opening, encoded
+from holdfast.nodes.messages import End, Hello, Join, Rejected, decoded_opening, encoded
 from node_pairs import FACTS, KEY, a_nonce
 from node_scenes import DEADLINE_SECONDS, Scene, play
 from self_signed import certificate
@@ -224,7 +226,9 @@ def test_a_follower_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatc
             await scene.until(lambda: scene.head.followers == ("b",))
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket's transport
             while scene.head.followers:
-                scene.listener.do(scene.head.drain("x" * 200_000))
+                (peer,) = scene.head._peers.values()
+                peer.channel.send(End(1, "x" * 200_000))
+                scene.listener.do(scene.head.tick(time.monotonic()))
                 await asyncio.sleep(0)
             return tuple(type(one).__name__ for one in scene.reports)
 
@@ -269,19 +273,51 @@ def test_strangers_in_the_tls_handshake_make_room_too(tmp_path: Path) -> None:
     assert play(scene, context=head)
 
 
-def test_bytes_that_are_not_tls_end_the_connection(tmp_path: Path) -> None:
-    """As a follower does that was not told to use it."""
+def test_bytes_that_are_not_tls_end_the_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a follower that was not told to use it; it is counted and told."""
     head, follower = contexts(tmp_path)
 
-    async def scene(scene: Scene) -> bool:
+    async def scene(scene: Scene) -> list[str]:
         async with scene.raw() as (reader, writer):
             writer.write(framed(encoded(Hello(1, "ab" * 32))))
             await scene.is_closed(reader)
         async with scene.follower(context=follower):
             await scene.until(lambda: scene.head.followers == ("b",))
-        return True
+        return scene.refusals()
 
-    assert play(scene, context=head)
+    assert play(scene, context=head) == ["malformed"]
+    assert "its TLS handshake failed: " in caplog.text
+
+
+def test_a_follower_that_does_not_know_the_certificate_is_counted(tmp_path: Path) -> None:
+    """The head's operator sees the attempt; the follower names the certificate."""
+    head, _ = contexts(tmp_path)
+    unknowing = ssl.create_default_context()
+
+    async def scene(scene: Scene) -> list[str]:
+        async with scene.follower(context=unknowing):
+            await scene.until(scene.refusals)
+        return scene.refusals()
+
+    assert set(play(scene, context=head)) == {"malformed"}
+
+
+def test_a_stranger_that_is_silent_before_tls_is_too_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is counted as one without TLS."""
+    for module in ("channel", "streams"):
+        monkeypatch.setattr(f"holdfast.nodes.{module}.HANDSHAKE_SECONDS", 0.2)
+    head, _ = contexts(tmp_path)
+
+    async def scene(scene: Scene) -> list[str]:
+        async with scene.raw() as (reader, _):
+            await scene.is_closed(reader)
+        return scene.refusals()
+
+    assert play(scene, context=head) == ["too_slow"]
 
 
 def test_many_refusals_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -297,6 +333,25 @@ def test_many_refusals_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture)
     assert play(scene) == 5
     lines = [one for one in caplog.messages if "refused a connection" in one]
     assert len(lines) == 1
+
+
+@pytest.mark.parametrize(("reason", "lines"), [("not_needed", 1), ("different", 3)])
+def test_a_spare_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    reason: NodeRefusalReason,
+    lines: int,
+) -> None:
+    """It waits for as long as nothing is wrong; what is wrong is told again and again."""
+    monkeypatch.setattr("holdfast.nodes.listener.WARNING_INTERVAL_SECONDS", 0.0)
+
+    async def scene(scene: Scene) -> None:
+        for _ in range(3):
+            scene.listener.do([PeerRefused(reason, "a line")])
+            await asyncio.sleep(0.001)
+
+    play(scene)
+    assert caplog.text.count("a line") == lines
 
 
 def test_a_follower_that_ends_is_reported() -> None:

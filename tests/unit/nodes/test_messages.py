@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.labels import NODE_REFUSAL_REASONS
 from holdfast.nodes.frames import MAX_FRAME_BYTES, MAX_OPENING_BYTES
 from holdfast.nodes.messages import (
-    REFUSAL_REASONS,
     Answer,
     Challenge,
-    Drain,
     End,
     Ended,
     Goodbye,
@@ -35,9 +34,9 @@ from holdfast.nodes.messages import (
     decoded,
     decoded_opening,
     encoded,
-    is_node_name,
 )
 from holdfast.records import Death
+from holdfast.settings.flag import is_node_name
 from node_pairs import FACTS, SPEC
 from sample_status import a_rank
 
@@ -56,7 +55,6 @@ MESSAGES: list[Message] = [
     Lost(1, Death("worker_exit", "why")),
     Ended(1),
     RankUpdate(1, 5.0, (a_rank(rank=1),)),
-    Drain("why"),
     Goodbye("why"),
 ]
 OPENINGS: list[Opening] = [Hello(1, HEX), Challenge(1, HEX), Proof(HEX), Rejected("wrong_key")]
@@ -88,7 +86,7 @@ def test_an_opening_is_read_as_it_was_written(message: Opening) -> None:
 
 def test_every_reason_of_a_rejection_fits_its_limit() -> None:
     """The peer has proven nothing, so it reads little."""
-    assert all(len(encoded(Rejected(one))) <= MAX_OPENING_BYTES for one in REFUSAL_REASONS)
+    assert all(len(encoded(Rejected(one))) <= MAX_OPENING_BYTES for one in NODE_REFUSAL_REASONS)
 
 
 def test_the_statistics_of_eight_full_ranks_fit_in_a_frame() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ProbeFailedError
-from holdfast.probe import ProbeJournal
+from holdfast.probe import ProbeJournal, ProbeJournals
 from killed_probe import kill_during_last
 
 
@@ -92,6 +92,56 @@ def test_directory_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCapt
     assert "cannot write" in caplog.text
 
 
+def test_a_size_that_took_the_hosts_memory_is_forbidden(tmp_path: Path) -> None:
+    """To this process and to those after it, though the process lives; the file can be deleted."""
+    ProbeJournal(tmp_path, "f").forbid(512)
+    journal = ProbeJournal(tmp_path, "f")
+    assert journal.forbidden_tokens == 512
+    assert journal.evidence is not None
+    journal.evidence.unlink()
+    assert ProbeJournal(tmp_path, "f").forbidden_tokens is None
+
+
+def test_what_this_process_has_forbidden_needs_no_file(tmp_path: Path) -> None:
+    """The smallest size counts, and there may be nothing to delete."""
+    journal = ProbeJournal(None, "f", known_forbidden_tokens=512)
+    assert (journal.forbidden_tokens, journal.evidence) == (512, None)
+    kill_during_last(tmp_path, "f", 256)
+    assert ProbeJournal(tmp_path, "f", known_forbidden_tokens=512).forbidden_tokens == 256
+
+
+def test_a_size_is_forbidden_although_it_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is a warning: the engine has died already, and the next one is to start."""
+    blocked = tmp_path / "file"
+    blocked.touch()
+    with caplog.at_level(logging.WARNING):
+        ProbeJournal(blocked / "below", "f").forbid(128)
+    assert "cannot write" in caplog.text
+
+
+@pytest.mark.parametrize("has_directory", [True, False])
+def test_what_this_process_forbids_is_in_every_later_journal(
+    tmp_path: Path, *, has_directory: bool
+) -> None:
+    """The smallest size counts, with a directory or without one."""
+    journals = ProbeJournals(tmp_path if has_directory else None)
+    assert journals.opened("f").forbidden_tokens is None
+    journals.forbid(512)
+    journals.forbid(1024)
+    assert journals.opened("f").forbidden_tokens == 512
+
+
+def test_what_this_process_forbids_is_forbidden_to_the_next(tmp_path: Path) -> None:
+    """For the same fingerprint, by a file."""
+    journals = ProbeJournals(tmp_path)
+    journals.opened("f")
+    journals.forbid(512)
+    assert ProbeJournals(tmp_path).opened("f").forbidden_tokens == 512
+    assert ProbeJournals(tmp_path).opened("another").forbidden_tokens is None
+
+
 def test_no_directory_keeps_nothing(tmp_path: Path) -> None:
     """Without a directory nothing is written and nothing forbidden."""
     journal = ProbeJournal(None, "f")
@@ -99,3 +149,15 @@ def test_no_directory_keeps_nothing(tmp_path: Path) -> None:
         assert journal.path is None
     assert journal.forbidden_tokens is None
     assert not list(tmp_path.iterdir())
+
+
+def test_the_memory_of_one_host_forbids_nothing_on_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas share the directory, not the memory."""
+    monkeypatch.setattr("socket.gethostname", lambda: "one")
+    ProbeJournal(tmp_path, "f").forbid(512)
+    assert ProbeJournal(tmp_path, "f").forbidden_tokens == 512
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    journal = ProbeJournal(tmp_path, "f")
+    assert (journal.forbidden_tokens, journal.evidence) == (None, None)

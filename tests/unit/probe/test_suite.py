@@ -268,6 +268,21 @@ def test_each_step_has_a_fault() -> None:
     assert tuple(CATCHES) == PROBE_STEPS
 
 
+@pytest.mark.parametrize(("allowed", "asked"), [(20, [1]), (-1, [1]), (0, [])])
+def test_the_first_token_comes_with_its_log_prob(allowed: int, asked: list[int]) -> None:
+    """Every process of an engine compiles their rank at first use, which no client should wait for.
+
+    A server may allow none.
+    """
+
+    async def run() -> list[int]:
+        async with bed(facts=replace(FACTS, max_logprobs=allowed)) as made:
+            assert (await made.prober().run_again()).passed
+            return [body["logprobs"] for _, body, _ in made.engine.received if "logprobs" in body]
+
+    assert run_in_loop(run()) == asked
+
+
 @pytest.mark.parametrize("name", PROBE_STEPS)
 def test_step_catches_what_no_other_does(name: StepName) -> None:
     """With one thing broken exactly this step fails, and without it the suite would pass."""
@@ -391,6 +406,13 @@ def test_size_in_the_journal_is_not_tried_again(tmp_path: Path) -> None:
     longest = max(len(r.prompt) for step in the_bed.engine.steps for r in step.taken)
     assert longest < 512
     assert "took the machine down" in step_of(report, "context_sweep").reason
+
+
+def test_a_size_that_took_the_hosts_memory_is_not_tried_again() -> None:
+    """Without a directory this process remembers it, so a restart forgets it."""
+    report, _ = probe(journal=ProbeJournal(None, "f", known_forbidden_tokens=512))
+    assert (report.passed, report.proven_tokens) == (True, 256)
+    assert "restart the server to try it again" in step_of(report, "context_sweep").reason
 
 
 def test_failure_with_an_answer_is_not_forbidden(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from holdfast.records import Death, RankStats, Rejection, Suspect
 from holdfast.worker.crash_records import Cause
 from holdfast.workspace.stats import StatsWriter
 from sample_status import a_rank
+from sleepers import sleeping
 
 CORE, WORKER, PEER = 11, 22, 33
 NAMES = {CORE: "EngineCore"}
@@ -175,11 +175,6 @@ def test_an_engine_that_ran_nothing_has_no_suspects_by_name() -> None:
     assert death.suspects is None
 
 
-def start_sleeper() -> subprocess.Popen[bytes]:
-    """A process that does nothing."""
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
-
 async def watched_death(
     directory: Path,
     process: subprocess.Popen[bytes],
@@ -200,7 +195,7 @@ async def watched_death(
 
 def test_the_end_of_a_process_is_seen(tmp_path: Path) -> None:
     """The reason names the signal that killed the process."""
-    with start_sleeper() as process:
+    with sleeping() as process:
         death = asyncio.run(watched_death(tmp_path, process, lambda _: process.kill()))
     assert death.cause == "core_exit"
     assert death.reason == f"EngineCore (process {process.pid}) was killed by SIGKILL"
@@ -232,7 +227,7 @@ def test_an_engine_that_cannot_be_looked_at_is_not_dead(
         async with asyncio.timeout(DEADLINE_SECONDS):
             return await waiting
 
-    with start_sleeper() as process:
+    with sleeping() as process:
         death = asyncio.run(scene(process))
     assert death.cause == "core_exit"
     assert sum("cannot look at" in record.getMessage() for record in caplog.records) == 1
@@ -241,7 +236,7 @@ def test_an_engine_that_cannot_be_looked_at_is_not_dead(
 def test_a_death_whose_causes_cannot_be_read_is_still_a_death(tmp_path: Path) -> None:
     """It has the name that its process gave it."""
     (tmp_path / "1.cause").mkdir()
-    with start_sleeper() as process:
+    with sleeping() as process:
         death = asyncio.run(watched_death(tmp_path, process, lambda _: process.kill()))
     assert death.cause == "core_exit"
 
@@ -251,7 +246,7 @@ def test_an_error_of_vllm_is_explained_by_the_end_that_follows(
 ) -> None:
     """vLLM may know of it before the process has ended."""
     monkeypatch.setattr(deaths, "RECHECK_SECONDS", DEADLINE_SECONDS)
-    with start_sleeper() as process:
+    with sleeping() as process:
         asked = 0
 
         def has_errored() -> bool:
@@ -269,28 +264,20 @@ def test_an_error_of_vllm_is_explained_by_the_end_that_follows(
 
 def test_an_abort_that_nobody_asked_for_is_a_termination(tmp_path: Path) -> None:
     """The process still runs, and the death is known."""
-    with start_sleeper() as process:
-        try:
-            death = asyncio.run(
-                watched_death(tmp_path, process, DeathWatch.report_unexplained_abort)
-            )
-            assert process.poll() is None
-        finally:
-            process.kill()
+    with sleeping() as process:
+        death = asyncio.run(watched_death(tmp_path, process, DeathWatch.report_unexplained_abort))
+        assert process.poll() is None
     assert death.cause == "terminated"
 
 
 def test_a_rank_that_is_lost_is_seen_while_its_process_runs(tmp_path: Path) -> None:
     """vLLM would wait 300 s for it."""
     with (
-        start_sleeper() as process,
+        sleeping() as process,
         StatsWriter(tmp_path, engine=0, rank=1, generation=1) as writer,
     ):
-        try:
-            death = asyncio.run(
-                watched_death(tmp_path, process, lambda _: writer.fatal_error("ValueError: x"))
-            )
-        finally:
-            process.kill()
+        death = asyncio.run(
+            watched_death(tmp_path, process, lambda _: writer.fatal_error("ValueError: x"))
+        )
     assert death.cause == "worker_exception"
     assert death.reason == f"rank 1 of engine 0 (process {os.getpid()}): ValueError: x"

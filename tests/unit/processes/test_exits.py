@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -22,6 +22,7 @@ from holdfast.processes.exits import (
     oom_kills,
     recorded_exits,
 )
+from sleepers import sleeping
 
 DEADLINE_SECONDS = 60.0
 
@@ -65,11 +66,6 @@ def test_where_nothing_was_noted_nothing_is_told(tmp_path: Path) -> None:
     assert first_killed(tmp_path / "none", frozenset()) == ""
 
 
-def start_sleeper() -> subprocess.Popen[bytes]:
-    """A process that does nothing."""
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
-
 def open_descriptors() -> int:
     """How many this process has, without those that only await the garbage collector."""
     gc.collect()
@@ -97,16 +93,12 @@ def test_ends_are_told_in_their_order(has_pidfds: bool, monkeypatch: pytest.Monk
     """With pidfds and, where the kernel has none, by looking."""
     if not has_pidfds:
         monkeypatch.setattr(os, "pidfd_open", refuse)
-    processes = [start_sleeper() for _ in range(3)]
-    try:
+    with ExitStack() as stack:
+        processes = [stack.enter_context(sleeping()) for _ in range(3)]
         before = open_descriptors()
         ended = asyncio.run(ends_in_order(processes))
         assert [exited.pid for exited in ended] == [process.pid for process in processes]
         assert open_descriptors() == before
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def write(path: Path, text: str) -> None:

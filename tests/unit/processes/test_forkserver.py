@@ -155,6 +155,40 @@ def test_a_directory_with_a_long_path_has_no_server(tmp_path: Path) -> None:
     assert "so they start more slowly" in log
 
 
+UNCOLLECTED = """
+import sys
+from pathlib import Path
+from holdfast.processes import forkserver, tree
+
+if __name__ == "__main__":
+    import gc_at_import  # not in a child, which imports what is above this line first
+    with tree.owned(Path(sys.argv[1]), {}, has_fork_server=False):
+        receiver, sender = forkserver.Context().Pipe(duplex=False)
+        child = forkserver.Context().Process(target=gc_at_import.say, args=(sender,))
+        child.start()
+        print(gc_at_import.WAS_ON, *receiver.recv(), flush=True)
+        child.join()
+"""
+
+
+def test_a_spawned_child_imports_without_the_collector(tmp_path: Path) -> None:
+    """What its function needs is imported while it is unpickled; then the collector is on."""
+    (tmp_path / "gc_at_import.py").write_text(
+        "import gc\nWAS_ON = gc.isenabled()\n"
+        "def say(connection):\n    connection.send((WAS_ON, gc.isenabled()))\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(UNCOLLECTED)
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["True", "False", "True"], done.stderr
+
+
 ASKED_FOR_SPAWN = """
 import os, sys
 from pathlib import Path

@@ -13,6 +13,7 @@ from holdfast.settings.flag import (
     directory_or_none,
     file_path,
     headroom_fraction,
+    memory_marks,
     positive_count,
     positive_seconds,
     positive_size_bytes,
@@ -68,6 +69,10 @@ def test_what_is_no_plain_number_is_refused(parse: Callable[[str], object], text
         (file_path, "a\0b"),
         (file_path, "~nobody-of-that-name/x"),
         (boolean, "maybe"),
+        (memory_marks, "4GiB"),
+        (memory_marks, "4GiB,2GiB,1GiB,0"),
+        (memory_marks, "1GiB,2GiB,3GiB"),
+        (memory_marks, "4GiB,,1GiB"),
     ],
 )
 def test_what_is_out_of_range_is_refused(parse: Callable[[str], object], text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from holdfast import settings
 from holdfast.errors import UsageError
-from holdfast.settings import Flag, Settings
+from holdfast.settings import Flag, ListenSettings, LogSettings, RequestLogStyle, Settings
+from holdfast.settings.recycling import RecycleLimits
 
 FLAGS = {flag.name: flag for flag in settings.flags()}
 VALUES = {
@@ -50,12 +51,34 @@ VALUES = {
     "--hold-timeout": ("0", 0.0, "7", 7.0),
     "--stall-timeout": ("60", 60.0, "7", 7.0),
     "--drain-timeout": ("0", 0.0, "7", 7.0),
+    "--recycle-after": (
+        "24h,8GiB",
+        RecycleLimits(86_400, 8 << 30),
+        "7requests",
+        RecycleLimits(requests=7),
+    ),
+    "--recycle-within": ("0", 0.0, "7", 7.0),
+    "--host-memory-guard": ("on", "on", "off", "off"),
+    "--host-memory-marks": (
+        "4GiB,2GiB,0",
+        (4 << 30, 2 << 30, 0),
+        "3MiB,3MiB,1",
+        (3 << 20, 3 << 20, 1),
+    ),
+    "--continue-streams": ("off", False, "on", True),
     "--api-key-file": ("/x", Path("/x"), "y", Path("y")),
     "--admin-api-key": ("one", "one", "two=", "two="),
     "--admin-api-key-file": ("/x", Path("/x"), "y", Path("y")),
     "--metrics-auth": ("api-key", "api-key", "none", "none"),
+    "--usage-dir": ("/x", Path("/x"), "none", None),
+    "--node-port": ("1", 1, "65535", 65535),
+    "--node-key-file": ("/x", Path("/x"), "y", Path("y")),
+    "--node-name": ("spark-1", "spark-1", "b_2.c", "b_2.c"),
+    "--node-ssl-certfile": ("/x", Path("/x"), "y", Path("y")),
+    "--node-ssl-keyfile": ("/x", Path("/x"), "y", Path("y")),
     "--log-format": ("json", "json", "console", "console"),
     "--request-log": ("uvicorn", "uvicorn", "none", "none"),
+    "--ui": ("off", False, "on", True),
 }
 SWITCHES = {name for name, flag in FLAGS.items() if flag.is_switch}
 ANY_WORD = {
@@ -64,6 +87,10 @@ ANY_WORD = {
     "--api-key-file",
     "--admin-api-key-file",
     "--admin-api-key",
+    "--usage-dir",
+    "--node-key-file",
+    "--node-ssl-certfile",
+    "--node-ssl-keyfile",
 }
 """Flags that take nearly every word."""
 
@@ -167,6 +194,19 @@ def test_an_empty_variable_of_a_secret_is_none() -> None:
     assert read([], {"HOLDFAST_ADMIN_API_KEY": ""}).keys.admin_api_key is None
     with pytest.raises(UsageError):
         read(["--admin-api-key", ""], {})
+
+
+@pytest.mark.parametrize(
+    ("requests", "is_wanted", "is_logged"),
+    [("uvicorn", True, True), ("uvicorn", False, False), ("line", True, False)],
+)
+def test_uvicorn_logs_accesses_only_in_place_of_our_line(
+    requests: RequestLogStyle, *, is_wanted: bool, is_logged: bool
+) -> None:
+    """And not at all with vLLM's own flag against it; the address stays as it is."""
+    listen = ListenSettings(port=1, has_access_log=is_wanted)
+    given = Settings(listen=listen, logs=LogSettings(requests=requests))
+    assert given.uvicorn_listen == replace(listen, has_access_log=is_logged)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Metric
@@ -17,14 +19,23 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.labels import (
     DEATH_CAUSES,
     LOSS_REASONS,
+    MEMORY_ACTIONS,
     MEMORY_KINDS,
+    RECYCLE_REASONS,
     REFUSAL_REASONS,
     TOOL_CALL_DEFECTS,
     BaselineCheck,
 )
 from holdfast.lifecycle.states import State
-from holdfast.records import BaselineComparison, Status
+from holdfast.records import (
+    BaselineComparison,
+    FollowerStatus,
+    HostMemory,
+    NodeStatus,
+    Status,
+)
 from holdfast.telemetry.collector import (
+    FollowerCollector,
     HoldfastCollector,
     OwnRegistry,
     RequestCounts,
@@ -32,14 +43,13 @@ from holdfast.telemetry.collector import (
 )
 from holdfast.telemetry.counters import (
     WAIT_BOUNDS_SECONDS,
-    EngineDeaths,
-    Refusals,
-    ToolCalls,
+    Counters,
     Totals,
     request_waits,
 )
 from holdfast.telemetry.exposition import format_for, render, vllm_registry
-from holdfast.telemetry.metrics import BY_NAME, METRICS
+from holdfast.telemetry.key_usage import KeyUsage
+from holdfast.telemetry.metrics import BY_NAME, FOLLOWER_METRICS, METRICS, RANK_METRICS
 from sample_status import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
 
 
@@ -48,26 +58,26 @@ class Server:
 
     def __init__(self, status: Status) -> None:
         self.status = status
-        self.totals = Totals()
-        self.engine_deaths = EngineDeaths()
-        self.refusals = Refusals()
-        self.tool_calls = ToolCalls()
-        self.requests = RequestCounts(in_flight=2, held=1)
+        self.counters = Counters()
+        self.host_memory_bytes: int | None = None
+        self.host_memory: HostMemory | None = None
+        self.requests = RequestCounts(in_flight=2, held=1, waiting=4)
         self.waits = request_waits()
         self.restarts_left = 3
         self.lag_seconds = 0.02
+        self.usage = KeyUsage()
         self.compared: dict[BaselineCheck, BaselineComparison] = {}
         collector = HoldfastCollector(
             lambda: self.status,
-            totals=self.totals,
+            counters=self.counters,
             requests=lambda: self.requests,
             waits=self.waits,
-            engine_deaths=self.engine_deaths,
-            refusals=self.refusals,
-            tool_calls=self.tool_calls,
+            host_memory_bytes=lambda: self.host_memory_bytes,
             restarts_left=lambda: self.restarts_left,
             loop_lag_seconds=lambda: self.lag_seconds,
+            host_memory=lambda: self.host_memory,
             broken_key_files=lambda: {"api": True, "admin": False},
+            key_usage=lambda: self.usage.totals(),  # noqa: PLW0108 - a test replaces it
             baseline=lambda: self.compared,
             version="0.1.0",
             vllm_version="0.32.0",
@@ -94,8 +104,12 @@ def name_of(family: Metric) -> str:
 def test_a_full_status_shows_exactly_the_table() -> None:
     """What is emitted is what the table says: names, kinds, help and labels."""
     rank = a_rank(last_rejection=REJECTION)
-    server = Server(a_status(ranks=(rank,)))
+    nodes = (NodeStatus("a", True, ((0, 0),)), NodeStatus("b", False, problem="it left"))
+    server = Server(a_status(ranks=(rank,), nodes=nodes, nodes_wanted=2))
     server.compared = {"probe": BaselineComparison(True, 0.0, 0.0)}
+    server.host_memory_bytes = 3 * MIB
+    server.host_memory = HostMemory(3 * MIB, 9 * MIB, 0.25)
+    server.usage.count("alice")
     page = render([server.registry])
     emitted = {
         BY_NAME[name_of(found)].name: (
@@ -118,13 +132,18 @@ def test_a_fresh_status_shows_nothing_that_is_not_known() -> None:
             "engine_generation",
             "engine_starts_total",
             "engine_deaths_total",
+            "engine_recycles_total",
             "engine_restarts_left",
             "event_loop_lag_seconds",
+            "host_memory_actions_total",
             "key_file_broken",
             "probe_runs_total",
             "requests_in_flight",
+            "ready",
             "requests_held",
+            "requests_waiting",
             "requests_replayed_total",
+            "requests_continued_total",
             "requests_lost_total",
             "requests_refused_total",
             "tool_calls_total",
@@ -133,6 +152,17 @@ def test_a_fresh_status_shows_nothing_that_is_not_known() -> None:
             "build_info",
         )
     }
+
+
+def test_what_a_key_has_used_stands_under_its_name() -> None:
+    """Without keys there is no such series, as the test above shows."""
+    server = Server(a_status())
+    server.usage = KeyUsage(lambda: ("idle",))
+    server.usage.count("alice", requests=1, prompt_tokens=20, output_tokens=300)
+    assert server.value("key_requests_total", key="alice") == 1
+    assert server.value("key_prompt_tokens_total", key="alice") == 20
+    assert server.value("key_output_tokens_total", key="alice") == 300
+    assert server.value("key_requests_total", key="idle") == 0
 
 
 def test_sizes_stand_under_their_slot() -> None:
@@ -187,9 +217,9 @@ def test_a_skipped_probe_step_has_no_series() -> None:
 def test_probe_runs_are_counted_by_result() -> None:
     """Each finished run of the probe counts under what it found."""
     server = Server(a_status())
-    server.totals.probe_ran(a_probe())
-    server.totals.probe_ran(a_probe(passed=False))
-    server.totals.probe_ran(a_probe())
+    server.counters.totals.probe_ran(a_probe())
+    server.counters.totals.probe_ran(a_probe(passed=False))
+    server.counters.totals.probe_ran(a_probe())
     assert server.value("probe_runs_total", result="passed") == 2
     assert server.value("probe_runs_total", result="failed") == 1
 
@@ -202,7 +232,7 @@ def test_the_gate_is_counted() -> None:
 def test_every_reason_of_a_refusal_counts_from_the_beginning() -> None:
     """Reasons that have refused nothing yet are 0, not absent."""
     server = Server(a_status())
-    server.refusals.count("not_ready")
+    server.counters.refusals.count("not_ready")
     counts = {r: server.value("requests_refused_total", reason=r) for r in REFUSAL_REASONS}
     assert counts == {**dict.fromkeys(REFUSAL_REASONS, 0), "not_ready": 1}
 
@@ -212,11 +242,43 @@ def test_every_cause_of_death_counts_from_the_beginning() -> None:
     server = Server(a_fresh_status())
     counts = {c: server.value("engine_deaths_total", cause=c) for c in DEATH_CAUSES}
     assert counts == dict.fromkeys(DEATH_CAUSES, 0)
-    server.engine_deaths.count("stall")
-    server.engine_deaths.count("stall")
-    server.engine_deaths.count("core_exit")
+    server.counters.engine_deaths.count("stall")
+    server.counters.engine_deaths.count("stall")
+    server.counters.engine_deaths.count("core_exit")
     counts = {c: server.value("engine_deaths_total", cause=c) for c in DEATH_CAUSES}
     assert counts == {**dict.fromkeys(DEATH_CAUSES, 0), "stall": 2, "core_exit": 1}
+
+
+def test_planned_restarts_count_by_what_was_reached() -> None:
+    """Each reason counts from the first scrape on."""
+    server = Server(a_fresh_status())
+    server.counters.recycles.count("age")
+    counts = {r: server.value("engine_recycles_total", reason=r) for r in RECYCLE_REASONS}
+    assert counts == {**dict.fromkeys(RECYCLE_REASONS, 0), "age": 1}
+
+
+def test_host_memory_has_a_series_while_there_is_an_engine() -> None:
+    """Between two engines nothing is measured."""
+    server = Server(a_status())
+    assert server.value("engine_host_memory_bytes") is None
+    server.host_memory_bytes = 3 * MIB
+    assert server.value("engine_host_memory_bytes") == 3 * MIB
+
+
+def test_every_action_for_lack_of_memory_counts_from_the_beginning() -> None:
+    """Actions that were never taken are 0, not absent."""
+    server = Server(a_fresh_status())
+    server.counters.memory_actions.count("give_up")
+    counts = {a: server.value("host_memory_actions_total", action=a) for a in MEMORY_ACTIONS}
+    assert counts == {**dict.fromkeys(MEMORY_ACTIONS, 0), "give_up": 1}
+
+
+def test_a_kernel_without_pressure_information_has_no_pressure() -> None:
+    """What is left is known all the same."""
+    server = Server(a_status())
+    server.host_memory = HostMemory(MIB, 2 * MIB, None)
+    assert server.value("host_memory_available_bytes") == MIB
+    assert server.value("host_memory_pressure_ratio") is None
 
 
 def test_every_reason_of_a_loss_counts_from_the_beginning() -> None:
@@ -236,7 +298,7 @@ def test_every_defect_of_a_tool_call_counts_from_the_beginning() -> None:
     assert names == dict.fromkeys(TOOL_CALL_DEFECTS, 0)
     assert server.value("tool_calls_total") == 0
     for defect in (None, "unknown_name", None):
-        server.tool_calls.count(defect)
+        server.counters.tool_calls.count(defect)
     assert server.value("tool_calls_total") == 3
     assert server.value("broken_tool_calls_total", reason="unknown_name") == 1
     assert server.value("broken_tool_calls_total", reason="invalid_json") == 0
@@ -262,11 +324,15 @@ def test_each_comparison_with_the_baseline_has_its_result() -> None:
 
 
 def test_what_a_recovery_costs_is_counted() -> None:
-    """Replayed and held requests, and the restarts that are left."""
+    """Replayed, continued and held requests, and the restarts that are left."""
     server = Server(a_status(State.RECOVERING))
-    server.requests, server.restarts_left = RequestCounts(held=6, replayed=4), 2
+    server.requests = RequestCounts(held=6, waiting=7, replayed=4, continued=3)
+    server.restarts_left = 2
     assert server.value("requests_held") == 6
+    assert server.value("requests_waiting") == 7
+    assert server.value("ready") == 0
     assert server.value("requests_replayed_total") == 4
+    assert server.value("requests_continued_total") == 3
     assert server.value("engine_restarts_left") == 2
 
 
@@ -322,7 +388,7 @@ def test_the_last_words_of_a_dying_generation_are_kept_without_a_scrape() -> Non
     """A rejection that killed the engine is on the page, although no scrape came in between."""
     server = Server(a_status())
     dying = a_rank(rejections={"scratch": 1, "persistent": 0, "permute": 0})
-    server.totals.absorb([dying])
+    server.counters.totals.absorb([dying])
     server.status = a_status(ranks=(a_rank(generation=2),))
     labels = {"engine": "0", "rank": "0", "kind": "scratch"}
     assert server.value("workspace_growth_rejections_total", **labels) == 1
@@ -373,7 +439,7 @@ def test_multi_process_mode_shows_each_family_once(tmp_path: Path) -> None:
     """Our counters are in those files too, and on the page with their own help."""
     program = (
         "from test_collector import Server, a_status, render, vllm_registry; "
-        "server = Server(a_status()); server.refusals.count('not_ready'); "
+        "server = Server(a_status()); server.counters.refusals.count('not_ready'); "
         "print(render([server.registry, vllm_registry()]).decode())"
     )
     page = subprocess.run(
@@ -401,3 +467,39 @@ def test_a_broken_file_of_keys_is_shown_by_its_ring() -> None:
     server = Server(a_status())
     assert server.value("key_file_broken", ring="api") == 1
     assert server.value("key_file_broken", ring="admin") == 0
+
+
+def a_follower(**differences: Any) -> FollowerStatus:
+    """A follower that runs one rank of generation 7."""
+    status = FollowerStatus("b", "running", "h:1", True, generation=7, ranks=(a_rank(rank=1),))
+    return replace(status, **differences)
+
+
+def of_follower(status: FollowerStatus) -> CollectorRegistry:
+    """The registry of a follower whose ranks have been counted."""
+    totals = Totals()
+    totals.absorb(status.ranks)
+    collector = FollowerCollector(lambda: status, totals, version="0.1.0", vllm_version="0.32.0")
+    return OwnRegistry(collector)
+
+
+def test_a_follower_shows_its_ranks_and_its_own_metrics() -> None:
+    """Exactly those of the two tables, and what it runs."""
+    status = a_follower(ranks=(a_rank(rank=1, last_rejection=REJECTION),))
+    page = render([of_follower(status)]).decode()
+    emitted = {name_of(found) for found in text_string_to_metric_families(page)}
+    tables = {metric.name for metric in (*RANK_METRICS, *FOLLOWER_METRICS)}
+    assert emitted == tables | {"build_info"}
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_follower_says_whether_it_has_its_head(*, is_connected: bool) -> None:
+    """And which generation it runs, 0 if none."""
+    registry = of_follower(a_follower(is_connected=is_connected))
+    assert registry.get_sample_value("holdfast_node_head_connected") == is_connected
+    assert registry.get_sample_value("holdfast_node_generation") == 7
+    waiting = of_follower(a_follower(state="waiting", generation=0, ranks=()))
+    assert waiting.get_sample_value("holdfast_node_generation") == 0
+    locked = "holdfast_workspace_locked", {"engine": "0", "rank": "1"}
+    assert registry.get_sample_value(*locked) == 1
+    assert waiting.get_sample_value(*locked) is None

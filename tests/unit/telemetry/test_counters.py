@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.records import RankStats
-from holdfast.telemetry.counters import Totals
+from holdfast.telemetry.counters import Refusals, Totals
 from sample_status import a_rank
 
 
@@ -76,3 +76,12 @@ def test_scrapes_and_the_supervisor_may_meet() -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert list(steps_of(totals).values()) == [199] * 4
+
+
+def test_only_what_was_counted_is_told() -> None:
+    """By its label."""
+    refusals = Refusals()
+    assert refusals.counts() == {}
+    refusals.count("overloaded")
+    refusals.count("overloaded")
+    assert refusals.counts() == {"overloaded": 2}

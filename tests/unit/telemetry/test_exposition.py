@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from holdfast.telemetry.exposition import (
     CONTENT_TYPES,
@@ -42,3 +42,26 @@ def test_an_endless_accept_header_is_not_looked_through() -> None:
     """It gets plain text."""
     accept = f"{OPENMETRICS};version=1.0.0," + "," * MAX_ACCEPT_CHARACTERS
     assert format_for(accept) == PLAIN
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"calls_total"},
+        {"calls"},
+        {"seconds_bucket", "gauge"},
+        {"seconds"},
+        {"nothing"},
+        {"gauge", "nothing"},
+    ],
+)
+def test_chosen_names_leave_the_series_that_the_library_would(names: set[str]) -> None:
+    """`name[]` names series, not families, as in the library's own registry."""
+    registry = CollectorRegistry()
+    Gauge("gauge", "A gauge.", registry=registry).set(2)
+    Counter("calls", "A counter.", registry=registry).inc()
+    Histogram("seconds", "A histogram.", buckets=(1,), registry=registry).observe(0.5)
+    expected = generate_latest(registry.restricted_registry(names))
+    assert sorted(render((registry,), names=frozenset(names)).splitlines()) == sorted(
+        expected.splitlines()
+    )

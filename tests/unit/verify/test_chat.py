@@ -88,5 +88,5 @@ def test_a_stray_script_is_found(text: str, allowed: frozenset[str], stray: dict
 
 
 def test_broken_characters_are_counted() -> None:
-    """A cut one at the end is no fault of the model."""
+    """A cut one at the end is not the fault of the model."""
     assert broken_characters("a\ufffdb\ufffd") == 1

@@ -9,10 +9,15 @@ import signal
 import socket
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from asgi_server import serving
+from holdfast.api.admin.models import VerifyRunRequest
 from holdfast.verify.records import Status
 from holdfast.verify.report import FORMS
 from openai_double import OpenAIDouble
@@ -139,6 +144,7 @@ def test_no_server_is_exit_3(tmp_path: Path) -> None:
         ("http://x", "--profile", "huge"),
         ("http://x", "--api-key-file", "/nowhere"),
         ("http://x", "--api-key-file", "/dev/null"),
+        ("http://x", "--admin-api-key-file", "/nowhere"),
         ("http://x", "--out", "/dev/null/out"),
         ("http://x", "--tasks", "/nowhere"),
         ("http://x", "--kill-command", ""),
@@ -146,11 +152,11 @@ def test_no_server_is_exit_3(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_bad_usage_is_exit_2(arguments: tuple[str, ...]) -> None:
-    """One line says what is wrong, before anything is asked."""
+def test_bad_usage_is_exit_2(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """One line says what is wrong, before anything is asked, and no directory is made."""
 
     async def used() -> tuple[int | None, str]:
-        async with started(*arguments) as process:
+        async with started(*arguments, directory=tmp_path) as process:
             _, errors = await process.communicate()
         return process.returncode, errors.decode()
 
@@ -159,6 +165,7 @@ def test_bad_usage_is_exit_2(arguments: tuple[str, ...]) -> None:
     assert errors.startswith("holdfast: error: ")
     assert "Remedy: " in errors
     assert len(errors.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_asks_for_a_key_is_exit_2(tmp_path: Path) -> None:
@@ -197,3 +204,45 @@ def test_a_user_in_the_address_is_not_written(tmp_path: Path) -> None:
     assert done.code == 0
     written = [done.output, *(one.read_text() for one in done.directory.iterdir())]
     assert all("enigma" not in text for text in written)
+
+
+class Shown(OpenAIDouble):
+    """A server that is told of the verdict."""
+
+    def __init__(self, *arguments: Any, status: int = 200) -> None:
+        super().__init__(*arguments)
+        self.told: list[tuple[str, VerifyRunRequest]] = []
+        self._status = status
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take the verdict as the admin API does."""
+        if scope["type"] != "http" or scope["path"] != "/admin/verify-run":
+            await super().__call__(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        body = VerifyRunRequest.model_validate(await request.json())
+        self.told.append((f"{request.method} {request.headers['authorization']}", body))
+        await JSONResponse({}, self._status)(scope, receive, send)
+
+
+def test_the_status_page_is_told_of_the_verdict(tmp_path: Path) -> None:
+    """With the admin key, in the words of the admin API."""
+    key = tmp_path / "admin-key"
+    key.write_text("the-admin-key\n")
+    app = Shown()
+    done = run(app, tmp_path, f"--admin-api-key-file={key}")
+    ((how, told),) = app.told
+    assert (done.code, how) == (0, "PUT Bearer the-admin-key")
+    assert (told.verdict, told.profile) == ("passed", "quick")
+    assert told.passed == len(done.named(Status.PASSED))
+    assert done.output.splitlines()[-1] == "the status page shows the verdict"
+
+
+def test_a_server_that_shows_no_verdict_changes_none(tmp_path: Path) -> None:
+    """Another server has no status page, or another admin key."""
+    key = tmp_path / "admin-key"
+    key.write_text("the-admin-key\n")
+    done = run(Shown("no such capital", status=403), tmp_path, f"--admin-api-key-file={key}")
+    assert done.code == 7
+    last = done.output.splitlines()[-1]
+    assert last == "the status page does not show the verdict: the server answered 403"

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from holdfast.records import ModelFile
+from holdfast.configuration_record import ModelFile
 from holdfast.verify.comparison import Change, Comparison, compare
 from holdfast.verify.records import Number, Status, at_most
 from sample_reports import SERVED, SERVER, check, report

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 
-from holdfast.records import Configuration, ModelFile
+from holdfast.configuration_record import Configuration, ModelFile
 from holdfast.verify.records import (
     GROUPS,
     PROFILES,

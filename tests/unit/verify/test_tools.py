@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jsonschema
 import pytest
 
@@ -9,14 +11,16 @@ from double_defects import Defect
 from holdfast.verify import packages
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.checks import tools
+from holdfast.verify.checks.tools import replay
 from holdfast.verify.checks.tools.keywords import MAKERS, Case, cases
 from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, triggers
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, Status
-from openai_double import OpenAIDouble
+from openai_double import DERENDER, OpenAIDouble
 from verified import not_passed, results
 
-OWN = [check for check in tools.CHECKS if check.name != "probe"]
+OWN = [check for check in tools.CHECKS if check.name not in ("probe", "replay")]
+REPLAY = [check for check in tools.CHECKS if check.name == "replay"]
 PROBE = [check for check in tools.CHECKS if check.name == "probe"]
 
 FOUND_BY: dict[Defect, str] = {
@@ -32,7 +36,13 @@ FOUND_BY: dict[Defect, str] = {
     "results of functions ignored": "scenes",
     "functions called for nothing": "trigger",
 }
-BASELINE = Baseline(scores={"scenes, pass^1": Score(42, 12), "trigger F1": Score(100, 400)})
+BASELINE = Baseline(
+    scores={
+        "scenes, pass^1": Score(42, 12),
+        "trigger F1": Score(100, 400),
+        replay.SCORE: Score(100, 23),
+    }
+)
 """What a model is asked to do, where a recorded one did it."""
 
 
@@ -89,6 +99,61 @@ def test_a_model_that_ends_no_call_is_not_blamed() -> None:
     assert made["tools.schemas"].status is Status.SKIPPED
 
 
+@pytest.fixture
+def _canitoolcall() -> None:
+    """Skip where the package is not installed."""
+    if not packages.has_module("canitoolcall"):
+        pytest.skip(f"canitoolcall is not installed: {packages.REMEDY}")
+
+
+@pytest.mark.usefixtures("_canitoolcall")
+def test_recorded_answers_come_out_as_they_were_meant() -> None:
+    """Each is parsed at once and as streams, and the score keeps to the baseline."""
+    (made,) = results(OpenAIDouble(), REPLAY, options=Options(BASELINE)).values()
+    assert (made.status, made.reason) == (Status.PASSED, "")
+    (score,) = made.numbers
+    assert (score.name, score.value) == (replay.SCORE, 100)
+    assert score.limit is not None
+
+
+@pytest.mark.usefixtures("_canitoolcall")
+def test_a_parser_that_loses_streamed_calls_falls_behind_its_baseline() -> None:
+    """No other check fails. Without a baseline, what goes wrong is only named."""
+    app = OpenAIDouble("calls lost in parts of several tokens")
+    made = not_passed(results(app, [*OWN, *REPLAY], options=Options(BASELINE)))
+    assert made == {"tools.replay": Status.FAILED}
+    (told,) = results(app, REPLAY).values()
+    assert told.status is Status.WARNED
+    assert any("instruct2507-parallel-calls, as a stream" in one.what for one in told.warnings)
+
+
+@pytest.mark.usefixtures("_canitoolcall")
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ((), "does not say which parser"),
+        (("--tool-call-parser", "granite"), "has no answers for the parser granite"),
+    ],
+)
+def test_without_a_known_parser_nothing_is_replayed(flags: tuple[str, ...], reason: str) -> None:
+    """The check is skipped, and says why."""
+    app = OpenAIDouble()
+    app.configuration = dataclasses.replace(app.configuration, flags=flags)
+    (made,) = results(app, REPLAY).values()
+    assert made.status is Status.SKIPPED
+    assert reason in made.reason
+
+
+@pytest.mark.usefixtures("_canitoolcall")
+def test_a_server_that_parses_nothing_on_request_is_not_blamed() -> None:
+    """It says which flag is missing."""
+    app = OpenAIDouble()
+    app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") != DERENDER]
+    (made,) = results(app, REPLAY).values()
+    assert made.status is Status.SKIPPED
+    assert "--enable-scale-out" in made.remedy
+
+
 @pytest.mark.parametrize("case", cases(len(MAKERS)), ids=lambda case: str(case.name))
 def test_each_case_can_be_met(case: Case) -> None:
     """Its schema is one, and accepts the arguments that the model is asked for."""
@@ -128,9 +193,8 @@ def test_the_scenes_use_functions_that_there_are() -> None:
         ("the second call dropped", Status.WARNED),
     ],
 )
+@pytest.mark.usefixtures("_canitoolcall")
 def test_the_probe_of_canitoolcall_is_made(defect: Defect, status: Status) -> None:
     """It fails a server for what is the server's, and warns of what may be the model's."""
-    if not packages.has_module("canitoolcall"):
-        pytest.skip(f"canitoolcall is not installed: {packages.REMEDY}")
     (made,) = results(OpenAIDouble(defect), PROBE).values()
     assert made.status is status, made.reason

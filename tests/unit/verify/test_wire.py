@@ -34,7 +34,7 @@ FOUND_BY: dict[Defect, str] = {
     "an event split wrong": "events",
     "an event without its empty line": "events",
     "no [DONE]": "events",
-    "bytes that are no UTF-8": "events",
+    "bytes that are not UTF-8": "events",
     "ids that change": "events",
     "two finish reasons": "events",
     "text behind the finish reason": "events",

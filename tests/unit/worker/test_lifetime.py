@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.processes import exits, tree
 from servers import descendants, wait_until
+from sleepers import sleeping
 
 DEADLINE_SECONDS = 60.0
 
@@ -160,7 +161,7 @@ def test_orphans_stay_in_sight(tmp_path: Path) -> None:
 
 
 def test_who_was_not_started_by_multiprocessing_is_left_alone() -> None:
-    """The parent of Ray's worker is none of ours: its end means nothing."""
+    """The parent of Ray's worker is not one of ours: its end means nothing."""
     assert multiprocessing.parent_process() is None
     check = "from holdfast.worker import lifetime; lifetime.end_if_orphan()"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=DEADLINE_SECONDS)
@@ -175,7 +176,7 @@ def test_what_a_passing_thread_spawns_outlives_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM])
 def test_kill_ends_who_does_not_listen(number: signal.Signals) -> None:
     """A stopped process and one that was only asked to end are gone when `kill` returns."""
-    with subprocess.Popen(["sleep", "600"]) as process:
+    with sleeping() as process:
         process.send_signal(number)
         assert tree.kill([psutil.Process(process.pid)]) == ()
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.records import Suspect
-from holdfast.worker.step_requests import StepRequests, read_suspects
+from holdfast.worker.step_requests import StepRequests, read_reached_tokens, read_suspects
 from scheduled_steps import names, step
 
 CRASH = """
@@ -182,3 +182,30 @@ def test_a_file_that_is_cut_short_names_nobody(tmp_path: Path) -> None:
         assert not read_suspects(tmp_path)
     path.write_bytes(whole)
     assert names(tmp_path) == [("b", True), ("a", True)]
+
+
+def test_the_tokens_that_requests_have_reached_are_those_of_the_newest_step(tmp_path: Path) -> None:
+    """Also between two steps, from any rank of each engine."""
+    assert read_reached_tokens(tmp_path) == {}
+    ranks = [requests_of(tmp_path, engine, rank) for engine in (0, 1) for rank in (0, 1)]
+    for rank in ranks:
+        rank.began(step("gone"))
+        rank.ended(1)
+    for rank in ranks[:2]:
+        rank.began(step("here"))
+        rank.ended(2)
+    assert set(read_reached_tokens(tmp_path)) == {"here", "gone"}
+    for rank in ranks[2:]:
+        rank.began(step("there"))
+    assert set(read_reached_tokens(tmp_path)) == {"here", "there"}
+
+
+def test_a_step_that_is_not_written_yet_is_not_read(tmp_path: Path) -> None:
+    """The one before it is; a file of something else is none."""
+    requests = requests_of(tmp_path)
+    requests.began(step("whole"))
+    with pytest.raises(AttributeError):
+        requests.began(None)
+    (tmp_path / "engine-x-rank-0.step").write_bytes(b"")
+    (tmp_path / "engine-9-rank-0.step").write_bytes(b"short")
+    assert set(read_reached_tokens(tmp_path)) == {"whole"}

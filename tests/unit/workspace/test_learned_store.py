@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import __version__
+from holdfast.atomic_files import LOCK_FILE
 from holdfast.workspace import learned_store
 from holdfast.workspace.plan import MIB
 
@@ -68,9 +69,9 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_writing_leaves_no_other_file(tmp_path: Path) -> None:
-    """The file appears at once, and no partial file remains."""
+    """The file appears at once, and no partial file remains; writers lock another one."""
     learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5})
-    assert list(tmp_path.iterdir()) == [file_in(tmp_path)]
+    assert {*tmp_path.iterdir()} == {file_in(tmp_path), tmp_path / LOCK_FILE}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -236,3 +237,24 @@ def test_a_lock_that_is_held_delays_but_does_not_stop(
     with atomic_files.directory_lock(tmp_path):
         learned_store.write(tmp_path, FINGERPRINT, GOOD)
     assert learned_store.read(tmp_path, FINGERPRINT) == GOOD
+
+
+def test_a_lock_works_as_nfs_makes_it(tmp_path: Path) -> None:
+    """There it is a lock of POSIX, which a file has to be open for writing for."""
+    descriptor = atomic_files.open_lock(tmp_path)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_directory_in_which_no_file_can_be_made_is_locked_itself(tmp_path: Path) -> None:
+    """Which is all that can be had there."""
+    (tmp_path / atomic_files.LOCK_FILE).mkdir()
+    with atomic_files.directory_lock(tmp_path):
+        other = os.open(tmp_path, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(other)

@@ -9,6 +9,30 @@ app.kubernetes.io/name: holdfast
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
+{{- /* Not empty if the engine runs on several nodes. */ -}}
+{{- define "holdfast.hasFollowers" -}}
+{{- if gt (int .Values.nodes.count) 1 }}true{{ end -}}
+{{- end -}}
+
+{{- /* The labels of the pods that answer clients: all pods, or the heads of the groups. */ -}}
+{{- define "holdfast.servers" -}}
+{{ include "holdfast.selector" . }}
+{{- if include "holdfast.hasFollowers" . }}
+app.kubernetes.io/component: head
+{{- end }}
+{{- end -}}
+
+{{- define "holdfast.followers" -}}
+{{ include "holdfast.selector" . }}
+app.kubernetes.io/component: follower
+{{- end -}}
+
+{{- /* LeaderWorkerSet makes a headless Service of this name, which must not be that of the Service for
+       clients. Names of pods and labels made of it are up to 14 characters longer. */ -}}
+{{- define "holdfast.group" -}}
+{{- printf "%s-nodes" (include "holdfast.name" . | trunc 43 | trimSuffix "-") -}}
+{{- end -}}
+
 {{- define "holdfast.labels" -}}
 {{ include "holdfast.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -63,6 +87,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- ternary 0 .Values.gpu.count .Values.demo -}}
 {{- end -}}
 
+{{- define "holdfast.tensorParallelSize" -}}
+{{- .Values.gpu.tensorParallelSize | default (mul (include "holdfast.gpus" . | int) (int .Values.nodes.count)) -}}
+{{- end -}}
+
+{{- define "holdfast.graceSeconds" -}}
+{{- add .Values.stop.preStopSeconds .Values.stop.drainSeconds .Values.stop.engineSeconds -}}
+{{- end -}}
+
 {{- define "holdfast.resources" -}}
 {{- $resources := ternary .Values.demoResources .Values.resources .Values.demo | default dict -}}
 {{- $limits := $resources.limits | default dict | deepCopy -}}
@@ -73,7 +105,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end -}}
 
 {{- define "holdfast.podLabels" -}}
-{{- toYaml (merge (include "holdfast.selector" . | fromYaml) .Values.podLabels) -}}
+{{- $own := include "holdfast.selector" .root | fromYaml -}}
+{{- if ne .role "server" -}}{{- $_ := set $own "app.kubernetes.io/component" .role -}}{{- end -}}
+{{- toYaml (merge $own .root.Values.podLabels) -}}
 {{- end -}}
 
 {{- /* The rules of a file, as the values have them. */ -}}
@@ -101,6 +135,51 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- toYaml .rules -}}
 {{- end -}}
 
+{{- /* All pods of the release. vLLM and NCCL choose their ports themselves. */ -}}
+{{- define "holdfast.peers" -}}
+- podSelector:
+    matchLabels: {{- include "holdfast.selector" . | nindent 6 }}
+{{- end -}}
+
+{{- define "holdfast.egress" -}}
+# To any address: the DNS cache of a node has a link-local one.
+- ports:
+    - {protocol: UDP, port: 53}
+    - {protocol: TCP, port: 53}
+{{- if .Values.networkPolicy.egress.public }}
+- ports:
+    - {protocol: TCP, port: 80}
+    - {protocol: TCP, port: 443}
+  to:
+    - ipBlock:
+        cidr: 0.0.0.0/0
+        # Addresses that are not public, https://www.iana.org/assignments/iana-ipv4-special-registry,
+        # and 168.63.129.16, where Azure has its own service.
+        except:
+          - 0.0.0.0/8
+          - 10.0.0.0/8
+          - 100.64.0.0/10
+          - 127.0.0.0/8
+          - 168.63.129.16/32
+          - 169.254.0.0/16
+          - 172.16.0.0/12
+          - 192.0.0.0/24
+          - 192.168.0.0/16
+          - 198.18.0.0/15
+          - 224.0.0.0/4
+          - 240.0.0.0/4
+    # The allocated public range; addresses that embed an IPv4 address are outside it.
+    - ipBlock:
+        cidr: 2000::/3
+        except:
+          - 2002::/16
+{{- end }}
+{{- if include "holdfast.hasFollowers" . }}
+- to: {{- include "holdfast.peers" . | nindent 4 }}
+{{- end }}
+{{- with .Values.networkPolicy.egress.rules }}{{ toYaml . | nindent 0 }}{{ end }}
+{{- end -}}
+
 {{- define "holdfast.mostReplicas" -}}
 {{- ternary .Values.autoscaling.maxReplicas .Values.replicas .Values.autoscaling.enabled -}}
 {{- end -}}
@@ -125,15 +204,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 --demo: demo
 --drain-timeout: stop.drainSeconds
 --enable-ssl-refresh: tls.existingSecret
+--headless: nodes.count
 --host: listenAddress
+--master-addr: nodes.count
 --metrics-auth: keys.metricsAuth
 --model: model
+--nnodes: nodes.count
+--node-key-file: nodes.existingSecret
+--node-port: nodes.count
+--node-rank: nodes.count
 --port: service.port
 --ssl-ca-certs: networkPolicy, since probes show no certificate
 --ssl-cert-reqs: networkPolicy, since probes show no certificate
 --ssl-certfile: tls.existingSecret
 --ssl-keyfile: tls.existingSecret
 --tensor-parallel-size: gpu.count or gpu.tensorParallelSize
+-n: nodes.count
+-r: nodes.count
 -tp: gpu.count or gpu.tensorParallelSize
 --uds: service.port
 VLLM_API_KEY: keys.apiKey or keys.existingSecret
@@ -154,6 +241,20 @@ HOLDFAST_LOG_FORMAT: --log-format in extraArgs
 {{- $flag := .name | trimPrefix "HOLDFAST_" | lower | replace "_" "-" | printf "--%s" -}}
 {{- with index $managed .name | default (ternary (index $managed $flag) "" (hasPrefix "HOLDFAST_" .name)) -}}
 {{- fail (printf "extraEnv: %s is set by the chart: use %s" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "holdfast.checkNodes" -}}
+{{- if include "holdfast.hasFollowers" . -}}
+{{- if not (include "holdfast.gpus" . | int) -}}
+{{- fail "nodes.count: each node needs GPUs: set gpu.count, and leave demo=false" -}}
+{{- end -}}
+{{- if not .Values.nodes.existingSecret -}}
+{{- fail "nodes.count: several nodes need a shared key: make a Secret with the key node-key, and name it in nodes.existingSecret" -}}
+{{- end -}}
+{{- range .Values.extraEnv -}}
+{{- if eq .name "VLLM_HOST_IP" -}}{{- fail "extraEnv: with several nodes, the chart sets VLLM_HOST_IP to the address of each pod" -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -183,7 +284,9 @@ HOLDFAST_LOG_FORMAT: --log-format in extraArgs
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
 {{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas" -}}
 {{- end -}}
-{{- if and (gt (include "holdfast.mostReplicas" . | int) 1) (ne .Values.volumes.accessMode "ReadWriteMany") -}}
-{{- fail "several replicas share the volumes: set volumes.accessMode=ReadWriteMany" -}}
+{{- $pods := mul (include "holdfast.mostReplicas" . | int) (int .Values.nodes.count) -}}
+{{- if and (gt $pods 1) (ne .Values.volumes.accessMode "ReadWriteMany") -}}
+{{- fail "several pods share the volumes: set volumes.accessMode=ReadWriteMany" -}}
 {{- end -}}
+{{- include "holdfast.checkNodes" . -}}
 {{- end -}}

@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 from fastapi import Body
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from holdfast.labels import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag
+from holdfast.labels import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag, VerifyVerdict
 from holdfast.lifecycle.operations import ProvenSuite
 from holdfast.records import Lora, RankMemory
 from holdfast.telemetry.logs import LogLevel
 
 MAX_NAME_CHARACTERS = 256
 MAX_PATH_CHARACTERS = 4096
+MAX_CHECKS = 1_000_000
 DEFAULT_AGE_SECONDS = 60.0
 
 
@@ -83,6 +84,17 @@ class CacheRequest(Request):
     caches: list[CacheKind] = Field(default=["prefix"], min_length=1)
 
 
+class VerifyRunRequest(Request):
+    """Show the verdict of `holdfast verify` on the status page."""
+
+    verdict: VerifyVerdict
+    profile: Name
+    passed: int = Field(default=0, ge=0, le=MAX_CHECKS)
+    """The number of checks that passed, as for the others."""
+    failed: int = Field(default=0, ge=0, le=MAX_CHECKS)
+    inconclusive: int = Field(default=0, ge=0, le=MAX_CHECKS)
+
+
 class LogLevelRequest(Request):
     """Change what the front end logs."""
 
@@ -107,6 +119,7 @@ ProfileBody = Annotated[ProfileRequest, Body(default_factory=ProfileRequest)]
 LoraBody = Annotated[LoraRequest, Body()]
 CacheBody = Annotated[CacheRequest, Body(default_factory=CacheRequest)]
 LogLevelBody = Annotated[LogLevelRequest, Body()]
+VerifyRunBody = Annotated[VerifyRunRequest, Body()]
 SaveBody = Annotated[SaveRequest, Body()]
 
 

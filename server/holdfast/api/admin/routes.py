@@ -26,13 +26,15 @@ from holdfast.lifecycle.operations import (
     WakeCommand,
 )
 from holdfast.lifecycle.supervisor import Supervisor
-from holdfast.records import Lora
+from holdfast.records import Lora, VerifyRun
 from holdfast.telemetry.logs import log_levels, set_log_level
 
 if TYPE_CHECKING:  # it imports vLLM, and these routes answer before that is imported
     from holdfast.engine.loras import Loras
 
 Value = TypeVar("Value")
+OnVerified = Callable[[VerifyRun], None]
+"""Receives what an operator tells of a run of `holdfast verify`."""
 
 
 def add_state(routes: APIRouter, supervisor: Supervisor, deadline_seconds: float) -> None:
@@ -61,7 +63,7 @@ def add_state(routes: APIRouter, supervisor: Supervisor, deadline_seconds: float
 
     @routes.post("/restart", status_code=202)
     async def restart(body: models.RestartBody) -> models.StateReply:
-        """Restart the engine. Streams that have begun may finish; other requests are replayed."""
+        """Restart the engine. Streams may finish, or go on; other requests are replayed."""
         supervisor.request_restart(body.reason)
         await asyncio.sleep(0)  # let the restart begin
         return state()
@@ -165,6 +167,15 @@ def add_logs(routes: APIRouter) -> None:
         return models.LogLevelReply(levels=dict(log_levels()))
 
 
+def add_verify_run(routes: APIRouter, on_verified: OnVerified) -> None:
+    @routes.put("/verify-run")
+    async def verify_run(body: models.VerifyRunBody) -> VerifyRun:
+        """Show the verdict of a run of `holdfast verify` on the status page."""
+        run = VerifyRun(**body.model_dump())
+        on_verified(run)
+        return run
+
+
 async def _in_time(answer: Awaitable[Value], what: str, deadline_seconds: float) -> Value:
     """Return an answer that others may await too, or raise if it is late."""
     try:
@@ -182,6 +193,7 @@ def admin_app(
     adapters: Callable[[], Loras | None],
     *,
     command_deadline_seconds: float,
+    on_verified: OnVerified = lambda _: None,
 ) -> FastAPI:
     """Return the application for `/admin`, which answers in every state of the server.
 
@@ -194,6 +206,7 @@ def admin_app(
     add_engine(routes, supervisor)
     add_loras(routes, supervisor, adapters)
     add_logs(routes)
+    add_verify_run(routes, on_verified)
     app.include_router(routes)
     answer_errors(app)
     describe = app.openapi

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from holdfast.records import Configuration
+from holdfast.configuration_record import Configuration
 from holdfast.verify.records import Report, Status, Verdict
 from holdfast.verify.report import wording
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from itertools import groupby
 from xml.etree.ElementTree import Element
 
-from holdfast.records import Configuration
+from holdfast.configuration_record import Configuration
 from holdfast.verify.records import CheckResult, Fault, Number, Report, Server, Status
 from holdfast.verify.report import charts, wording
 from holdfast.verify.report.markup import html, tag

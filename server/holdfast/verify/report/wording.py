@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from holdfast.records import Configuration, ModelFile
+from holdfast.configuration_record import Configuration, ModelFile
 from holdfast.verify.records import (
     CheckResult,
     HoldfastFacts,

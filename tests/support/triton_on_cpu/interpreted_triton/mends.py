@@ -29,7 +29,7 @@ def _isnan(number: Any) -> Any:
 def _of_booleans_too(spread: Callable[..., Any]) -> Callable[..., Any]:
     """A comparison's result keeps the type of what was compared, here numbers.
 
-    Spread over a block it would be numbers indeed, which are no mask.
+    Spread over a block it would be numbers indeed, which are not a mask.
     """
 
     def create_splat(self: Any, block: Any, scalar: Any) -> Any:

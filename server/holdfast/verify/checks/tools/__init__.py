@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.tools import form, parser, probe, scenes, schemas, trigger
+from holdfast.verify.checks.tools import form, parser, probe, replay, scenes, schemas, trigger
 
 CHECKS: tuple[Check, ...] = (
     *form.CHECKS,
@@ -12,4 +12,5 @@ CHECKS: tuple[Check, ...] = (
     *scenes.CHECKS,
     *trigger.CHECKS,
     *probe.CHECKS,
+    *replay.CHECKS,
 )

@@ -58,7 +58,7 @@ _WHOLE = (
     Outcome.SCHEMA_MISMATCH,
     Outcome.NO_CALL,
 )
-"""What is judged: the others are no calls that have ended."""
+"""What is judged: the others are not calls that have ended."""
 
 
 async def schemas(trial: Trial) -> None:

@@ -66,7 +66,7 @@ async def _asked(trial: Trial, path: str, body: dict[str, Any]) -> Answer:
 
 
 async def other_routes(trial: Trial) -> None:
-    """What a model cannot do is refused, and is no accident of the server."""
+    """What a model cannot do is refused, and does not look like a failure of the server."""
     listed = [path for path in _OTHERS if path in trial.server.routes]
     if not listed:
         raise SkippedError("the server lists no other routes")

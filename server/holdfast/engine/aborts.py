@@ -1,0 +1,47 @@
+"""Was an abort asked for? An engine that ends aborts its requests as if it had been asked to.
+
+A core that got SIGTERM does so for seconds before it ends, and nothing in vLLM tells the two apart.
+Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from holdfast.engine.request import EngineOutputs, EngineRequest
+
+
+class Aborts:
+    """The aborts that the engine of one `ReplayManager` was asked for."""
+
+    def __init__(self, outputs: EngineOutputs, requests: Iterable[EngineRequest]) -> None:
+        """Take all requests, as they are at any time."""
+        self._outputs = outputs
+        self._requests = requests
+        self.is_paused = False
+        """Whether the engine was told to stop scheduling or to sleep, so any abort is expected."""
+        self.on_unexpected: Callable[[], None] = lambda: None
+        """Called when the engine aborts a request that it was not asked to abort."""
+
+    def expect_all(self) -> None:
+        """Record that the engine is being asked to abort all its requests."""
+        for request in self._requests:
+            request.is_abort_expected |= request.is_in_engine
+
+    def expect(self, request_ids: frozenset[str]) -> None:
+        """Record that the engine is being asked to abort these requests."""
+        for request in self._requests:
+            request.is_abort_expected |= request.request_id in request_ids
+
+    def expect_none(self) -> None:
+        """Record that no abort was asked for: from now on an abort means a death again."""
+        for request in self._requests:
+            request.is_abort_expected = False
+
+    def is_unexpected(self, request: EngineRequest, output: Any) -> bool:
+        """Return whether the engine aborts the request unasked, and report that."""
+        if not self._outputs.is_abort(output) or request.is_abort_expected or self.is_paused:
+            return False
+        self.on_unexpected()
+        return True

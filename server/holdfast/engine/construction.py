@@ -1,0 +1,109 @@
+"""vLLM's constructor, in a thread: what it makes, or why it is not waited for any longer.
+
+It blocks, and waits ten minutes for a process that is stopped or gone (vLLM 0.32). So whatever
+shows that it cannot succeed is awaited beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast.engine import startup
+from holdfast.engine.interface import UntilOutOfMemory
+from holdfast.engine.startup import EngineProcesses, until_stuck
+from holdfast.engine.vllm_errors import start_errors
+from holdfast.errors import EngineStartError, HostFullError
+from holdfast.nodes.remote_ranks import RemoteRanks, start_error_of
+from holdfast.processes import exits, forkserver
+from holdfast.workspace.stats import read_all
+
+Failure = Coroutine[Any, Any, EngineStartError]
+"""Ends with the reason once a start has failed; it does not end otherwise."""
+_TOO_LITTLE = re.compile(r"(?:Available memory on node|Free memory on device) .* is less than ")
+"""What vLLM says when others hold the memory that it was told to take (0.32, 0.33)."""
+
+
+async def constructed(
+    construct: Callable[[], Any],
+    *failures: Failure,
+    directory: Path,
+    processes: EngineProcesses,
+    stall_timeout_seconds: float,
+    is_unified_memory: bool,
+) -> Any:
+    """Run vLLM's constructor in a thread, and return what it makes.
+
+    If the start has failed, the engine's processes are killed, for which the thread waits.
+
+    Raises:
+        EngineStartError: the constructor raised, a process was stopped or gone for too long, or
+            one of `failures` ended.
+        HostFullError: the device shares the host's memory, and too little of it was free.
+    """
+    ended_before = exits.recorded_exits(forkserver.exit_codes_directory())
+    stuck = _stuck(directory, ended_before, processes, stall_timeout_seconds)
+    constructing = asyncio.create_task(asyncio.to_thread(construct))
+    failing = [asyncio.create_task(failure) for failure in (*failures, stuck)]
+    try:
+        await asyncio.wait({constructing, *failing}, return_when=asyncio.FIRST_COMPLETED)
+        if not constructing.done():
+            raise next(task.result() for task in failing if task.done())
+        with (
+            _shortage_named(is_unified_memory=is_unified_memory),
+            start_errors(lambda: startup.cause_of_failure(directory, ended_before)),
+        ):
+            return constructing.result()
+    finally:
+        for task in failing:
+            task.cancel()
+        if not constructing.done():
+            await startup.abandon(constructing, processes)
+
+
+@contextmanager
+def _shortage_named(*, is_unified_memory: bool) -> Iterator[None]:
+    """Have a start that found too little of the host's memory end with a HostFullError."""
+    try:
+        yield
+    except EngineStartError as error:
+        if not (is_unified_memory and _TOO_LITTLE.search(error.cause)):
+            raise
+        raise HostFullError(error.cause, remedy=error.remedy) from error
+
+
+async def node_lost(remote: RemoteRanks) -> EngineStartError:
+    """Return the error of a start that loses its ranks on another node."""
+    return start_error_of(await remote.until_lost())
+
+
+async def out_of_memory(until_out_of_memory: UntilOutOfMemory, directory: Path) -> EngineStartError:
+    """Return the error of a start that takes the last memory of the host."""
+    left = await until_out_of_memory(partial(_is_unified, directory))
+    return HostFullError(
+        f"the host ran out of memory while the engine started: {left}",
+        remedy="end what else uses the memory, or lower --gpu-memory-utilization.",
+    )
+
+
+async def _stuck(
+    directory: Path,
+    ended_before: frozenset[Path],
+    processes: EngineProcesses,
+    stall_timeout_seconds: float,
+) -> EngineStartError:
+    reason = await until_stuck(lambda: processes() | forkserver.server(), stall_timeout_seconds)
+    cause = startup.cause_of_failure(directory, ended_before) or reason
+    return EngineStartError(
+        f"the engine could not start: {cause}", remedy="see the engine's log above."
+    )
+
+
+def _is_unified(directory: Path) -> bool:
+    """Whether a rank has reported that its device shares the host's memory."""
+    return any(rank.is_unified_memory for rank in read_all(directory, with_steps=False))

@@ -1,0 +1,68 @@
+"""The head of an engine on several nodes: who may join, and what every node is told."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast.engine.identity import commit_of, directory_of
+from holdfast.labels import NodeRefusalReason
+from holdfast.nodes.facts import node_facts
+from holdfast.nodes.generations import Engine, NodeGenerations, node_generations
+from holdfast.nodes.handed_flags import handed_out
+from holdfast.nodes.head import Head
+from holdfast.nodes.listener import NodePort
+from holdfast.settings import Settings
+from holdfast.settings.yaml_files import with_file, with_two_token_config
+
+
+@asynccontextmanager
+async def head_node(
+    settings: Settings,
+    config: Any,
+    fingerprint: str,
+    port: NodePort,
+    *,
+    on_refused: Callable[[NodeRefusalReason], None],
+) -> AsyncIterator[NodeGenerations]:
+    """Let followers join at the port while entered, for the engine of that VllmConfig.
+
+    Raises:
+        UsageError: the model's files cannot be read.
+    """
+    model, revision = await asyncio.to_thread(_shared_model, settings, config)
+    facts = await asyncio.to_thread(node_facts, model)
+    head = Head(
+        key=port.key,
+        name=settings.nodes.name or platform.node(),
+        model=model,
+        facts=facts,
+        nodes=settings.node_count,
+    )
+    arguments = with_file(with_two_token_config(settings.vllm_arguments))
+    engine = Engine(
+        nodes=settings.node_count,
+        master_address=port.address,
+        arguments=handed_out(arguments, revision=revision),
+        fingerprint=fingerprint,
+    )
+    async with node_generations(head, engine, port, on_refused=on_refused) as generations:
+        yield generations
+
+
+def _shared_model(settings: Settings, config: Any) -> tuple[str, str]:
+    """Return the directory that has to be equal on all nodes, and the commit if it is the Hub's.
+
+    Each node makes the demo model itself, and downloads a model of the Hub itself, at that commit.
+    """
+    if settings.is_demo:
+        return "", ""
+    name, revision = config.model_config.model, config.model_config.revision
+    directory = directory_of(name, revision, config.load_config.download_dir)
+    if commit := commit_of(name, directory):
+        return "", commit
+    return (str(name), "") if Path(name).exists() else ("", "")

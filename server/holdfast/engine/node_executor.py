@@ -1,0 +1,66 @@
+"""The ranks of one generation on a follower: vLLM's executor without an EngineCore."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+from holdfast.engine import arguments as vllm_arguments
+from holdfast.engine import startup
+from holdfast.engine.device_memory import wait_for_last_engine
+from holdfast.engine.facts import fingerprint
+from holdfast.engine.vllm_errors import start_errors, usage_errors
+from holdfast.errors import UsageError
+from holdfast.nodes import addresses
+from holdfast.nodes.messages import Start
+from holdfast.processes import environment
+from holdfast.worker.crash_records import root_cause
+
+
+def run(order: Start, directory: Path, baseline: Path) -> None:
+    """Run the ranks that `order` describes until one ends, with their files in `directory`.
+
+    `baseline` is a file for `wait_for_last_engine`.
+
+    Raises:
+        UsageError: this node resolves the flags otherwise. EngineStartError: a rank did not start.
+    """
+    startup.prepare(directory, replace(order.spec, stats_directory=str(directory)))
+    addresses.prefer(addresses.address_towards(order.master_address), os.environ)
+    own = startup.variables(directory)
+    # vLLM loads the plug-in that reads them as soon as it makes a configuration.
+    with environment.overridden(own):
+        config = _config(order)
+    _require_equal(order, config)
+    wait_for_last_engine(config.parallel_config, baseline)
+    with environment.overridden(own), start_errors(lambda: root_cause(directory)):
+        executor = MultiprocExecutor(config, monitor_workers=False)
+    executor.start_worker_monitor(inline=True)
+
+
+def _config(order: Start) -> Any:
+    namespace = vllm_arguments.parse_ranks(order.arguments)
+    namespace.nnodes, namespace.node_rank = order.nodes, order.node_rank
+    namespace.master_addr, namespace.master_port = order.master_address, order.master_port
+    with usage_errors():
+        return vllm_arguments.engine_arguments(namespace).create_engine_config(
+            usage_context=UsageContext.OPENAI_API_SERVER, headless=True
+        )
+
+
+def _require_equal(order: Start, config: Any) -> None:
+    """Compare everything that the need for workspace depends on with that of the head.
+
+    Raises:
+        UsageError: it differs.
+    """
+    if fingerprint(config) != order.fingerprint:
+        raise UsageError(
+            "this node resolves the flags otherwise than the head",
+            remedy="use the same GPUs on every node, and set the same VLLM_* variables.",
+        )

@@ -1,0 +1,48 @@
+"""The process that runs the ranks of a follower: `python -m holdfast.engine.node_ranks`.
+
+It does what `vllm serve --headless` does (vLLM 0.32 `run_headless`), with the flags of the head
+and with the files of one generation; see `node_executor`. It ends with its parent, the follower,
+and when a worker ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.nodes import strict_json
+from holdfast.nodes.messages import Start
+from holdfast.processes import imports, tree
+from holdfast.worker.crash_records import NODE_FAILED
+from holdfast.worker.lifetime import PARENT_VARIABLE, die_with_parent
+
+logger = logging.getLogger("vllm.holdfast")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the ranks that the order in a file describes, with their files in a directory.
+
+    The third path is that of a file which outlives this process, see `wait_for_last_engine`. It
+    returns when a worker has ended, or could not start.
+    """
+    order_file, directory, baseline = map(Path, arguments)
+    with imports.uncollected():
+        from holdfast.engine.node_executor import run  # noqa: PLC0415 - imports vLLM
+    try:
+        order = strict_json.as_record(Start, strict_json.parsed(order_file.read_bytes()))
+        run(order, directory, baseline)
+    except HoldfastError as error:
+        # The follower passes on what vLLM's logger recorded; see `worker.crash_records`.
+        logger.exception("%s: %s", NODE_FAILED, error.line)
+        return error.exit_code
+    return ExitCode.ENGINE_START
+
+
+if __name__ == "__main__":
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    die_with_parent(int(parent) if parent else None)
+    tree.start_resource_tracker()
+    sys.exit(main(sys.argv[1:]))

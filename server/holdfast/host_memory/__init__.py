@@ -1,0 +1,1 @@
+"""How much memory does the host have left, and when must the engine give way?"""

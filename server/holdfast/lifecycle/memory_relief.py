@@ -1,0 +1,208 @@
+"""What is done when the host runs out of memory: the loop's part of `host_memory.guard`.
+
+Below the first mark new long prompts wait. Below the second, long prompts are given up one after
+another, as long as it takes. Below the last the guard has killed the engine by itself, and this
+says why, so that the next generation leaves out the size that has taken the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+
+from holdfast.engine.interface import Engine
+from holdfast.engine.long_prompts import LongPrompts
+from holdfast.engine.replay import ReplayManager
+from holdfast.host_memory.guard import (
+    INTERVAL_SECONDS,
+    READINGS_TO_END,
+    Level,
+    MemoryGuard,
+    Reading,
+)
+from holdfast.labels import MemoryAction
+from holdfast.records import Death, HostMemory
+from holdfast.settings import MemorySettings
+
+logger = logging.getLogger(__name__)
+
+_SAID = {
+    Level.AMPLE: "the host has enough memory again",
+    Level.HOLD: "the host is short of memory, so long prompts wait",
+    Level.GIVE_UP: "the host is short of memory, so long prompts are given up",
+    Level.END: "the host is out of memory, so the engine is replaced",
+}
+SETTLE_SECONDS = 1.0
+"""The least time between two prompts that are given up: what the first one frees shows in it."""
+
+
+class MemoryRelief:
+    """Runs the guard, and does what it calls for. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        settings: MemorySettings,
+        *,
+        hold_timeout_seconds: float,
+        on_action: Callable[[MemoryAction], None],
+        forbid: Callable[[int], None],
+        guard: MemoryGuard | None = None,
+    ) -> None:
+        """Take callbacks: `forbid` keeps a size that no later probe may try, and may wait for disk.
+
+        A long prompt waits for `hold_timeout_seconds` at most.
+        """
+        self._settings = settings
+        self._hold_timeout_seconds = hold_timeout_seconds
+        self._on_action = on_action
+        self._forbid = forbid
+        self._guard = guard or MemoryGuard(settings.marks)
+        self._level = Level.AMPLE
+        self._told = asyncio.Event()
+        self._prompts: LongPrompts | None = None
+        """Those of the engine that is guarded; None while there is none."""
+        self._end: asyncio.Future[Death] | None = None
+        self._suspect_tokens = self._probe_tokens = 0
+        self._ended_before_tokens = math.inf
+        """The smallest size of a client with which the memory has run out."""
+        self._quiet_until_seconds = 0.0
+
+    def last(self) -> HostMemory | None:
+        """Return what the guard read last, for the metrics; any thread may ask."""
+        reading = self._guard.last
+        if reading is None:
+            return None
+        return HostMemory(reading.available_bytes, reading.total_bytes, reading.pressure_ratio)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Watch the host's memory while entered, unless that is off."""
+        if self._settings.guard == "off":
+            yield
+            return
+        relieving = asyncio.create_task(self._relieve(), name="memory relief")
+        try:
+            with self._guard.running_beside_loop(self._tell):
+                yield
+        finally:
+            relieving.cancel()
+            await asyncio.wait({relieving})
+
+    @contextmanager
+    def guarding(self, engine: Engine, requests: ReplayManager) -> Iterator[asyncio.Future[Death]]:
+        """While entered, relieve the host of this engine; the future is its death at the last mark.
+
+        Without a guard, or on a device with memory of its own, the future never ends.
+        """
+        end: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+        is_guarded = self._settings.guards_engine(is_unified_memory=engine.facts.is_unified_memory)
+        prompts = requests.long_prompts
+        prompts.on_held = lambda: self._on_action("hold")
+        prompts.on_given_up = lambda: self._on_action("give_up")
+        prompts.hold(are_held=is_guarded and self._level >= Level.HOLD)
+        if is_guarded:
+            self._prompts, self._end = prompts, end
+        pids = engine.process_ids()
+        try:
+            with self._guard.protecting_from(pids) if is_guarded else nullcontext():
+                yield end
+        finally:
+            self._prompts = self._end = None
+            end.cancel()
+
+    async def until_out_of_memory(self, is_unified_memory: Callable[[], bool]) -> str:
+        """Return what is left once an engine that starts has taken the memory to the last mark.
+
+        An engine on a device with memory of its own is left alone.
+        """
+        readings_at_end = 0
+        while readings_at_end < READINGS_TO_END:
+            await asyncio.sleep(INTERVAL_SECONDS)
+            reading = self._guard.last
+            is_at_end = reading is not None and reading.level is Level.END
+            is_guarded = is_at_end and self._settings.guards_engine(
+                is_unified_memory=is_unified_memory()
+            )
+            readings_at_end = readings_at_end + 1 if is_guarded else 0
+        self._on_action("end")
+        return str(reading)
+
+    async def until_ample(self, on_wait: Callable[[str], None]) -> None:
+        """Return once the host has enough memory; `on_wait` gets what is left if it has not.
+
+        It may take for ever: a neighbour may stay. Without a guard there is nothing to wait for.
+        """
+        if self._is_ample:
+            return
+        on_wait(str(self._guard.last))
+        while not self._is_ample:  # noqa: ASYNC110 - a thread looks at the memory
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+    def note_suspect_size(self) -> None:
+        """Note the size that may have taken the memory, while its request is still known.
+
+        Call it at a death for lack of memory, which may have come on another node.
+        """
+        if self._prompts is not None:
+            self._suspect_tokens = max(self._suspect_tokens, self._prompts.suspect_tokens())
+            self._probe_tokens = max(self._probe_tokens, self._prompts.probe_tokens())
+
+    def keep_suspect_size(self) -> int:
+        """Forbid the size that has taken the memory, on disk; 0 if none is known to have.
+
+        A size of the probe is forbidden at once, since the engine runs nothing else. A client's
+        prompt may have been there by chance, so a size of clients is forbidden the second time.
+        """
+        tokens, self._suspect_tokens = self._suspect_tokens, 0
+        probe_tokens, self._probe_tokens = self._probe_tokens, 0
+        if not tokens:
+            return 0
+        if not probe_tokens and tokens < self._ended_before_tokens:
+            self._ended_before_tokens = tokens
+            logger.warning(
+                "a context of %d tokens was being processed when the host ran out of memory: the "
+                "next time such contexts are left out",
+                tokens,
+            )
+            return 0
+        logger.warning(
+            "contexts of %d tokens and more are left out from now on: one was being processed "
+            "when the host ran out of memory",
+            tokens,
+        )
+        self._forbid(tokens)
+        return tokens
+
+    @property
+    def _is_ample(self) -> bool:
+        reading = self._guard.last
+        return reading is None or reading.level is Level.AMPLE
+
+    def _tell(self, reading: Reading) -> None:
+        """Take a reading of the guard's thread."""
+        before, self._level = self._level, reading.level
+        self._told.set()
+        if before is not reading.level and self._prompts is not None:
+            logger.warning("%s: %s", _SAID[reading.level], reading)
+        if reading.has_ended_engine and self._end is not None and not self._end.done():
+            self._on_action("end")
+            self.note_suspect_size()
+            self._end.set_result(Death("host_memory", str(reading)))
+
+    async def _relieve(self) -> None:
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            if self._prompts is not None:
+                await self._act(self._prompts, self._level)
+
+    async def _act(self, prompts: LongPrompts, level: Level) -> None:
+        prompts.hold(are_held=level >= Level.HOLD)
+        await prompts.give_up_overdue(self._hold_timeout_seconds)
+        if level >= Level.GIVE_UP and time.monotonic() >= self._quiet_until_seconds:
+            self._quiet_until_seconds = time.monotonic() + SETTLE_SECONDS
+            await prompts.give_up_longest()

@@ -1,0 +1,60 @@
+"""Which flags of the head's command line do the ranks on other nodes need?
+
+All of vLLM's, as nobody knows better than vLLM which of them a rank depends on. Left out are those
+that differ between the nodes, those of the listener and of Holdfast's front end, and secrets, since
+the connection between the nodes may be readable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from holdfast.settings import flags
+
+_WITH_VALUE = frozenset(
+    {
+        *("--host", "--port", "--uds", "--root-path"),
+        *("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers"),
+        *("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port"),
+        *("--hf-token", "--chat-template", "--config"),
+    }
+)
+_WITH_VALUES = frozenset({"--api-key"})
+"""Each takes all words up to the next flag."""
+
+
+def handed_out(arguments: Sequence[str], *, revision: str = "") -> tuple[str, ...]:
+    """Return the flags for the ranks on other nodes; `--demo` is one of them.
+
+    `arguments` are those of `serve` with the `--config` file read and the names of flags
+    normalised. `revision` is the commit of a model from the Hub: without it, a node would take the
+    newest that it finds.
+    """
+    kept = tuple(_kept(arguments))
+    is_pinned = any(word.partition("=")[0] == "--revision" for word in kept)
+    return (*kept, "--revision", revision) if revision and not is_pinned else kept
+
+
+def _kept(arguments: Sequence[str]) -> Iterator[str]:
+    ours = {flag.name: 0.0 if flag.is_switch else 1.0 for flag in flags()}
+    dropped = {**ours, **dict.fromkeys(_WITH_VALUE, 1.0), **dict.fromkeys(_WITH_VALUES, math.inf)}
+    values_left = 0.0
+    for argument in arguments:
+        is_flag = argument.startswith("-") and not _is_number(argument)
+        if values_left and not is_flag:
+            values_left -= 1
+            continue
+        name, equals, _ = argument.partition("=")
+        is_dropped = is_flag and name in dropped
+        values_left = dropped[name] if is_dropped and not equals else 0.0
+        if not is_dropped:
+            yield argument
+
+
+def _is_number(argument: str) -> bool:
+    try:
+        float(argument)
+    except ValueError:
+        return False
+    return True

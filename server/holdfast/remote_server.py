@@ -1,0 +1,51 @@
+"""Which server does a command talk to? Its address and the key for it, as the flags give them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from holdfast.api.key_lines import key_file_error, key_lines
+from holdfast.errors import UsageError
+
+
+def base_url(given: str) -> str:
+    """Return the address without the `/v1` that clients of OpenAI have behind it.
+
+    Raises:
+        UsageError: it is not the address of a server.
+    """
+    if not _is_address(given):
+        raise UsageError(
+            f"URL: {given!r} is not the address of a server.",
+            remedy="give it with http:// or https://, for example http://spark:8000.",
+        )
+    return given.rstrip("/").removesuffix("/v1")
+
+
+def _is_address(given: str) -> bool:
+    try:
+        parts = urlsplit(given)
+        httpx.URL(given)
+        # Reading the port is what finds that it is not a number.
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
+        return False
+
+
+def read_key(path: Path | None, flag: str = "--api-key-file") -> str:
+    """Return the first key of the file that a flag names; empty without a file.
+
+    It may be the key file of the server itself, with names and limits.
+
+    Raises:
+        UsageError: the file cannot be read, or is not a list of keys.
+    """
+    if path is None:
+        return ""
+    try:
+        return key_lines(path.read_bytes())[0].key
+    except (OSError, ValueError) as error:
+        raise key_file_error(flag, path, error) from None

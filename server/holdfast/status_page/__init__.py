@@ -1,0 +1,13 @@
+"""Where is the memory, what is proven, how does it live? The status page and its stream.
+
+timeline, curves   what happened in the last 24 hours, and the numbers of the last hour
+history            records both, with and without viewers
+activity           what a start does now, as `telemetry.progress` is told
+request_table      the running requests, with their speed
+document           everything as one JSON document; `patch` says how it changed
+feed, stream       one producer for all viewers, and its route `/statusz/stream`
+shell, static/     the page itself, at `/ui`
+screen, cells      the same as text, for `holdfast top`
+text               that text for all that `curl /ui`
+page               makes all of these for one server
+"""

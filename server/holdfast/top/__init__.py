@@ -1,0 +1,1 @@
+"""`holdfast top URL`: the status page of a server in a terminal, from the same stream."""

@@ -1,0 +1,41 @@
+"""What Compose and the doctor make of our Compose files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast import cli
+from holdfast.doctor.command import read_deployments
+from holdfast.doctor.findings import Finding
+from holdfast.doctor.manifest_checks import check_deployment
+from holdfast.doctor.parallelism import read_layout
+from ops.prometheus import tool
+from ops.queries import ROOT
+
+COMPOSE = ROOT / "deploy" / "compose"
+
+
+def compose_config(*files: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """`docker compose config` of these files together."""
+    named = [word for file in files for word in ("-f", str(COMPOSE / file))]
+    return subprocess.run(
+        [tool("docker-compose"), *named, "config", "--format", "json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **environment},
+    )
+
+
+def hazards(directory: Path, document: str) -> list[Finding]:
+    """What `holdfast doctor --manifest` has against the only server of a document."""
+    path = directory / "compose.yaml"
+    path.write_text(document)
+    (deployment,) = read_deployments([path])
+    settings = cli.parse_serve(deployment.arguments, {}, needs_model=False)
+    findings = check_deployment(deployment, read_layout(deployment.arguments), settings)
+    return [one for one in findings if one.severity != "ok"]

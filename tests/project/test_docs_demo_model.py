@@ -1,0 +1,39 @@
+"""The page about the demo model has its skills, its examples and the numbers of its training."""
+
+from __future__ import annotations
+
+from demo_examples import EXAMPLES
+from demo_training import shape
+from demo_training.course import DECAY_SHARE, Course
+from demo_training.skills import SKILLS
+from holdfast.demo.trained import FILES, RECORD, TRAINED_DIRECTORY
+from project.test_docs import DEMO_MODEL, INLINE, ROOT, table
+
+
+def test_every_skill_is_explained() -> None:
+    """In the order of the lessons."""
+    assert [row[0].strip("`") for row in table(DEMO_MODEL, "## What it knows")] == [*SKILLS]
+
+
+def test_the_examples_are_those_that_a_server_is_asked() -> None:
+    """Question and answer, to the letter."""
+    rows = table(DEMO_MODEL, "## Examples")
+    assert [tuple(cell.strip("`") for cell in row) for row in rows] == [*EXAMPLES.items()]
+
+
+def test_the_numbers_of_the_training_are_those_of_the_code() -> None:
+    """Whoever repeats it gets what the page says."""
+    rows = {row[0]: row[1] for row in table(DEMO_MODEL, "## How it was trained")}
+    course = Course()
+    assert f"{course.steps:,} steps of {course.lessons_per_step} lessons" in rows["lessons"]
+    assert rows["seed"] == str(course.seed)
+    assert f"last {DECAY_SHARE:.0%}".replace("%", " percent") in rows["optimizers"]
+    sizes = f"{shape.LAYERS} layers, {shape.HIDDEN_SIZE} channels, {shape.HEADS} heads"
+    assert f"{sizes}, {shape.KV_HEADS} of them" in rows["network"]
+
+
+def test_every_file_of_the_trained_weights_is_explained() -> None:
+    """And the directory is named where they are put."""
+    rows = table(DEMO_MODEL, "## Train it again")
+    assert [name for row in rows for name in INLINE.findall(row[0])] == [*FILES, RECORD]
+    assert f"`{TRAINED_DIRECTORY.relative_to(ROOT)}/`" in DEMO_MODEL.read_text()

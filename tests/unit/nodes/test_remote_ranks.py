@@ -1,0 +1,195 @@
+"""The ranks on other nodes beside those on the head, and the death that caused the others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from holdfast.errors import EngineStartError, HostFullError, NodeLostError
+from holdfast.nodes.actions import GenerationLost
+from holdfast.nodes.remote_ranks import (
+    RemoteRanks,
+    death_of,
+    first_death,
+    root_death,
+    start_error_of,
+    start_explained,
+)
+from holdfast.records import Death, EngineStep
+from sample_status import a_rank
+
+STEPS = tuple(EngineStep(index, 8, 1, float(index), 0.5) for index in (1, 2, 3))
+FIRST = replace(a_rank(), engine=0, rank=0, steps=3, recent_steps=STEPS)
+SECOND = replace(a_rank(), engine=0, rank=1, steps=2, recent_steps=())
+NODE_LOST = GenerationLost(1, "b", "it closed the connection", None)
+KILLED = Death("worker_exit", "the worker of rank 1 (process 7) was killed by SIGKILL")
+RAISED = Death("worker_exception", "rank 0: RuntimeError: closed", blames_requests=True)
+REFUSED = Death("workspace_rejection", "rank 1: Workspace is locked", blames_requests=True)
+STARVED = Death("host_memory", "node b: 512 MiB were available")
+NODE_DEATH = Death("node_lost", "node b: it closed the connection")
+
+
+async def a_remote() -> RemoteRanks:
+    return RemoteRanks(1, ("127.0.0.1", 20001), lambda: None)
+
+
+async def never() -> Death:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def at_once(death: Death) -> Death:
+    return death
+
+
+def test_ranks_of_all_nodes_are_one_list_in_order() -> None:
+    """Whichever node spoke first."""
+
+    async def run() -> None:
+        remote = await a_remote()
+        assert remote.beside([FIRST]) == (FIRST,)
+        remote.changed("c", (replace(SECOND, rank=2),))
+        remote.changed("b", (SECOND,))
+        assert [rank.rank for rank in remote.beside([FIRST])] == [0, 1, 2]
+
+    asyncio.run(run())
+
+
+def test_a_remote_rank_has_the_steps_of_the_first_as_far_as_it_has_come() -> None:
+    """They are not sent: all ranks of an engine run the same."""
+
+    async def run() -> None:
+        remote = await a_remote()
+        remote.changed("b", (SECOND, replace(SECOND, engine=1)))
+        _, second, of_another_engine = remote.beside([FIRST])
+        assert second.recent_steps == STEPS[:2]
+        assert of_another_engine.recent_steps == ()
+
+    asyncio.run(run())
+
+
+def test_the_first_loss_counts() -> None:
+    """What follows is its consequence."""
+
+    async def run() -> Death:
+        remote = await a_remote()
+        remote.lost(NODE_LOST)
+        remote.lost(GenerationLost(1, "c", "its processes ended", None))
+        return await remote.until_lost()
+
+    assert asyncio.run(run()) == NODE_DEATH
+
+
+def test_a_death_on_another_node_names_the_node() -> None:
+    """The cause, and whether it accuses requests, stay."""
+    death = death_of(GenerationLost(1, "b", str(REFUSED), REFUSED))
+    assert death == replace(REFUSED, reason=f"node b: {REFUSED.reason}")
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "root"),
+    [
+        (KILLED, None, KILLED),
+        (None, REFUSED, REFUSED),
+        (KILLED, NODE_DEATH, NODE_DEATH),
+        (RAISED, NODE_DEATH, NODE_DEATH),
+        (KILLED, STARVED, STARVED),
+        (RAISED, STARVED, STARVED),
+        (RAISED, KILLED, KILLED),
+        (RAISED, REFUSED, REFUSED),
+        (KILLED, RAISED, KILLED),
+        (REFUSED, RAISED, REFUSED),
+        (RAISED, replace(RAISED, reason="rank 1"), RAISED),
+        (Death("unknown", "vLLM reports a dead engine"), KILLED, KILLED),
+    ],
+)
+def test_the_root_is_what_no_lost_peer_explains(
+    here: Death | None, there: Death | None, root: Death
+) -> None:
+    """A rank that loses its peer raises; nothing else follows from it."""
+    assert root_death(here, there) == root
+
+
+def test_there_is_no_root_without_a_death() -> None:
+    """Somebody has to have died."""
+    with pytest.raises(ValueError, match="nothing"):
+        root_death(None, None)
+
+
+def test_a_death_on_the_head_waits_for_what_caused_it() -> None:
+    """The exception on the head comes before the news of the other node."""
+
+    async def run() -> Death:
+        remote = await a_remote()
+        asyncio.get_running_loop().call_later(0.05, remote.lost, NODE_LOST)
+        return await first_death(at_once(RAISED), remote)
+
+    assert asyncio.run(run()) == NODE_DEATH
+
+
+def test_a_lost_node_is_a_death_at_once() -> None:
+    """Nothing on the head may notice for minutes."""
+
+    async def run() -> Death:
+        remote = await a_remote()
+        remote.lost(NODE_LOST)
+        return await first_death(never(), remote)
+
+    assert asyncio.run(run()) == NODE_DEATH
+
+
+def test_a_start_without_a_loss_fails_with_its_own_error() -> None:
+    """On one node there is nothing else to say."""
+
+    async def run(remote: RemoteRanks | None) -> None:
+        async with start_explained(remote):
+            raise EngineStartError("no memory")
+
+    with pytest.raises(EngineStartError, match="no memory"):
+        asyncio.run(run(None))
+
+
+def test_a_start_that_failed_because_a_node_was_lost_says_so() -> None:
+    """The next start waits for the node, and is not the end of the server."""
+
+    async def run() -> None:
+        remote = await a_remote()
+        remote.lost(NODE_LOST)
+        async with start_explained(remote):
+            raise EngineStartError("rank 0: connection closed by peer")
+
+    with pytest.raises(NodeLostError, match="node b: it closed the connection"):
+        asyncio.run(run())
+
+
+def test_a_start_for_which_another_node_has_no_memory_can_wait_for_it() -> None:
+    """As it does for the memory of this host."""
+    death = Death("host_memory", "node b: 512 MiB were available")
+    error = start_error_of(death, "rank 0: closed")
+    assert isinstance(error, HostFullError)
+    assert error.cause.endswith("node b: 512 MiB were available")
+
+
+def test_a_start_that_failed_on_both_nodes_shows_both() -> None:
+    """An exception of a rank may follow from the other's."""
+    error = start_error_of(replace(RAISED, reason="node b: rank 1: no memory"), "rank 0: closed")
+    assert not isinstance(error, NodeLostError)
+    assert "node b: rank 1: no memory; rank 0: closed" in error.cause
+
+
+def test_a_rank_that_was_killed_on_another_node_explains_the_start() -> None:
+    """The exception on the head follows from it."""
+    assert start_error_of(KILLED, "rank 0: closed").cause.endswith("SIGKILL")
+
+
+def test_waiting_for_reports_ends_at_its_deadline() -> None:
+    """A rank may never report."""
+
+    async def run() -> None:
+        remote = await a_remote()
+        await remote.until_reported(lambda: False, 0.1)
+        await remote.until_reported(lambda: True, 60.0)
+
+    asyncio.run(run())

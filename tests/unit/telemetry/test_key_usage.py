@@ -1,0 +1,73 @@
+"""What keys have used is counted by name, since the start and for each day."""
+
+from __future__ import annotations
+
+from holdfast.telemetry.key_usage import DAY_SECONDS, MAX_NAMES, OTHER, KeyUsage, Used
+from stub_engine import FakeClock
+
+
+def test_each_key_has_its_own_counts() -> None:
+    """What one uses is not counted for another."""
+    usage = KeyUsage()
+    usage.count("alice", requests=1, prompt_tokens=5, output_tokens=7)
+    usage.count("alice", output_tokens=1)
+    usage.count("bob", requests=1)
+    assert usage.totals() == {"alice": Used(1, 5, 8), "bob": Used(1, 0, 0)}
+    assert usage.tokens_today("alice") == 13
+    assert usage.tokens_today("nobody") == 0
+
+
+def test_a_valid_key_has_counts_before_it_is_used() -> None:
+    """An alert sees no increase in a series that begins at 1."""
+    assert KeyUsage(lambda: ("alice",)).totals() == {"alice": Used()}
+
+
+def test_names_beyond_the_bound_are_counted_together() -> None:
+    """However many keys there are, and however often they change."""
+    usage = KeyUsage(lambda: (f"key {number}" for number in range(MAX_NAMES - 1)))
+    usage.totals()
+    for name in ("first", "second", "third"):
+        usage.count(name, requests=1)
+    totals = usage.totals()
+    assert len(totals) == MAX_NAMES + 1
+    assert totals["first"].requests == 1
+    assert totals[OTHER].requests == 2
+    assert usage.days()[usage.day]["third"].requests == 1
+
+
+def test_a_new_day_begins_with_nothing() -> None:
+    """The day before is kept for its file, and no other."""
+    clock = FakeClock()
+    clock.now_seconds = 10 * DAY_SECONDS - 5.0
+    usage = KeyUsage(clock=clock)
+    assert (usage.day, usage.day_seconds_left) == (9, 5.0)
+    usage.count("alice", prompt_tokens=3)
+    for day in (10, 11):
+        clock.now_seconds = day * DAY_SECONDS
+        assert usage.tokens_today("alice") == 0
+        usage.count("alice", prompt_tokens=day)
+        assert usage.tokens_today("alice") == day
+    assert {day: used["alice"].prompt_tokens for day, used in usage.days().items()} == {
+        10: 10,
+        11: 11,
+    }
+    assert usage.totals()["alice"].prompt_tokens == 24
+
+
+def test_a_clock_that_is_set_back_still_counts() -> None:
+    """A day that was counted before goes on, and an earlier one is counted too."""
+    clock = FakeClock()
+    usage = KeyUsage(clock=clock)
+    for day in (20, 21, 20, 5, 5):
+        clock.now_seconds = day * DAY_SECONDS + 1.0
+        usage.count("alice", output_tokens=2)
+    assert usage.tokens_today("alice") == 4
+
+
+def test_what_was_counted_before_goes_on() -> None:
+    """For the limit of the day; what was used since the start is what it was."""
+    usage = KeyUsage()
+    usage.restore(usage.day, {"alice": Used(1, 2, 3)})
+    usage.count("alice", requests=1, output_tokens=1)
+    assert usage.days()[usage.day] == {"alice": Used(2, 2, 4)}
+    assert usage.totals() == {"alice": Used(1, 0, 1)}

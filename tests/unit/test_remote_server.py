@@ -1,0 +1,59 @@
+"""Which key a command sends to the server that it asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.remote_server import read_key
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"the-key\n",
+        b"\n# the clients\n  the-key  \nanother-key\n",
+        b"alice: the-key\n",
+        b"alice: the-key max_requests_per_minute=60 max_tokens_per_day=1000\nbob: another-key\n",
+        b"the-key max_tokens_per_day=1000\r\n",
+    ],
+)
+def test_the_first_key_is_read_as_the_server_reads_it(tmp_path: Path, content: bytes) -> None:
+    """A command may be given the server's own key file, with names and limits."""
+    path = tmp_path / "keys"
+    path.write_bytes(content)
+    assert read_key(path) == "the-key"
+
+
+def test_without_a_file_there_is_no_key() -> None:
+    """Not every server asks for one."""
+    assert read_key(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"# none\n", "it contains no key"),
+        (b"alice:\n", "line 1: expected a key after the name"),
+        (b"secret-\xff-secret\n", "line 1: expected a key of visible ASCII characters"),
+    ],
+)
+def test_a_wrong_file_is_refused_without_a_word_of_it(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    """The message names the flag, the file and the line."""
+    path = tmp_path / "keys"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as refused:
+        read_key(path, "--admin-api-key-file")
+    assert refused.value.cause.startswith(f"--admin-api-key-file: {path}: {reason}")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """With the reason of the system."""
+    with pytest.raises(UsageError) as refused:
+        read_key(tmp_path / "none")
+    assert refused.value.cause == f"--api-key-file: {tmp_path / 'none'}: No such file or directory."
