@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -20,6 +21,12 @@ hypothesis.settings.load_profile("untimed")
 
 _FILE = pytest.StashKey[Path]()
 """Of the last test of this process."""
+
+
+# A shell that starts the tests in the background may have SIGINT ignored, and what they start
+# would inherit that: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html#tag_19_11
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 SHARING = frozenset({"engine", "gpu_paths"})
