@@ -140,12 +140,15 @@ def test_others_take_the_place_of_processes_that_are_gone() -> None:
     run(scene)
 
 
-def test_processes_that_are_stopped_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [scripted_compiler.make, scripted_compiler.just_forked])
+def test_processes_that_are_stopped_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
+) -> None:
     """The grammar may be sent again, and the next one has others."""
     monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 0.5)
 
     async def scene() -> None:
-        async with pool() as asked:
+        async with pool(make) as asked:
             await ask(asked, "")
             stopped = asked.processes()
             for process in stopped:

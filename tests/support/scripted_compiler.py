@@ -9,8 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from holdfast.worker import lifetime
+
 
 def make() -> Any:
+    return obey
+
+
+def just_forked() -> Any:
+    """Leave the workers as they are in their first moments: not yet bound to their parent."""
+    lifetime.die_with_parent = lambda parent_pid=None: None  # noqa: ARG005 - the name of the original
     return obey
 
 

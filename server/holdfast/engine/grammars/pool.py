@@ -21,7 +21,7 @@ import psutil
 
 from holdfast.engine.grammars.workers import READY, Compile, serve
 from holdfast.errors import NotReadyError
-from holdfast.processes import forkserver
+from holdfast.processes import forkserver, tree
 
 START_DEADLINE_SECONDS = 120.0
 MARGIN_SECONDS = 5.0
@@ -210,5 +210,7 @@ def _unavailable(cause: str) -> NotReadyError:
 
 
 def _kill(process: Any) -> None:
+    """End a process and its workers: one that was just forked does not yet end with its parent."""
     with suppress(AttributeError, ValueError, OSError):  # it was never started, or is gone
-        process.kill()
+        if process.is_alive():
+            tree.kill_tree(process.pid)
