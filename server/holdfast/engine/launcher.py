@@ -203,6 +203,7 @@ class EngineLauncher:
             self.proxy.use(None)
             self._engine_in_use = None
             self._logger_class.generation_ended()
+            self.requests.forget_engine()
 
     @asynccontextmanager
     async def _start_engine(

@@ -89,7 +89,7 @@ class ReplayManager:
         """How many times a stream went on in a later generation."""
         self.in_step: Callable[[], Iterable[str]] = tuple
         """Returns vLLM's internal IDs of the requests in the running steps."""
-        self.unsent: Unsent = lambda _: frozenset()
+        self.unsent: Unsent = _none
         """Returns the IDs of requests that are queued here and have not reached the engine."""
 
     @property
@@ -146,6 +146,12 @@ class ReplayManager:
         """Record that the engine is gone: from now on requests wait."""
         self._llm, self._is_open = None, False
         self.long_prompts.engine_ended()
+
+    def forget_engine(self) -> None:
+        """Let go of an engine whose death was blamed: its sockets are collected with it."""
+        self.in_step, self.unsent = tuple, _none
+        self.aborts.on_unexpected = lambda: None
+        self.progress.reached_tokens = dict
 
     def fail(self, error: HoldfastError, reason: LossReason) -> None:
         """Raise `error` in waiting requests, and in new ones until an engine starts after all."""
@@ -360,3 +366,7 @@ class ReplayManager:
     def save(self) -> None:
         """Save what is known of suspects. May wait for the disk, so not for the event loop."""
         self._suspicions.save()
+
+
+def _none(_: Callable[[str], Iterable[str]]) -> frozenset[str]:
+    return frozenset()
