@@ -329,6 +329,7 @@ class Application:
             self._engine,
             status=self._status,
             requests=self._request_counts,
+            waiting=self._admission.waiting_contexts,
             counters=self._counters,
             memory=self._memory,
             baseline=self._baseline,

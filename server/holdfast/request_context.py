@@ -63,6 +63,8 @@ class RequestContext:
     """The client's id of the request, or ours; the response carries it."""
     key: str = ""
     """The name of the request's key, never the key itself; empty if no key is needed."""
+    number: int = 0
+    """A later request of this server has a larger number."""
     is_probe: bool = False
     """Whether it is the probe's own: it may use an unready engine, and is never replayed."""
     may_be_retried: bool | None = None

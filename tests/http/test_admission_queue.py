@@ -34,6 +34,24 @@ def test_a_full_queue_is_429() -> None:
     assert (error["type"], error["code"]) == ("rate_limit_error", 429)
 
 
+def test_it_is_known_which_requests_wait() -> None:
+    """Until they are admitted; no longer is their record kept for that."""
+
+    async def scene() -> list[list[str]]:
+        server = SmallServer(waiting=1)
+        seen = []
+        async with server.serving() as client:
+            asking = [ask(client), ask(client)]
+            await server.until_there(admitted=1, waiting=1)
+            seen.append([context.key for context in server.admission.waiting_contexts()])
+            server.release(2)
+            await asyncio.gather(*asking)
+            seen.append([context.key for context in server.admission.waiting_contexts()])
+        return seen
+
+    assert asyncio.run(scene()) == [[""], []]
+
+
 def test_without_a_queue_only_the_capacity_is_served() -> None:
     """`--max-waiting 0` refuses every request over the capacity."""
 

@@ -15,6 +15,7 @@ from holdfast.api.load import LoadView, routing_route
 from holdfast.api.router import OwnRoutes
 from holdfast.engine.sequence_queue import Capacity
 from holdfast.lifecycle.states import SERVING, State
+from holdfast.request_context import RequestContext
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.load import SATURATED_WAITING, Load, SchedulerReport
 from inner_app import InnerApp, View
@@ -95,7 +96,7 @@ def test_what_waits_at_the_gate_is_waiting() -> None:
 
     async def scene() -> tuple[int, int]:
         replica = Replica(engine=Load(2, 5, (SchedulerReport(running=4, waiting=1),)))
-        tickets = [replica.admission.join("", work="engine") for _ in range(4)]
+        tickets = [replica.admission.join(RequestContext(), work="engine") for _ in range(4)]
         found = replica.view.now()
         for ticket in tickets:
             replica.admission.leave(ticket)

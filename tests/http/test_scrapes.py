@@ -19,6 +19,7 @@ from holdfast.api.admission import Admission
 from holdfast.api.load import LoadView
 from holdfast.api.metrics import PAUSE_FACTOR, metrics_route, request_counts
 from holdfast.engine.sequence_queue import Capacity
+from holdfast.request_context import RequestContext
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.exposition import CONTENT_TYPES, format_for
@@ -230,7 +231,7 @@ def test_requests_are_held_at_the_gate_and_behind_it() -> None:
             View(), probe_token="", refusals=Refusals(), capacity=lambda: Capacity(1, 1)
         )
         view = LoadView(admission, lambda: Load(harness.requests.held))
-        tickets = [admission.join("", work="engine") for _ in range(3)]
+        tickets = [admission.join(RequestContext(), work="engine") for _ in range(3)]
         assert request_counts(admission, None, view.now()) == RequestCounts(1, held=2, waiting=2)
         harness.start().hold()
         call = harness.call("a prompt")

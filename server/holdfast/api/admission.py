@@ -6,7 +6,8 @@ import asyncio
 import hmac
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from itertools import chain
 from statistics import median
 from types import MappingProxyType
 
@@ -19,6 +20,7 @@ from holdfast.errors import MAX_RETRY_AFTER_SECONDS, RETRY_AFTER_SECONDS
 from holdfast.labels import RefusalReason
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.lifecycle.supervisor import Supervisor
+from holdfast.request_context import RequestContext
 from holdfast.settings import OverloadSettings
 from holdfast.telemetry.counters import Refusals, request_waits
 
@@ -111,12 +113,18 @@ class Admission:
             return False
         return not self._is_worth_waiting(self._hold_deadline())
 
-    def join(self, key: str, *, work: Work, is_limited: bool = True) -> Ticket:
+    def waiting_contexts(self) -> Iterator[RequestContext]:
+        """Return the requests that wait, in no order."""
+        tickets = chain.from_iterable(queue.tickets() for queue in self._queues)
+        return (ticket.context for ticket in tickets if ticket.context is not None)
+
+    def join(self, context: RequestContext, *, work: Work, is_limited: bool = True) -> Ticket:
         """Return a ticket for a new request: admitted, waiting or refused. It must `leave`.
 
         `is_limited` says whether the limit per key applies. If the engine is lost, the request
         waits as long as the next generation is expected within the hold time-out.
         """
+        key = context.key
         self._follow_state()
         key_limit = self._overload.max_requests_per_key
         if self.refuses_all():
@@ -127,7 +135,7 @@ class Admission:
             queue = self._rendering_queue if work == "rendering" else self._queue
             ticket = queue.join(key, needs_capacity=work in _NEEDS_CAPACITY)
             self._idle.clear()
-        ticket.work = work
+        ticket.work, ticket.context = work, context
         self._follow_for(ticket)
         return ticket
 
@@ -153,6 +161,7 @@ class Admission:
 
     def leave(self, ticket: Ticket) -> None:
         """Remove a request, whatever its status."""
+        ticket.context = None  # which may hold the ticket in turn
         self.durations.end(ticket.key, ticket)
         self._queue_of(ticket).leave(ticket)
         if not self.is_busy:

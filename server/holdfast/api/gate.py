@@ -138,7 +138,7 @@ class Gate:
         if has_body and not await watcher.has_whole_body():
             return
         context.received_seconds = time.monotonic()
-        ticket = self._admission.join(context.key, work=work)
+        ticket = self._admission.join(context, work=work)
         waited_seconds = 0.0
         try:
             if ticket.status == "waiting":
@@ -206,7 +206,7 @@ class _Session:
     async def call(self) -> AsyncIterator[None]:
         admission, context = self._admission, self._context
         # The session is counted for its key already.
-        ticket = admission.join(context.key, work="engine", is_limited=False)
+        ticket = admission.join(context, work="engine", is_limited=False)
         began_seconds = time.monotonic()
         try:
             with context.waiting():

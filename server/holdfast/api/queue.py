@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
@@ -19,6 +19,7 @@ from typing import Literal
 from holdfast.api.router import Work
 from holdfast.engine.sequence_queue import Capacity
 from holdfast.labels import RefusalReason
+from holdfast.request_context import RequestContext
 
 TicketStatus = Literal["waiting", "admitted", "refused", "gone"]
 Queue = OrderedDict["Ticket", None]
@@ -36,6 +37,8 @@ class Ticket:
     key: str
     needs_capacity: bool = True
     work: Work = "engine"
+    context: RequestContext | None = None
+    """None if nobody is to see that it waits."""
     status: TicketStatus = "waiting"
     has_capacity: bool = False
     has_come_back: bool = False
@@ -130,6 +133,12 @@ class FairQueue:
     def count(self, key: str) -> int:
         """Return the number of tickets of a key, waiting or admitted."""
         return self._count[key]
+
+    def tickets(self) -> Iterator[Ticket]:
+        """Return the tickets that wait, those of a key in their order."""
+        for queues in (self._unqueued, self._queues):
+            for queue in queues.values():
+                yield from queue
 
     def join(self, key: str, *, needs_capacity: bool = True) -> Ticket:
         """Return a ticket that is admitted, waits, or is `overloaded`; it must `leave`."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import lru_cache
 from http import HTTPStatus
+from itertools import count
 from typing import Any
 from urllib.parse import quote
 
@@ -67,6 +68,7 @@ class RequestLog:
         self._silent_paths = frozenset(silent_paths)
         """Requests to these paths are never logged."""
         self._is_on = is_on
+        self._numbers = count(1)
         self._inner_ids: set[bytes] = set()
         """vLLM's ids of the requests in progress that have the header. They must be unique.
 
@@ -80,7 +82,7 @@ class RequestLog:
             return
         given = [value for name, value in scope["headers"] if name == _HEADER]
         request_id, inner_id = self._identify(given)
-        context = RequestContext(request_id=request_id)
+        context = RequestContext(request_id=request_id, number=next(self._numbers))
         exchange = _LoggedExchange(context, receive, send)
         token = REQUEST.set(context)
         if inner_id:

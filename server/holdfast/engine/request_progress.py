@@ -18,7 +18,7 @@ from holdfast.request_context import RequestContext
 MAX_FIRST_TOKENS = 10_000
 """The number of first tokens that are kept until they are taken."""
 
-RequestStage = Literal["held", "queued", "prefill", "decode"]
+RequestStage = Literal["waiting", "held", "queued", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,21 @@ class RequestRow:
     prefilled_tokens: int | None
     """How many of them are computed; None if the engine's steps do not tell."""
     output_tokens: int
+
+
+def waiting_row(context: RequestContext) -> RequestRow:
+    """Return the row of a request that waits in the front end, where it has no tokens yet."""
+    return RequestRow(
+        number=context.number,
+        stage="waiting",
+        received_seconds=_received_seconds(context),
+        key=context.key,
+        generation=context.generation,
+        replays=context.replays,
+        prompt_tokens=context.prompt_tokens or None,
+        prefilled_tokens=None,
+        output_tokens=context.output_tokens,
+    )
 
 
 class Traffic:
@@ -113,7 +128,7 @@ class RequestProgress:
         context = group[0].context
         parts = [self._part(request) for request in group]
         return RequestRow(
-            number=group[0].number,
+            number=context.number,
             stage=_stage_of([part.stage for part in parts]),
             received_seconds=_received_seconds(context),
             key=context.key,
