@@ -90,7 +90,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
     assert f"at most {MAX_VIEWERS_PER_KEY} with one key" in text
     assert MAX_STREAM_SECONDS == 5 * 60
     assert "this stream ends after five minutes" in text
-    assert f"at most {MAX_ROWS} running requests" in text
+    assert f"at most {MAX_ROWS} requests" in text
     assert f"the events of {HORIZON_SECONDS / 3600:g} hours, at most {MAX_EVENTS}:" in text
     assert MAX_POINTS * POINT_SECONDS == 3600
     assert f"a point for each {POINT_SECONDS} s of the last hour" in text

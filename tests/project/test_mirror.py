@@ -109,7 +109,6 @@ DRIVEN_ELSEWHERE = {
     "settings.yaml_files": "unit/test_cli.py unit/doctor/test_manifest_checks.py",
     "status_page.page": "http/test_status_page.py",
     "status_page.shell": "http/test_status_page.py",
-    "status_page.sources": "process/test_top.py unit/status_page/test_document.py",
     "status_page.stream": "http/test_status_page.py",
     "telemetry.vllm_gauges": "contract/test_vllm_metrics.py",
     "top.command": "process/test_top.py",
