@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,12 +14,20 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.parser import ParserManager
 from vllm.reasoning import ReasoningParserManager
 
-import bar_thoughts
 from heard_streams import HeardStream
 from holdfast.demo.tokenizer import write_tokenizer
-from stream_features import END_OF_THOUGHT, LETTERS, PARSER_FLAGS, TOOL, feature_body, shows
+from stream_features import (
+    END_OF_THOUGHT,
+    LETTERS,
+    PARSER_FILE,
+    PARSER_FLAGS,
+    PARSER_NAME,
+    TOOL,
+    feature_body,
+    shows,
+)
 
-THOUGHT, SAID = "a|b".split(bar_thoughts.END)
+THOUGHT, SAID = "a|b".split(END_OF_THOUGHT)
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +43,14 @@ MESSAGES: list[Any] = [{"role": "user", "content": "Say |"}]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def registered() -> Iterator[None]:
-    """While these tests run, vLLM knows the parser; others count those of vLLM."""
-    ReasoningParserManager.import_reasoning_parser(bar_thoughts.__file__)
-    yield
-    del ReasoningParserManager.reasoning_parsers[bar_thoughts.NAME]
+def plugin() -> Iterator[ModuleType]:
+    """The parser, which vLLM knows only while these tests run: other tests count vLLM's own.
+
+    An import at the top would register it as soon as the tests are collected.
+    """
+    ReasoningParserManager.import_reasoning_parser(str(PARSER_FILE))
+    yield sys.modules[PARSER_FILE.stem]
+    del ReasoningParserManager.reasoning_parsers[PARSER_NAME]
 
 
 def prompt_of(tokenizer: Any) -> Any:
@@ -49,7 +62,7 @@ def a_parser(tokenizer: Any, tools: Any, *, thinking: bool) -> Any:
     """The parser of one answer of a server with the flags of the soak."""
     kind: Any = ParserManager.get_parser(
         tool_parser_name="hermes",
-        reasoning_parser_name=bar_thoughts.NAME,
+        reasoning_parser_name=PARSER_NAME,
         enable_auto_tools=True,
         tokenizer=tokenizer,
     )
@@ -111,8 +124,8 @@ def test_the_grammar_of_a_call_stays_that_of_the_request(tokenizer: Any) -> None
     assert shows("tool call", heard.texts, ())
 
 
-def test_the_flags_name_the_parser() -> None:
+def test_the_flags_name_the_parser(plugin: ModuleType) -> None:
     """The server imports the file without the module of the flags."""
-    assert f"--reasoning-parser={bar_thoughts.NAME}" in PARSER_FLAGS
-    assert f"--reasoning-parser-plugin={bar_thoughts.__file__}" in PARSER_FLAGS
-    assert bar_thoughts.END == END_OF_THOUGHT
+    assert f"--reasoning-parser={plugin.NAME}" in PARSER_FLAGS
+    assert f"--reasoning-parser-plugin={plugin.__file__}" in PARSER_FLAGS
+    assert plugin.END == END_OF_THOUGHT

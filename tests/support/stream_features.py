@@ -15,6 +15,8 @@ STOP = "stop here"
 LETTERS = 60
 END_OF_THOUGHT = "|"
 """As `bar_thoughts.py` has it, which a server imports without this module."""
+PARSER_NAME = "bar"
+PARSER_FILE = Path(__file__).with_name("bar_thoughts.py")
 TOOL = "hold"
 FEATURES = ("stop string", "log-probs", "tool call", "thought")
 CHAT_FEATURES = ("tool call", "thought")
@@ -22,8 +24,8 @@ CHAT_FEATURES = ("tool call", "thought")
 PARSER_FLAGS = (
     "--enable-auto-tool-choice",
     "--tool-call-parser=hermes",
-    "--reasoning-parser=bar",
-    f"--reasoning-parser-plugin={Path(__file__).with_name('bar_thoughts.py')}",
+    f"--reasoning-parser={PARSER_NAME}",
+    f"--reasoning-parser-plugin={PARSER_FILE}",
     '--structured-outputs-config={"enable_in_reasoning": true}',
 )
 """What a server needs for them, if the tokens of its model are bytes."""
