@@ -32,6 +32,8 @@ OTHER_LONG = [8] * 1600
 STEP_TOKENS = 1024
 SLOW_SECONDS = 600.0
 """Longer than it takes to eat the memory."""
+LOADS_FOR_LONG = ("--load-format=dummy", '--hf-overrides={"num_hidden_layers": 2000}')
+"""Flags of a model that loads for many times as long as the guard takes to act."""
 NEIGHBOUR = """
 import os, sys
 from pathlib import Path
@@ -223,7 +225,7 @@ def test_a_start_that_takes_the_memory_of_its_host_is_ended(tmp_path: Path) -> N
     An engine that loads can freeze a machine as well as one that serves.
     """
     marks = "--host-memory-marks=900TiB,900TiB,900TiB"
-    with running(tmp_path, "--demo", *SMALL, marks) as server:
+    with running(tmp_path, "--demo", *SMALL, *LOADS_FOR_LONG, marks) as server:
         engine = server.until(
             lambda: [p for p in descendants(server.process.pid) if "EngineCore" in title_of(p)],
             "EngineCore",
