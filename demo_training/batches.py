@@ -14,8 +14,8 @@ from demo_training.skills.texts import draw_text
 from holdfast.demo.files import MAX_MODEL_TOKENS
 from holdfast.demo.tokenizer import PAD_ID
 
-MAX_BATCH_TOKENS = 2048
-"""What fits into the caches of a core."""
+MAX_BATCH_TOKENS = 1024
+"""What fits into the caches of a core, and parts a step into halves of about the same work."""
 _TEXT_SHARE = 0.08
 _FAR_SHARE = 0.3
 _BREAKS = frozenset(b".\n")

@@ -15,6 +15,7 @@ from demo_training.batches import Batch, step_batches
 from demo_training.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from demo_training.course import Course
 from demo_training.exam import described, scores
+from demo_training.muon import Muon
 from demo_training.network import Network
 from holdfast.errors import UsageError
 
@@ -68,7 +69,7 @@ def _optimizers(network: Network) -> list[torch.optim.Optimizer]:
     inner = [p for p in network.model.layers.parameters() if p.ndim > 1]
     others = [p for p in network.parameters() if all(p is not other for other in inner)]
     return [
-        torch.optim.Muon(inner, lr=_MATRIX_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+        Muon(inner, lr=_MATRIX_RATE, weight_decay=0.02),
         torch.optim.AdamW(others, lr=_OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
