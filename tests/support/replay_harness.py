@@ -12,13 +12,19 @@ import pytest
 
 from holdfast.engine.blame import Verdict
 from holdfast.engine.replay import ReplayManager
-from holdfast.records import Death
+from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
 from scripted_llm import DEADLINE_SECONDS, AnsweredError, Output, PlainOutputs, ScriptedLLM
 
 RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", blames_requests=True)
 KILLED = Death("core_exit", "EngineCore was killed")
 TRIAL_SECONDS = 60.0
+
+
+def named(*names: str, cause: Any = "core_exit", reached_tokens: int = 1) -> Death:
+    """A death in a step of exactly these requests."""
+    suspects = tuple(Suspect(name, reached_tokens, is_prefill=False) for name in names)
+    return Death(cause, "ended by SIGSEGV", blames_requests=True, suspects=suspects)
 
 
 @dataclass

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
+from holdfast.engine.departed import Departed, Leavers
 from holdfast.engine.request import (
     EngineOutputs,
     EngineRequest,
@@ -43,16 +43,8 @@ logger = logging.getLogger("holdfast.engine")
 
 TRIAL_ENGINES = 2
 """How many engines the trials after one death may cost."""
-TRIABLE_SECONDS = 10.0
-"""How long the prompt of a request is kept for a trial after its client has left."""
-TRIABLE_BYTES = 256 << 20
-"""How much all these prompts may take together; the oldest are dropped first."""
 LEAST_TRIAL_SECONDS = 15.0
 """The least time that trials get, however fast an engine starts."""
-KEPT_SECONDS = 900.0
-"""How long a departed request is remembered: longer than a stall takes to detect."""
-KEPT = 256
-"""How many departed requests are remembered."""
 _OF_NO_REQUEST: frozenset[DeathCause] = frozenset({"requested", "node_lost"})
 
 
@@ -99,34 +91,23 @@ class Blame:
         """
         self._outputs = outputs
         self.suspicions = suspicions
-        self._in_step = in_step
         self._refused = refused
         self._clock = clock
-        self._departed: deque[tuple[float, EngineRequest]] = deque()
-        self._triable: deque[tuple[float, EngineRequest]] = deque()
-        """Departed requests whose prompts are kept."""
-        self._has_dropped_some = False
-        """Whether too many have left since the last death to remember them all."""
+        self._departed = Departed(outputs, in_step, clock)
         self._trials: _Trials | None = None
         self._on_trial: list[EngineRequest] | None = None
 
     def is_quarantined(self, request: EngineRequest) -> bool:
         """Whether requests like it may not reach an engine; cheap while none is quarantined."""
-        self._forget_old()
+        self._departed.forget_old()
         return self.suspicions.has_quarantined and self.suspicions.is_quarantined(
             self._digest(request)
         )
 
     def request_left(self, request: EngineRequest) -> None:
         """Remember a request whose caller leaves while the engine has it."""
-        self._forget_old()
         if not request.context.is_probe:
-            if len(self._departed) == KEPT:
-                self._forget_one()
-            self._departed.append((self._clock(), request))
-            self._triable.append((self._clock(), request))
-            request.size_bytes = self._outputs.size_bytes(request.arguments)
-            self._forget_prompts()
+            self._departed.add(request)
 
     def output_came(self, request: EngineRequest) -> None:
         """Acquit a request that got further than it was when its last engine died."""
@@ -135,28 +116,25 @@ class Blame:
 
     def assign_blame(self, death: Death, present: Iterable[EngineRequest]) -> Verdict:
         """Judge a death; `present` are the clients' requests that the engine had."""
-        self._forget_old()
         tried, self._on_trial = self._on_trial, None
         if tried is not None and self._trials is not None:
             return self._judge_trial(death, tried, self._trials)
         if death.cause in _OF_NO_REQUEST:
             return Verdict()
         present = list(present)
-        departed, has_dropped_some = list(self._departed), self._has_dropped_some
-        self._departed.clear()
-        self._triable.clear()
-        self._has_dropped_some = False
-        if not present and not departed:
+        left = self._departed.take()
+        if not (present or left.recent or left.earlier):
             return Verdict()
         self._trials = None
-        suspects, is_complete = self._suspects(death, present, departed)
+        suspects, is_complete = self._suspects(death, present, left)
         for request in present:
             request.deaths += 1
             request.reached_tokens = max(request.reached_tokens, self._tokens(request))
         if not suspects:
             # One that left too long ago to be a suspect may still have caused it.
-            has_dropped_some |= death.suspects is None and bool(departed)
-            return Verdict(has_suspects=death.blames_requests and has_dropped_some)
+            has_left = death.suspects is None and bool(left.recent or left.earlier)
+            is_possible = has_left or not left.is_complete
+            return Verdict(has_suspects=death.blames_requests and is_possible)
         return self._judge(death, suspects, present, is_complete=is_complete)
 
     async def try_suspects(
@@ -198,10 +176,10 @@ class Blame:
         self,
         death: Death,
         present: Sequence[EngineRequest],
-        departed: Sequence[tuple[float, EngineRequest]],
+        left: Leavers,
     ) -> tuple[list[EngineRequest], bool]:
         """Return the requests that may have caused a death, and whether no other can have."""
-        candidates = [*present, *(request for _, request in departed)]
+        candidates = [*present, *left.earlier, *left.recent]
         is_cured = death.cause == "workspace_rejection"
         if not death.blames_requests or (
             is_cured and not any(request.deaths for request in candidates)
@@ -209,10 +187,7 @@ class Blame:
             return [request for request in candidates if request.deaths], True
         if death.suspects is None:
             # A request that left long before is in no step any more, unless that step never ended.
-            since = self._clock() - TRIABLE_SECONDS
-            recent = [request for at, request in departed if at >= since]
-            is_complete = death.cause != "stall" or len(recent) == len(departed)
-            return [*present, *recent], is_complete
+            return [*present, *left.recent], death.cause != "stall" or not left.earlier
         return self._find(death.suspects, candidates)
 
     def _find(
@@ -338,27 +313,3 @@ class Blame:
             request.digest = request.digesting.result()
         request.digest = request.digest or self._outputs.digest_of(request.arguments)
         return request.digest
-
-    def _forget_one(self) -> None:
-        """Drop the oldest in no running step: a flood must not hide what hangs the engine."""
-        running = set(chain.from_iterable(map(self._outputs.request_ids, self._in_step())))
-        ids = [request.request_id for _, request in self._departed]
-        del self._departed[next((at for at, one in enumerate(ids) if one not in running), 0)]
-        self._has_dropped_some = True
-
-    def _forget_old(self) -> None:
-        now = self._clock()
-        while self._departed and self._departed[0][0] < now - KEPT_SECONDS:
-            self._departed.popleft()
-        while self._triable and self._triable[0][0] < now - TRIABLE_SECONDS:
-            self._forget_prompt()
-
-    def _forget_prompts(self) -> None:
-        kept_bytes = sum(request.size_bytes for _, request in self._triable)
-        while kept_bytes > TRIABLE_BYTES or len(self._triable) > KEPT:
-            kept_bytes -= self._triable[0][1].size_bytes
-            self._forget_prompt()
-
-    def _forget_prompt(self) -> None:
-        _, request = self._triable.popleft()
-        request.forget_prompt()

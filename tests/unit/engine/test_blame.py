@@ -11,16 +11,24 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine import blame
-from holdfast.engine.blame import KEPT, TRIABLE_SECONDS, Verdict
+from holdfast.engine.blame import Verdict
+from holdfast.engine.departed import TRIABLE_SECONDS
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.request import MAX_REQUEST_ID_CHARACTERS, EngineRequest
+from holdfast.engine.request import MAX_REQUEST_ID_CHARACTERS
 from holdfast.engine.suspicion_files import SuspicionFiles
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import NotReadyError, QuarantinedError, SuspectedError
 from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
-from replay_harness import KILLED, RAISED, TRIAL_SECONDS, ReplayHarness, answered, run_scene
+from replay_harness import (
+    KILLED,
+    RAISED,
+    TRIAL_SECONDS,
+    ReplayHarness,
+    answered,
+    named,
+    run_scene,
+)
 from scripted_llm import DEADLINE_SECONDS, AnsweredError, PlainOutputs, ScriptedLLM
 from stub_engine import FakeClock
 
@@ -28,12 +36,6 @@ OUT_OF_MEMORY = Death("out_of_memory", "EngineCore was killed by SIGKILL")
 TERMINATED = Death("terminated", "EngineCore received SIGTERM")
 REFUSED = Death("workspace_rejection", "Workspace is locked", blames_requests=True)
 ENDED = NotReadyError("The server has shut down.", retry_after_seconds=5)
-
-
-def named(*names: str, cause: Any = "core_exit", reached_tokens: int = 1) -> Death:
-    """A death in a step of exactly these requests."""
-    suspects = tuple(Suspect(name, reached_tokens, is_prefill=False) for name in names)
-    return Death(cause, "ended by SIGSEGV", blames_requests=True, suspects=suspects)
 
 
 async def killed(
@@ -404,58 +406,6 @@ def test_leaving_before_the_death_helps_nobody(passed_seconds: float) -> None:
     run_scene(scene)
 
 
-def test_a_crowd_that_leaves_makes_no_death_the_servers_own() -> None:
-    """Who did it is not known any more, but that a client did: it must not spend the budget."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.start().hold()
-        for number, prompt in enumerate(["bad", *["other"] * KEPT], start=1):
-            call = harness.call(f"{prompt}#{number}")
-            await harness.llm.until_received(number)
-            call.cancel()
-            await asyncio.wait({call})
-        assert harness.bury(named("bad#1", cause="stall")) == Verdict(has_suspects=True)
-
-    run_scene(scene)
-
-
-def test_a_crowd_that_leaves_hides_nothing_that_the_engine_hangs_in() -> None:
-    """What is in the running step is kept, whoever comes and goes after it."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.requests.in_step = lambda: ("bad#1",)
-        harness.start().hold()
-        for number, prompt in enumerate(["bad", *["other"] * KEPT], start=1):
-            call = harness.call(f"{prompt}#{number}")
-            await harness.llm.until_received(number)
-            call.cancel()
-            await asyncio.wait({call})
-        assert harness.bury(named("bad#1", cause="stall")).explained == 1
-
-    run_scene(scene)
-
-
-def test_what_left_long_before_a_death_without_names_is_no_suspect_of_it() -> None:
-    """The engine was done with it."""
-    clock = FakeClock()
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.requests = ReplayManager(PlainOutputs(), clock=clock)
-        harness.start().hold()
-        innocent = harness.call("innocent")
-        await harness.llm.until_received(1)
-        innocent.cancel()
-        await asyncio.wait({innocent})
-        clock.now_seconds += TRIABLE_SECONDS + 1
-        bad = harness.call("bad")
-        await harness.llm.until_received(2)
-        assert harness.bury(RAISED).explained == 1
-        with answered(SuspectedError):
-            await bad
-
-    run_scene(scene)
-
-
 def test_what_waits_for_its_turn_is_no_suspect() -> None:
     """The engine has had nothing of it, so that the only one that it had is alone."""
 
@@ -672,38 +622,6 @@ def test_a_suspicion_of_one_server_is_known_to_the_next(tmp_path: Path) -> None:
             assert not first.requests.suspended_seconds("a")
 
     run_scene(scene)
-
-
-def test_the_prompts_of_those_who_left_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first are forgotten for the last, and their digests are not."""
-    monkeypatch.setattr(blame, "TRIABLE_BYTES", 10)
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.start().hold()
-        for prompt in ("first-", "second", "third-"):
-            call = harness.call(prompt)
-            await harness.llm.until_received(1)
-            harness.llm.received.clear()
-            call.cancel()
-            await asyncio.wait({call})
-        harness.bury(named("first-"))
-        harness.start().hold()
-        call = harness.call("first-")
-        await harness.llm.until_received(1)
-        harness.bury(named("first-"))
-        with answered(QuarantinedError):
-            await call
-
-    forgotten: list[str] = []
-    forget = EngineRequest.forget_prompt
-
-    def note(call: EngineRequest) -> None:
-        forgotten.append(call.request_id)
-        forget(call)
-
-    monkeypatch.setattr(EngineRequest, "forget_prompt", note)
-    run_scene(scene)
-    assert forgotten == ["first-", "second"]
 
 
 def test_the_prompt_of_who_left_is_digested_by_another_thread() -> None:
