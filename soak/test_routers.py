@@ -23,6 +23,7 @@ from routed_replicas import (
     require_routers,
     routers,
     until_answered,
+    until_back,
     until_serving,
 )
 
@@ -31,6 +32,8 @@ SEED = int(os.environ.get("SOAK_SEED", "1"))
 PROMPTS = tuple(f"{number} " * 40 for number in range(12))
 CLIENTS = 4
 FROZEN_SECONDS = 10.0
+INTERVALS = 2
+"""Of the health checks of a router, until it has noticed what happened to a replica."""
 
 
 def _engine_killed(replica: Replica) -> None:
@@ -74,11 +77,16 @@ def test_no_answer_is_lost_behind_a_router(tmp_path: Path) -> None:
             expected = {prompt: chat(client, url, prompt).text for prompt in PROMPTS}
         for number in range(ROUNDS):
             name, replica = chosen.choice([*FAULTS]), chosen.choice(pair.members)
+            since = len(replica.wire.asked)
             with asking(before, PROMPTS, clients=CLIENTS) as asked:
                 until_answered(asked)
                 FAULTS[name](replica)
                 pair.until_ready()
                 until_answered(asked)
+                # One that was away between two checks only is not an outage.
+                if replica.wire.outage(since):
+                    outage = until_back(replica, since)
+                    assert outage.is_within(INTERVALS), outage
             print(f"{number}: {name}, {_told(asked)}")
             for of in asked.values():
                 assert of.lost() == []

@@ -33,6 +33,8 @@ from routed_replicas import (
     require_routers,
     routers,
     until_answered,
+    until_back,
+    until_bad,
     until_serving,
     vllm_router,
 )
@@ -46,6 +48,8 @@ here."""
 POISON: dict[str, Any] = {"model": MODEL, "prompt": "p" * POISON_TOKENS[20], "max_tokens": 1}
 PROMPTS = tuple(f"{letter * 40} goes behind a router" for letter in "abcdef")
 PER_ROUTER = 3
+INTERVALS = 2
+"""Of the health checks of a router, until it has noticed what happened to a replica."""
 OVERLOAD_CLIENTS = 64
 STREAM = AskedStream(
     "chat",
@@ -140,6 +144,7 @@ def test_litellm_asks_both_replicas(site: Site) -> None:
 def test_an_engine_that_is_killed_costs_no_answer(site: Site) -> None:
     """Its replica refuses with 503, which passes through, and gets traffic again once READY."""
     first, _ = site.replicas.servers
+    since = len(site.replicas.members[0].wire.asked)
     before = first.metric("engine_deaths_total")
     with asking(site.routers, PROMPTS, clients=PER_ROUTER) as asked:
         until_answered(asked)
@@ -148,7 +153,9 @@ def test_an_engine_that_is_killed_costs_no_answer(site: Site) -> None:
         refusal = _first_refusal(site.plain)
         first.until_ready()
         until_answered(asked)
+        outage = until_back(site.replicas.members[0], since)
     assert _failures(asked, site.expected) == []
+    assert outage.is_within(INTERVALS), outage
     assert refusal.status == 503
     assert refusal.headers["x-holdfast-state"] == "RECOVERING"
     assert int(refusal.headers["retry-after"]) > 0
@@ -224,6 +231,7 @@ def test_what_ends_only_one_engine_is_quarantined_when_sent_again(site: Site) ->
 def test_a_replica_that_drains_loses_nothing(site: Site) -> None:
     """Its streams go to their end, new requests go to the other, and traffic comes back to it."""
     _, second = site.replicas.servers
+    since = len(site.replicas.members[1].wire.asked)
     router = site.routers["round_robin"]
     with asking(site.routers, PROMPTS, clients=PER_ROUTER) as asked:
         until_answered(asked)
@@ -233,10 +241,12 @@ def test_a_replica_that_drains_loses_nothing(site: Site) -> None:
             second.process.send_signal(signal.SIGTERM)
         assert second.wait() == 0
         until_answered(asked)
+        site.replicas.members[1].start()
+        site.replicas.until_ready()
+        outage = until_back(site.replicas.members[1], since)
     assert [(stream.error, stream.finish_reasons) for stream in begun] == [("", ["length"])] * 4
     assert _failures(asked, site.expected) == []
-    site.replicas.members[1].start()
-    site.replicas.until_ready()
+    assert outage.is_within(INTERVALS), outage
     for name in ("round_robin", "litellm"):
         until_serving(site.routers[name], site.replicas.servers[1], PROMPTS)
 
@@ -248,12 +258,18 @@ def test_a_server_that_is_killed_costs_no_answer(site: Site) -> None:
     error, with the status 200 of that head. That can be no more than what it was waiting for.
     """
     first, second = site.replicas.servers
+    since = len(site.replicas.members[0].wire.asked)
     processes = list(descendants(first.process.pid))
     try:
         with asking(site.routers, PROMPTS, clients=PER_ROUTER) as asked:
             until_answered(asked)
             first.process.kill()
             until_answered(asked, more=8)
+            until_bad(site.replicas.members[0], since, more_than=INTERVALS)
+            until_answered(asked)
+        outage = site.replicas.members[0].wire.outage(since)
+        assert outage is not None
+        assert outage.is_within(INTERVALS), outage
         cut = asked["litellm"].cut()
         assert len(cut) <= PER_ROUTER, cut
         assert [one for one in _failures(asked, site.expected) if one[1] not in cut] == []

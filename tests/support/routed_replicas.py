@@ -17,10 +17,12 @@ import yaml
 from ops.prometheus import TOOLS, tool
 from ops.queries import ROOT
 from servers import KV_CACHE_BYTES, Server, forkable, reserved_port, running, wait_until
+from wire_log import Outage, WireLog, wire_log
 
 FILES = ROOT / "deploy" / "routers"
 MODEL = "routed"
 CHAT = "/v1/chat/completions"
+HEALTH = "/readyz"
 FLAGS = (
     "--enforce-eager",
     f"--kv-cache-memory-bytes={KV_CACHE_BYTES}",
@@ -35,6 +37,8 @@ FLAGS = (
 )
 QUICK = ("--health-check-interval-secs=1", "--cb-timeout-duration-secs=1")
 """What makes vllm-router notice within seconds; it wins over what the script asks for."""
+WATCHED = ("--policy=round_robin", "--health-check-interval-secs=2")
+"""Several chats come between two health checks, or one could not tell after which of them."""
 REQUEST_SECONDS = 300.0
 DEADLINE_SECONDS = 120.0
 
@@ -52,6 +56,8 @@ class Replica:
     """Shared with the other one, as their state is."""
     model: str
     port: int
+    wire: WireLog
+    """What the router `watched` asks it for."""
     server: Server = field(init=False)
     _life: ExitStack = field(default_factory=ExitStack)
 
@@ -105,9 +111,11 @@ class Replicas:
 def replicas(directory: Path, model: str) -> Iterator[Replicas]:
     """Two replicas that are being started; no process of them is left at the end."""
     with ExitStack() as stack:
-        members = [
-            Replica(directory, model, stack.enter_context(reserved_port())) for _ in range(2)
-        ]
+        members = []
+        for _ in range(2):
+            port = stack.enter_context(reserved_port())
+            wire = stack.enter_context(wire_log(port, health=HEALTH, work=CHAT))
+            members.append(Replica(directory, model, port, wire))
         for member in members:
             stack.callback(member.close)
             member.start()
@@ -163,7 +171,11 @@ def litellm(directory: Path, urls: Sequence[str]) -> Iterator[Server]:
 
 @contextmanager
 def routers(directory: Path, pair: Replicas) -> Iterator[dict[str, Server]]:
-    """Those of vllm-router by policy, and LiteLLM's proxy, once they and the replicas are ready."""
+    """Those of vllm-router by policy, and LiteLLM's proxy, once they and the replicas are ready.
+
+    `watched` is one more, with round robin, of which the replicas note what it asks.
+    """
+    wires = [member.wire.url for member in pair.members]
     urls = [server.url for server in pair.servers]
     with ExitStack() as stack:
         proxy = stack.enter_context(litellm(directory / "litellm", urls))
@@ -172,8 +184,9 @@ def routers(directory: Path, pair: Replicas) -> Iterator[dict[str, Server]]:
             name: stack.enter_context(vllm_router(directory / name, urls, f"--policy={name}"))
             for name in ("round_robin", "cache_aware")
         }
+        watched = stack.enter_context(vllm_router(directory / "watched", wires, *WATCHED))
         proxy.until(lambda: proxy.get("/health/liveliness").status_code == 200, "LiteLLM")
-        yield {**of_policy, "litellm": proxy}
+        yield {**of_policy, "watched": watched, "litellm": proxy}
 
 
 @contextmanager
@@ -306,4 +319,27 @@ def until_serving(router: Server, server: Server, prompts: Sequence[str]) -> Non
         has_answered,
         deadline_seconds=DEADLINE_SECONDS,
         what=lambda: f"no traffic returns: {router.log[-2000:]}",
+    )
+
+
+def until_bad(replica: Replica, since: int, *, more_than: int) -> None:
+    """Wait until the watched router has heard that a replica is away, more often than this."""
+    wait_until(
+        lambda: (found := replica.wire.outage(since)) and found.bad > more_than,
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: f"the router does not notice: {replica.wire.outage(since)}",
+    )
+
+
+def until_back(replica: Replica, since: int) -> Outage:
+    """Wait until the watched router sends chats again to a replica that was away."""
+
+    def outage() -> Outage | None:
+        found = replica.wire.outage(since)
+        return found if found and found.good_before_first is not None else None
+
+    return wait_until(
+        outage,
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: f"no traffic returns: {replica.wire.outage(since)}",
     )
