@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ops import crds, queries
 from ops.charts import CHART, ROUTERS, Answer, container, pod_of_kserve, shipped, templates
 from ops.prometheus import tool
 from ops.queries import ROOT
+from proxies import nginx_prefix
 
 PAGE = ROOT / "docs" / "behind-a-router.md"
 FILES = sorted(path.relative_to(ROUTERS).as_posix() for path in ROUTERS.rglob("*.*"))
@@ -224,12 +224,22 @@ def test_vllm_router_waits_for_a_start() -> None:
     assert int(seconds) >= values["start"]["seconds"]
 
 
-def test_nginx_accepts_its_configuration() -> None:
-    """It would start with it."""
-    if (nginx := shutil.which("nginx")) is None:
-        pytest.skip("no nginx here")
-    done = ran(nginx, "-t", "-q", "-c", str(ROUTERS / "nginx.conf"))
+@pytest.mark.tools
+def test_nginx_accepts_its_configuration(tmp_path: Path) -> None:
+    """It would start with it, as it is shipped."""
+    done = ran(tool("nginx"), "-t", *nginx_prefix(tmp_path), "-c", str(ROUTERS / "nginx.conf"))
     assert done.returncode == 0, done.stdout
+    assert "test is successful" in done.stdout
+
+
+@pytest.mark.tools
+def test_nginx_refuses_a_directive_that_it_does_not_know(tmp_path: Path) -> None:
+    """So the test before this one can fail."""
+    wrong = tmp_path / "nginx.conf"
+    wrong.write_text(text("nginx.conf").replace("least_conn;", "most_conn;"))
+    done = ran(tool("nginx"), "-t", *nginx_prefix(tmp_path), "-c", str(wrong))
+    assert done.returncode != 0
+    assert 'unknown directive "most_conn"' in done.stdout
 
 
 @pytest.mark.tools
