@@ -182,7 +182,7 @@ class DeathHandler:
                 else "requests ended too many engines"
             )
             reason = f"{why}, so the next start is in {wait_seconds:.0f} s"
-            self._state_machine.enter(State.RECOVERING, f"{reason}: {death}")
+            self._state_machine.enter(State.RECOVERING, reason, str(death))
         if wait_seconds:
             logger.info("waiting %.0f s before the next start", wait_seconds)
         self._forecast.delayed(wait_seconds)

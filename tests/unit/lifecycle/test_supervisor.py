@@ -17,6 +17,7 @@ from holdfast.errors import (
     ProbeFailedError,
     UsageError,
 )
+from holdfast.labels import DeathCause
 from holdfast.lifecycle.death_handler import MIN_BROWNOUT_SECONDS
 from holdfast.lifecycle.proof import MAX_PASSES
 from holdfast.lifecycle.states import TRANSITIONS, State, StateMachine
@@ -195,6 +196,35 @@ def test_what_an_engine_said_is_not_the_reason_that_anyone_reads(
     lived(world, kill, supervision=SupervisionSettings(max_engine_restarts=restarts))
     ((reason, detail),) = seen
     assert reason in {"the engine died: worker_exception", EngineLostError.outline}
+    assert said in detail
+
+
+@pytest.mark.parametrize("cause", ["worker_exception", "host_memory"])
+def test_what_an_engine_said_is_not_the_reason_for_a_brown_out(
+    tmp_path: Path, cause: DeathCause
+) -> None:
+    """The reason names the wait in our words; the detail has the exception, paths and pids."""
+    said = "Worker_TP0 pid 4242:\n  File '/opt/models/secret.py'"
+    seen: list[tuple[str, str]] = []
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        for number in range(2):
+            await life.until(State.READY)
+            world.engines[-1].llm.hold()
+            asking = asyncio.create_task(_ask(world.requests, f"killer {number}"))
+            await world.engines[-1].llm.until_received(1)
+            world.engines[-1].die(Death(cause, said, blames_requests=cause == "worker_exception"))
+            await life.until(State.RECOVERING)
+        while "next start is in 60 s" not in life.supervisor.reason:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        seen.append((life.supervisor.reason, life.supervisor.status().detail))
+        life.supervisor.request_stop()
+        await asyncio.wait({asking})
+
+    lived(world, act, supervision=SupervisionSettings(max_engine_restarts=1))
+    ((reason, detail),) = seen
+    assert "secret" not in reason
     assert said in detail
 
 
