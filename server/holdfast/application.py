@@ -135,6 +135,7 @@ class Application:
             overload=settings.overload,
             capacity=PresentCapacity(lambda: self._supervisor.facts),
             count_keys=lambda: self._keys.api.count,
+            suspended_seconds=self._engine.suspended_seconds,
         )
         self._load = LoadView(self._admission, self._engine.request_load)
         self._engine_app = LateApp()
@@ -262,12 +263,7 @@ class Application:
         """Build the layers that a request passes, from the inside out."""
         root_path = self._settings.listen.root_path
         is_probe = self._admission.is_probe
-        gate = Gate(
-            self._engine_app,
-            self._admission,
-            suspended_seconds=self._engine.suspended_seconds,
-            root_path=root_path,
-        )
+        gate = Gate(self._engine_app, self._admission, root_path=root_path)
         limits = Limits(gate, self._settings.limits, self._counters.refusals, is_probe=is_probe)
         quotas = Quotas(
             limits, self._keys.api, self._usage, self._counters.refusals, root_path=root_path

@@ -32,6 +32,7 @@ type of a request that fails with it. `remedy` tells the operator what to change
 from __future__ import annotations
 
 import json
+import math
 from enum import IntEnum
 from typing import ClassVar
 
@@ -227,6 +228,14 @@ class KeySuspendedError(OverloadedError):
     def __init__(self, cause: str, *, retry_after_seconds: int) -> None:
         super().__init__(cause, retry_after_seconds=retry_after_seconds)
         self.retry_after_seconds = retry_after_seconds
+
+
+def suspended_error(seconds: float) -> KeySuspendedError:
+    """Return the error of a key that is suspended for so many seconds."""
+    return KeySuspendedError(
+        "This API key is suspended, because its requests have ended the engine several times.",
+        retry_after_seconds=math.ceil(seconds),
+    )
 
 
 class KeyUsedUpError(KeySuspendedError):

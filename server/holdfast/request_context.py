@@ -26,7 +26,8 @@ class HeldCapacity(Protocol):
         """Return when the request has capacity again, at once if it still has it.
 
         Raises:
-            NotReadyError: the gate was closed for too long. OverloadedError: too many wait.
+            NotReadyError: the gate was closed for too long.
+            OverloadedError: too many wait, or the key has been suspended.
         """
 
 

@@ -68,8 +68,7 @@ def test_an_open_gate_lets_requests_in() -> None:
 def test_a_suspended_key_is_told_how_long_it_has_to_wait() -> None:
     """The whole of it, and that trying again before is in vain."""
     gated = Gated()
-    gate = Gate(gated.inner, gated.admission, suspended_seconds=lambda _: 1234.5)
-    gated.app = OwnRoutes([], gate)
+    gated.admission.suspended_seconds = lambda _: 1234.5
     answer = _answer(gated, "/v1/whoami", "POST", json={})
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "1235"

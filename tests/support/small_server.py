@@ -42,6 +42,8 @@ class SmallServer:
         self.served: list[str] = []
         self.at_work: list[RequestContext] = []
         self.refusals = Refusals()
+        self.suspended: dict[str, float] = {}
+        """For how long a key is suspended."""
         self.admission = Admission(
             self.view,
             refusals=self.refusals,
@@ -50,12 +52,14 @@ class SmallServer:
             overload=OverloadSettings(waiting, per_key),
             capacity=lambda: Capacity(capacity, capacity),
             count_keys=lambda: keys,
+            suspended_seconds=lambda key: self.suspended.get(key, 0.0),
         )
         self._gate = around(Gate(self._answer, self.admission))
         self._released = asyncio.Semaphore(0)
         self.is_elsewhere = False
         """Whether a request that comes now waits for `elsewhere` before its work."""
         self.elsewhere = asyncio.Event()
+        self.has_gone_elsewhere = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Set the key, as the layer before the gate does."""
@@ -98,9 +102,10 @@ class SmallServer:
             if self.is_elsewhere:
                 try:
                     async with context.away():
+                        self.has_gone_elsewhere = True
                         await self.elsewhere.wait()
-                except NotReadyError:
-                    await PlainTextResponse("NotReadyError")(scope, receive, send)
+                except (NotReadyError, OverloadedError) as error:
+                    await PlainTextResponse(type(error).__name__)(scope, receive, send)
                     return
             self.at_work.append(context)
             await self._released.acquire()
@@ -121,8 +126,8 @@ class SmallServer:
                     async with session.call():
                         self.at_work.append(current_request())
                         await self._released.acquire()
-                except OverloadedError:
-                    await websocket.send_text("OverloadedError")
+                except OverloadedError as error:
+                    await websocket.send_text(type(error).__name__)
                 else:
                     await websocket.send_text("done")
 

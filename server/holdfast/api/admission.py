@@ -53,11 +53,14 @@ class Admission:
         overload: OverloadSettings | None = None,
         capacity: Callable[[], Capacity] = Capacity,
         count_keys: Callable[[], int] = lambda: 0,
+        suspended_seconds: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
+        """Take `suspended_seconds`, which returns how long a key has to wait, or 0."""
         self.supervisor = supervisor
         self._overload = overload or OverloadSettings()
         self._hold_timeout_seconds = hold_timeout_seconds
         self._capacity = capacity
+        self.suspended_seconds = suspended_seconds
         max_waiting = self._overload.max_waiting
         self._queue = FairQueue(self._capacity_now, max_waiting=max_waiting, count_keys=count_keys)
         self._rendering_queue = FairQueue(

@@ -6,10 +6,9 @@ While a request waits, its client's messages are read ahead, so that a disconnec
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType
@@ -28,7 +27,12 @@ from holdfast.api.errors import (
 )
 from holdfast.api.queue import Ticket
 from holdfast.api.router import work_of
-from holdfast.errors import KeySuspendedError, NotReadyError, OverloadedError
+from holdfast.errors import (
+    KeySuspendedError,
+    NotReadyError,
+    OverloadedError,
+    suspended_error,
+)
 from holdfast.labels import RefusalReason
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.request_context import RequestContext, current_request
@@ -97,13 +101,10 @@ class Gate:
         app: ASGIApp,
         admission: Admission,
         *,
-        suspended_seconds: Callable[[str], float] = lambda _: 0.0,
         root_path: str = "",
     ) -> None:
-        """Take `suspended_seconds`, which returns how long a key has to wait, or 0."""
         self._app = app
         self._admission = admission
-        self._suspended_seconds = suspended_seconds
         self._root_path = root_path
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -114,9 +115,8 @@ class Gate:
         context = current_request()
         context.is_probe = is_probe
         if not is_probe:
-            if seconds := self._suspended_seconds(context.key):
-                self._admission.count_refusal("key_suspended")
-                return self._answer_refusal(_suspended(seconds), scope, receive, send)
+            if error := _suspension(self._admission, context.key):
+                return self._answer_refusal(error, scope, receive, send)
             return self._enqueue(scope, receive, send, context)
         if self._admission.is_open(is_probe=True):
             return self._run(scope, receive, send, context)
@@ -193,6 +193,8 @@ class _HeldCapacity:
         await self._admission.come_back(self._ticket)
         if self._ticket.status == "refused":
             raise _refused(self._admission, self._ticket)
+        if (error := _suspension(self._admission, self._ticket.key)) is not None:
+            raise error
 
 
 class _Session:
@@ -227,7 +229,9 @@ def _refusal(
     """Return why a settled ticket does not run, and count it; None if it runs."""
     if ticket.status != "admitted":
         return _refused(admission, ticket)
-    # Other requests of its key may have used up the day while it waited, or while it was sent.
+    # While it waited, or was sent, others of its key may have ended engines, or used up the day.
+    if (error := _suspension(admission, context.key)) is not None:
+        return error
     return None if context.usage is None else context.usage.refusal()
 
 
@@ -241,11 +245,13 @@ def _refused(admission: Admission, ticket: Ticket) -> NotReadyError | Overloaded
     return _not_ready(admission.supervisor)
 
 
-def _suspended(seconds: float) -> KeySuspendedError:
-    return KeySuspendedError(
-        "This API key is suspended, because its requests have ended the engine several times.",
-        retry_after_seconds=math.ceil(seconds),
-    )
+def _suspension(admission: Admission, key: str) -> KeySuspendedError | None:
+    """Return and count the refusal of a key that is suspended; None if it is not."""
+    seconds = admission.suspended_seconds(key)
+    if not seconds:
+        return None
+    admission.count_refusal("key_suspended")
+    return suspended_error(seconds)
 
 
 def _not_ready(supervisor: Supervisor) -> NotReadyError:
