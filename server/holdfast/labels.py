@@ -60,7 +60,13 @@ SleepLevel = Literal[1, 2]
 SleepTag = Literal["weights", "kv_cache"]
 CacheKind = Literal["prefix", "mm", "encoder"]
 LossReason = Literal[
-    "stream_broken", "not_replayable", "suspected", "quarantined", "engine_lost", "drained"
+    "stream_broken",
+    "not_replayable",
+    "suspected",
+    "quarantined",
+    "key_suspended",
+    "engine_lost",
+    "drained",
 ]
 VerifyVerdict = Literal["passed", "failed", "inconclusive"]
 ToolCallDefect = Literal["invalid_json", "unknown_name", "schema_mismatch"]

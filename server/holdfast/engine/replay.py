@@ -32,6 +32,7 @@ from holdfast.engine.request import (
     quarantine_error,
     require_progress,
     safe_request_id,
+    suspected_error,
     wake,
 )
 from holdfast.engine.request_progress import RequestProgress, Traffic
@@ -40,6 +41,7 @@ from holdfast.engine.trial_runner import TrialRunner
 from holdfast.errors import (
     HoldfastError,
     RequestLostError,
+    suspended_error,
 )
 from holdfast.labels import LossReason
 from holdfast.records import Death
@@ -178,6 +180,7 @@ class ReplayManager:
             QuarantinedError: engines have died of this request or one like it; raised at once,
                 while a response can still have its own status.
             SuspectedError: the engine died, and the request may have caused it.
+            KeySuspendedError: requests of its key have ended engines since it was admitted.
             RequestLostError: the engine died, and the request can neither start over nor go on.
             NotReadyError: no engine will come.
             HostMemoryError: the prompt is long, and the host is short of memory.
@@ -260,13 +263,13 @@ class ReplayManager:
 
     async def _engine_for(self, request: EngineRequest) -> Any:
         """Return the engine as soon as the request may use it."""
+        self._raise_suspension(request)
         while not self._may_run(request):
-            self._raise_refusal(request)
             if self._end is not None:
                 raise self._losses.record(request, *self._end)
             async with self.long_prompts.waiting(request):
                 await self._load.wait(request)
-                self._raise_refusal(request)
+                self._raise_suspension(request)
         return self._llm
 
     def _begin(self, llm: Any, request: EngineRequest) -> Mapping[str, Any]:
@@ -293,6 +296,15 @@ class ReplayManager:
     def _raise_refusal(self, request: EngineRequest) -> None:
         if request.refusal is not None:
             raise self._losses.refused(request, request.refusal)
+
+    def _raise_suspension(self, request: EngineRequest) -> None:
+        """Raise the refusal of a request, also if its key was suspended after it was admitted."""
+        self._raise_refusal(request)  # which says more
+        seconds = self.suspended_seconds(request.context.key)
+        if seconds and request.deaths:
+            raise self._losses.record(request, suspected_error(), "suspected")
+        if seconds:
+            raise self._losses.record(request, suspended_error(seconds), "key_suspended")
 
     async def _abort(self, request: EngineRequest) -> None:
         """Have the engine forget the request, and its caller get an output that says so."""
@@ -356,7 +368,10 @@ class ReplayManager:
         Suspects not tried within `seconds` are refused.
         """
         return await self._blame.try_suspects(
-            lambda tried: self._trial_runner.run(self._llm, tried), seconds
+            lambda tried: self._trial_runner.run(
+                self._llm, [one for one in tried if not self.suspended_seconds(one.context.key)]
+            ),
+            seconds,
         )
 
     def suspended_seconds(self, key: str) -> float:

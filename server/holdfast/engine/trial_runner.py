@@ -24,6 +24,8 @@ class TrialRunner:
 
     async def run(self, llm: Any, requests: Sequence[EngineRequest]) -> bool:
         """Run requests until all are past the point of the last death; False if the engine dies."""
+        if not requests:
+            return True
         running = [asyncio.create_task(self._run_past_death(llm, request)) for request in requests]
         try:
             await asyncio.wait(running)

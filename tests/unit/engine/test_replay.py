@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 
 from holdfast.engine.long_prompts import long_prompt_tokens
-from holdfast.errors import HostMemoryError, NotReadyError, RequestLostError
+from holdfast.engine.replay import ReplayManager
+from holdfast.engine.suspicions import CHARGES, Suspicions
+from holdfast.errors import (
+    HostMemoryError,
+    KeySuspendedError,
+    NotReadyError,
+    RequestLostError,
+    SuspectedError,
+)
 from holdfast.labels import DeathCause
-from holdfast.records import Death
+from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
 from replay_harness import KILLED, RAISED, TRIAL_SECONDS, ReplayHarness, answered, run_scene
-from scripted_llm import AnsweredError, Output, ScriptedLLM, UnsentError
+from scripted_llm import AnsweredError, Output, PlainOutputs, ScriptedLLM, UnsentError
 from stub_engine import FACTS
 
 REQUESTED = Death("requested", "new weights")
@@ -712,5 +722,78 @@ def test_a_tool_is_called_once_whenever_the_engine_dies(deadly_turn: int) -> Non
         await asking
         assert tools_called == ["weather"]
         assert asked == [1, 2]
+
+    run_scene(scene)
+
+
+def suspending(deaths: int) -> ReplayHarness:
+    """A harness whose key `a` has ended this many engines."""
+    suspicions = Suspicions()
+    suspicions.charge("a", deaths)
+    return ReplayHarness(ReplayManager(PlainOutputs(), suspicions))
+
+
+def test_no_engine_gets_what_a_suspended_key_has_waiting() -> None:
+    """It was admitted before: requests of other keys that waited beside it are served."""
+
+    async def scene(_harness: ReplayHarness) -> None:
+        harness = suspending(CHARGES - 1)
+        harness.start().hold()
+        killer = harness.call("killer", context=RequestContext(key="a"))
+        await harness.llm.until_received(1)
+        contexts = [RequestContext(key=key) for key in ("a", "b")]
+        waiting = [harness.call(f"of {context.key}", context=context) for context in contexts]
+        await harness.llm.until_received(3)
+        harness.bury(replace(RAISED, suspects=(Suspect("killer", 1, is_prefill=True),)))
+        harness.start()
+        with answered(SuspectedError):
+            await killer
+        with answered(KeySuspendedError):
+            await waiting[0]
+        assert await waiting[1] == [Output(1, finished=True)]
+        assert harness.llm.received == ["of b"]
+        assert contexts[0].may_be_retried is False
+        assert harness.requests.lost["key_suspended"] == 1
+
+    run_scene(scene)
+
+
+def test_no_engine_gets_a_request_that_comes_after_its_key_was_suspended() -> None:
+    """It had passed the gate, and its prompt was still being rendered."""
+
+    async def scene(_harness: ReplayHarness) -> None:
+        harness = suspending(CHARGES)
+        harness.start()
+        with answered(KeySuspendedError):
+            await harness.call("late", context=RequestContext(key="a"))
+        assert harness.llm.received == []
+
+    run_scene(scene)
+
+
+def test_no_engine_is_spent_on_trials_for_a_suspended_key() -> None:
+    """Not even for who left; suspects get no 429, which routers take to the next server."""
+
+    async def scene(_harness: ReplayHarness) -> None:
+        harness = suspending(CHARGES - 2)
+        harness.start().hold()
+        calls = [harness.call(name, context=RequestContext(key="a")) for name in ("bad", "worse")]
+        left = harness.call("worst", context=RequestContext(key="a"))
+        await harness.llm.until_received(3)
+        left.cancel()
+        await asyncio.wait({left})
+        harness.bury(RAISED)
+        await harness.until_held(2)
+        harness.start(ScriptedLLM(poison="bad worse worst"), is_open=False)
+        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert harness.bury(RAISED).explained == 2
+        harness.start(is_open=False)
+        await harness.until_held(0)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        for call in calls:
+            with pytest.raises(AnsweredError) as told:
+                await call
+            assert told.value.error.http_status == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert harness.llm.received == []
 
     run_scene(scene)
