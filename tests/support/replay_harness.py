@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,3 +87,20 @@ def answered(kind: type[Exception]) -> Iterator[None]:
     with pytest.raises(AnsweredError) as caught:
         yield
     assert isinstance(caught.value.error, kind)
+
+
+async def killed(
+    harness: ReplayHarness,
+    death: Death,
+    prompts: Sequence[str],
+    *,
+    held: int | None = None,
+    key: str = "",
+) -> tuple[list[asyncio.Task[Any]], Verdict]:
+    """Send requests, end their engine, and wait until `held` of them wait for the next one."""
+    harness.start().hold()
+    requests = [harness.call(prompt, context=RequestContext(key=key)) for prompt in prompts]
+    await harness.llm.until_received(len(prompts))
+    verdict = harness.bury(death)
+    await harness.until_held(len(prompts) if held is None else held)
+    return requests, verdict

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -35,16 +34,13 @@ from holdfast.engine.request import (
     suspected_error,
 )
 from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.trials import Trials
 from holdfast.errors import HoldfastError
 from holdfast.labels import DeathCause
 from holdfast.records import Death, Suspect
 
 logger = logging.getLogger("holdfast.engine")
 
-TRIAL_ENGINES = 2
-"""How many engines the trials after one death may cost."""
-LEAST_TRIAL_SECONDS = 15.0
-"""The least time that trials get, however fast an engine starts."""
 _OF_NO_REQUEST: frozenset[DeathCause] = frozenset({"requested", "node_lost"})
 
 
@@ -58,19 +54,6 @@ class Verdict:
     """Whether they are charged to a key."""
     has_suspects: bool = False
     """Whether clients' requests may have caused this death."""
-
-
-@dataclass(slots=True)
-class _Trials:
-    """The trials that follow one death."""
-
-    untried: list[list[EngineRequest]]
-    """Groups to be tried together, the least likely to have caused the death first."""
-    seconds_left: float | None = None
-    """The time left for trials; None until the first trial."""
-    engines_left: int = TRIAL_ENGINES
-    unexplained: int = 1
-    """How many deaths are not explained yet."""
 
 
 class Blame:
@@ -94,8 +77,7 @@ class Blame:
         self._refused = refused
         self._clock = clock
         self._departed = Departed(outputs, in_step, clock)
-        self._trials: _Trials | None = None
-        self._on_trial: list[EngineRequest] | None = None
+        self._trials: Trials | None = None
 
     def is_quarantined(self, request: EngineRequest) -> bool:
         """Whether requests like it may not reach an engine; cheap while none is quarantined."""
@@ -116,9 +98,8 @@ class Blame:
 
     def assign_blame(self, death: Death, present: Iterable[EngineRequest]) -> Verdict:
         """Judge a death; `present` are the clients' requests that the engine had."""
-        tried, self._on_trial = self._on_trial, None
-        if tried is not None and self._trials is not None:
-            return self._judge_trial(death, tried, self._trials)
+        if self._trials is not None and self._trials.is_running:
+            return self._judge_trial(death, self._trials)
         if death.cause in _OF_NO_REQUEST:
             return Verdict()
         present = list(present)
@@ -145,28 +126,16 @@ class Blame:
         `run_trial` runs a group, and returns whether the engine survived it. The trials after one
         death may take `seconds`.
         """
-        trials = self._trials
-        if trials is None:
+        if self._trials is None:
             return True
-        if trials.seconds_left is None:
-            trials.seconds_left = max(seconds, LEAST_TRIAL_SECONDS)
-        while trials.untried:
-            if trials.engines_left < 1 or trials.seconds_left <= 0:
-                self._refuse_untried(request for requests in trials.untried for request in requests)
-                break
-            tried = trials.untried[0]
-            names = ", ".join(request.request_id for request in tried)
-            logger.info("retrying requests alone, as an engine died of one of them: %s", names)
-            self._on_trial = tried
-            began_seconds = self._clock()
-            have_survived = await run_trial(tried)
-            trials.seconds_left -= self._clock() - began_seconds
-            if not have_survived:
-                return False
-            self._on_trial = None
-            trials.untried.remove(tried)
-            for request in tried:
-                request.deaths = 0
+        if not await self._trials.run(run_trial, seconds):
+            return False
+        for request in self._trials.untried:
+            logger.warning(
+                "request %s is not retried: there was no time or engine left to try it alone",
+                request.request_id,
+            )
+            self._refuse(request, suspected_error())
         self._trials = None
         return True
 
@@ -228,7 +197,7 @@ class Blame:
             is_charged = death.blames_requests and bool((known or suspects)[0].context.key)
             return Verdict(1, is_charged, has_suspects=True)
         triable = [request for request in suspects if request.is_replayable]
-        self._trials = _Trials(self._trial_groups(triable))
+        self._trials = Trials(triable, self.suspicions.charged, self._clock)
         return Verdict(has_suspects=death.blames_requests)
 
     def _blame_request(self, death: Death, request: EngineRequest) -> None:
@@ -242,18 +211,13 @@ class Blame:
             self._charge(request, deaths=1)
             self._refuse(request, suspected_error())
 
-    def _judge_trial(self, death: Death, tried: list[EngineRequest], trials: _Trials) -> Verdict:
-        trials.engines_left -= 1
-        if not death.blames_requests:  # try the same group again, if an engine is left for it
-            return Verdict()
-        trials.untried.remove(tried)
-        trials.unexplained += 1
-        if len(tried) > 1:
-            trials.untried += [[request] for request in self._least_suspect_first(tried)]
-            return Verdict(has_suspects=True)
-        explained, trials.unexplained = trials.unexplained, 0
-        self._quarantine(tried[0], deaths=explained)
-        return Verdict(explained, bool(tried[0].context.key), has_suspects=True)
+    def _judge_trial(self, death: Death, trials: Trials) -> Verdict:
+        culprits = trials.died(death)
+        if len(culprits) != 1:
+            return Verdict(has_suspects=bool(culprits))
+        explained = trials.explain()
+        self._quarantine(culprits[0], deaths=explained)
+        return Verdict(explained, bool(culprits[0].context.key), has_suspects=True)
 
     def _quarantine(self, request: EngineRequest, *, deaths: int) -> None:
         logger.error("request %s is quarantined: engines died of it", request.request_id)
@@ -265,39 +229,9 @@ class Blame:
         if request.context.key:
             self.suspicions.charge(request.context.key, deaths)
 
-    def _refuse_untried(self, requests: Iterable[EngineRequest]) -> None:
-        for request in requests:
-            logger.warning(
-                "request %s is not retried: there was no time or engine left to try it alone",
-                request.request_id,
-            )
-            self._refuse(request, suspected_error())
-
     def _refuse(self, request: EngineRequest, error: HoldfastError) -> None:
         request.refusal = error
         self._refused(request)
-
-    def _trial_groups(self, suspects: Iterable[EngineRequest]) -> list[list[EngineRequest]]:
-        """Group suspects for trials: by key, or one by one if all have the same key."""
-        ordered = self._least_suspect_first(suspects)
-        by_key: dict[str, list[EngineRequest]] = {}
-        for request in ordered:
-            by_key.setdefault(request.context.key, []).append(request)
-        return list(by_key.values()) if len(by_key) > 1 else [[request] for request in ordered]
-
-    def _least_suspect_first(self, suspects: Iterable[EngineRequest]) -> list[EngineRequest]:
-        """Sort requests of keys that have ended few engines and have few suspects to the front."""
-        suspects = list(suspects)
-        suspects_of_key = Counter(request.context.key for request in suspects)
-        return sorted(
-            suspects,
-            key=lambda request: (
-                self.suspicions.charged(request.context.key),
-                suspects_of_key[request.context.key],
-                request.deaths,
-                request.is_prefilling,
-            ),
-        )
 
     def _tokens(self, request: EngineRequest) -> int:
         """Return the length of prompt and answer as far as it was sent; 0 if nothing was."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from replay_harness import (
     TRIAL_SECONDS,
     ReplayHarness,
     answered,
+    killed,
     named,
     run_scene,
 )
@@ -36,23 +37,6 @@ OUT_OF_MEMORY = Death("out_of_memory", "EngineCore was killed by SIGKILL")
 TERMINATED = Death("terminated", "EngineCore received SIGTERM")
 REFUSED = Death("workspace_rejection", "Workspace is locked", blames_requests=True)
 ENDED = NotReadyError("The server has shut down.", retry_after_seconds=5)
-
-
-async def killed(
-    harness: ReplayHarness,
-    death: Death,
-    prompts: Sequence[str],
-    *,
-    held: int | None = None,
-    key: str = "",
-) -> tuple[list[asyncio.Task[Any]], Verdict]:
-    """Send requests, end their engine, and wait until `held` of them wait for the next one."""
-    harness.start().hold()
-    requests = [harness.call(prompt, context=RequestContext(key=key)) for prompt in prompts]
-    await harness.llm.until_received(len(prompts))
-    verdict = harness.bury(death)
-    await harness.until_held(len(prompts) if held is None else held)
-    return requests, verdict
 
 
 def test_a_lone_suspect_is_answered_at_once() -> None:
@@ -172,39 +156,6 @@ def test_nobody_is_quarantined_for_being_near_the_request_of_another_key() -> No
     run_scene(scene)
 
 
-def test_suspects_are_tried_one_at_a_time() -> None:
-    """In an engine that nobody else uses, and nobody but the suspects."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        requests, verdict = await killed(harness, named("a", "b", "c"), ["a", "b", "c", "d"])
-        assert verdict == Verdict(has_suspects=True)
-        llm = harness.start(ScriptedLLM(answers=3), is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert llm.received == ["a", "b", "c"]
-        assert llm.most_running == 1
-        harness.requests.open()
-        await asyncio.gather(*requests)
-
-    run_scene(scene)
-
-
-def test_those_least_likely_to_have_done_it_are_tried_first() -> None:
-    """A key with few requests among the suspects, and with few deaths, before the others."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.start().hold()
-        for name, key in (("x", "many"), ("y", "many"), ("z", "few")):
-            harness.call(name, context=RequestContext(key=key))
-        await harness.llm.until_received(3)
-        harness.bury(RAISED)
-        await harness.until_held(3)
-        llm = harness.start(is_open=False)
-        await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert llm.received[0] == "z"
-
-    run_scene(scene)
-
-
 def test_what_ends_an_engine_alone_is_quarantined() -> None:
     """Its neighbours are served, and its like is refused at the door."""
 
@@ -221,77 +172,6 @@ def test_what_ends_an_engine_alone_is_quarantined() -> None:
         await asyncio.gather(good, fine)
         with answered(QuarantinedError):
             await harness.call("bad#2")
-
-    run_scene(scene)
-
-
-def test_trials_end_two_engines_at_most() -> None:
-    """What is left then is refused untried, and everybody else goes on."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        names = ["k1", "k2", "k3", "k4"]
-        requests, _ = await killed(harness, named(*names), ["good", *names])
-        for _ in range(2):
-            harness.start(ScriptedLLM(poison="k1 k2 k3 k4"), is_open=False)
-            assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-            harness.bury(RAISED)
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert not harness.llm.received
-        harness.requests.open()
-        await requests[0]
-        outcomes = await asyncio.gather(*requests[1:], return_exceptions=True)
-        kinds = sorted(type(outcome.error).__name__ for outcome in outcomes)  # type: ignore[union-attr]
-        assert kinds == ["QuarantinedError"] * 2 + ["SuspectedError"] * 2
-
-    run_scene(scene)
-
-
-def test_a_key_with_many_killers_takes_no_request_of_another_with_it() -> None:
-    """A key's are tried together first, and one by one only where the engine dies of them."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.start().hold()
-        killers = ["k1", "k2", "k3", "k4"]
-        bad = [harness.call(name, context=RequestContext(key="bad")) for name in killers]
-        good = [harness.call(f"good{at}", context=RequestContext(key="good")) for at in range(8)]
-        await harness.llm.until_received(12)
-        harness.bury(RAISED)
-        await harness.until_held(12)
-        explained = 0
-        for _ in range(2):
-            harness.start(ScriptedLLM(poison=" ".join(killers)), is_open=False)
-            assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-            explained += harness.bury(RAISED).explained
-        assert explained == 3
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
-        harness.requests.open()
-        await asyncio.gather(*good)
-        outcomes = await asyncio.gather(*bad, return_exceptions=True)
-        kinds = sorted(type(outcome.error).__name__ for outcome in outcomes)  # type: ignore[union-attr]
-        assert kinds == ["QuarantinedError"] + ["SuspectedError"] * 3
-
-    run_scene(scene)
-
-
-def test_trials_take_the_time_of_one_start_at_most() -> None:
-    """Over all engines that they need."""
-    clock = FakeClock()
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.requests = ReplayManager(PlainOutputs(), clock=clock)
-        (first, second), _ = await killed(harness, RAISED, ["a", "b"])
-        harness.start(is_open=False).hold()
-        trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
-        await harness.llm.until_received(1)
-        clock.now_seconds += TRIAL_SECONDS
-        harness.llm.release()
-        assert await trials
-        with answered(SuspectedError):
-            await second
-        harness.requests.open()
-        await first
 
     run_scene(scene)
 
@@ -346,41 +226,6 @@ def test_a_refused_workspace_is_made_again_once() -> None:
         harness.bury(REFUSED)
         with answered(SuspectedError):
             await long
-
-    run_scene(scene)
-
-
-def test_a_suspect_is_acquitted_once_it_is_past_the_point() -> None:
-    """It is not run to its end in the trial, however long its answer is."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        death = named("a", "b", cause="stall", reached_tokens=3)
-        requests, _ = await killed(harness, death, ["a", "b"])
-        harness.start(ScriptedLLM(answers=1000), is_open=False)
-        await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert not harness.llm.running
-        harness.requests.fail(ENDED, "drained")
-        await asyncio.wait(requests)
-
-    run_scene(scene)
-
-
-def test_leaving_during_a_trial_acquits_nobody() -> None:
-    """The trial goes on without its client, and its like is refused."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        (bad, good), _ = await killed(harness, RAISED, ["bad", "good"])
-        harness.start(ScriptedLLM(poison="bad"), is_open=False).hold()
-        trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
-        await harness.llm.until_received(1)
-        bad.cancel()
-        await asyncio.wait({bad})
-        harness.llm.release()
-        assert not await trials
-        harness.bury(RAISED)
-        with answered(QuarantinedError):
-            await harness.call("bad#2")
-        good.cancel()
 
     run_scene(scene)
 

@@ -1,0 +1,119 @@
+"""Has suspects of a death tried in the next engine: in which order, and for how long?
+
+`trial_runner` runs them. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from holdfast.engine.request import EngineRequest
+from holdfast.records import Death
+
+TRIAL_ENGINES = 2
+"""How many engines the trials after one death may cost."""
+LEAST_TRIAL_SECONDS = 15.0
+"""The least time that trials get, however fast an engine starts."""
+
+logger = logging.getLogger("holdfast.engine")
+
+
+class Trials:
+    """The trials that follow one death."""
+
+    def __init__(
+        self,
+        suspects: Iterable[EngineRequest],
+        charged: Callable[[str], int],
+        clock: Callable[[], float],
+    ) -> None:
+        """Take `charged`, which counts the engines that a key has ended."""
+        self._charged = charged
+        self._clock = clock
+        self._untried = self._groups(suspects)
+        """Groups to be tried together, the least likely to have caused the death first."""
+        self._running: list[EngineRequest] | None = None
+        self._seconds_left: float | None = None
+        """The time left for trials; None until the first trial."""
+        self._engines_left = TRIAL_ENGINES
+        self._unexplained = 1
+        """How many deaths are not explained yet."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a group is on trial."""
+        return self._running is not None
+
+    @property
+    def untried(self) -> Sequence[EngineRequest]:
+        """The suspects that have not passed a trial."""
+        return [request for group in self._untried for request in group]
+
+    async def run(
+        self, run_trial: Callable[[Sequence[EngineRequest]], Awaitable[bool]], seconds: float
+    ) -> bool:
+        """Try the suspects within `seconds`, over all engines; False if the engine dies of one.
+
+        `run_trial` runs a group, and returns whether the engine survived it.
+        """
+        if self._seconds_left is None:
+            self._seconds_left = max(seconds, LEAST_TRIAL_SECONDS)
+        while self._untried and self._engines_left > 0 and self._seconds_left > 0:
+            tried = self._running = self._untried[0]
+            names = ", ".join(request.request_id for request in tried)
+            logger.info("retrying requests alone, as an engine died of one of them: %s", names)
+            began_seconds = self._clock()
+            have_survived = await run_trial(tried)
+            self._seconds_left -= self._clock() - began_seconds
+            if not have_survived:
+                return False
+            self._running = None
+            self._untried.remove(tried)
+            for request in tried:
+                request.deaths = 0
+        return True
+
+    def died(self, death: Death) -> Sequence[EngineRequest]:
+        """Record that the engine died in a trial; return the requests of which one ended it.
+
+        They are none if the death shows nothing: then the same group is tried again, if an engine
+        is left for it. Of several, each is tried alone.
+        """
+        tried, self._running = self._running or [], None
+        self._engines_left -= 1
+        if not death.blames_requests:
+            return ()
+        self._untried.remove(tried)
+        self._unexplained += 1
+        if len(tried) > 1:
+            self._untried += [[request] for request in self._least_suspect_first(tried)]
+        return tried
+
+    def explain(self) -> int:
+        """Return how many deaths a request that ended an engine alone explains."""
+        explained, self._unexplained = self._unexplained, 0
+        return explained
+
+    def _groups(self, suspects: Iterable[EngineRequest]) -> list[list[EngineRequest]]:
+        """Group suspects: by key, or one by one if all have the same key."""
+        ordered = self._least_suspect_first(suspects)
+        by_key: dict[str, list[EngineRequest]] = {}
+        for request in ordered:
+            by_key.setdefault(request.context.key, []).append(request)
+        return list(by_key.values()) if len(by_key) > 1 else [[request] for request in ordered]
+
+    def _least_suspect_first(self, suspects: Iterable[EngineRequest]) -> list[EngineRequest]:
+        """Sort requests of keys that have ended few engines and have few suspects to the front."""
+        suspects = list(suspects)
+        suspects_of_key = Counter(request.context.key for request in suspects)
+        return sorted(
+            suspects,
+            key=lambda request: (
+                self._charged(request.context.key),
+                suspects_of_key[request.context.key],
+                request.deaths,
+                request.is_prefilling,
+            ),
+        )
