@@ -118,13 +118,18 @@ class Blame:
             return Verdict(has_suspects=death.blames_requests and is_possible)
         return self._judge(death, suspects, present, is_complete=is_complete)
 
+    def is_overdue(self) -> bool:
+        """Whether the time for the running trial is over."""
+        return self._trials is None or self._trials.is_overdue
+
     async def try_suspects(
-        self, run_trial: Callable[[Sequence[EngineRequest]], Awaitable[bool]], seconds: float
+        self,
+        run_trial: Callable[[Sequence[EngineRequest]], Awaitable[Sequence[EngineRequest] | None]],
+        seconds: float,
     ) -> bool:
         """Run the suspects on their own; False if the engine dies of them.
 
-        `run_trial` runs a group, and returns whether the engine survived it. The trials after one
-        death may take `seconds`.
+        The trials after one death may take `seconds`; see `Trials.run`.
         """
         if self._trials is None:
             return True

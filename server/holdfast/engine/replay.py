@@ -77,7 +77,7 @@ class ReplayManager:
         self._digesting = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digests")
         self._losses = Losses(outputs)
         self.aborts = Aborts(outputs, self._requests)
-        self._trial_runner = TrialRunner(outputs, self._load, self.aborts)
+        self._trial_runner = TrialRunner(outputs, self._load, self.aborts, self._blame.is_overdue)
         self.long_prompts = LongPrompts(outputs, self._requests, self._abort, clock)
         """Those that give way while the host is short of memory."""
         self._numbers = count(1)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -17,33 +17,58 @@ from holdfast.engine.request import EngineLoad, EngineOutputs, EngineRequest
 class TrialRunner:
     """Runs requests as far as they got when an engine died, on behalf of one `ReplayManager`."""
 
-    def __init__(self, outputs: EngineOutputs, load: EngineLoad, aborts: Aborts) -> None:
+    def __init__(
+        self,
+        outputs: EngineOutputs,
+        load: EngineLoad,
+        aborts: Aborts,
+        is_overdue: Callable[[], bool],
+    ) -> None:
+        """Take `is_overdue`, which says whether the time for the running trial is over."""
         self._outputs = outputs
         self._load = load
         self._aborts = aborts
+        self._is_overdue = is_overdue
 
-    async def run(self, llm: Any, requests: Sequence[EngineRequest]) -> bool:
-        """Run requests until all are past the point of the last death; False if the engine dies."""
+    async def run(
+        self, llm: Any, requests: Sequence[EngineRequest]
+    ) -> Sequence[EngineRequest] | None:
+        """Run requests until all are past the point of the last death; None if the engine dies.
+
+        A request that is overdue is stopped with its next token, and returned. One that makes no
+        token may hang in the engine, which only the rule of stalls can tell.
+        """
         if not requests:
-            return True
+            return ()
         running = [asyncio.create_task(self._run_past_death(llm, request)) for request in requests]
         try:
-            await asyncio.wait(running)
-            errors = [None if task.cancelled() else task.exception() for task in running]
+            outcomes = await asyncio.gather(*running, return_exceptions=True)
         finally:
             for task in running:
                 task.cancel()
+        if any(self._is_end(outcome, llm) for outcome in outcomes):
+            return None
         # A request's own error is not a death: its caller gets it when the request runs again.
-        return not any(
-            isinstance(error, Exception) and self._outputs.is_death(error, llm) for error in errors
-        )
+        return [
+            request for request, outcome in zip(requests, outcomes, strict=True) if outcome is False
+        ]
 
-    async def _run_past_death(self, llm: Any, request: EngineRequest) -> None:
+    def _is_end(self, outcome: object, llm: Any) -> bool:
+        """Whether the engine has died, or aborts its requests because it ends."""
+        is_death = isinstance(outcome, Exception) and self._outputs.is_death(outcome, llm)
+        return is_death or outcome is None
+
+    async def _run_past_death(self, llm: Any, request: EngineRequest) -> bool | None:
+        """Return whether the request got past the point, not overdue; None if the engine ends."""
         found = self._outputs.continued_arguments(request.arguments, request.sent, llm)
         arguments = self._outputs.trial_arguments(request.method, found or request.arguments)
         with self._load.track(request):
             async with aclosing(getattr(llm, request.method)(**arguments)) as outputs:
                 async for output in outputs:
-                    is_past = self._outputs.context_tokens(output) > request.reached_tokens
-                    if is_past or self._aborts.is_unexpected(request, output):
-                        return
+                    if self._aborts.is_unexpected(request, output):
+                        return None
+                    if self._outputs.context_tokens(output) > request.reached_tokens:
+                        return True
+                    if self._is_overdue():
+                        return False
+        return True

@@ -37,6 +37,8 @@ class Trials:
         self._running: list[EngineRequest] | None = None
         self._seconds_left: float | None = None
         """The time left for trials; None until the first trial."""
+        self._ends_seconds = 0.0
+        """When the time for the group on trial is over."""
         self._engines_left = TRIAL_ENGINES
         self._unexplained = 1
         """How many deaths are not explained yet."""
@@ -51,12 +53,20 @@ class Trials:
         """The suspects that have not passed a trial."""
         return [request for group in self._untried for request in group]
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the time for the group on trial is over."""
+        return self._clock() >= self._ends_seconds
+
     async def run(
-        self, run_trial: Callable[[Sequence[EngineRequest]], Awaitable[bool]], seconds: float
+        self,
+        run_trial: Callable[[Sequence[EngineRequest]], Awaitable[Sequence[EngineRequest] | None]],
+        seconds: float,
     ) -> bool:
         """Try the suspects within `seconds`, over all engines; False if the engine dies of one.
 
-        `run_trial` runs a group, and returns whether the engine survived it.
+        `run_trial` runs a group, and returns those that it stopped because `is_overdue`, or None if
+        the engine died.
         """
         if self._seconds_left is None:
             self._seconds_left = max(seconds, LEAST_TRIAL_SECONDS)
@@ -65,14 +75,18 @@ class Trials:
             names = ", ".join(request.request_id for request in tried)
             logger.info("retrying requests alone, as an engine died of one of them: %s", names)
             began_seconds = self._clock()
-            have_survived = await run_trial(tried)
+            self._ends_seconds = began_seconds + self._seconds_left
+            stopped = await run_trial(tried)
             self._seconds_left -= self._clock() - began_seconds
-            if not have_survived:
+            if stopped is None:
                 return False
             self._running = None
             self._untried.remove(tried)
             for request in tried:
-                request.deaths = 0
+                if request not in stopped:
+                    request.deaths = 0
+            if stopped:
+                self._untried.append([*stopped])
         return True
 
     def died(self, death: Death) -> Sequence[EngineRequest]:
