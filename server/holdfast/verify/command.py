@@ -32,6 +32,7 @@ from holdfast.verify.records import PROFILES, Profile, Report, Status, Tool, Ver
 from holdfast.verify.redaction import redacted
 from holdfast.verify.report import write
 from holdfast.verify.runner import Bench, judge, run
+from holdfast.verify.soak_plan import plan_of
 from holdfast.verify.survey import ask_holdfast, survey
 from holdfast.verify.target import Target
 from holdfast.verify.tasks import read_tasks
@@ -92,6 +93,12 @@ def verify_parser() -> Parser:
         "--profile", choices=known, default="quick", help="how much to check; the default is quick"
     )
     parser.add_argument(
+        "--hours",
+        type=float,
+        metavar="H",
+        help="how long the soak of --profile soak lasts, from 0.01 to 168; the default is 6",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("holdfast-verify"),
@@ -134,11 +141,12 @@ def _options(flags: Namespace) -> Options:
     """What the checks look at.
 
     Raises:
-        UsageError: a file cannot be read, or is not as it must be.
+        UsageError: a file cannot be read, or a value is not as it must be.
     """
+    soak = plan_of(flags.hours, flags.profile)
     tasks = read_tasks(flags.tasks) if flags.tasks else ()
     found = options_of(flags.against, flags.record)
-    return replace(found, tasks=tasks, kill_command=flags.kill_command)
+    return replace(found, tasks=tasks, kill_command=flags.kill_command, soak=soak)
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -164,7 +172,9 @@ async def _run(
             if server is None:
                 raise KeyboardInterrupt
             require_same_model(server, options)
-            bench = Bench(target, server, profile, interrupted, options)
+            # A soak begins with the checks of quick, and they ask as much as in quick.
+            depth: Profile = "quick" if profile == "soak" else profile
+            bench = Bench(target, server, depth, interrupted, options)
             with view_on(sys.stdout, len(checks)) as view:
                 results = await run(checks, bench, view)
             is_interrupted = interrupted.is_set()

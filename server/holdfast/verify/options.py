@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.verify.baseline import Baseline
+from holdfast.verify.soak_plan import SoakPlan
 from holdfast.verify.tasks import Task
 
 
@@ -20,3 +21,5 @@ class Options:
     """`--kill-command`: what kills the engine; empty if nothing may."""
     records: bool = False
     """`--record`: whether a baseline is measured."""
+    soak: SoakPlan | None = None
+    """`--hours`: how long the soak lasts; None without one."""

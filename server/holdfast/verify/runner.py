@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from holdfast.verify.answers import MalformedError, excerpt
-from holdfast.verify.check import Check, lack_of
+from holdfast.verify.check import Check, deadline_seconds_of, lack_of
 from holdfast.verify.interruption import unless
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, Fault, Profile, Server, Status, Verdict
@@ -83,7 +83,7 @@ def judge(results: Sequence[CheckResult], *, is_interrupted: bool) -> tuple[Verd
 def _not_made(check: Check, bench: Bench, obstacle: str) -> CheckResult | None:
     """The result of a check that cannot be made."""
     skipped = _result(check, Status.SKIPPED)
-    if obstacle:
+    if obstacle and not check.is_afterthought:
         return replace(skipped, reason=obstacle)
     if lack := lack_of(check, bench.server):
         return replace(skipped, reason=lack.what, remedy=lack.remedy)
@@ -93,13 +93,14 @@ def _not_made(check: Check, bench: Bench, obstacle: str) -> CheckResult | None:
 async def _made(check: Check, bench: Bench) -> CheckResult:
     """The result of a check that is made, until it ends or must end: its time, or the user."""
     trial = Trial(bench.target, bench.server, bench.profile, bench.options, bench.measured)
+    deadline_seconds = deadline_seconds_of(check, bench.options)
     started_seconds = time.monotonic()
     attempt = asyncio.ensure_future(check.run(trial))
     interruption = asyncio.create_task(bench.interrupted.wait())
     try:
         await asyncio.wait(
             {attempt, interruption},
-            timeout=check.deadline_seconds,
+            timeout=deadline_seconds,
             return_when=asyncio.FIRST_COMPLETED,
         )
         is_over = attempt.done()
@@ -113,7 +114,7 @@ async def _made(check: Check, bench: Bench) -> CheckResult:
         error = (
             InconclusiveError(INTERRUPTED)
             if bench.interrupted.is_set()
-            else TimeoutError(f"it took more than {check.deadline_seconds:.0f} s")
+            else TimeoutError(f"it took more than {deadline_seconds:.0f} s")
         )
     noted = replace(
         _result(check, Status.PASSED),

@@ -199,10 +199,15 @@ class Trial:
         except MalformedError as error:
             self.blame(str(error), answer)
 
-    def blame(self, what: str, answer: Answer | StreamedAnswer | None = None) -> None:
-        """Note a fault; the check fails."""
+    def blame(
+        self,
+        what: str,
+        answer: Answer | StreamedAnswer | None = None,
+        request: Request | None = None,
+    ) -> None:
+        """Note a fault, and the answer that shows it, or only the request; the check fails."""
         if len(self.faults) < _MAX_FAULTS:
-            self.faults.append(_fault(what, answer))
+            self.faults.append(_fault(what, answer) if answer else Fault(printable(what), request))
 
     def warn(self, what: str, answer: Answer | StreamedAnswer | None = None) -> None:
         """Note what is allowed, and yet not as it should be."""

@@ -149,6 +149,9 @@ def test_no_server_is_exit_3(tmp_path: Path) -> None:
         ("http://x", "--tasks", "/nowhere"),
         ("http://x", "--kill-command", ""),
         ("http://x", "--kill-command", "kill 'it"),
+        ("http://x", "--hours", "6"),
+        ("http://x", "--profile", "soak", "--hours", "six"),
+        ("http://x", "--profile", "soak", "--hours", "0"),
     ],
     ids=" ".join,
 )

@@ -6,7 +6,7 @@ A group is one module here, with a tuple `CHECKS`, or a package with such module
 from __future__ import annotations
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks import chat, oracle, roads, skill, survive, tools, wire
+from holdfast.verify.checks import chat, oracle, roads, skill, soak, survive, tools, wire
 
 ALL: tuple[Check, ...] = (
     *wire.CHECKS,
@@ -16,4 +16,5 @@ ALL: tuple[Check, ...] = (
     *oracle.CHECKS,
     *skill.CHECKS,
     *survive.CHECKS,
+    *soak.CHECKS,
 )

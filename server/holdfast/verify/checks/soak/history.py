@@ -1,0 +1,116 @@
+"""What a soak has seen so far. One check fills it, and the checks after it judge it.
+
+It is there from the beginning, so that a soak which is cut short is judged as far as it came.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.verify.agreement import Limits, Scores
+from holdfast.verify.records import HoldfastFacts
+from holdfast.verify.soak_plan import SoakPlan
+from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the server said of itself at one moment."""
+
+    at_seconds: float
+    """Since the soak began."""
+    memory_bytes: float | None
+    """None if the server does not tell."""
+    deaths: float | None
+    """Of engines, since the server started; only Holdfast counts them."""
+    facts: HoldfastFacts | None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the server answered to the requests that are the same each time, with no load."""
+
+    at_seconds: float
+    text: str
+    """A greedy answer."""
+    prefill: Scores = field(default_factory=dict)
+    """Of one prompt; empty if the server does not tell log-probs."""
+    decode: Scores = field(default_factory=dict)
+    """Of the answer behind it, token by token."""
+    again: Scores = field(default_factory=dict)
+    """Of prompt and answer as one prompt."""
+    broken: str = ""
+    """What is wrong with a log-prob; empty if nothing is."""
+
+
+@dataclass(slots=True)
+class History:
+    """A soak so far."""
+
+    lasted_seconds: float = 0.0
+    asked: Counter[str] = field(default_factory=Counter)
+    """How many requests there were, by kind."""
+    errors: int = 0
+    """Those that nobody asked for."""
+    answered_at_seconds: array[float] = field(default_factory=lambda: array("d"))
+    """When each whole answer had come, since the soak began."""
+    answer_seconds: array[float] = field(default_factory=lambda: array("d"))
+    """How long each took."""
+    samples: list[Sample] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    limits: Limits | None = None
+    """How far log-probs may differ; None if they cannot be compared."""
+    obstacle: SkippedError | InconclusiveError | None = None
+    """Why they cannot."""
+
+    @property
+    def memory(self) -> list[tuple[float, float, int]]:
+        """Time, bytes and the generation of the engine, of each sample that has them."""
+        return [
+            (one.at_seconds, one.memory_bytes, one.facts.generation if one.facts else 0)
+            for one in self.samples
+            if one.memory_bytes is not None
+        ]
+
+    @property
+    def told(self) -> list[tuple[float, HoldfastFacts]]:
+        """What Holdfast said, and when."""
+        return [(one.at_seconds, one.facts) for one in self.samples if one.facts is not None]
+
+    @property
+    def deaths(self) -> float | None:
+        """How many engines died during the soak; None if the server does not tell."""
+        counts = [one.deaths for one in self.samples if one.deaths is not None]
+        return counts[-1] - counts[0] if counts else None
+
+    def by_third(self) -> Mapping[int, list[float]]:
+        """How long the answers of the first, second and last third took."""
+        thirds: dict[int, list[float]] = {0: [], 1: [], 2: []}
+        for at_seconds, seconds in zip(self.answered_at_seconds, self.answer_seconds, strict=True):
+            thirds[min(int(3 * at_seconds / self.lasted_seconds), 2)].append(seconds)
+        return thirds
+
+
+async def begun(_trial: Trial) -> History:
+    """A history in which nothing has happened; `Trial.once` keeps it."""
+    return History()
+
+
+async def history_of(trial: Trial) -> History:
+    """The history of the soak of this run.
+
+    Raises:
+        SkippedError: there was none.
+    """
+    found = await trial.once(begun)
+    if not found.samples:
+        raise SkippedError("there was no soak to judge; see soak.load")
+    return found
+
+
+def plan(trial: Trial) -> SoakPlan:
+    """How the soak is to be."""
+    return trial.options.soak or SoakPlan()

@@ -1,0 +1,205 @@
+"""The group `soak`: what comes late in a load of hours is found by its check, alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import jsonschema
+import pytest
+
+from holdfast.verify.checks import soak
+from holdfast.verify.checks.soak import latency, memory, mix, vitals
+from holdfast.verify.options import Options
+from holdfast.verify.records import CheckResult, Status, at_most
+from holdfast.verify.report import as_json
+from holdfast.verify.soak_plan import SoakPlan
+from openai_double import OpenAIDouble
+from sample_reports import report
+from soaked_double import HOUR_SECONDS, Ageing, SoakedDouble
+from verified import not_passed, results
+
+FOUND_BY: dict[Ageing, str] = {
+    "one answer is 500": "load",
+    "an engine dies": "load",
+    "a workspace grows": "workspace",
+    "a workspace is refused": "workspace",
+    "memory leaks": "memory",
+    "answers get slower": "latency",
+    "greedy answers change": "canary",
+    "weights change": "canary",
+    "decodes change": "agreement",
+}
+OF_SCORES: tuple[Ageing, ...] = ("weights change", "decodes change")
+UNTOLD = {"soak.agreement": Status.SKIPPED}
+"""Of a server that tells no log-probs."""
+SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "holdfast-verify-1.schema.json"
+
+
+@pytest.fixture(autouse=True)
+def few_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These soaks have fewer than a hundred, all of the same duration."""
+    monkeypatch.setattr(latency, "LEAST_ANSWERS", 5)
+
+
+def soaked(
+    app: SoakedDouble,
+    clients: int = 1,
+    interrupted: asyncio.Event | None = None,
+    hours: float = 6.0,
+) -> dict[str, CheckResult]:
+    """What comes of some hours on the clock of the server."""
+    options = Options(soak=SoakPlan(HOUR_SECONDS * hours, clients, clock=app.clock))
+    return results(app, soak.CHECKS, "soak", options, interrupted)
+
+
+def values(made: CheckResult) -> dict[str, float]:
+    """The numbers of a check."""
+    return {one.name: one.value for one in made.numbers}
+
+
+def test_a_server_that_stays_as_it_is_passes() -> None:
+    """Nothing is blamed, warned of or skipped, and the report keeps to its schema."""
+    made = soaked(SoakedDouble(tells_scores=True))
+    assert {name: (one.status, one.reason) for name, one in made.items() if one.reason} == {}
+    whole = replace(report(*made.values()), profile="soak")
+    jsonschema.validate(json.loads(as_json.rendered(whole)), json.loads(SCHEMA.read_text()))
+
+
+def test_every_fault_has_its_check() -> None:
+    """And every check a fault."""
+    assert FOUND_BY.keys() == set(get_args(Ageing)) - {"every answer is 500"}
+    assert set(FOUND_BY.values()) == {check.name for check in soak.CHECKS}
+
+
+@pytest.mark.parametrize("ageing", FOUND_BY)
+def test_a_fault_is_found_by_its_check(ageing: Ageing) -> None:
+    """No other one fails."""
+    is_of_scores = ageing in OF_SCORES
+    made = soaked(SoakedDouble(ageing, tells_scores=is_of_scores))
+    found = {f"soak.{FOUND_BY[ageing]}": Status.FAILED}
+    assert not_passed(made) == (found if is_of_scores else {**UNTOLD, **found})
+
+
+def test_the_load_is_mixed_and_bounded() -> None:
+    """Each kind of request is there, and no more of them at a time than there are clients."""
+    app = SoakedDouble()
+    made = soaked(app, clients=4)["soak.load"]
+    assert made.status is Status.PASSED
+    assert all(values(made)[kind] for kind in mix.DECK)
+    assert 2 <= app.most_at_a_time <= 4
+
+
+def test_the_load_follows_from_the_seed() -> None:
+    """A second soak asks the same."""
+    first, second = (values(soaked(SoakedDouble())["soak.load"]) for _ in range(2))
+    assert first == second
+
+
+def test_a_soak_that_is_interrupted_is_judged_as_far_as_it_came() -> None:
+    """Its memory, its workspaces and its answers are in the report."""
+    app = SoakedDouble("memory leaks")
+    made = soaked(app, interrupted=app.has_aged)
+    assert made["soak.load"].reason == "the run was interrupted"
+    assert 150 <= values(made["soak.load"])["minutes"] < 360
+    assert made["soak.memory"].status is Status.FAILED
+    others = {"soak.workspace", "soak.latency", "soak.canary"}
+    assert not_passed(made).keys().isdisjoint(others)
+
+
+@pytest.mark.parametrize(
+    ("hours", "status"), [(0.1, Status.INCONCLUSIVE), (1.4, Status.WARNED)], ids=["short", "hour"]
+)
+def test_a_short_soak_does_not_pass_for_memory(hours: float, status: Status) -> None:
+    """Steady memory may still leak, and the check says how long it takes to know."""
+    made = soaked(SoakedDouble(), hours=hours)["soak.memory"]
+    assert made.status is status
+    assert "--hours" in made.reason
+
+
+def test_a_soak_ends_with_the_server() -> None:
+    """It does not ask a server that fails each request for hours, and judges what it has seen."""
+    made = soaked(SoakedDouble("every answer is 500"))
+    assert made["soak.load"].status is Status.FAILED
+    assert any("was given up" in fault.what for fault in made["soak.load"].faults)
+    assert values(made["soak.load"])["minutes"] < 360
+    assert made["soak.memory"].status is Status.PASSED
+
+
+def test_another_server_is_loaded_all_the_same() -> None:
+    """What it does not tell is skipped by name, and the rest is judged."""
+    app = SoakedDouble()
+    gone = ("/metrics", "/statusz")
+    app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") not in gone]
+    made = soaked(app)
+    skipped = dict.fromkeys(("soak.workspace", "soak.memory"), Status.SKIPPED)
+    assert not_passed(made) == {**UNTOLD, **skipped}
+    assert "engines that died" not in values(made["soak.load"])
+
+
+def test_without_a_soak_there_is_nothing_to_judge() -> None:
+    """A run that is interrupted before it skips them all."""
+    later = [check for check in soak.CHECKS if check.is_afterthought]
+    made = results(OpenAIDouble(), later)
+    assert {one.status for one in made.values()} == {Status.SKIPPED}
+
+
+def held(*mib: float, hours: float = 6.0, generations: Sequence[int] = ()) -> list[memory.Held]:
+    """Samples at equal distances."""
+    step = hours / (len(mib) - 1)
+    known = generations or [1] * len(mib)
+    return [memory.Held(step * at, *pair) for at, pair in enumerate(zip(mib, known, strict=True))]
+
+
+def test_the_slope_is_that_of_the_line_through_the_samples() -> None:
+    """By least squares; scatter that is the same all along changes nothing."""
+    assert memory.slope_of(held(10, 16, 22, hours=2.0)) == pytest.approx(6)
+    assert memory.slope_of(held(10, 11, 10, 11, 10)) == pytest.approx(0)
+
+
+def test_a_new_engine_has_a_height_of_its_own() -> None:
+    """Memory that it gives back hides no leak, and none is seen where it takes more."""
+    leak = held(10, 11, 12, 3, 4, 5, hours=5.0, generations=(1, 1, 1, 2, 2, 2))
+    assert memory.slope_of(leak) == pytest.approx(1)
+    steady = held(3, 3, 3, 10, 10, 10, generations=(1, 1, 1, 2, 2, 2))
+    assert memory.slope_of(steady) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("hours", "begins"), [(6.0, 1.0), (3.0, 1.0), (0.75, 0.25)])
+def test_the_warm_up_is_an_hour_or_a_third(hours: float, begins: float) -> None:
+    """Whichever is shorter."""
+    warm = memory.after_warm_up(held(*[1.0] * 13, hours=hours))
+    assert begins <= warm[0].hours < begins + hours / 12
+
+
+@pytest.mark.parametrize(("hours", "limit"), [(5.0, 1.0), (1.0, 1.0), (0.9, 64.0)])
+def test_less_than_an_hour_finds_only_fast_leaks(hours: float, limit: float) -> None:
+    """Allocators take several MiB at once."""
+    assert memory.limit_of(hours) == at_most(limit)
+
+
+def test_the_limit_of_p99_has_what_a_sample_leaves_open() -> None:
+    """The 99th percentile of 1,000 is the 990th, and the server's may be the 996th."""
+    ascending = [1.0] * 990 + [2.0] * 10
+    assert latency.limit_of(ascending) == at_most(2.4, "A/A")
+    assert latency.limit_of([1.0] * 1000) == at_most(1.2)
+
+
+def test_half_of_the_memory_is_no_sample() -> None:
+    """While Holdfast has no engine; other servers have only the one half."""
+    page = "process_resident_memory_bytes 5.0\nother 7\n"
+    engine = "holdfast_engine_host_memory_bytes 4.0\n"
+    assert vitals.read_metrics(page, is_holdfast=True) == (None, None)
+    assert vitals.read_metrics(page, is_holdfast=False) == (5.0, None)
+    assert vitals.read_metrics(page + engine, is_holdfast=True) == (9.0, None)
+
+
+def test_an_engine_that_an_operator_restarts_does_not_count() -> None:
+    """Any other end does."""
+    name = "holdfast_engine_deaths_total"
+    page = f'{name}{{cause="stall"}} 2.0\n{name}{{cause="requested"}} 5.0\n'
+    assert vitals.read_metrics(page, is_holdfast=True) == (None, 2.0)
