@@ -52,10 +52,13 @@ async def verified(app: OpenAIDouble, directory: Path, *arguments: str) -> Run:
         return await verified_at(str(client.base_url), directory, *arguments)
 
 
-async def verified_at(url: str, directory: Path, *arguments: str) -> Run:
+async def verified_at(
+    url: str, directory: Path, *arguments: str, deadline_seconds: float = DEADLINE_SECONDS
+) -> Run:
     """A run against a server that is there, or not."""
     out = directory / "out"
-    async with started(url, f"--out={out}", *arguments) as process:
+    begun = started(url, f"--out={out}", *arguments, deadline_seconds=deadline_seconds)
+    async with begun as process:
         output, errors = await process.communicate()
     assert process.returncode is not None
     return Run(process.returncode, output.decode(), errors.decode(), out)
@@ -77,7 +80,10 @@ async def interrupted(app: OpenAIDouble, directory: Path, number: signal.Signals
 
 @asynccontextmanager
 async def started(
-    *arguments: str, stdout: int = asyncio.subprocess.PIPE, directory: Path | None = None
+    *arguments: str,
+    stdout: int = asyncio.subprocess.PIPE,
+    directory: Path | None = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command, just begun; when left, or after the deadline, it has ended."""
     process = await asyncio.create_subprocess_exec(
@@ -88,7 +94,7 @@ async def started(
         cwd=directory,
     )
     try:
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with asyncio.timeout(deadline_seconds):
             yield process
     finally:
         if process.returncode is None:

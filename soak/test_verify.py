@@ -1,0 +1,87 @@
+"""`holdfast verify` on the real demo: profile `full` once, and a soak of 20 minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from holdfast.demo.trained import is_trained
+from holdfast.verify.checks import ALL, soak
+from servers import SMALL, Server, running
+from verified import Run, verified_at
+
+MINUTES = float(os.environ.get("SOAK_VERIFY_MINUTES", "20"))
+LEAST_JUDGED_MINUTES = 10
+"""Of a shorter soak, memory and p99 are reported and may be left open."""
+FULL_SECONDS = 3 * 3600.0
+ADMIN_KEY = "of-an-operator"
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
+OF_THE_MODEL = ("chat", "tools", "skill")
+"""Groups that judge what a model says; one with random weights says nothing of sense."""
+SCHEMA = Path(__file__).parents[1] / "docs" / "schemas" / "holdfast-verify-1.schema.json"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo, with the weights that the package has."""
+    flags = (*SMALL, *TOOLS, f"--admin-api-key={ADMIN_KEY}")
+    with running(tmp_path_factory.mktemp("served"), "--demo", *flags) as found:
+        found.until_ready()
+        yield found
+
+
+def verified(server: Server, directory: Path, *arguments: str, seconds: float) -> Run:
+    """A whole run, whose report keeps to its schema."""
+    run = asyncio.run(verified_at(server.url, directory, *arguments, deadline_seconds=seconds))
+    print(run.output, run.errors, sep="\n")
+    jsonschema.validate(run.report, json.loads(SCHEMA.read_text()))
+    return run
+
+
+def named(run: Run) -> Mapping[str, dict[str, Any]]:
+    """The results by the full names of their checks."""
+    return {f"{one['group']}.{one['name']}": one for one in run.report["checks"]}
+
+
+@pytest.mark.timeout(FULL_SECONDS + 600)
+def test_everything_passes_on_the_demo(server: Server, tmp_path: Path) -> None:
+    """What only a model with sense can pass is judged if the package has trained weights."""
+    key = tmp_path / "key"
+    key.write_text(f"{ADMIN_KEY}\n")
+    run = verified(
+        server, tmp_path, "--profile=full", f"--api-key-file={key}", seconds=FULL_SECONDS
+    )
+    quick = {check.full_name for check in ALL if "quick" in check.profiles}
+    wrong = {
+        name: one["reason"]
+        for name, one in named(run).items()
+        if one["status"] in {"failed", "inconclusive"}
+        if one["group"] not in OF_THE_MODEL or (is_trained() and name in quick)
+    }
+    assert wrong == {}
+
+
+@pytest.mark.timeout(MINUTES * 60 + 3600)
+def test_a_soak_passes_on_the_demo(server: Server, tmp_path: Path) -> None:
+    """No error, no growth, steady memory and p99, and the same answers to the last digit."""
+    hours = f"--hours={MINUTES / 60}"
+    run = verified(server, tmp_path, "--profile=soak", hours, seconds=MINUTES * 60 + 1800)
+    made = {name: one for name, one in named(run).items() if one["group"] == "soak"}
+    for name, one in made.items():
+        print(name, json.dumps(one["numbers"], indent=1))
+    assert made.keys() == {check.full_name for check in soak.CHECKS}
+    unjudged = {"soak.memory", "soak.latency"} if MINUTES < LEAST_JUDGED_MINUTES else set()
+    wrong = {
+        name: one["reason"]
+        for name, one in made.items()
+        if one["status"] not in {"passed", "inconclusive" if name in unjudged else "passed"}
+        if (name, one["status"]) != ("soak.memory", "warned")  # below 90 minutes it cannot pass
+    }
+    assert wrong == {}
