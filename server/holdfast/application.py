@@ -40,6 +40,7 @@ from holdfast.lifecycle.start_times import Forecast
 from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.listener import tls
+from holdfast.listener.connection_table import connection_limit
 from holdfast.listener.server import ALWAYS_ANSWERED, listening, own_client
 from holdfast.nodes.listener import NodePort
 from holdfast.probe import ProbeJournals, Prober, ProbeTimeouts
@@ -136,6 +137,7 @@ class Application:
             capacity=PresentCapacity(lambda: self._supervisor.facts),
             count_keys=lambda: self._keys.api.count,
             suspended_seconds=self._engine.suspended_seconds,
+            max_connections=connection_limit(settings.limits.max_connections),
         )
         self._load = LoadView(self._admission, self._engine.request_load)
         self._engine_app = LateApp()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 
 import pytest
+from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 
 from echo_app import GET, HOUR_SECONDS, KIB, UNREACHED_SECONDS, App, run_scene
+from holdfast.api.errors import close_websocket
 from holdfast.listener import connection_table
 from holdfast.listener.websocket_connection import MAX_FRAGMENTS
 from holdfast.settings import LimitSettings, ListenSettings
@@ -209,6 +212,25 @@ def test_a_silent_websocket_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
             return status, one.close_code
 
     assert run_scene(scene, limits) == (200, 1013)
+
+
+def test_a_websocket_that_was_closed_makes_room() -> None:
+    """Its client need not confirm the close, and may never do so."""
+    limits = LimitSettings(max_connections=1, websocket_idle_timeout_seconds=HOUR_SECONDS)
+
+    async def refuse(_scope: Scope, receive: Receive, send: Send) -> None:
+        await close_websocket(receive, send, code=1013, reason="later")
+
+    async def scene(server: Listening) -> list[int]:
+        codes = []
+        async with AsyncExitStack() as stack:
+            for _ in range(2):
+                wire = await stack.enter_async_context(server.wire())
+                await accepted(wire)
+                codes.append(close_code(await wire.reader.readexactly(4)))
+        return codes
+
+    assert run_scene(scene, limits, refuse) == [1013, 1013]
 
 
 @pytest.mark.parametrize("level", ["debug", "info"])

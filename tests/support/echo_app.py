@@ -12,6 +12,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from holdfast.settings import LimitSettings, ListenSettings
@@ -159,7 +160,7 @@ class App(Starlette):
 def run_scene(
     scene: Scene,
     limits: LimitSettings = SMALL,
-    app: App | None = None,
+    app: ASGIApp | None = None,
     settings: ListenSettings = LOCAL,
 ) -> Any:
     """What `scene` returns, with a listener."""

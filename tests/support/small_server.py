@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
@@ -35,6 +36,7 @@ class SmallServer:
         waiting: int = 100,
         per_key: int = 0,
         keys: int = 0,
+        connections: float = math.inf,
         around: Callable[[ASGIApp], ASGIApp] = lambda gate: gate,
     ) -> None:
         """Take `around`, which returns the layer between the keys and the gate."""
@@ -53,6 +55,7 @@ class SmallServer:
             capacity=lambda: Capacity(capacity, capacity),
             count_keys=lambda: keys,
             suspended_seconds=lambda key: self.suspended.get(key, 0.0),
+            max_connections=connections,
         )
         self._gate = around(Gate(self._answer, self.admission))
         self._released = asyncio.Semaphore(0)

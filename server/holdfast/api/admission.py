@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from holdfast.api.queue import FairQueue, Ticket
 from holdfast.api.router import RENDERINGS, Work
+from holdfast.api.shares import ConnectionShares
 from holdfast.engine.sequence_queue import Capacity
 from holdfast.errors import MAX_RETRY_AFTER_SECONDS, RETRY_AFTER_SECONDS
 from holdfast.labels import RefusalReason
@@ -54,6 +55,7 @@ class Admission:
         capacity: Callable[[], Capacity] = Capacity,
         count_keys: Callable[[], int] = lambda: 0,
         suspended_seconds: Callable[[str], float] = lambda _: 0.0,
+        max_connections: float = math.inf,
     ) -> None:
         """Take `suspended_seconds`, which returns how long a key has to wait, or 0."""
         self.supervisor = supervisor
@@ -71,6 +73,8 @@ class Admission:
         self._queues = (self._queue, self._rendering_queue)
         self.durations = Durations(time.monotonic)
         """How long the requests of each key take, if their number is limited."""
+        self.shares = ConnectionShares(max_connections, count_keys)
+        """Keeps one key from having a request in progress on every connection."""
         self._is_moving = False
         self._follower: asyncio.Task[None] | None = None
         self._probe_token = probe_token.encode()

@@ -115,9 +115,10 @@ class Gate:
         context = current_request()
         context.is_probe = is_probe
         if not is_probe:
-            if error := _suspension(self._admission, context.key):
+            error = _early_refusal(self._admission, context.key)
+            if error is not None:
                 return self._answer_refusal(error, scope, receive, send)
-            return self._enqueue(scope, receive, send, context)
+            return self._share(scope, receive, send, context)
         if self._admission.is_open(is_probe=True):
             return self._run(scope, receive, send, context)
         return self._answer_refusal(_not_ready(self._admission.supervisor), scope, receive, send)
@@ -127,6 +128,12 @@ class Gate:
     ) -> Awaitable[None]:
         answer = EngineAnswer(send, context, self._admission.count_refusal)
         return self._app(scope, receive, answer.send)
+
+    async def _share(
+        self, scope: Scope, receive: Receive, send: Send, context: RequestContext
+    ) -> None:
+        with self._admission.shares.in_progress(context.key):
+            await self._enqueue(scope, receive, send, context)
 
     async def _enqueue(
         self, scope: Scope, receive: Receive, send: Send, context: RequestContext
@@ -221,6 +228,14 @@ class _Session:
         finally:
             context.capacity = None
             admission.leave(ticket)
+
+
+def _early_refusal(admission: Admission, key: str) -> NotReadyError | OverloadedError | None:
+    """Return why a request is refused whatever its body is, and count it; None if it may go on."""
+    error = _suspension(admission, key)
+    if error is None and not admission.shares.has_room(key):
+        return _refused(admission, Ticket(key, status="refused", refusal="key_concurrency"))
+    return error
 
 
 def _refusal(

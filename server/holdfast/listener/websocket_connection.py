@@ -128,6 +128,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] in _ACTIVITY:
             self._note_activity()
+        elif self.close_sent:
+            # A client that does not confirm the close would occupy the connection meanwhile.
+            self._slot.allow_eviction(self.evict)
 
     def _note_activity(self) -> None:
         if self.handshake_complete and not (self.close_sent or self.transport.is_closing()):
