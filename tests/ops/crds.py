@@ -29,18 +29,29 @@ def problems(document: dict[str, Any], path: Path | None = None) -> list[str]:
     `path` is a definition to use instead of ours.
     """
     path = path or SCHEMAS / NAMES[document["kind"]]
-    definition = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    definition = _read(path)
     version = document["apiVersion"].rpartition("/")[2]
     (schema,) = (
         served["schema"]["openAPIV3Schema"]
         for served in definition["spec"]["versions"]
         if served["name"] == version
     )
+    return [f"{document['kind']}: {problem}" for problem in _problems(document, schema)]
+
+
+def problems_of_values(values: dict[str, Any], name: str) -> list[str]:
+    """What the values for a chart of somebody else have wrong; `name` is that of the schema."""
+    return _problems(values, _read(SCHEMAS / name))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return dict(yaml.load(path.read_bytes(), loader))  # noqa: S506 - both are safe
+
+
+def _problems(document: dict[str, Any], schema: dict[str, Any]) -> list[str]:
     validator = jsonschema.Draft202012Validator(strict(schema))
-    return [
-        f"{document['kind']}: {error.json_path}: {error.message}"
-        for error in validator.iter_errors(document)
-    ]
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
 
 
 def strict(schema: dict[str, Any], *, is_metadata: bool = False) -> dict[str, Any]:

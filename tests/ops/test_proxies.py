@@ -107,6 +107,7 @@ def test_a_proxy_says_when_to_come_again_if_all_are_away(proxied: Site) -> None:
     assert {one.status_code for one in answers} == {503}
     assert all(int(one.headers["Retry-After"]) > 0 for one in answers)
     assert {one.headers["x-should-retry"] for one in answers} == {"true"}
+    assert {one.json()["error"]["code"] for one in answers} == {503}
 
 
 def test_a_proxy_passes_a_stream_on_as_it_comes(proxied: Site) -> None:

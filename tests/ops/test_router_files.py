@@ -31,6 +31,7 @@ MANIFESTS = (
 )
 CHART_VALUES = ("chart-values.yaml", "aibrix/chart-values.yaml", "llm-d/chart-values.yaml")
 SCRIPT = "vllm-router.sh"
+STACK = "productionstack.values.yaml"
 RELEASE = "holdfast"
 """The name that the files give to a release of our chart."""
 TIMEOUT_SECONDS = 120
@@ -116,6 +117,23 @@ def test_a_wrong_manifest_is_found() -> None:
     assert len(crds.problems(document)) == 1
 
 
+def test_production_stack_knows_every_value() -> None:
+    """None has a name or type that its chart lacks, and each flag is one of its router."""
+    (values,) = documents("production-stack/values.yaml")
+    assert crds.problems_of_values(values, STACK) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("routingLogik", "prefixaware"), ("routingLogic", "prefix_aware"), ("extraArgs", ["--port"])],
+)
+def test_a_wrong_value_for_production_stack_is_found(name: str, value: object) -> None:
+    """A name, a choice and a flag that there are not."""
+    (values,) = documents("production-stack/values.yaml")
+    values["routerSpec"][name] = value
+    assert len(crds.problems_of_values(values, STACK)) == 1
+
+
 @pytest.mark.tools
 def test_keda_knows_every_field() -> None:
     """Models made of its own definition take the object, and give it back as it was."""
@@ -173,40 +191,6 @@ def test_envoy_accepts_its_configuration() -> None:
     """It would start with it."""
     done = ran(tool("envoy"), "--mode", "validate", "-c", str(ROUTERS / "envoy.yaml"))
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.tools
-def test_nginx_knows_every_directive() -> None:
-    """Each stands where it may, with as many arguments as it takes."""
-    done = ran(tool("crossplane"), "parse", "--strict", str(ROUTERS / "nginx.conf"))
-    assert done.returncode == 0, done.stdout
-    parsed = json.loads(done.stdout)
-    assert (parsed["status"], parsed["errors"]) == ("ok", [])
-
-
-@pytest.mark.tools
-def test_nginx_says_when_to_come_again() -> None:
-    """If it takes all replicas for lost: by itself it says only that it is a bad gateway."""
-    parsed = json.loads(ran(tool("crossplane"), "parse", str(ROUTERS / "nginx.conf")).stdout)
-    (http,) = _blocks(parsed["config"][0]["parsed"], "http")
-    (server,) = _blocks(http, "server")
-    by_place = {" ".join(one["args"]): one["block"] for one in _named(server, "location")}
-    (page,) = _named(by_place["/v1/"], "error_page")
-    *codes, status, place = page["args"]
-    assert (codes, status) == (["502"], "=503")
-    headers = {one["args"][0]: one["args"][1:] for one in _named(by_place[place], "add_header")}
-    assert headers == {"Retry-After": ["5", "always"], "x-should-retry": ["true", "always"]}
-    ((status, body),) = (one["args"] for one in _named(by_place[place], "return"))
-    assert status == "503"
-    assert json.loads(body)["error"]["code"] == 503
-
-
-def _named(directives: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    return [one for one in directives if one["directive"] == name]
-
-
-def _blocks(directives: list[dict[str, Any]], name: str) -> list[list[dict[str, Any]]]:
-    return [one["block"] for one in _named(directives, name)]
 
 
 def test_litellm_takes_a_replica_out_for_seconds() -> None:
