@@ -7,12 +7,24 @@ from typing import get_args
 
 import pytest
 
-from gpu_paths.world import ABORTED, Moment, Scenario, answers
+from gpu_paths.world import ABORTED, END_SECONDS, Fault, Moment, Scenario, answers
 from holdfast.worker.crash_records import Cause
+from holdfast.workspace.plan import MIB
 
 RANKS = (2, 4)
 MOMENTS = get_args(Moment)
 SHORT_SECONDS = 1.0
+
+
+def said_in(
+    directory: Path, ranks: int, moment: Moment, fault: Fault, timeout_seconds: float = END_SECONDS
+) -> list[str]:
+    """What each rank said in the end; they fit a length only where they agree on one."""
+    available_bytes = tuple((24 + 12 * rank) * MIB for rank in range(ranks))
+    fitted_bytes = available_bytes if moment == "length" else ()
+    return answers(
+        Scenario(directory, ranks, moment, fault, timeout_seconds, available_bytes=fitted_bytes)
+    )
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -20,16 +32,17 @@ SHORT_SECONDS = 1.0
 def test_ranks_agree_also_with_one_that_comes_late(
     tmp_path: Path, ranks: int, moment: Moment
 ) -> None:
-    """On the largest reservation that any of them asks for, and the smallest growth."""
-    said = answers(Scenario(tmp_path, ranks, moment, "comes late"))
-    assert said == [f"{ranks} MiB, 1 MiB more"] * ranks
+    """On the largest reservation that any asks for, the shortest context and the least growth."""
+    said = said_in(tmp_path, ranks, moment, "comes late")
+    reserved_mib = 12 if moment == "length" else ranks
+    assert said == [f"{reserved_mib} MiB, 1 MiB more"] * ranks
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_end_when_one_has_raised(tmp_path: Path, ranks: int, moment: Moment) -> None:
     """At once, and not after the deadline: its process is gone."""
-    *ours, astray = answers(Scenario(tmp_path, ranks, moment, "raises"))
+    *ours, astray = said_in(tmp_path, ranks, moment, "raises")
     assert astray == "ValueError: a kernel of this rank cannot be compiled"
     for rank, said in enumerate(ours):
         assert said.startswith(
@@ -41,7 +54,7 @@ def test_ranks_end_when_one_has_raised(tmp_path: Path, ranks: int, moment: Momen
 @pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_end_when_one_takes_no_part(tmp_path: Path, ranks: int, moment: Moment) -> None:
     """One that another vLLM started, say, or that hangs: after the deadline."""
-    *ours, _ = answers(Scenario(tmp_path, ranks, moment, "takes no part", SHORT_SECONDS))
+    *ours, _ = said_in(tmp_path, ranks, moment, "takes no part", SHORT_SECONDS)
     for rank, said in enumerate(ours):
         assert said.startswith(
             f"EngineStartError: rank {rank} could not agree with the other ranks"
@@ -55,9 +68,32 @@ def test_nothing_is_agreed_on_with_one_that_reduces_something_else(
     tmp_path: Path, ranks: int, moment: Moment
 ) -> None:
     """Its numbers would be taken for bytes."""
-    *ours, _ = answers(Scenario(tmp_path, ranks, moment, "reduces something else", SHORT_SECONDS))
+    *ours, _ = said_in(tmp_path, ranks, moment, "reduces something else", SHORT_SECONDS)
     for rank, said in enumerate(ours):
         assert said == ABORTED or said.startswith(f"EngineStartError: rank {rank} could not agree")
+
+
+@pytest.mark.parametrize("astray_rank", range(3))
+def test_no_length_is_agreed_on_with_one_that_was_given_another(
+    tmp_path: Path, astray_rank: int
+) -> None:
+    """Whichever rank it is: it takes the largest reservation where the others take the shortest."""
+    available_bytes = (24 * MIB,) * 3
+    said = answers(
+        Scenario(
+            tmp_path,
+            3,
+            fault="fits no length",
+            astray_rank=astray_rank,
+            available_bytes=available_bytes,
+        )
+    )
+    for rank, words in enumerate(said):
+        subject = "reservation" if rank == astray_rank else "context length"
+        assert words.startswith(
+            f"EngineStartError: rank {rank} could not agree with the other ranks on the {subject}: "
+            "another rank was agreeing on something else"
+        )
 
 
 def test_a_deadline_that_the_user_gives_stands(tmp_path: Path) -> None:

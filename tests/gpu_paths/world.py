@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -25,11 +26,14 @@ from vllm.v1.worker import workspace
 from holdfast.errors import HoldfastError
 from holdfast.worker import agreement
 from holdfast.worker.hooks import WorkerHooks
-from holdfast.workspace.plan import MIB, WorkspaceSpec
+from holdfast.workspace import reservers
+from holdfast.workspace.plan import MIB, Term, WorkspaceSpec
 
-Moment = Literal["sizing", "warmup", "lock"]
+Moment = Literal["sizing", "length", "warmup", "lock"]
 """Before which of the agreements of a start a rank goes astray."""
-Fault = Literal["none", "raises", "comes late", "takes no part", "reduces something else"]
+Fault = Literal[
+    "none", "raises", "comes late", "takes no part", "reduces something else", "fits no length"
+]
 
 MAX_TOKENS = 1 << 16
 """That the model knows, where vLLM fits the length."""
@@ -43,17 +47,29 @@ _POLL_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What happens in one world; the last rank is the one that goes astray."""
+    """What happens in one world, where one rank goes astray."""
 
     directory: Path
     ranks: int
     moment: Moment = "sizing"
     fault: Fault = "none"
     timeout_seconds: float = END_SECONDS
+    astray_rank: int = -1
+    """Counted from the last one if it is negative."""
     given_seconds: float | None = None
     """Of vLLM's own flag, if it is given."""
     available_bytes: tuple[int, ...] = ()
-    """The memory of each rank, if vLLM is to fit the longest context to it."""
+    """The memory of each rank, if vLLM is to fit the longest context to it: half for the KV cache,
+    half for what is reserved."""
+
+    def is_astray(self, rank: int) -> bool:
+        """Whether it is the rank that goes astray."""
+        return rank == self.astray_rank % self.ranks
+
+    def fits_length(self, rank: int) -> bool:
+        """Whether vLLM chooses the longest context, as this rank was told."""
+        is_given = self.fault == "fits no length" and self.is_astray(rank)
+        return bool(self.available_bytes) and not is_given
 
     def mark(self, rank: int) -> Path:
         """A file that is there when the rank has come to the moment."""
@@ -121,10 +137,23 @@ def _live(scenario: Scenario, rank: int, sender: Any) -> None:
     sender.close()
 
 
+class _AsTheKvCache(EntryPoint):
+    """A reserver: a token of the longest context takes what it takes of the KV cache."""
+
+    def load(self) -> Any:
+        bytes_per_token = SPEC.page_size_bytes // SPEC.block_size
+        return lambda context: [Term("declared", "test", bytes_per_token * context.max_model_len)]
+
+
 def _start(scenario: Scenario, rank: int) -> str:
     meeting = f"file://{scenario.directory}/meeting"
     parallel_state.init_distributed_environment(scenario.ranks, rank, meeting, rank, "gloo")
     worker = _Worker(scenario, rank)
+    # In place of those that are installed, which import much of vLLM in every rank.
+    declared: Any = reservers
+    declared.entry_points = lambda **_: EntryPoints(
+        [_AsTheKvCache("", "", reservers.GROUP)] if scenario.available_bytes else []
+    )
     spec = WorkspaceSpec(
         stats_directory=str(scenario.directory),
         generation=1,
@@ -133,7 +162,7 @@ def _start(scenario: Scenario, rank: int) -> str:
         growth="alongside",
         growth_limit_bytes=(rank + 1) * MIB,
     )
-    config = _followed_config(scenario)
+    config = _followed_config(scenario, is_fitted=scenario.fits_length(rank))
     with WorkerHooks(worker, config, spec).device_initialised():
         pass
     worker.determine_available_memory()
@@ -145,9 +174,9 @@ def _start(scenario: Scenario, rank: int) -> str:
     return f"{manager.accounting.held_bytes // MIB} MiB, {limit_bytes // MIB} MiB more"
 
 
-def _followed_config(scenario: Scenario) -> Any:
+def _followed_config(scenario: Scenario, *, is_fitted: bool) -> Any:
     """What the hooks look at, of a model that vLLM need not know."""
-    given_seconds, is_fitted = scenario.given_seconds, bool(scenario.available_bytes)
+    given_seconds = scenario.given_seconds
     timeout = None if given_seconds is None else timedelta(seconds=given_seconds)
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
@@ -167,7 +196,7 @@ def _followed_config(scenario: Scenario) -> Any:
 
 
 class _Worker:
-    """What the hooks wrap of a worker of vLLM; the last rank goes astray in it."""
+    """What the hooks wrap of a worker of vLLM; the rank that goes astray does so in it."""
 
     device = torch.device("cpu")
 
@@ -183,7 +212,8 @@ class _Worker:
         return torch.nn.Module()
 
     def get_kv_cache_spec(self) -> dict[str, FullAttentionSpec]:
-        """One layer, whatever the stage."""
+        """Asked for just before the longest context is agreed on: one layer, whatever the stage."""
+        self._come_to("length")
         return {"layer": SPEC}
 
     def determine_available_memory(self) -> int:
@@ -198,7 +228,7 @@ class _Worker:
         if moment != self._scenario.moment:
             return
         self._scenario.mark(self.rank).touch()
-        if self.rank == self._scenario.ranks - 1:
+        if self._scenario.is_astray(self.rank):
             _FAULTS[self._scenario.fault](self._scenario)
 
 
@@ -213,7 +243,8 @@ def _come_last(scenario: Scenario) -> None:
 
 def _take_no_part(scenario: Scenario) -> None:
     """As the rank of another vLLM, which goes on into a collective of the model."""
-    _wait_for(lambda: all(scenario.end(rank).exists() for rank in range(scenario.ranks - 1)))
+    others = [rank for rank in range(scenario.ranks) if not scenario.is_astray(rank)]
+    _wait_for(lambda: all(scenario.end(rank).exists() for rank in others))
     raise RuntimeError("nobody came to the collective of the model")
 
 
@@ -237,4 +268,5 @@ _FAULTS: dict[Fault, Callable[[Scenario], None]] = {
     "comes late": _come_last,
     "takes no part": _take_no_part,
     "reduces something else": _reduce_something_else,
+    "fits no length": lambda _: None,
 }

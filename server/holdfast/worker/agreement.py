@@ -108,32 +108,28 @@ class Subject(IntEnum):
     CONTEXT_LENGTH = 3
 
 
+def smallest(values: list[int], subject: Subject, parallel_config: Any) -> list[int]:
+    """Return the smallest of each of `values` over all ranks, otherwise as `largest`."""
+    negated = largest([-value for value in values], subject, parallel_config)
+    return [-value for value in negated]
+
+
 def largest(values: list[int], subject: Subject, parallel_config: Any) -> list[int]:
     """Return the largest of each of `values` over all ranks; a lone rank gets its own back.
 
     Raises:
         EngineStartError: a rank was late, ended, or was reducing something else.
     """
-    return _reduced(values, ReduceOp.MAX, subject, parallel_config)
-
-
-def smallest(values: list[int], subject: Subject, parallel_config: Any) -> list[int]:
-    """Return the smallest of each of `values` over all ranks, otherwise as `largest`."""
-    return _reduced(values, ReduceOp.MIN, subject, parallel_config)
-
-
-def _reduced(
-    values: list[int], operation: Any, subject: Subject, parallel_config: Any
-) -> list[int]:
     group = get_world_group()
     if group.world_size == 1:
         return values
     signature = _SIGNATURE + subject
-    # Negated too: the largest and the smallest of both are the same only if all are.
+    # Negated too: the largest of both are the same only if all are. That holds while no rank takes
+    # another operation, because gloo reduces in each rank by the operation of that rank.
     signed = [signature, -signature]
     tensor = torch.tensor(signed + values, dtype=torch.int64)
     options = AllreduceOptions()
-    options.reduceOp = operation
+    options.reduceOp = ReduceOp.MAX
     # A limit of the operation, not of the wait: a running one would delay the process's end.
     given: timedelta | None = parallel_config.cpu_distributed_timeout
     options.timeout = given or timedelta(seconds=AGREEMENT_SECONDS)
