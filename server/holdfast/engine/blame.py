@@ -1,22 +1,32 @@
 """Works out from a death, and from trials after it, which request ended the engine.
 
-* A request that was alone in the failed step is a lone suspect: it is not replayed. A second such
-  death quarantines requests like it.
+* A request that was alone in the failed step is a lone suspect: it is convicted, which means that
+  it is not replayed, and that a second conviction quarantines requests like it.
 * If there are several suspects, each is tried alone, in an engine that runs nothing else, until it
   is past the point where the engine died. One that ends the engine then is quarantined. Trials may
-  cost two engines and the time of one start; untried suspects are treated like lone ones.
+  cost two engines and the time of one start; untried suspects are refused, too.
 * If the suspects belong to several keys, those of one key are tried together first, so that a key
-  that has sent many killers takes no other key's request with it.
-* Only a death that blames requests makes suspects: an exception, a workspace rejection, a stall, or
-  a signal that a process sends to itself. After any other death, and after the first rejection of a
-  workspace, which the next start reserves, only requests that were also in the engine at the
+  that has sent many killers takes no other key's request with it. A suspect whose like was
+  convicted before is convicted without a trial only if all suspects are of its key.
+* Only a death that accuses requests makes suspects: an exception, a workspace rejection, a stall,
+  or a signal that a process sends to itself. After any other death, and after the first rejection
+  of a workspace, which the next start reserves, only requests that were also in the engine at the
   previous death are suspects, unless they got further in between. The loss of a node says nothing
   of any request, and a lack of host memory nothing of short ones.
-* A client that leaves changes nothing: the request is tried without it.
+* A client that leaves changes nothing: the request is tried without it. One that had left before a
+  death that accuses nobody is known again at the next by its digest and key.
 
-A death explained in this way is charged to the key that sent the request. Only two things suffice
-for that, so that no key can get another key charged or its request quarantined: being alone in the
-failed step twice, and ending an engine alone.
+A neighbour that takes the memory, and an operator with `kill -9`, end engines too, and what they
+leave looks like what a request leaves that is killed for lack of memory, or calls `exit()`. Both
+strike at any time, a killer strikes when it runs. So two deaths in a row that accuse nobody convict
+only what was alone in the engine at the second. In company it is tried, and a further such death
+convicts it if it is the third in a row; after an accusing death it takes two such trials. A trial
+that ends by SIGTERM or for lack of host memory shows nothing, since both have a sender that is
+known. It takes two convictions, four deaths at least, to quarantine an innocent request.
+
+A death explained in this way is charged to the key that sent the request, a conviction as one. No
+key can get another key charged or its request quarantined: what is convicted was alone in the
+failed step or in the engine, or is among suspects of its own key only.
 """
 
 from __future__ import annotations
@@ -34,14 +44,11 @@ from holdfast.engine.request import (
     suspected_error,
 )
 from holdfast.engine.suspicions import Suspicions
-from holdfast.engine.trials import Trials
+from holdfast.engine.trials import OF_NO_REQUEST, SHOWS_NOTHING, Trials
 from holdfast.errors import HoldfastError
-from holdfast.labels import DeathCause
 from holdfast.records import Death, Suspect
 
 logger = logging.getLogger("holdfast.engine")
-
-_OF_NO_REQUEST: frozenset[DeathCause] = frozenset({"requested", "node_lost"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,8 @@ class Blame:
         self._clock = clock
         self._departed = Departed(outputs, in_step, clock)
         self._trials: Trials | None = None
+        self._gone_before: frozenset[tuple[str, str]] = frozenset()
+        """Digest and key of each request that left the engine before its last death."""
 
     def is_quarantined(self, request: EngineRequest) -> bool:
         """Whether requests like it may not reach an engine; cheap while none is quarantined."""
@@ -100,23 +109,16 @@ class Blame:
         """Judge a death; `present` are the clients' requests that the engine had."""
         if self._trials is not None and self._trials.is_running:
             return self._judge_trial(death, self._trials)
-        if death.cause in _OF_NO_REQUEST:
+        if death.cause in OF_NO_REQUEST:
             return Verdict()
-        present = list(present)
-        left = self._departed.take()
+        present, left = list(present), self._departed.take()
+        self._trials = None
+        gone_before, self._gone_before = self._gone_before, frozenset()
         if not (present or left.recent or left.earlier):
             return Verdict()
-        self._trials = None
-        suspects, is_complete = self._suspects(death, present, left)
-        for request in present:
-            request.deaths += 1
-            request.reached_tokens = max(request.reached_tokens, self._tokens(request))
-        if not suspects:
-            # One that left too long ago to be a suspect may still have caused it.
-            has_left = death.suspects is None and bool(left.recent or left.earlier)
-            is_possible = has_left or not left.is_complete
-            return Verdict(has_suspects=death.blames_requests and is_possible)
-        return self._judge(death, suspects, present, is_complete=is_complete)
+        if self._accuses(death, [*present, *left.earlier, *left.recent]):
+            return self._judge(death, present, left)
+        return self._judge_recurrence(death, present, left, gone_before)
 
     def is_overdue(self) -> bool:
         """Whether the time for the running trial is over."""
@@ -146,23 +148,32 @@ class Blame:
 
     # Which requests may have caused it
 
-    def _suspects(
-        self,
-        death: Death,
-        present: Sequence[EngineRequest],
-        left: Leavers,
-    ) -> tuple[list[EngineRequest], bool]:
-        """Return the requests that may have caused a death, and whether no other can have."""
-        candidates = [*present, *left.earlier, *left.recent]
+    def _accuses(self, death: Death, requests: Iterable[EngineRequest]) -> bool:
+        """Whether a death accuses the requests of its step; the next start cures a rejection."""
         is_cured = death.cause == "workspace_rejection"
-        if not death.blames_requests or (
-            is_cured and not any(request.deaths for request in candidates)
-        ):
-            return [request for request in candidates if request.deaths], True
+        return death.blames_requests and not (
+            is_cured and not any(request.deaths for request in requests)
+        )
+
+    def _suspects(
+        self, death: Death, present: Sequence[EngineRequest], left: Leavers
+    ) -> tuple[list[EngineRequest], bool]:
+        """Return the requests that a death accuses, and whether no other can have caused it."""
         if death.suspects is None:
             # A request that left long before is in no step any more, unless that step never ended.
             return [*present, *left.recent], death.cause != "stall" or not left.earlier
-        return self._find(death.suspects, candidates)
+        return self._find(death.suspects, [*present, *left.earlier, *left.recent])
+
+    def _gone(
+        self, death: Death, present: Sequence[EngineRequest], left: Leavers
+    ) -> Sequence[EngineRequest]:
+        """Return the requests that a death found in the engine although their callers had left."""
+        if death.cause in SHOWS_NOTHING:
+            return ()
+        if death.suspects is None:
+            return left.recent
+        found, _ = self._find(death.suspects, [*present, *left.earlier, *left.recent])
+        return [request for request in found if request not in present]
 
     def _find(
         self, suspects: Iterable[Suspect], requests: Iterable[EngineRequest]
@@ -185,44 +196,88 @@ class Blame:
 
     # What follows
 
-    def _judge(
+    def _judge(self, death: Death, present: list[EngineRequest], left: Leavers) -> Verdict:
+        suspects, is_complete = self._suspects(death, present, left)
+        self._count_death([*present, *suspects])
+        if not suspects:
+            # One that left too long ago to be a suspect may still have caused it.
+            has_left = death.suspects is None and bool(left.recent or left.earlier)
+            return Verdict(has_suspects=has_left or not left.is_complete)
+        culprits = suspects
+        if len(suspects) > 1:
+            keys = {request.context.key for request in suspects}
+            culprits = [*filter(self._is_suspected, suspects)] if len(keys) == 1 else []
+        if not (culprits and is_complete):
+            self._begin_trials(suspects, unexplained=1)
+            return Verdict(has_suspects=True)
+        for request in culprits:
+            self._convict(request)
+        for request in present:
+            request.deaths = 0
+        return Verdict(1, bool(culprits[0].context.key), has_suspects=True)
+
+    def _judge_recurrence(
         self,
         death: Death,
-        suspects: list[EngineRequest],
         present: list[EngineRequest],
-        *,
-        is_complete: bool,
+        left: Leavers,
+        gone_before: frozenset[tuple[str, str]],
     ) -> Verdict:
-        known = [*filter(self._is_suspected, suspects)] if death.blames_requests else []
-        if known or (len(suspects) == 1 and is_complete):
-            for request in known or suspects:
-                self._blame_request(death, request)
-            for request in present:
-                request.deaths = 0
-            is_charged = death.blames_requests and bool((known or suspects)[0].context.key)
-            return Verdict(1, is_charged, has_suspects=True)
-        triable = [request for request in suspects if request.is_replayable]
-        self._trials = Trials(triable, self.suspicions.charged, self._clock)
-        return Verdict(has_suspects=death.blames_requests)
+        """Judge a death that accuses no request: those of two in a row are suspects."""
+        gone = self._gone(death, present, left)
+        for request in gone:
+            request.deaths = max(request.deaths, self._identity(request) in gone_before)
+        suspects = [request for request in [*present, *gone] if request.deaths]
+        unexplained = 1 + max((request.deaths for request in suspects), default=0)
+        is_alone = len(present) + len(gone) == 1
+        self._count_death([*present, *gone])
+        if not suspects:
+            self._gone_before = frozenset(map(self._identity, gone))
+            return Verdict(has_suspects=bool(gone))
+        if len(suspects) == 1 and death.cause == "host_memory":
+            self._refuse(suspects[0], suspected_error())
+            return Verdict(1, has_suspects=True)
+        if is_alone and death.cause not in SHOWS_NOTHING:
+            self._convict(suspects[0])
+            return Verdict(unexplained, bool(suspects[0].context.key), has_suspects=True)
+        self._begin_trials(suspects, unexplained=unexplained)
+        return Verdict(has_suspects=True)
 
-    def _blame_request(self, death: Death, request: EngineRequest) -> None:
-        if not death.blames_requests:
-            self._refuse(request, suspected_error())
-        elif self._is_suspected(request):
-            self._quarantine(request, deaths=1)
-        else:
-            logger.error("request %s is not retried: an engine died of it", request.request_id)
-            self.suspicions.suspect(self._digest(request), request.context.key)
-            self._charge(request, deaths=1)
-            self._refuse(request, suspected_error())
+    def _count_death(self, requests: Iterable[EngineRequest]) -> None:
+        for request in dict.fromkeys(requests):
+            request.deaths += 1
+            request.reached_tokens = max(request.reached_tokens, self._tokens(request))
+
+    def _begin_trials(self, suspects: Iterable[EngineRequest], *, unexplained: int) -> None:
+        triable = [request for request in suspects if request.is_replayable]
+        self._trials = Trials(
+            triable, self.suspicions.charged, self._clock, unexplained=unexplained
+        )
 
     def _judge_trial(self, death: Death, trials: Trials) -> Verdict:
-        culprits = trials.died(death)
-        if len(culprits) != 1:
-            return Verdict(has_suspects=bool(culprits))
+        found = trials.died(death)
+        if len(found) != 1:
+            return Verdict(has_suspects=bool(found))
+        (culprit,) = found
         explained = trials.explain()
-        self._quarantine(culprits[0], deaths=explained)
-        return Verdict(explained, bool(culprits[0].context.key), has_suspects=True)
+        if death.blames_requests:
+            self._quarantine(culprit, deaths=explained)
+        else:
+            self._convict(culprit)
+        return Verdict(explained, bool(culprit.context.key), has_suspects=True)
+
+    def _convict(self, request: EngineRequest) -> None:
+        """Refuse a request for what is no proof yet; a second conviction quarantines its like.
+
+        Its key is charged one death, however many are explained.
+        """
+        if self._is_suspected(request):
+            self._quarantine(request, deaths=1)
+            return
+        logger.error("request %s is not retried: an engine died of it", request.request_id)
+        self.suspicions.suspect(*self._identity(request))
+        self._charge(request, deaths=1)
+        self._refuse(request, suspected_error())
 
     def _quarantine(self, request: EngineRequest, *, deaths: int) -> None:
         logger.error("request %s is quarantined: engines died of it", request.request_id)
@@ -244,8 +299,11 @@ class Blame:
         prompt_tokens = self._outputs.prompt_tokens(sent.last_output) if sent.token_ids else 0
         return prompt_tokens + len(sent.token_ids)
 
+    def _identity(self, request: EngineRequest) -> tuple[str, str]:
+        return self._digest(request), request.context.key
+
     def _is_suspected(self, request: EngineRequest) -> bool:
-        return self.suspicions.is_suspected(self._digest(request), request.context.key)
+        return self.suspicions.is_suspected(*self._identity(request))
 
     def _digest(self, request: EngineRequest) -> str:
         if request.digest is None and request.digesting is not None:

@@ -10,12 +10,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from holdfast.engine.request import EngineRequest
+from holdfast.labels import DeathCause
 from holdfast.records import Death
 
 TRIAL_ENGINES = 2
 """How many engines the trials after one death may cost."""
 LEAST_TRIAL_SECONDS = 15.0
 """The least time that trials get, however fast an engine starts."""
+
+OF_NO_REQUEST: frozenset[DeathCause] = frozenset({"requested", "node_lost"})
+"""Causes that say nothing of any request."""
+SHOWS_NOTHING = OF_NO_REQUEST | {"terminated", "host_memory"}
+"""Causes that say nothing of a request on trial: the sender of a SIGTERM, or a neighbour."""
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -28,8 +34,13 @@ class Trials:
         suspects: Iterable[EngineRequest],
         charged: Callable[[str], int],
         clock: Callable[[], float],
+        *,
+        unexplained: int,
     ) -> None:
-        """Take `charged`, which counts the engines that a key has ended."""
+        """Take `charged`, which counts the engines that a key has ended.
+
+        `unexplained` is the number of deaths that the suspects may explain so far.
+        """
         self._charged = charged
         self._clock = clock
         self._untried = self._groups(suspects)
@@ -40,8 +51,7 @@ class Trials:
         self._ends_seconds = 0.0
         """When the time for the group on trial is over."""
         self._engines_left = TRIAL_ENGINES
-        self._unexplained = 1
-        """How many deaths are not explained yet."""
+        self._unexplained = unexplained
 
     @property
     def is_running(self) -> bool:
@@ -97,10 +107,15 @@ class Trials:
         """
         tried, self._running = self._running or [], None
         self._engines_left -= 1
-        if not death.blames_requests:
+        if death.cause in SHOWS_NOTHING:
+            return ()
+        self._unexplained += 1
+        is_third_death = all(request.deaths > 1 for request in tried)
+        for request in tried:
+            request.deaths += 1
+        if not (death.blames_requests or is_third_death):
             return ()
         self._untried.remove(tried)
-        self._unexplained += 1
         if len(tried) > 1:
             self._untried += [[request] for request in self._least_suspect_first(tried)]
         return tried

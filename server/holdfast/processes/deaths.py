@@ -211,7 +211,11 @@ def _ended(exited: ProcessExit, evidence: Evidence) -> Death:
     name = evidence.core_names.get(exited.pid) or _worker_name(exited.pid, evidence.ranks)
     reason = f"{name} (process {exited.pid}) {exited}"
     if evidence.had_oom_kill and exited.exit_code in {None, -signal.SIGKILL}:
-        return Death("out_of_memory", f"{reason}: the kernel killed it for lack of memory")
+        return Death(
+            "out_of_memory",
+            f"{reason}: the kernel killed it for lack of memory",
+            suspects=_suspects(evidence, exited.pid),
+        )
     if exited.exit_code == -signal.SIGTERM or (is_core and evidence.was_terminated):
         return Death("terminated", f"{reason} after SIGTERM")
     return Death(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from holdfast.engine.request import MAX_REQUEST_ID_CHARACTERS
 from holdfast.engine.suspicion_files import SuspicionFiles
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import NotReadyError, QuarantinedError, SuspectedError
+from holdfast.labels import DeathCause
 from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
 from replay_harness import (
@@ -198,19 +199,130 @@ def test_a_signal_from_outside_accuses_nobody(death: Death) -> None:
 
 
 @pytest.mark.parametrize("death", [KILLED, OUT_OF_MEMORY])
-def test_what_is_there_at_two_deaths_in_a_row_is_a_suspect(death: Death) -> None:
-    """Whatever the deaths were: made again once, and not twice."""
+def test_what_is_alone_at_two_deaths_in_a_row_is_not_made_again(death: Death) -> None:
+    """Whatever the deaths were; a like of it may come once more."""
 
     async def scene(harness: ReplayHarness) -> None:
         (bad,), verdict = await killed(harness, death, ["bad"])
         assert verdict == Verdict()
         harness.start().hold()
         await harness.llm.until_received(1)
-        assert harness.bury(death).explained == 1
+        assert harness.bury(death) == Verdict(2, has_suspects=True)
         with answered(SuspectedError):
             await bad
         harness.start()
-        await harness.call("bad")  # nobody accused it: it is not kept
+        await harness.call("bad")
+
+    run_scene(scene)
+
+
+async def killed_twice(
+    harness: ReplayHarness, death: Death, prompts: Sequence[str]
+) -> list[asyncio.Task[Any]]:
+    """Have requests in the engine at two deaths in a row, together with another one each time."""
+    requests, _ = await killed(harness, death, prompts)
+    harness.start().hold()
+    newcomer = harness.call("newcomer")
+    await harness.llm.until_received(len(prompts) + 1)
+    assert harness.bury(death) == Verdict(has_suspects=True)
+    await harness.until_held(len(prompts) + 1)
+    return [*requests, newcomer]
+
+
+@pytest.mark.parametrize("death", [KILLED, TERMINATED, OUT_OF_MEMORY])
+def test_who_kills_the_engine_twice_from_outside_loses_no_request(death: Death) -> None:
+    """What was in both is tried, and answered; so is what came between."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        requests = await killed_twice(harness, death, ["long"])
+        llm = harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert llm.received == ["long"]
+        harness.requests.open()
+        await asyncio.gather(*requests)
+        assert set(harness.requests.lost.values()) == {0}
+
+    run_scene(scene)
+
+
+@pytest.mark.parametrize("death", [KILLED, OUT_OF_MEMORY])
+def test_what_is_alone_at_the_third_death_in_a_row_is_a_suspect(death: Death) -> None:
+    """Of several, each is tried; the key is charged once for the three deaths that are explained.
+
+    It takes as many to have its like quarantined.
+    """
+
+    async def scene(harness: ReplayHarness) -> None:
+        for error in (SuspectedError, QuarantinedError):
+            requests = await killed_twice(harness, death, ["bad", "good"])
+            harness.start(ScriptedLLM(poison="bad"), is_open=False)
+            assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+            assert harness.bury(death) == Verdict(3, has_suspects=True)
+            with answered(error):
+                await requests[0]
+            harness.start(is_open=False)
+            assert await harness.requests.try_suspects(TRIAL_SECONDS)
+            harness.requests.open()
+            await asyncio.gather(*requests[1:])
+
+    run_scene(scene)
+
+
+@pytest.mark.parametrize("cause", ["terminated", "host_memory", "node_lost", "requested"])
+def test_a_trial_that_a_neighbour_or_an_operator_ends_convicts_nobody(cause: DeathCause) -> None:
+    """Though it is the third death in a row: the request is tried again."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        requests = await killed_twice(harness, KILLED, ["long"])
+        harness.start(ScriptedLLM(poison="long"), is_open=False)
+        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert harness.bury(Death(cause, "it ended")) == Verdict()
+        harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        harness.requests.open()
+        await asyncio.gather(*requests)
+
+    run_scene(scene)
+
+
+def test_a_client_that_leaves_is_in_two_deaths_in_a_row_with_its_like() -> None:
+    """It is known by its digest and key; of another key it is another one."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        verdicts = []
+        for key in ("a", "b", "b"):
+            harness.start().hold()
+            call = harness.call("bad", context=RequestContext(key=key))
+            await harness.llm.until_received(1)
+            call.cancel()
+            await asyncio.wait({call})
+            verdicts.append(harness.bury(OUT_OF_MEMORY))
+        possible = Verdict(has_suspects=True)
+        assert verdicts == [possible, possible, Verdict(2, is_charged=True, has_suspects=True)]
+
+    run_scene(scene)
+
+
+def test_a_client_that_leaves_does_not_save_its_request_from_a_trial() -> None:
+    """Though it leaves each time, and another request was there, too."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        good = harness.call("good")
+        for number in (1, 2):
+            harness.start().hold()
+            bad = harness.call(f"bad#{number}")
+            await harness.llm.until_received(2)
+            bad.cancel()
+            await asyncio.wait({bad})
+            assert harness.bury(OUT_OF_MEMORY) == Verdict(has_suspects=True)
+        await harness.until_held(1)
+        harness.start(ScriptedLLM(poison="bad"), is_open=False)
+        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert harness.bury(OUT_OF_MEMORY) == Verdict(3, has_suspects=True)
+        harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        harness.requests.open()
+        await good
 
     run_scene(scene)
 
@@ -397,6 +509,34 @@ def test_what_is_known_outlives_the_process(tmp_path: Path) -> None:
 
     run_scene(scene)
     assert "bad" not in files.path.read_text()
+
+
+def test_a_suspect_in_the_company_of_another_key_is_tried() -> None:
+    """Its first death may have been the fault of the machine, and this one is the other's."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        (call,), _ = await killed(harness, RAISED, ["popular"], held=0, key="victim")
+        with answered(SuspectedError):
+            await call
+        harness.start().hold()
+        requests = [
+            harness.call(name, context=RequestContext(key=key))
+            for name, key in (("popular#2", "victim"), ("killer", "attacker"))
+        ]
+        await harness.llm.until_received(2)
+        assert harness.bury(RAISED) == Verdict(has_suspects=True)
+        await harness.until_held(2)
+        harness.start(ScriptedLLM(poison="killer"), is_open=False)
+        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert harness.bury(RAISED) == Verdict(2, is_charged=True, has_suspects=True)
+        with answered(QuarantinedError):
+            await requests[1]
+        harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        harness.requests.open()
+        await requests[0]
+
+    run_scene(scene)
 
 
 async def until_quarantined(requests: ReplayManager, prompt: str) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from holdfast.engine.blame import Verdict
-from holdfast.errors import EngineLostError
+from holdfast.errors import EngineLostError, QuarantinedError, SuspectedError
 from holdfast.lifecycle.death_handler import (
     MAX_BACKOFF_SECONDS,
     MAX_BROWNOUT_SECONDS,
@@ -13,9 +17,14 @@ from holdfast.lifecycle.death_handler import (
     RestartBudget,
 )
 from holdfast.records import Death
+from holdfast.request_context import RequestContext
+from replay_harness import TRIAL_SECONDS, ReplayHarness, answered, run_scene
+from scripted_llm import AnsweredError, ScriptedLLM
 from stub_engine import FakeClock
 
 KILLED = Death("core_exit", "EngineCore was killed")
+EXITED = Death("worker_exit", "the worker ended with exit code 1")
+OUT_OF_MEMORY = Death("out_of_memory", "the kernel killed the worker for lack of memory")
 RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", blames_requests=True)
 NOBODY = Verdict()
 UNSOLVED = Verdict(has_suspects=True)
@@ -118,3 +127,103 @@ def test_a_restart_on_request_is_free() -> None:
     for _ in range(3):
         budget.count(Death("requested", "an operator"), NOBODY)
     assert budget.left == 1
+
+
+async def supervise(harness: ReplayHarness, budget: RestartBudget, death: Death) -> None:
+    """Run one engine after the other, each of which dies of the killer in this way."""
+    while True:
+        llm = harness.start(ScriptedLLM(poison="killer"), is_open=False)
+        if await harness.requests.try_suspects(TRIAL_SECONDS):
+            harness.requests.open()
+            await llm.died.wait()
+        budget.count(death, harness.bury(death))
+        budget.wait_seconds(death)
+
+
+@asynccontextmanager
+async def supervised(harness: ReplayHarness, death: Death) -> AsyncIterator[RestartBudget]:
+    """While entered, engines run; afterwards no death counts against the budget any more."""
+    budget = RestartBudget(3, 1800, FakeClock())
+    async with asyncio.TaskGroup() as tasks:
+        supervising = tasks.create_task(supervise(harness, budget, death))
+        yield budget
+        supervising.cancel()
+    assert budget.left == 3
+
+
+@pytest.mark.parametrize("death", [EXITED, OUT_OF_MEMORY])
+@pytest.mark.parametrize("keys", [("", ""), ("a", "b")])
+def test_a_request_that_ends_engines_from_outside_does_not_end_the_server(
+    death: Death, keys: tuple[str, str]
+) -> None:
+    """It is sent once, beside an innocent one, which is answered."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        killer, innocent = (
+            harness.call(name, context=RequestContext(key=key))
+            for name, key in zip(("killer", "innocent"), keys, strict=True)
+        )
+        async with supervised(harness, death):
+            with answered(SuspectedError):
+                await killer
+            await innocent
+
+    run_scene(scene)
+
+
+@pytest.mark.parametrize("death", [EXITED, OUT_OF_MEMORY])
+def test_what_ends_engines_from_outside_again_and_again_is_quarantined(death: Death) -> None:
+    """After two deaths for each of the first two times, however often it is sent."""
+    errors = []
+
+    async def scene(harness: ReplayHarness) -> None:
+        async with supervised(harness, death):
+            for number in range(6):
+                with pytest.raises(AnsweredError) as told:
+                    await harness.call(f"killer#{number}")
+                errors.append(type(told.value.error))
+
+    harness = run_scene(scene)
+    assert errors == [SuspectedError, *[QuarantinedError] * 5]
+    assert harness.generation == 5
+
+
+@pytest.mark.parametrize("death", [EXITED, OUT_OF_MEMORY])
+def test_what_ends_engines_after_its_client_has_left_is_quarantined(death: Death) -> None:
+    """The server waits longer and longer, and does not end."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        budget = RestartBudget(3, 1800, FakeClock())
+        for number in range(4):
+            llm = harness.start()
+            llm.hold()
+            call = harness.call(f"killer#{number}")
+            await llm.until_received(1)
+            call.cancel()
+            await asyncio.wait({call})
+            budget.count(death, harness.bury(death))
+            budget.wait_seconds(death)
+        with answered(QuarantinedError):
+            await harness.call("killer#5")
+
+    run_scene(scene)
+
+
+def test_clients_that_leave_do_not_spend_the_budget_of_the_hardware() -> None:
+    """Each request was another one, so none is found; but one of them may have ended the engine."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        budget = RestartBudget(3, 1800, FakeClock())
+        waits = []
+        for number in range(5):
+            llm = harness.start()
+            llm.hold()
+            call = harness.call(f"killer {number}")
+            await llm.until_received(1)
+            call.cancel()
+            await asyncio.wait({call})
+            budget.count(OUT_OF_MEMORY, harness.bury(OUT_OF_MEMORY))
+            waits.append(budget.wait_seconds(OUT_OF_MEMORY))
+        assert waits[-1] >= MIN_BROWNOUT_SECONDS
+
+    run_scene(scene)

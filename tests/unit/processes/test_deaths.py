@@ -161,6 +161,13 @@ def test_what_a_process_does_to_itself_accuses(evidence: Evidence, blames_reques
         assert death.suspects == SUSPECTS
 
 
+def test_a_process_that_the_kernel_killed_names_what_it_ran() -> None:
+    """It accuses nobody; what is there at the next death, too, is known with how far it came."""
+    killed = (ProcessExit(WORKER, -9),)
+    evidence = Evidence(NAMES, exits=killed, ranks=(rank(),), had_oom_kill=True)
+    assert classify(replace(evidence, suspects={0: SUSPECTS})).suspects == SUSPECTS
+
+
 def test_only_the_engine_that_died_has_suspects() -> None:
     """Of two engines the other one runs requests too."""
     others = (Suspect("other", 1, is_prefill=True),)
