@@ -12,6 +12,7 @@ from typing import Literal
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from double_model import Generated
 from openai_double import Body, OpenAIDouble
@@ -35,10 +36,10 @@ Ageing = Literal[
 HOUR_SECONDS = 3600.0
 LATE_SECONDS = 2.5 * HOUR_SECONDS
 """When it begins."""
+_COUNTED = ("/v1/chat/completions", "/v1/completions")
 _GIB, _MIB = 1 << 30, 1 << 20
 _LEAK_BYTES_AN_HOUR = 4 * _MIB
 _SCATTER_BYTES = 64 * 1024
-_ANSWER_SECONDS = 300.0
 _SLOWER = 1.5
 _SOAK_SECONDS = 6 * HOUR_SECONDS
 
@@ -49,9 +50,16 @@ class SoakedDouble(ScoringDouble):
     `tells_scores` makes it tell token ids and log-probs, which takes longer.
     """
 
-    def __init__(self, ageing: Ageing | Literal[""] = "", *, tells_scores: bool = False) -> None:
+    def __init__(
+        self,
+        ageing: Ageing | Literal[""] = "",
+        *,
+        tells_scores: bool = False,
+        answer_seconds: float = 300.0,
+    ) -> None:
         super().__init__()
         self.ageing = ageing
+        self._answer_seconds = answer_seconds
         self._tells_scores = tells_scores
         self.has_aged = asyncio.Event()
         """Set once it is late."""
@@ -61,6 +69,16 @@ class SoakedDouble(ScoringDouble):
         self._is_changed = False
         self._samples = 0
         self._at_a_time = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the answers that are under way, to their last byte."""
+        is_counted = scope.get("path") in _COUNTED
+        self._at_a_time += is_counted
+        self.most_at_a_time = max(self.most_at_a_time, self._at_a_time)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._at_a_time -= is_counted
 
     def clock(self) -> float:
         """Seconds since the beginning."""
@@ -94,13 +112,13 @@ class SoakedDouble(ScoringDouble):
         return PlainTextResponse("\n".join((bytes(page.body).decode().strip(), *lines, "")))
 
     async def _chat(self, request: Request) -> Response:
-        await self._begin()
+        self._begin()
         return await OpenAIDouble._chat(self, request)
 
     async def _completion(self, request: Request) -> Response:
         is_scored = self._tells_scores and "return_token_ids" in await request.json()
         if not is_scored:
-            await self._begin()
+            self._begin()
             return await OpenAIDouble._completion(self, request)
         if self._has("weights change") and not self._is_changed:
             self._weights, self._is_changed = scaled(self._weights), True
@@ -112,15 +130,11 @@ class SoakedDouble(ScoringDouble):
         is_changed = self._has("greedy answers change")
         return super()._generate(body, f"{prompt}!" if is_changed else prompt)
 
-    async def _begin(self) -> None:
-        """Let the time of a request pass, with as many others as ask; it may end in an error."""
-        self._at_a_time += 1
-        self.most_at_a_time = max(self.most_at_a_time, self._at_a_time)
-        await asyncio.sleep(0)  # for the others to begin
-        self._at_a_time -= 1
+    def _begin(self) -> None:
+        """Let the time of a request pass, which may end in an error."""
         is_slow = self.ageing == "answers get slower"
         slower = 1 + _SLOWER * self._now_seconds / _SOAK_SECONDS if is_slow else 1
-        self._now_seconds += _ANSWER_SECONDS * slower
+        self._now_seconds += self._answer_seconds * slower
         if self._now_seconds > LATE_SECONDS:
             self.has_aged.set()
         is_one = self._has("one answer is 500") and not self._is_changed

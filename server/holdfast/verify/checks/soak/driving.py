@@ -129,7 +129,8 @@ async def load(trial: Trial) -> None:
     try:
         await Soak(trial, history).run()
     except LostError:
-        trial.blame(f"the soak was given up after {_MOST_ERRORS_IN_A_ROW} errors in a row")
+        # Not as one more fault: a report keeps only the first ones.
+        trial.warn(f"the soak was given up after {_MOST_ERRORS_IN_A_ROW} errors in a row")
     finally:
         _note(trial, history)
 
