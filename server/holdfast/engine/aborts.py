@@ -39,6 +39,16 @@ class Aborts:
         for request in self._requests:
             request.is_abort_expected = False
 
+    async def abort(self, llm: Any | None, request: EngineRequest) -> None:
+        """Have the engine, if any, forget a request, and its caller get an output that says so."""
+        if llm is None:
+            return
+        try:
+            await llm.abort(request.request_id)
+        except Exception as error:
+            if not self._outputs.is_death(error, llm):
+                raise
+
     def is_unexpected(self, request: EngineRequest, output: Any) -> bool:
         """Return whether the engine aborts the request unasked, and report that."""
         if not self._outputs.is_abort(output) or request.is_abort_expected or self.is_paused:

@@ -15,10 +15,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
-from itertools import count
 from typing import Any
 
 from holdfast.engine.aborts import Aborts
+from holdfast.engine.arrivals import Arrivals
 from holdfast.engine.blame import Blame, Verdict
 from holdfast.engine.long_prompts import LongPrompts
 from holdfast.engine.request import (
@@ -31,7 +31,6 @@ from holdfast.engine.request import (
     lost_error,
     quarantine_error,
     require_progress,
-    safe_request_id,
     suspected_error,
     wake,
 )
@@ -45,7 +44,6 @@ from holdfast.errors import (
 )
 from holdfast.labels import LossReason
 from holdfast.records import Death
-from holdfast.request_context import current_request
 
 Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
 
@@ -61,6 +59,7 @@ class ReplayManager:
     ) -> None:
         self._outputs = outputs
         self._requests: dict[EngineRequest, None] = {}  # in the order in which they came
+        self._arrivals = Arrivals(outputs, self._requests)
         self._load = EngineLoad(clock)
         self._llm: Any | None = None
         self._generation = 0
@@ -78,9 +77,10 @@ class ReplayManager:
         self._losses = Losses(outputs)
         self.aborts = Aborts(outputs, self._requests)
         self._trial_runner = TrialRunner(outputs, self._load, self.aborts, self._blame.is_overdue)
-        self.long_prompts = LongPrompts(outputs, self._requests, self._abort, clock)
+        self.long_prompts = LongPrompts(
+            outputs, self._requests, lambda request: self.aborts.abort(self._llm, request), clock
+        )
         """Those that give way while the host is short of memory."""
-        self._numbers = count(1)
         self.progress = RequestProgress(outputs, self._requests)
         """How far the requests are."""
         self.traffic = Traffic(clock)
@@ -185,31 +185,10 @@ class ReplayManager:
             NotReadyError: no engine will come.
             HostMemoryError: the prompt is long, and the host is short of memory.
         """
-        named = {**arguments, "request_id": self._unique_id(str(arguments.get("request_id", "")))}
-        is_replayable = self._outputs.is_replayable(arguments)
-        request = EngineRequest(
-            method,
-            named,
-            current_request(),
-            is_replayable=is_replayable,
-            is_streamed=self._outputs.is_streamed(arguments),
-            is_continuable=is_replayable and self._outputs.is_continuable(arguments),
-            is_answer_streamed=self._outputs.is_answer_streamed(arguments),
-            number=next(self._numbers),
-        )
+        request = self._arrivals.request(method, arguments)
         if self._blame.is_quarantined(request):
             raise self._losses.record(request, quarantine_error(), "quarantined")
         return self._stream(request)
-
-    def _unique_id(self, given: str) -> str:
-        """Return a request ID that no other request has now: clients choose, and may choose alike.
-
-        A request is aborted, and blamed, by its ID.
-        """
-        name = safe_request_id(given)
-        if all(other.request_id != name for other in self._requests):
-            return name
-        return safe_request_id(f"{name}~{next(self._numbers)}")
 
     async def _stream(self, request: EngineRequest) -> AsyncIterator[Any]:
         with self._registered(request):
@@ -305,17 +284,6 @@ class ReplayManager:
             raise self._losses.record(request, suspected_error(), "suspected")
         if seconds:
             raise self._losses.record(request, suspended_error(seconds), "key_suspended")
-
-    async def _abort(self, request: EngineRequest) -> None:
-        """Have the engine forget the request, and its caller get an output that says so."""
-        llm = self._llm
-        if llm is None:
-            return
-        try:
-            await llm.abort(request.request_id)
-        except Exception as error:
-            if not self._outputs.is_death(error, llm):
-                raise
 
     def _record_output(self, request: EngineRequest, output: Any) -> None:
         prompt_tokens = 0 if request.has_yielded else self._outputs.prompt_tokens(output)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -23,9 +22,6 @@ from holdfast.labels import LOSS_REASONS, LossReason
 from holdfast.request_context import RequestContext
 
 Method = Literal["generate", "encode"]
-
-MAX_REQUEST_ID_CHARACTERS = 128
-"""A longer request ID is replaced, as is one with other than visible ASCII characters."""
 
 
 @dataclass(slots=True)
@@ -309,12 +305,3 @@ def suspected_error() -> SuspectedError:
     return SuspectedError(
         "The engine died while it worked on this request, which may have caused it."
     )
-
-
-def safe_request_id(given: str) -> str:
-    """Shorten a request ID to fit a worker's record of its step, but keep it distinct."""
-    if len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable():
-        return given
-    digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    visible = "".join(char for char in given if char.isascii() and char.isprintable())
-    return f"{visible[: MAX_REQUEST_ID_CHARACTERS - len(digest) - 1]}~{digest}"

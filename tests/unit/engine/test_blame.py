@@ -14,7 +14,6 @@ import pytest
 from holdfast.engine.blame import Verdict
 from holdfast.engine.departed import TRIABLE_SECONDS
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.request import MAX_REQUEST_ID_CHARACTERS
 from holdfast.engine.suspicion_files import SuspicionFiles
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import NotReadyError, QuarantinedError, SuspectedError
@@ -466,29 +465,6 @@ def test_no_suspect_is_told_to_come_again_when_the_server_ends() -> None:
         await asyncio.wait(requests)
         assert suspect.may_be_retried is False
         assert waiting.may_be_retried is True
-
-    run_scene(scene)
-
-
-def test_a_name_that_fits_nowhere_is_replaced() -> None:
-    """By another for each; a usual one stays as it is."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        seen: list[str] = []
-
-        class Named(ScriptedLLM):
-            async def generate(self, prompt: str, **arguments: Any) -> Any:
-                seen.append(arguments["request_id"])
-                async for output in super().generate(prompt):
-                    yield output
-
-        harness.start(Named())
-        for name in ("cmpl-1", "x" * 5000, "x" * 5001, "a\nb", "\ud800"):
-            arguments = {"prompt": "p", "request_id": name}
-            assert [output async for output in harness.requests.run("generate", arguments)]
-        assert seen[0] == "cmpl-1"
-        assert len(set(seen)) == 5
-        assert all(len(name) <= MAX_REQUEST_ID_CHARACTERS and name.isprintable() for name in seen)
 
     run_scene(scene)
 

@@ -339,23 +339,6 @@ def test_an_error_of_a_request_itself_is_not_a_loss() -> None:
     run_scene(scene)
 
 
-def test_requests_of_the_same_id_are_told_apart() -> None:
-    """Clients may choose alike; the first has the ID, also in vLLM's own log."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.start().hold()
-        contexts = RequestContext(), RequestContext()
-        calls = [harness.call("a", context=context) for context in contexts]
-        await harness.llm.until_received(2)
-        first, second = (context.engine_request_id for context in contexts)
-        assert (first, second.partition("~")[0]) == ("a", "a")
-        assert first != second
-        harness.llm.release()
-        await asyncio.gather(*calls)
-
-    run_scene(scene)
-
-
 def test_a_stream_for_which_no_engine_comes_ends_with_an_error_of_a_stream() -> None:
     """No status can be sent any more; the words are those of the others."""
 

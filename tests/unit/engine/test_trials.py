@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 from holdfast.engine.blame import Verdict
 from holdfast.engine.replay import ReplayManager
-from holdfast.errors import NotReadyError, QuarantinedError, SuspectedError
-from holdfast.records import Death
+from holdfast.errors import QuarantinedError, SuspectedError
 from holdfast.request_context import RequestContext
 from replay_harness import (
     RAISED,
@@ -20,25 +17,8 @@ from replay_harness import (
     named,
     run_scene,
 )
-from scripted_llm import Output, PlainOutputs, ScriptedLLM
+from scripted_llm import PlainOutputs, ScriptedLLM
 from stub_engine import FakeClock
-
-TERMINATED = Death("terminated", "EngineCore received SIGTERM")
-ENDED = NotReadyError("The server has shut down.", retry_after_seconds=5)
-
-
-class LateLLM(ScriptedLLM):
-    """Takes a fifth of the time of all trials for each token."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(answers=1000)
-        self._clock = clock
-
-    async def generate(self, prompt: str, **options: Any) -> AsyncIterator[Output]:
-        """A token, and another, and the time passes."""
-        async for output in super().generate(prompt, **options):
-            self._clock.now_seconds += TRIAL_SECONDS / 5
-            yield output
 
 
 def test_suspects_are_tried_one_at_a_time() -> None:
@@ -141,61 +121,6 @@ def test_trials_take_the_time_of_one_start_at_most() -> None:
             await second
         harness.requests.open()
         await first
-
-    run_scene(scene)
-
-
-def test_a_trial_is_stopped_when_its_time_is_over() -> None:
-    """With its next token: nobody waits for a suspect that had come far before the death."""
-    clock = FakeClock()
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.requests = ReplayManager(PlainOutputs(), clock=clock)
-        death = named("long", "late", reached_tokens=900)
-        suspects, _ = await killed(harness, death, ["long", "late"])
-        llm = harness.start(LateLLM(clock), is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert llm.received == ["long"]
-        assert not llm.running
-        for suspect in suspects:
-            with answered(SuspectedError):
-                await suspect
-
-    run_scene(scene)
-
-
-def test_an_engine_that_gives_its_requests_up_acquits_nobody() -> None:
-    """It got SIGTERM and ends: the suspect is tried again in the next one."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.start().hold()
-        calls = [harness.call(name, gives_up=True) for name in ("a", "b")]
-        await harness.llm.until_received(2)
-        harness.bury(RAISED)
-        await harness.until_held(2)
-        harness.start(is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert harness.bury(TERMINATED) == Verdict()
-        llm = harness.start(ScriptedLLM(poison="a"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert llm.received == ["a"]
-        for call in calls:
-            call.cancel()
-
-    run_scene(scene)
-
-
-def test_a_suspect_is_acquitted_once_it_is_past_the_point() -> None:
-    """It is not run to its end in the trial, however long its answer is."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        death = named("a", "b", cause="stall", reached_tokens=3)
-        requests, _ = await killed(harness, death, ["a", "b"])
-        harness.start(ScriptedLLM(answers=1000), is_open=False)
-        await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert not harness.llm.running
-        harness.requests.fail(ENDED, "drained")
-        await asyncio.wait(requests)
 
     run_scene(scene)
 
