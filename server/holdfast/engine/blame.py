@@ -137,14 +137,18 @@ class Blame:
             return True
         if not await self._trials.run(run_trial, seconds):
             return False
-        for request in self._trials.untried:
+        self.refuse_untried()
+        return True
+
+    def refuse_untried(self) -> None:
+        """Refuse the suspects that no trial has acquitted: there is no engine or time for more."""
+        for request in self._trials.untried if self._trials else ():
             logger.warning(
                 "request %s is not retried: there was no time or engine left to try it alone",
                 request.request_id,
             )
             self._refuse(request, suspected_error())
         self._trials = None
-        return True
 
     # Which requests may have caused it
 

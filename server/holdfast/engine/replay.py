@@ -156,7 +156,11 @@ class ReplayManager:
         self.progress.reached_tokens = dict
 
     def fail(self, error: HoldfastError, reason: LossReason) -> None:
-        """Raise `error` in waiting requests, and in new ones until an engine starts after all."""
+        """Raise `error` in waiting requests, and in new ones until an engine starts after all.
+
+        Suspects get SuspectedError: a router would take any other to the next server.
+        """
+        self._blame.refuse_untried()
         self._end = (error, reason)
         self._wake()
 

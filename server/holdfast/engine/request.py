@@ -244,7 +244,9 @@ class Losses:
         request.context.is_broken = True
         request.context.error = reason
         is_suspect = request.deaths > 0 or isinstance(error, SuspectedError | QuarantinedError)
-        # A client can resend a request that is merely not replayable, though we cannot.
+        # One that cannot be made again is lost before it is known what ended its engine.
+        is_suspect |= reason == "not_replayable" and request.generation > 0
+        # A client can resend a request that no engine has had, though we cannot.
         if is_suspect or reason != "not_replayable":
             request.context.may_be_retried = isinstance(error, NotReadyError) and not is_suspect
         return self._as_vllm_error(request, error)

@@ -17,7 +17,7 @@ from holdfast.engine.replay import ReplayManager
 from holdfast.engine.suspicion_files import SuspicionFiles
 from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import NotReadyError, QuarantinedError, SuspectedError
-from holdfast.labels import DeathCause
+from holdfast.labels import DeathCause, LossReason
 from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
 from replay_harness import (
@@ -450,8 +450,9 @@ def test_an_explained_death_is_charged_to_the_key() -> None:
     run_scene(scene)
 
 
-def test_no_suspect_is_told_to_come_again_when_the_server_ends() -> None:
-    """One that waits for its trial is sent nowhere else; one that waits for nothing may go."""
+@pytest.mark.parametrize("reason", ["engine_lost", "drained"])
+def test_no_suspect_is_told_to_come_again_when_the_server_ends(reason: LossReason) -> None:
+    """A router takes a 503 to the next server; what waits for nothing but an engine may go."""
 
     async def scene(harness: ReplayHarness) -> None:
         suspect, waiting = RequestContext(), RequestContext()
@@ -459,12 +460,17 @@ def test_no_suspect_is_told_to_come_again_when_the_server_ends() -> None:
         requests = [harness.call(name, context=suspect) for name in ("a", "b")]
         await harness.llm.until_received(2)
         harness.bury(RAISED)
-        requests.append(harness.call("late", context=waiting))
+        late = harness.call("late", context=waiting)
         await harness.until_held(3)
-        harness.requests.fail(ENDED, "engine_lost")
-        await asyncio.wait(requests)
+        harness.requests.fail(ENDED, reason)
+        for request in requests:
+            with answered(SuspectedError):
+                await request
+        with answered(NotReadyError):
+            await late
         assert suspect.may_be_retried is False
         assert waiting.may_be_retried is True
+        assert harness.requests.lost["suspected"] == 2
 
     run_scene(scene)
 

@@ -529,11 +529,12 @@ def test_a_stream_that_can_go_on_is_not_lost_with_its_engine() -> None:
 
 
 def test_a_consumed_prompt_is_not_replayed() -> None:
-    """It came as a stream that has been read."""
+    """It came as a stream that has been read; its client is told not to send it again."""
+    context = RequestContext()
 
     async def scene(harness: ReplayHarness) -> None:
         harness.start().hold()
-        call = harness.call("a", is_consumed=True)
+        call = harness.call("a", context=context, is_consumed=True)
         await harness.llm.until_received(1)
         harness.bury()
         with answered(RequestLostError):
@@ -541,6 +542,23 @@ def test_a_consumed_prompt_is_not_replayed() -> None:
         assert harness.requests.lost["not_replayable"] == 1
 
     run_scene(scene)
+    assert context.may_be_retried is False
+
+
+def test_a_consumed_prompt_that_no_engine_has_had_may_be_sent_again() -> None:
+    """It waited for its turn when the engine died, and has ended nothing."""
+    context = RequestContext()
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(WaitingLLM())
+        call = harness.call("a", context=context, is_consumed=True)
+        await harness.llm.until_received(1)
+        harness.llm.die()
+        with answered(RequestLostError):
+            await call
+
+    run_scene(scene)
+    assert context.may_be_retried is None
 
 
 def test_an_abort_that_nobody_asked_for_is_a_death() -> None:
