@@ -37,6 +37,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.engine.departed import Departed, Leavers
+from holdfast.engine.digests import Digests
 from holdfast.engine.request import (
     EngineOutputs,
     EngineRequest,
@@ -83,21 +84,35 @@ class Blame:
         self.suspicions = suspicions
         self._refused = refused
         self._clock = clock
+        self._digests = Digests(outputs)
         self._departed = Departed(outputs, in_step, clock)
         self._trials: Trials | None = None
         self._gone_before: frozenset[tuple[str, str]] = frozenset()
         """Digest and key of each request that left the engine before its last death."""
 
     def is_quarantined(self, request: EngineRequest) -> bool:
-        """Whether requests like it may not reach an engine; cheap while none is quarantined."""
+        """Whether requests like it may not reach an engine; cheap while none is quarantined.
+
+        For a large prompt that is not known yet: see `is_quarantined_though_large`.
+        """
         self._departed.forget_old()
-        return self.suspicions.has_quarantined and self.suspicions.is_quarantined(
-            self._digest(request)
+        if not self.suspicions.has_quarantined:
+            return False
+        if self._digests.is_large(request):
+            self._digests.start(request)
+            return False
+        return self.suspicions.is_quarantined(self._digests.of(request))
+
+    async def is_quarantined_though_large(self, request: EngineRequest) -> bool:
+        """Whether requests like one whose digest was started may not reach an engine."""
+        return request.digesting is not None and self.suspicions.is_quarantined(
+            await self._digests.until_known(request)
         )
 
     def request_left(self, request: EngineRequest) -> None:
         """Remember a request whose caller leaves while the engine has it."""
         if not request.context.is_probe:
+            self._digests.start(request)
             self._departed.add(request)
 
     def output_came(self, request: EngineRequest) -> None:
@@ -285,7 +300,7 @@ class Blame:
 
     def _quarantine(self, request: EngineRequest, *, deaths: int) -> None:
         logger.error("request %s is quarantined: engines died of it", request.request_id)
-        self.suspicions.quarantine(self._digest(request), request.context.key)
+        self.suspicions.quarantine(self._digests.of(request), request.context.key)
         self._charge(request, deaths=deaths)
         self._refuse(request, quarantine_error())
 
@@ -304,13 +319,7 @@ class Blame:
         return prompt_tokens + len(sent.token_ids)
 
     def _identity(self, request: EngineRequest) -> tuple[str, str]:
-        return self._digest(request), request.context.key
+        return self._digests.of(request), request.context.key
 
     def _is_suspected(self, request: EngineRequest) -> bool:
         return self.suspicions.is_suspected(*self._identity(request))
-
-    def _digest(self, request: EngineRequest) -> str:
-        if request.digest is None and request.digesting is not None:
-            request.digest = request.digesting.result()
-        request.digest = request.digest or self._outputs.digest_of(request.arguments)
-        return request.digest

@@ -23,6 +23,10 @@ from holdfast.engine.continuation import ContinuedPrompt
 from holdfast.engine.request import Method, SentAnswer
 from holdfast.errors import HoldfastError
 
+# These do not count for the keys of others either. With a bug that one of them triggers, a client
+# could have a prompt that it guesses refused to others: one prompt for two deaths, of which three
+# an hour suspend its key. But every client has seeds and salts of its own. If they counted, a
+# prompt that kills would end engines for each key that sends it, and be charged to each.
 _INCIDENTAL = frozenset({"arrival_time", "cache_salt"})
 """Parts of a prompt."""
 _INCIDENTAL_PARAMETERS = frozenset(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -73,7 +72,6 @@ class ReplayManager:
             refused=wake,
             clock=clock,
         )
-        self._digesting = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digests")
         self._losses = Losses(outputs)
         self.aborts = Aborts(outputs, self._requests)
         self._trial_runner = TrialRunner(outputs, self._load, self.aborts, self._blame.is_overdue)
@@ -83,7 +81,7 @@ class ReplayManager:
         """Those that give way while the host is short of memory."""
         self.progress = RequestProgress(outputs, self._requests)
         """How far the requests are."""
-        self.traffic = Traffic(clock)
+        self.traffic = Traffic(outputs, clock)
         """What clients were sent."""
         self.replayed = 0
         """How many times a request started over in a later generation."""
@@ -182,7 +180,7 @@ class ReplayManager:
 
         Raises what the engine raises, except its death, and these as vLLM's own exceptions:
             QuarantinedError: engines have died of this request or one like it; raised at once,
-                while a response can still have its own status.
+                while a response can still have its own status, unless the prompt is large.
             SuspectedError: the engine died, and the request may have caused it.
             KeySuspendedError: requests of its key have ended engines since it was admitted.
             RequestLostError: the engine died, and the request can neither start over nor go on.
@@ -219,7 +217,7 @@ class ReplayManager:
                             else:
                                 return
                 except (asyncio.CancelledError, GeneratorExit):
-                    self._record_departure(request)
+                    self._blame.request_left(request)
                     raise
                 except Exception as error:
                     if self._outputs.is_death(error, llm):
@@ -246,6 +244,8 @@ class ReplayManager:
 
     async def _engine_for(self, request: EngineRequest) -> Any:
         """Return the engine as soon as the request may use it."""
+        if await self._blame.is_quarantined_though_large(request):
+            raise self._losses.record(request, quarantine_error(), "quarantined")
         self._raise_suspension(request)
         while not self._may_run(request):
             if self._end is not None:
@@ -290,10 +290,7 @@ class ReplayManager:
             raise self._losses.record(request, suspended_error(seconds), "key_suspended")
 
     def _record_output(self, request: EngineRequest, output: Any) -> None:
-        prompt_tokens = 0 if request.has_yielded else self._outputs.prompt_tokens(output)
-        new_tokens = self._outputs.new_tokens(output)
-        request.context.count_tokens(prompt_tokens, new_tokens)
-        self.traffic.count(request, prompt_tokens, new_tokens)
+        self.traffic.count(request, output)
         request.context.is_cut |= self._outputs.is_cut(output)
         if request.is_continuable:
             self._outputs.add_sent(request.sent, output)
@@ -304,15 +301,9 @@ class ReplayManager:
         if request.context.is_probe:
             raise self._outputs.as_vllm_error(RequestLostError("the engine died under the probe"))
         if not request.outlives_engine:
-            self._record_departure(request)
+            self._blame.request_left(request)
             reason: LossReason = "stream_broken" if request.has_yielded else "not_replayable"
             raise self._losses.record(request, lost_error(), reason)
-
-    def _record_departure(self, request: EngineRequest) -> None:
-        if not request.context.is_probe:
-            # A prompt may contain hundreds of megabytes of images.
-            request.digesting = self._digesting.submit(self._outputs.digest_of, request.arguments)
-        self._blame.request_left(request)
 
     def _wake(self) -> None:
         """Have every waiting request check again whether it may run, in order of arrival."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from holdfast.engine.request import EngineOutputs, EngineRequest
 from holdfast.request_context import RequestContext
@@ -60,16 +60,20 @@ def waiting_row(context: RequestContext) -> RequestRow:
 class Traffic:
     """Counts what clients were sent, without the probe. Belongs to one event loop."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, outputs: EngineOutputs, clock: Callable[[], float]) -> None:
+        self._outputs = outputs
         self._clock = clock
         self.prompt_tokens = 0
         """Tokens of the prompts whose answers have begun."""
         self.output_tokens = 0
         self._first_token_seconds: deque[float] = deque(maxlen=MAX_FIRST_TOKENS)
 
-    def count(self, request: EngineRequest, prompt_tokens: int, output_tokens: int) -> None:
+    def count(self, request: EngineRequest, output: Any) -> None:
         """Count an output; that of a request that has yielded nothing before is its first."""
         context = request.context
+        prompt_tokens = 0 if request.has_yielded else self._outputs.prompt_tokens(output)
+        output_tokens = self._outputs.new_tokens(output)
+        context.count_tokens(prompt_tokens, output_tokens)
         if context.is_probe:
             return
         self.prompt_tokens += prompt_tokens

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -104,6 +103,21 @@ def test_the_like_of_a_suspect_is_quarantined_with_a_second_death() -> None:
         await harness.call("other")
         assert harness.llm.received == ["other"]
         assert harness.requests.lost["quarantined"] == 2
+
+    run_scene(scene)
+
+
+def test_what_is_quarantined_is_so_for_all_keys_whatever_is_varied() -> None:
+    """Else it would end engines for each key that sends it with a seed of its own."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        for name in ("bad#1", "bad#2"):
+            (call,), _ = await killed(harness, RAISED, [name], held=0, key="a")
+            await asyncio.wait({call})
+        harness.start()
+        with answered(QuarantinedError):
+            await harness.call("bad#3", context=RequestContext(key="b"))
+        assert not harness.requests.suspended_seconds("b")
 
     run_scene(scene)
 
@@ -589,30 +603,3 @@ def test_a_suspicion_of_one_server_is_known_to_the_next(tmp_path: Path) -> None:
             assert not first.requests.suspended_seconds("a")
 
     run_scene(scene)
-
-
-def test_the_prompt_of_who_left_is_digested_by_another_thread() -> None:
-    """With images it takes long, and nobody has to wait for that."""
-    threads: list[int] = []
-
-    class EngineOutputs(PlainOutputs):
-        """It notes who asks."""
-
-        def digest_of(self, arguments: Mapping[str, Any]) -> str:
-            threads.append(threading.get_ident())
-            return super().digest_of(arguments)
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.requests = ReplayManager(EngineOutputs())
-        harness.start().hold()
-        call = harness.call("a")
-        await harness.llm.until_received(1)
-        call.cancel()
-        await asyncio.wait({call})
-        while not threads:  # noqa: ASYNC110 - another thread fills it
-            await asyncio.sleep(0.01)
-        harness.bury(named("a"))
-
-    run_scene(scene)
-    assert len(threads) == 1
-    assert threads[0] != threading.get_ident()

@@ -1,0 +1,42 @@
+"""Digests prompts: small ones at once, those with images in a thread. Belongs to one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from holdfast.engine.request import EngineOutputs, EngineRequest
+
+LARGE_BYTES = 1 << 20
+"""A larger prompt takes milliseconds, and one with images up to a second."""
+
+
+class Digests:
+    """The digests of the requests of one `ReplayManager`, see `EngineOutputs.digest_of`."""
+
+    def __init__(self, outputs: EngineOutputs) -> None:
+        self._outputs = outputs
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digests")
+
+    def is_large(self, request: EngineRequest) -> bool:
+        """Whether the event loop should not digest it."""
+        return self._outputs.size_bytes(request.arguments) > LARGE_BYTES
+
+    def start(self, request: EngineRequest) -> None:
+        """Have the thread digest a request; a further call has no effect."""
+        if request.digest is None and request.digesting is None:
+            request.digesting = self._thread.submit(self._outputs.digest_of, request.arguments)
+
+    async def until_known(self, request: EngineRequest) -> str:
+        """Return the digest when it is there, without holding up the event loop."""
+        self.start(request)
+        if request.digesting is not None:
+            await asyncio.wrap_future(request.digesting)
+        return self.of(request)
+
+    def of(self, request: EngineRequest) -> str:
+        """Return the digest; wait for the thread if it has begun."""
+        if request.digest is None and request.digesting is not None:
+            request.digest = request.digesting.result()
+        request.digest = request.digest or self._outputs.digest_of(request.arguments)
+        return request.digest
