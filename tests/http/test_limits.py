@@ -27,10 +27,10 @@ from websockets.asyncio.client import connect
 from asgi_server import DEADLINE_SECONDS, serving
 from counter_values import counter_values
 from holdfast.api.admission import PROBE_HEADER, Admission
-from holdfast.api.body_cost import FREE_BYTES
+from holdfast.api.body_cost import FREE_BYTES, LOOK_BYTES
 from holdfast.api.errors import SHAPED_BYTES
 from holdfast.api.gate import Gate
-from holdfast.api.limits import LOOK_BYTES, PACE_BYTES, Limits
+from holdfast.api.limits import PACE_BYTES, Limits
 from holdfast.api.router import OwnRoutes
 from holdfast.request_context import current_request
 from holdfast.settings import LimitSettings

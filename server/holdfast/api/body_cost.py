@@ -15,9 +15,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import random
 
+from holdfast.errors import RefusedError
+
 FREE_BYTES = 64 * 1024
 """The first bytes of each body are not counted: connections are limited, and a short request is
 never refused because of the long ones of others."""
+LOOK_BYTES = 32 * 1024
+"""The bytes of a body that are inspected in one turn: some milliseconds at worst."""
 GARBAGE_BYTES = 64 << 20
 """After answering bodies of this total size, the garbage that they left is collected."""
 
@@ -54,6 +58,15 @@ class Buffer:
         self.counted_bytes += counted_bytes
         return True
 
+    def try_resize(self, size_bytes: int) -> bool:
+        """Change how much is reserved; False, without an effect, if there is too little."""
+        if size_bytes >= self.size_bytes:
+            return self.try_reserve(size_bytes - self.size_bytes)
+        counted_bytes = max(0, size_bytes - FREE_BYTES)
+        self.buffers.give_back(self.owner, self.counted_bytes - counted_bytes)
+        self.size_bytes, self.counted_bytes = size_bytes, counted_bytes
+        return True
+
 
 class Buffers:
     """The memory of all request bodies. An owner may take at most as much as it leaves free.
@@ -76,10 +89,7 @@ class Buffers:
         try:
             yield buffer
         finally:
-            self.taken_bytes -= buffer.counted_bytes
-            self._taken_by[owner] -= buffer.counted_bytes
-            if not self._taken_by[owner]:
-                del self._taken_by[owner]
+            self.give_back(owner, buffer.counted_bytes)
             self._collect(buffer.size_bytes)
 
     def _collect(self, answered_bytes: int) -> None:
@@ -102,6 +112,13 @@ class Buffers:
         self.taken_bytes += size_bytes
         self._taken_by[owner] += size_bytes
         return True
+
+    def give_back(self, owner: str, size_bytes: int) -> None:
+        """Return memory that an owner took."""
+        self.taken_bytes -= size_bytes
+        self._taken_by[owner] -= size_bytes
+        if not self._taken_by[owner]:
+            del self._taken_by[owner]
 
 
 class JsonShape:
@@ -178,3 +195,22 @@ def _commas(content: bytes) -> int:
         return content.count(b",")
     at = int(random() * (size_bytes - sample_bytes))  # noqa: S311 - it does not protect a secret
     return content.count(b",", at, at + sample_bytes) * size_bytes // sample_bytes
+
+
+def json_fault(shape: JsonShape, body: bytes, *, is_whole: bool) -> RefusedError | None:
+    """Return why JSON is refused once `body` is added to its shape; None if it is not."""
+    if shape.is_too_deep_with(body, is_whole=is_whole):
+        return RefusedError(
+            "The JSON in the body is nested too deeply (--max-json-depth).",
+            reason="json_too_deep",
+            http_status=400,
+        )
+    if shape.has_too_many_values:
+        return RefusedError(
+            "The JSON in the body has too many values.", reason="json_too_large", http_status=400
+        )
+    if not shape.is_utf8:
+        return RefusedError(
+            "The JSON in the body is not UTF-8.", reason="malformed", http_status=400
+        )
+    return None

@@ -12,17 +12,24 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.body_cost import FREE_BYTES, Buffer, Buffers, JsonShape
+from holdfast.api.body_cost import (
+    FREE_BYTES,
+    LOOK_BYTES,
+    Buffer,
+    Buffers,
+    JsonShape,
+    json_fault,
+)
 from holdfast.api.errors import SHOULD_RETRY_HEADER, openai_error, send_nothing
+from holdfast.api.message_limits import LimitedMessages
 from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError, openai_error_body
+from holdfast.listener.websocket_connection import MEMORY_EXTENSION
 from holdfast.request_context import REQUEST, current_request
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.counters import Refusals
 
 PACE_BYTES = 256 * 1024
 """The bytes of a large body that are read before other requests have their turn."""
-LOOK_BYTES = 32 * 1024
-"""The bytes of a body that are inspected in one turn: some milliseconds at worst."""
 PACE_SECONDS = 0.001
 """The pause between two such reads; a body from a network arrives more slowly anyway."""
 MAX_JSON_VALUES = 4 << 20
@@ -39,7 +46,7 @@ _GONE: Message = {"type": "http.disconnect"}
 
 
 class Limits:
-    """ASGI layer in front of the gate. A WebSocket passes unchanged."""
+    """ASGI layer in front of the gate. Messages of a WebSocket have the limits of bodies."""
 
     def __init__(
         self,
@@ -60,6 +67,8 @@ class Limits:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass the request on to `app`, or refuse it."""
+        if scope["type"] == "websocket":
+            return self._run_websocket(scope, receive, send)
         if scope["type"] != "http":
             return self._app(scope, receive, send)
         shape = JsonShape(self._max_json_depth, self._max_values) if _may_be_json(scope) else None
@@ -69,6 +78,18 @@ class Limits:
         if (is_large or self._timeout_seconds) and not self._is_probe(scope):
             return self._run_buffered(exchange) if is_large else self._run_in_time(exchange)
         return self._app(scope, exchange.receive, exchange.send)
+
+    async def _run_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        messages = LimitedMessages(
+            receive, send, lambda: JsonShape(self._max_json_depth, self._max_values), self._refusals
+        )
+        bind = scope.get("extensions", {}).get(MEMORY_EXTENSION, lambda _: None)
+        with self.buffers.buffer_of(_owner(scope)) as buffer:
+            bind(buffer.try_resize)
+            try:
+                await self._app(scope, messages.receive, messages.send)
+            finally:
+                bind(None)
 
     async def _run_buffered(self, exchange: _LimitedExchange) -> None:
         with self.buffers.buffer_of(_owner(exchange.scope)) as exchange.buffer:
@@ -228,7 +249,7 @@ class _LimitedExchange:
                 http_status=503,
                 openai_type="service_unavailable",
             )
-        return None if self._shape is None else _json_fault(self._shape, piece, is_whole=is_whole)
+        return None if self._shape is None else json_fault(self._shape, piece, is_whole=is_whole)
 
     async def _refuse(self, error: RefusedError) -> None:
         self._refusals.count(error.reason)
@@ -242,24 +263,6 @@ class _LimitedExchange:
                 error.cause, kind=error.openai_type, status=error.http_status, headers=headers
             )
             await response(self.scope, self._receive, self._send)
-
-
-def _json_fault(shape: JsonShape, body: bytes, *, is_whole: bool) -> RefusedError | None:
-    if shape.is_too_deep_with(body, is_whole=is_whole):
-        return RefusedError(
-            "The JSON in the body is nested too deeply (--max-json-depth).",
-            reason="json_too_deep",
-            http_status=400,
-        )
-    if shape.has_too_many_values:
-        return RefusedError(
-            "The JSON in the body has too many values.", reason="json_too_large", http_status=400
-        )
-    if not shape.is_utf8:
-        return RefusedError(
-            "The JSON in the body is not UTF-8.", reason="malformed", http_status=400
-        )
-    return None
 
 
 def _may_be_large(scope: Scope) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from asyncio.transports import BaseTransport
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
+from websockets.http11 import Request
 
 from holdfast.errors import RefusedError
 from holdfast.listener import errors
@@ -17,6 +19,12 @@ MAX_FRAGMENTS = 16_384
 MAX_BYTES_AT_ONCE = 8 * 1024
 """Bytes of frames parsed in one turn: a read may contain thousands of tiny ones."""
 
+Resize = Callable[[int], bool]
+"""Changes how much memory is reserved for messages; False if there is too little."""
+
+MEMORY_EXTENSION = "holdfast.message_memory"
+"""Of a scope: takes a `Resize` from a layer that knows whose WebSocket it is, and None at the end.
+"""
 _ACTIVITY = frozenset({"websocket.accept", "websocket.send"})
 
 
@@ -37,6 +45,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._slot = slot
         self._unparsed = bytearray()
         """Bytes that were read and wait for their turn."""
+        self._fragment_bytes = 0
+        """The bytes of a message that is not complete."""
+        self._message_bytes = 0
+        """The bytes of messages that the application has got, or will get, and is not done with."""
+        self._try_resize: Resize | None = None
         # At level debug `websockets` logs the request with its query, and all headers, keys too.
         self.conn.debug = False
 
@@ -67,7 +80,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             # `websockets` accepts shorter headers than HTTP does here, and fails silently.
             self._refuse(errors.malformed())
         elif not self.transport.is_closing():
-            self._defer(data[MAX_BYTES_AT_ONCE:])
+            self._reserve()
+            if not self.transport.is_closing():
+                self._defer(data[MAX_BYTES_AT_ONCE:])
 
     def _defer(self, data: bytes) -> None:
         """Pause reading until these bytes have had their turn, and while pongs are not read."""
@@ -85,14 +100,33 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self._unparsed.clear()
             self.data_received(data)
 
+    def handle_connect(self, event: Request) -> None:
+        """Handle the handshake, and let the application reserve memory for messages."""
+        super().handle_connect(event)
+        if not self.close_sent:
+            scope: Any = self.scope  # whose extensions are tables to uvicorn
+            scope["extensions"][MEMORY_EXTENSION] = self._bind
+
+    def _bind(self, try_resize: Resize | None) -> None:
+        self._try_resize = try_resize
+
+    def _reserve(self) -> None:
+        """Close unless there is memory for everything that was read."""
+        size_bytes = self._message_bytes + self._fragment_bytes + len(self.conn.reader.buffer)
+        if self._try_resize is not None and not self._try_resize(size_bytes):
+            self._table.refusals.count("buffers_full")
+            self._fail(CloseCode.TRY_AGAIN_LATER, "no memory for messages (--max-buffered-size)")
+
     def handle_text(self, event: Frame) -> None:
         """Handle a text message, or its first fragment."""
         self._note_activity()
+        self._fragment_bytes = len(event.data)
         super().handle_text(event)
 
     def handle_bytes(self, event: Frame) -> None:
         """Handle a binary message, or its first fragment."""
         self._note_activity()
+        self._fragment_bytes = len(event.data)
         super().handle_bytes(event)
 
     def handle_cont(self, event: Frame) -> None:
@@ -102,7 +136,14 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, "too many fragments")
             self.handle_parser_exception()
             return
+        self._fragment_bytes += len(event.data)
         super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a complete message over."""
+        self._message_bytes += self._fragment_bytes
+        self._fragment_bytes = 0
+        super().send_receive_event_to_app()
 
     def pause_writing(self) -> None:
         """Require the client to read: the buffer is full."""
@@ -118,6 +159,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     async def receive(self) -> Any:
         """Return the next event from the client."""
+        if self.queue.empty():  # the application is done with every message so far
+            self._message_bytes = 0
+            self._reserve()
         message = await super().receive()
         if self._unparsed and not self.transport.is_closing():
             self.transport.pause_reading()
