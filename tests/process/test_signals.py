@@ -22,6 +22,8 @@ COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
 ENDLESS = "GET /v1/stream?until=/no/such/file HTTP/1.1\r\nhost: h\r\n\r\n"
 DEADLINE_SECONDS = 60.0
+BEFORE_NEXT_SCRAPE_SECONDS = 25.0
+"""A server that waited for a scrape did so for 30 s."""
 
 
 def serving(
@@ -86,6 +88,16 @@ def test_a_lost_engine_without_a_restart_left_is_exit_5(tmp_path: Path) -> None:
         assert server.wait() == 5
         assert "core_exit" in server.last_line
         assert "--max-engine-restarts" in server.last_line
+
+
+def test_a_failed_server_waits_for_no_further_scrape(tmp_path: Path) -> None:
+    """A client that has asked for metrics regularly, and asks no more, does not delay the end."""
+    with serving(tmp_path, *UNPROBED, "--max-engine-restarts=0") as server:
+        server.until_state("READY")
+        for _ in range(2):
+            assert httpx.get(f"{server.url}/metrics", timeout=DEADLINE_SECONDS).status_code == 200
+        engine_of(server).kill()
+        assert server.process.wait(BEFORE_NEXT_SCRAPE_SECONDS) == 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
