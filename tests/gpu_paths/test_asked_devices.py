@@ -1,4 +1,4 @@
-"""What our modules that touch a device make of each board: the doctor, a rank and a restart."""
+"""What our modules that touch a device make of each board: doctor, rank, ledger, restart."""
 
 from __future__ import annotations
 
@@ -60,6 +60,44 @@ def test_a_rank_may_grow_into_what_is_free(machines: FakeMachines, name: str) ->
     free_bytes = 50 * GIB if is_integrated else GIB
     answer = machines.ask(name, read_by_a_rank)
     assert answer == [free_bytes, free_bytes - MARGIN_BYTES, is_integrated]
+
+
+def written_into_the_ledger() -> list[Any]:
+    """What a start with 20 GiB in use leaves in it, and what is in use then."""
+    from types import SimpleNamespace
+
+    import torch
+
+    from gpu_paths.pretended import DRIVER
+    from holdfast.workspace.memory_ledger import MemoryLedger
+
+    free_bytes = DRIVER.board.total_bytes - 20 * 2**30
+    is_integrated = DRIVER.board.is_integrated
+    DRIVER.free_bytes = 2**30 if is_integrated else free_bytes
+    DRIVER.host_available_bytes = free_bytes if is_integrated else 2**30
+    runner = SimpleNamespace(model_memory_usage=5 * 2**30)
+    worker = SimpleNamespace(device=torch.device("cuda", 0), model_runner=runner)
+    stats: Any = SimpleNamespace(update=lambda _: None)
+    ledger = MemoryLedger(worker, stats)
+    ledger.record_weights(made_workspace_bytes=0)
+    ledger.begin_sizing()
+    ledger.record_sizing(workspace_bytes=2**30)
+    ledger.finish(workspace_bytes=2**30)
+    return [ledger.sizes, ledger.used_bytes()]
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_the_ledger_counts_what_is_in_use_on_the_board(machines: FakeMachines, name: str) -> None:
+    """By the host where the memory is the host's, so that its page cache is nobody's."""
+    sizes, used_bytes = machines.ask(name, written_into_the_ledger)
+    assert used_bytes == 20 * GIB
+    assert sizes == {
+        "weights": 5 * GIB,
+        "non_torch": 14 * GIB,
+        "activation_peak": 0,
+        "workspace": GIB,
+        "total": BOARDS[name].total_bytes,
+    }
 
 
 def awaited_before_a_restart(visible: str | None) -> list[Any]:
