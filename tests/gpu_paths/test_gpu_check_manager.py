@@ -40,11 +40,8 @@ def test_a_right_manager_passes(
     assert check(on_graphs)
 
 
-def test_random_lives_of_a_right_manager_pass(
-    on_graphs: bench.Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_lives_of_a_right_manager_pass(on_graphs: bench.Bench) -> None:
     """Nothing is freed or written to."""
-    monkeypatch.setattr(lives, "_LIVES", 5)
     assert lives.check(on_graphs)[0] == Measured("lives", 5)
 
 
@@ -62,7 +59,6 @@ def test_a_manager_that_frees_what_a_graph_holds_fails(
     on_graphs: bench.Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without retired buffers a graph and a random life both meet freed memory."""
-    monkeypatch.setattr(lives, "_LIVES", 5)
     monkeypatch.setattr(RetainedMemory, "retire", lambda *_: None)
     with pytest.raises(RuntimeError, match="nothing is at"):
         graphs.growth(on_graphs)
