@@ -22,7 +22,7 @@ strike at any time, a killer strikes when it runs. So two deaths in a row that a
 only what was alone in the engine at the second. In company it is tried, and a further such death
 convicts it if it is the third in a row; after an accusing death it takes two such trials. A trial
 that ends by SIGTERM or for lack of host memory shows nothing, since both have a sender that is
-known. It takes two convictions, four deaths at least, to quarantine an innocent request.
+known. Such deaths alone quarantine a request after four, two for each of two convictions.
 
 A death explained in this way is charged to the key that sent the request, a conviction as one. No
 key can get another key charged or its request quarantined: what is convicted was alone in the
