@@ -1,4 +1,4 @@
-"""One client with a key does everything hostile that is known, beside eight honest ones."""
+"""A client with several keys does everything hostile that is known, beside eight honest ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ CHOSEN = tuple(name for name in os.environ.get("SOAK_ADVERSARY_NAMES", "").split
 """The attacks to draw from; empty for all of them."""
 REPORT_FILE = os.environ.get("SOAK_REPORT", "")
 """A file to append the table to."""
-BOUNDS = Bounds(times_as_late=10, livez_seconds=1, times_the_memory=1.5)
+BOUNDS = Bounds(
+    times_as_late=10,
+    livez_seconds=1,
+    times_the_memory=1.5,
+    starts_per_outage=4,
+    starts_in_all=20,
+)
+"""A death and its trials take three engines. They start beside an adversary, but import nothing and
+prove less than the first. Each of four killers may take them, and one kill comes from outside."""
+LEAST_MINUTES = 30
+"""A shorter run may end before its last killer is sent."""
 RANKS = {"TP=1": ((), {}), "TP=2": (("--tensor-parallel-size=2",), BIND)}
 OUTSIDE = ("SIGSTOP EngineCore", "SIGKILL Worker", "SIGSTOP Worker")
 """One of them kills the engine: the default restart budget allows three within half an hour."""
@@ -34,6 +44,7 @@ def test_a_hostile_client_costs_the_others_nothing(ranks: str, tmp_path: Path) -
         alone_seconds=min(60, MINUTES * 12),
         outside_faults=OUTSIDE if not CHOSEN else (),
         names=CHOSEN,
+        meets_killers=MINUTES >= LEAST_MINUTES and not CHOSEN,
     )
     report = run_hostile(tmp_path, run, *flags, environment=environment)
     table = f"{ranks}, seed {SEED}, {MINUTES:.0f} minutes\n{report.table()}\n"

@@ -12,7 +12,13 @@ from servers import COMPILED
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-BOUNDS = Bounds(times_as_late=100, livez_seconds=15, times_the_memory=1.5)
+BOUNDS = Bounds(
+    times_as_late=100,
+    livez_seconds=15,
+    times_the_memory=1.5,
+    starts_per_outage=20,
+    starts_in_all=40,
+)
 """Times are deadlines here, where other engines take the same cores; the soak has the promise."""
 AS_USERS_DO = {**COMPILED, "VLLM_CPU_OMP_THREADS_BIND": "auto"}
 HOSTILE_RUN = HostileRun(

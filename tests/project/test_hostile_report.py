@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from hostile import crashes
 from hostile_report import Attacks, Bounds, HostileReport, Memory
+from hostile_run import HOSTILE_KEYS
 from load_generator import Answer, Load, Question
 from server_watch import Look, Outage, Watch
 
 QUESTION = Question("streamed chat", (20,), 8)
 WHOLE = Answer(QUESTION, ("abc",), frozenset({"length"}), started_seconds=10, ended_seconds=11)
-BOUNDS = Bounds(times_as_late=10, livez_seconds=1, times_the_memory=1.5)
+START_SECONDS = 10.0
+BOUNDS = Bounds(
+    times_as_late=10, livez_seconds=1, times_the_memory=1.5, starts_per_outage=3, starts_in_all=6
+)
 BROKEN = "APIError: The engine died while it worked on this request."
 
 
@@ -28,7 +34,23 @@ def seen(
     load = Load({QUESTION: WHOLE}, list(answers))
     watch = Watch(list(looks))
     return HostileReport(
-        load, {QUESTION: 1.0}, 20.0, Attacks(), watch, memory or Memory({"python": 100}), ()
+        load,
+        {QUESTION: 1.0},
+        20.0,
+        Attacks(),
+        watch,
+        memory or Memory({"python": 100}),
+        (),
+        start_seconds=START_SECONDS,
+    )
+
+
+def out(start_seconds: float, end_seconds: float) -> tuple[Look, ...]:
+    """The looks of one outage."""
+    return (
+        look(start_seconds),
+        look(start_seconds + 1, "RECOVERING"),
+        look(end_seconds),
     )
 
 
@@ -95,3 +117,34 @@ def test_an_outage_makes_no_answer_late() -> None:
     late = replace(WHOLE, ended_seconds=45)
     ((ratio, _),) = seen(late, looks=states).latest()
     assert ratio == pytest.approx(4.9)
+
+
+def test_a_long_outage_is_told() -> None:
+    """No answer is late beside it, however long it takes."""
+    late = replace(WHOLE, ended_seconds=70)
+    (told,) = seen(late, looks=out(10, 61)).broken_promises(BOUNDS)
+    assert told == "an outage of 51 s"
+
+
+def test_many_short_outages_are_told() -> None:
+    """Together they may take no longer than some starts."""
+    looks = tuple(one for start in (10, 40, 70) for one in out(start, start + 21))
+    (told,) = seen(looks=looks).broken_promises(BOUNDS)
+    assert told == "outages of 63 s in all, a start took 10 s"
+
+
+@pytest.mark.parametrize(("outcome", "says"), [("422", []), ("429", ["a met no engine"])])
+def test_a_killer_that_meets_no_engine_is_told(outcome: str, says: list[str]) -> None:
+    """A run of refusals proves nothing."""
+    report = seen()
+    report.killers = ("a",)
+    report.attacks.outcomes["a"] = Counter([outcome])
+    assert list(report.broken_promises(BOUNDS)) == says
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_some_seeds_in_a_row_send_every_killer(seed: int) -> None:
+    """Each run has keys for its own."""
+    sent = [crashes.of_seed(seed + more) for more in range(crashes.SHARES)]
+    assert {name for names in sent for name in names} == set(crashes.ATTACKS)
+    assert max(map(len, sent)) < len(HOSTILE_KEYS)

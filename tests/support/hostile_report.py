@@ -12,6 +12,9 @@ For an honest answer:
   stopped the engine. An answer that an engine's death interrupts may therefore take the recovery
   plus N times the baseline.
 
+No outage takes longer than some starts of an engine, nor do all of them together: what is
+subtracted has a bound of its own.
+
 Memory is the `Pss` of all processes of the server, which counts shared pages once, as a container's
 limit does. It is compared with the sum at READY.
 """
@@ -33,6 +36,8 @@ from servers import Server, descendants
 MIB = 1024 * 1024
 NUMBER = re.compile(r":\[\d+\]$")
 """The number by which Linux tells sockets and pipes apart."""
+MET = frozenset({"422", "500", "left"})
+"""What becomes of a request that ended an engine; a client may leave before it does."""
 STREAM_BROKEN = "APIError: The engine died while it worked on this request."
 
 
@@ -43,6 +48,10 @@ class Bounds:
     times_as_late: float
     livez_seconds: float
     times_the_memory: float
+    starts_per_outage: float
+    """How often the first start would have fitted into one outage."""
+    starts_in_all: float
+    """How often it would have fitted into all of them."""
 
 
 @dataclass
@@ -137,12 +146,16 @@ class HostileReport:
     memory: Memory
     stopped: Sequence[Outage]
     """The times in which the test itself had stopped the engine."""
+    start_seconds: float
+    """How long the first start took."""
+    killers: Sequence[str] = ()
+    """The killers each of which has to meet an engine."""
     left: list[str] = field(default_factory=list)
     """What the server did not clean up."""
 
     def outages(self) -> list[Outage]:
         """Return the times in which no engine could answer."""
-        return [*self.watch.outages(stall_seconds=self.stall_seconds), *self.stopped]
+        return [*self._watched_outages(), *self.stopped]
 
     def latest(self) -> list[tuple[float, Answer]]:
         """Return complete answers by their time relative to the baseline, the slowest first.
@@ -171,9 +184,27 @@ class HostileReport:
         for look in self.watch.looks:
             if look.livez_seconds > bounds.livez_seconds or look.status != 200:
                 yield f"/livez {look.status} {look.state} after {look.livez_seconds:.2f} s"
+        yield from self._long_outages(bounds)
+        for name in self.killers:
+            if not MET.intersection(self.attacks.outcomes.get(name, ())):
+                yield f"{name} met no engine"
         if self.memory.ratio > bounds.times_the_memory:
             yield f"{self.memory.ratio:.2f} times the memory of READY"
         yield from self.left
+
+    def _long_outages(self, bounds: Bounds) -> Iterator[str]:
+        """Yield a line for each outage that is too long, and for all of them together.
+
+        Answers may be as late as outages are long, so these have to be bounded themselves.
+        """
+        spans = [one.end_seconds - one.start_seconds for one in self._watched_outages()]
+        longest = bounds.starts_per_outage * self.start_seconds + self.stall_seconds
+        yield from (f"an outage of {span:.0f} s" for span in spans if span > longest)
+        if sum(spans) > bounds.starts_in_all * self.start_seconds:
+            yield f"outages of {sum(spans):.0f} s in all, a start took {self.start_seconds:.0f} s"
+
+    def _watched_outages(self) -> list[Outage]:
+        return self.watch.outages(stall_seconds=self.stall_seconds)
 
     def _near(self, answer: Answer) -> str:
         """Return which attacks ran beside an answer, and when its nearest outage was."""
@@ -208,6 +239,7 @@ class HostileReport:
                 f"slowest /livez          {self.watch.slowest_livez_seconds:.2f} s",
                 f"memory                  {self.memory.ratio:.2f} x {ready_mib:.0f} MiB of READY",
                 f"of that, in MiB         {self.memory.by_process()}",
+                f"first start             {self.start_seconds:.0f} s",
                 f"outages                 {outages or 'none'}",
                 f"deaths by cause         {_joined(self.watch.deaths)}",
                 f"refused by reason       {_joined(self.watch.refusals)}",

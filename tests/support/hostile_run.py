@@ -1,4 +1,4 @@
-"""An adversary with one API key attacks a server that eight honest clients use with another."""
+"""An adversary with API keys of its own attacks a server that eight honest clients use."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import psutil
 
 from faults import FaultyServer, left_in_shared_memory
 from holdfast.processes.exits import is_alive
+from hostile import crashes
 from hostile.__main__ import Plan
 from hostile.target import QUERY_MARK
 from hostile_report import Attacks, HostileReport, Memory, ResourceCounts
@@ -36,7 +37,8 @@ from servers import (
 )
 
 HONEST_KEY = "honest-0123456789abcdef"
-HOSTILE_KEY = "hostile-0123456789abcdef"
+HOSTILE_KEYS = tuple(f"hostile-{number}-0123456789abcdef" for number in range(5))
+"""One for all attacks that leave the engine alive, and one for each killer of a run."""
 CLIENTS = 8
 RETRIES = 20
 QUESTIONS = 12
@@ -51,7 +53,7 @@ FLAGS = (
     "--demo",
     "--enforce-eager",
     f"--kv-cache-memory-bytes={KV_CACHE_BYTES}",
-    "--max-num-seqs=32",
+    "--max-num-seqs=40",
     f"--max-model-len={MAX_MODEL_LEN}",
     "--max-num-batched-tokens=128",
     "--max-buffered-size=128MiB",
@@ -63,15 +65,16 @@ FLAGS = (
     "--admin-api-key=operator-0123456789abcdef",
     "--api-key",
     HONEST_KEY,
-    HOSTILE_KEY,
+    *HOSTILE_KEYS,
 )
 """Everything else is at its default, so the restart budget is that of an operator who set nothing.
 
 A long prompt adds the time of one step to every other client's token, and a long context adds the
 time of its attention. An operator chooses how large both may be; in a model this small they are
-nearly all of a step. Each of two keys gets half of the engine: 16 sequences are what the honest
-clients ask for at most, two each, so that none waits for the answer to another of their own. Limits
-that are sizes of memory are in proportion to the engine, as is `VLLM_XGRAMMAR_CACHE_MB`.
+nearly all of a step. The engine takes 16 sequences of the honest clients beside as many of the
+attacks' key and some of the killers': they ask for two each at most, so that none waits for the
+answer to another of their own. Limits that are sizes of memory are in proportion to the engine, as
+is `VLLM_XGRAMMAR_CACHE_MB`.
 """
 
 
@@ -86,22 +89,33 @@ class HostileRun:
     """Faults that the test injects itself, each once, at random moments, within the budget."""
     names: Sequence[str] = ()
     """The attacks to draw from; empty for all of them."""
+    meets_killers: bool = False
+    """Whether it is long enough for each killer of its seed to meet an engine."""
     lanes: int = 4
     attack_seconds: float = 20.0
     calm: float = 0.4
     """The fraction of the time in which no request makes the engine crash."""
 
+    @property
+    def killers(self) -> list[str]:
+        """The requests that end the engine, of all or of the attacks that are named."""
+        return [name for name in crashes.ATTACKS if name in self.names] or (
+            [] if self.names else crashes.of_seed(self.seed)
+        )
+
     def plan(self, server: Server) -> Plan:
         """Return the plan for the process of the adversary."""
         return Plan(
             port=int(server.url.rpartition(":")[2]),
-            key=HOSTILE_KEY,
+            key=HOSTILE_KEYS[0],
+            killer_keys=HOSTILE_KEYS[1:],
             model=server.model,
             seed=self.seed,
             lanes=self.lanes,
             attack_seconds=self.attack_seconds,
             calm_seconds=self.calm * self.seconds,
             crash_pause_seconds=(1 - self.calm) * self.seconds / 10,
+            killers=self.killers,
             names=self.names,
         )
 
@@ -140,7 +154,9 @@ def _left_for_good(before: set[Path]) -> set[Path]:
 def _observed(server: Server, run: HostileRun) -> tuple[HostileReport, set[psutil.Process]]:
     """Report on a server, stop it, and return the processes that it had at the end."""
     server.use_key(HONEST_KEY)
+    started = time.monotonic()
     server.until_ready(deadline_seconds=3 * READY_DEADLINE_SECONDS)
+    start_seconds = time.monotonic() - started
     memory = Memory(held_bytes(server))
     # The first grammar starts the processes that compile them, and the first large message to the
     # engine a thread of zmq; both stay.
@@ -159,7 +175,17 @@ def _observed(server: Server, run: HostileRun) -> tuple[HostileReport, set[psuti
         attacks = stack.enter_context(adversary(run.plan(server)))
         stopped: list[Outage] = []
         _inject_faults(server, run, stopped)
-    report = HostileReport(load, alone, STALL_SECONDS, attacks, watch, memory, stopped)
+    report = HostileReport(
+        load,
+        alone,
+        STALL_SECONDS,
+        attacks,
+        watch,
+        memory,
+        stopped,
+        start_seconds=start_seconds,
+        killers=run.killers if run.meets_killers else (),
+    )
     family = descendants(server.process.pid)
     report.left += _stop_and_check(server, before)
     return report, family

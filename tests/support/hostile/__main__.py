@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from random import Random
 
 from holdfast.listener.connection_table import connection_limit
@@ -28,14 +29,19 @@ class Plan:
 
     port: int
     key: str
+    """The key of all attacks except killers."""
+    killer_keys: Sequence[str]
+    """One for each killer in turn: a key is refused after three deaths."""
     model: str
     seed: int
     lanes: int
     """Attacks at a time, beside those that crash."""
     attack_seconds: float
     calm_seconds: float
-    """Before the first crash: after three of them the key is refused, and much else with it."""
+    """Before the first crash."""
     crash_pause_seconds: float
+    killers: Sequence[str]
+    """The requests that end the engine, each sent once."""
     names: Sequence[str] = ()
     """The attacks that are drawn; all where none is named."""
 
@@ -51,10 +57,10 @@ def drawn(seed: int, names: Sequence[str]) -> Iterator[tuple[str, int]]:
             yield name, chosen.getrandbits(64)
 
 
-async def attack(plan: Plan, name: str, seed: int) -> None:
+async def attack(plan: Plan, name: str, seed: int, key: str) -> None:
     """One attack, and the line about it."""
     started = time.monotonic()
-    target = Target(plan.port, plan.key, plan.model, Random(seed), plan.attack_seconds)
+    target = Target(plan.port, key, plan.model, Random(seed), plan.attack_seconds)
     try:
         async with asyncio.timeout(2 * plan.attack_seconds):
             outcomes: Mapping[str, int] = await {**ATTACKS, **crashes.ATTACKS}[name](target)
@@ -67,15 +73,26 @@ async def attack(plan: Plan, name: str, seed: int) -> None:
     print(json.dumps(said | {"outcomes": outcomes}), flush=True)  # noqa: T201 - to the parent process
 
 
-async def lane(
-    plan: Plan, names: Iterator[tuple[str, int]], pause_seconds: float, is_enough: asyncio.Event
-) -> None:
+async def lane(plan: Plan, names: Iterator[tuple[str, int]], is_enough: asyncio.Event) -> None:
     """One attack after the other."""
     for name, seed in names:
         if is_enough.is_set():
             return
-        await attack(plan, name, seed)
-        await _waited(is_enough, pause_seconds)
+        await attack(plan, name, seed, plan.key)
+        await _waited(is_enough, PAUSE_SECONDS)
+
+
+async def kill(plan: Plan, is_enough: asyncio.Event) -> None:
+    """Each killer once, when there is an engine to kill."""
+    chosen = Random(plan.seed)
+    for name, key in zip(plan.killers, cycle(plan.killer_keys), strict=False):
+        probing = Target(plan.port, key, plan.model, chosen, plan.attack_seconds)
+        while not is_enough.is_set() and await probing.get("/readyz", has_key=False) != "200":
+            await _waited(is_enough, PAUSE_SECONDS)
+        if is_enough.is_set():
+            return
+        await attack(plan, name, chosen.getrandbits(64), key)
+        await _waited(is_enough, plan.crash_pause_seconds)
 
 
 async def main() -> None:
@@ -86,16 +103,10 @@ async def main() -> None:
     is_enough = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), is_enough.set)
-    attacks, killers = (
-        drawn(plan.seed, [name for name in known if name in (plan.names or known)])
-        for known in (ATTACKS, crashes.ATTACKS)
-    )
-    lanes = [
-        asyncio.create_task(lane(plan, attacks, PAUSE_SECONDS, is_enough))
-        for _ in range(plan.lanes)
-    ]
+    attacks = drawn(plan.seed, [name for name in ATTACKS if name in (plan.names or ATTACKS)])
+    lanes = [asyncio.create_task(lane(plan, attacks, is_enough)) for _ in range(plan.lanes)]
     await _waited(is_enough, plan.calm_seconds)
-    await lane(plan, killers, plan.crash_pause_seconds, is_enough)
+    await kill(plan, is_enough)
     await is_enough.wait()
     loop.remove_reader(sys.stdin.fileno())
     await asyncio.gather(*lanes)

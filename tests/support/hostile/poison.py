@@ -30,6 +30,10 @@ def end(how: str) -> None:
         os.abort()
     if how == "raise":
         raise PoisonError(how)
+    if how == "KILL":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        os._exit(1)
     if how == "stall":
         time.sleep(STALL_SECONDS)
     # As a trap or a broken mapping ends a process: by the kernel's own, in the thread that did it.
