@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 from prometheus_fastapi_instrumentator import Instrumentator
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 
-from holdfast.engine.grammars.requests import check_in_workers
+from holdfast.engine.grammars.requests import check_format, check_in_workers
 from holdfast.engine.media.limits import guard_media
 from holdfast.engine.media.realtime import bound_realtime_audio
 from holdfast.engine.proxy import EngineProxy
@@ -19,6 +20,7 @@ from holdfast.engine.sequence_queue import max_sequences, running_at_once
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.patches import fits, front_end
 from holdfast.patches.answer_parsing import bound_answer_parsers
+from holdfast.patches.harmony import bound_harmony
 from holdfast.patches.request_bodies import bound_prompts, refuse_wrong_bodies, stop_at_first_error
 from holdfast.patches.tokenizer import (
     bound_bad_words,
@@ -54,6 +56,7 @@ async def openai_app(
     bound_answer_parsers()
     count_tool_calls(count_tool_call)
     score_in_a_thread()
+    bound_harmony(proxy.renderer, partial(check_format, proxy.grammars))
     if proxy.grammars is not None:
         check_in_workers(proxy.grammars)
     _install_speedups(proxy.renderer, trusts_templates=arguments.trust_request_chat_template)

@@ -13,6 +13,7 @@ from holdfast.patches.patch import Patch, Process, is_fit, require
 _BASE = "vllm.renderers.base:BaseRenderer"
 _HF = "vllm.renderers.hf:HfRenderer"
 _CHAT = "vllm.entrypoints.openai.chat_completion.serving"
+_BATCH = "vllm.entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch"
 _REALTIME = "vllm.entrypoints.speech_to_text.realtime.connection:RealtimeConnection"
 _MESSAGES = "vllm.renderers.chat_utils"
 _LOGGERS = "vllm.v1.metrics.loggers"
@@ -93,6 +94,17 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         (f"{_SCORING}:ServingGenerativeScoring._build_prompts",),
         "the texts of `/generative_scoring` are tokenized on the event loop",
+    ),
+    Patch(
+        "patches.harmony.bound_harmony",
+        "front end",
+        (
+            "vllm.renderers.online_renderer:render_for_completion",
+            "vllm.renderers.online_renderer:OnlineRenderer.render_chat",
+            "vllm.renderers.online_renderer:OnlineRenderer.render_responses",
+            f"{_BATCH}.render_batch_chat_request",
+        ),
+        "a word of a megabyte in a chat with gpt-oss blocks the event loop for 7 minutes",
     ),
     Patch(
         "patches.request_bodies.refuse_wrong_bodies",

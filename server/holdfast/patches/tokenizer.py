@@ -106,18 +106,18 @@ def score_in_a_thread() -> None:
     as_vllm = original(ServingGenerativeScoring, "_build_prompts")
 
     async def build_prompts(self: Any, *args: Any, **options: Any) -> Any:
-        return await asyncio.to_thread(lambda: _result(as_vllm(self, *args, **options)))
+        return await asyncio.to_thread(lambda: result_of(as_vllm(self, *args, **options)))
 
     replace(ServingGenerativeScoring, "_build_prompts", build_prompts)
 
 
-def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine that never awaits."""
     try:
         coroutine.send(None)
     except StopIteration as returned:
         return returned.value
-    raise RuntimeError("vLLM awaits something where it builds prompts: drop score_in_a_thread")
+    raise RuntimeError("vLLM awaits something where it builds prompts: do not use a thread")
 
 
 def has_more_text_than(characters: int, values: list[Any]) -> bool:
@@ -137,16 +137,20 @@ class _Bounds:
         self._characters_per_token = min(characters_per_token, CHARACTERS_PER_TOKEN)
 
     @property
+    def context_tokens(self) -> int:
+        return self._context_tokens()
+
+    @property
     def max_tokens(self) -> int:
-        return CONTEXTS_PER_TEXT * self._context_tokens()
+        return CONTEXTS_PER_TEXT * self.context_tokens
 
     @property
     def max_characters(self) -> int:
-        return self._context_tokens() * self._characters_per_token
+        return self.context_tokens * self._characters_per_token
 
     def is_short(self, text: str) -> bool:
         """Whether a text needs no count: it has at most 4 tokens per character."""
-        return len(text) <= self._context_tokens()
+        return len(text) <= self.context_tokens
 
     @staticmethod
     def check_loop(text: str) -> None:
@@ -161,7 +165,7 @@ class _Bounded:
     holdfast_bounds: _Bounds
 
     def __call__(self, text: Any = None, text_pair: Any = None, **options: Any) -> Any:
-        tokenize = partial(_call_native, super().__call__, **options)  # type: ignore[misc]  # a mixin
+        tokenize = partial(call_native, super().__call__, **options)  # type: ignore[misc]  # a mixin
         kept = options.get("max_length") if options.get("truncation") else None
         # Offsets of tokens count from the left, so the left must not be cut off then.
         if kept is None or (options.get("return_offsets_mapping") and self._cuts_left()):
@@ -173,22 +177,33 @@ class _Bounded:
         return tokens
 
     def encode(self, text: Any, *args: Any, **options: Any) -> Any:
-        return _call_native(super().encode, self._checked(text), *args, **options)  # type: ignore[misc]  # a mixin
+        return call_native(super().encode, self._checked(text), *args, **options)  # type: ignore[misc]  # a mixin
 
     def decode(self, token_ids: Any, *args: Any, **options: Any) -> Any:
         most = self.holdfast_bounds.max_tokens
         if isinstance(token_ids, Sequence) and len(token_ids) > most:
             raise _refused(f"{most} tokens", "to decode")
-        return _call_native(super().decode, token_ids, *args, **options)  # type: ignore[misc]  # a mixin
+        return call_native(super().decode, token_ids, *args, **options)  # type: ignore[misc]  # a mixin
 
     def apply_chat_template(self, conversation: Any, *args: Any, **options: Any) -> Any:
         given = [conversation, options.get("tools"), options.get("documents")]
         texts = [value for value in _parts(given) if isinstance(value, str)]
-        if sum(map(len, texts)) > (most := self.holdfast_bounds.max_characters):
-            raise _refused(f"{most} characters", "in one chat")
+        self.holdfast_check_characters(texts)
         if options.get("tokenize", True):
             self._checked("".join(texts))
-        return _call_native(super().apply_chat_template, conversation, *args, **options)  # type: ignore[misc]  # a mixin
+        return call_native(super().apply_chat_template, conversation, *args, **options)  # type: ignore[misc]  # a mixin
+
+    def holdfast_check_prompt(self, texts: list[str]) -> None:
+        """Refuse texts that together are too long for a prompt, without tokenizing all of them."""
+        self.holdfast_check_characters(texts)
+        whole, most = "".join(texts), self.holdfast_bounds.context_tokens
+        if len(whole) > most and self._characters_of(whole, most) < len(whole):
+            raise _refused(f"{most} tokens", "in one chat")
+
+    def holdfast_check_characters(self, texts: list[str]) -> None:
+        """Refuse texts that together have too many characters for a prompt."""
+        if sum(map(len, texts)) > (most := self.holdfast_bounds.max_characters):
+            raise _refused(f"{most} characters", "in one chat")
 
     def _cuts_left(self) -> bool:
         return getattr(self, "truncation_side", "right") == "left"
@@ -231,7 +246,7 @@ class _Bounded:
         """Return a number of characters that surely have more tokens; at most all of them."""
         counted, characters = 0, 0
         for piece in _pieces(text, is_from_right=is_from_right):
-            found = _call_native(super().__call__, piece, add_special_tokens=False)  # type: ignore[misc]  # a mixin
+            found = call_native(super().__call__, piece, add_special_tokens=False)  # type: ignore[misc]  # a mixin
             counted += max(0, len(found["input_ids"]) - _BORDER_TOKENS)
             characters += len(piece)
             if counted > tokens * _MARGIN:
@@ -266,7 +281,7 @@ def _present(*texts: Any) -> tuple[Any, ...]:
     return texts if texts[1] is not None else texts[:1]
 
 
-def _call_native(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def call_native(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Return the function's result; report a panic of native code as the text's fault.
 
     pyo3 derives PanicException from BaseException and does not export it:

@@ -70,6 +70,16 @@ def _validate_tag(tag: Any) -> None:
         StructuralTag.model_validate(tag)
 
 
+async def check_format(grammars: GrammarChecker | None, request: Any) -> None:
+    """Have a worker try the output format that a chat or a response asks for, if there is one.
+
+    vLLM converts every format for gpt-oss, and xgrammar takes minutes for some in Lark's syntax.
+    """
+    constraint = request.extract_structured_outputs()
+    if grammars is not None and constraint is not None:
+        await grammars.check(with_fields(constraint))
+
+
 def _check_before_parsers(grammars: GrammarChecker) -> None:
     as_vllm = original(OnlineRenderer, "preprocess_chat")
 
@@ -83,9 +93,7 @@ def _check_before_parsers(grammars: GrammarChecker) -> None:
 
 
 async def _check(grammars: GrammarChecker, request: Any, parser: Any) -> None:
-    constraint = request.extract_structured_outputs()
-    if constraint is not None:
-        await grammars.check(with_fields(constraint))
+    await check_format(grammars, request)
     if any(kind.__module__ == _COHERE for kind in getattr(parser, "__mro__", ())):
         for tool in request.tools:
             await _check_tool(grammars, tool)
