@@ -13,8 +13,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -310,6 +312,27 @@ def test_no_more_is_read_than_a_request_may_fetch(
     """From a host that never ends."""
     monkeypatch.setenv("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", "1")
     answer_for(url_of(host, "endless"), "127.0.0.1")
+
+
+def test_vllms_budget_for_the_downloads_of_a_request_is_charged(
+    host: http.server.ThreadingHTTPServer,
+) -> None:
+    """vLLM 0.33 gives each fetch one, which raises once it is used up."""
+    left_bytes = [len(picture())]
+
+    def charge(size: int) -> None:
+        left_bytes[0] -= size
+        if left_bytes[0] < 0:
+            raise ValueError("exceeded")
+
+    connection: Any = connector("127.0.0.1").connection
+    fetch = partial(
+        connection.get_bytes, url_of(host, "picture"), request_budget=SimpleNamespace(charge=charge)
+    )
+    assert fetch() == picture()
+    assert left_bytes == [0]
+    with pytest.raises(ValueError, match="exceeded"):
+        fetch()
 
 
 def test_all_images_of_a_request_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

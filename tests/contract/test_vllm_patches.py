@@ -1,116 +1,94 @@
 """Every site of `PATCHES` is where it was: in the vLLM that is installed, and in the next one.
 
-The next one is read, not run: `NEXT_VLLM_SOURCES` names the directory that its wheel was
-unpacked to (`pip download vllm==0.33.0 --no-deps`).
+The next one is not installed. `vllm_sites.json` says what its wheel has at each site, and
+`tests/support/vllm_sources.py` writes it.
 """
 
 from __future__ import annotations
 
 import ast
-import os
+import json
 from contextlib import suppress
-from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 import holdfast
 from holdfast.patches import PATCHES
 from holdfast.patches.patch import Patch, missing_sites
+from holdfast.versions import SUPPORTED_VLLM
+from vllm_sources import RECORD, SITES, installed, of_wheel, site_packages
 
-SOURCES_VARIABLE = "NEXT_VLLM_SOURCES"
 ROOT = Path(holdfast.__file__).parent
-SITES = sorted({site for patch in PATCHES for site in patch.sites if site.startswith("vllm")})
-
-
-@cache
-def parsed(root: Path, module: str) -> ast.Module | None:
-    """A module below `root`; None if there is none."""
-    path = root.joinpath(*module.split("."))
-    for file in (path.with_suffix(".py"), path / "__init__.py"):
-        if file.is_file():
-            return ast.parse(file.read_text(encoding="utf-8"))
-    return None
-
-
-def is_in_source(root: Path, site: str) -> bool:
-    """Whether the sources below `root` define what a site names."""
-    module, _, path = site.partition(":")
-    return _defines(root, module, path.split("."))
-
-
-def _defines(root: Path, module: str, path: list[str]) -> bool:
-    tree = parsed(root, module)
-    for node in () if tree is None else ast.walk(tree):
-        match node:
-            case ast.ImportFrom():
-                bound = {alias.asname or alias.name: alias.name for alias in node.names}
-                if path[0] in bound and node.module is not None:
-                    source = node.module
-                    if node.level:
-                        source = f"{module}.{node.module}"
-                    return len(path) == 1 or _defines(root, source, [bound[path[0]], *path[1:]])
-            case ast.Import() if len(path) == 1:
-                if any((alias.asname or alias.name) == path[0] for alias in node.names):
-                    return True
-            case ast.ClassDef() if node.name == path[0]:
-                return len(path) == 1 or _has(node, path[1])
-            case _ if len(path) == 1 and path[0] in _names(node):
-                return True
-    return False
-
-
-def _has(kind: ast.ClassDef, name: str) -> bool:
-    """Whether the body of a class defines a name, or sets it on `self`."""
-    return any(name in _names(node) for node in ast.walk(kind))
-
-
-def _names(node: ast.AST) -> list[str]:
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return [node.name]
-        case ast.Assign():
-            targets = node.targets
-        case ast.AnnAssign():
-            targets = [node.target]
-        case _:
-            return []
-    return [
-        target.attr if isinstance(target, ast.Attribute) else target.id
-        for target in targets
-        if isinstance(target, ast.Attribute | ast.Name)
-    ]
-
-
-def installed() -> Path:
-    """Where the package `vllm` is."""
-    spec = find_spec("vllm")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parents[1]
-
-
-def missing_in(root: Path) -> list[str]:
-    """The sites that the sources below `root` do not have."""
-    return [
-        site for site in SITES if not any(is_in_source(root, place) for place in site.split(" or "))
-    ]
+NEXT = json.loads(RECORD.read_text(encoding="utf-8"))
+"""What the wheel of the next vLLM has."""
+REMEDY = "see tests/support/vllm_sources.py, and read what it has there beside our change"
+_CHAT = "vllm.entrypoints.openai.chat_completion.serving:ChatCompletion"
+_CONNECTOR = "vllm.multimodal.media:MediaConnector"
+_CONNECTION = "vllm.connections:HTTPConnection"
+_MESSAGES = "vllm.renderers.chat_utils"
+_GRAMMARS = "vllm.v1.structured_output"
+READ_IN_BOTH = {
+    "vllm.config.vllm:VllmConfig.use_v2_model_runner": "asked, and not changed",
+    f"{_CHAT}ResponseStreamChoice": "a field of the last chunk, which its own model writes",
+    f"{_CHAT}StreamResponse": "a field in each chunk, so that vLLM's own model writes them all",
+    "vllm.entrypoints.openai.responses.protocol:ResponsesResponse.from_request": "more fields",
+    f"{_CONNECTION}.async_get_bytes": "is given a budget, which ours charges",
+    f"{_CONNECTION}.get_bytes": "as above",
+    f"{_CONNECTOR}.fetch_audio_async": "another way to the decoder, which ours leaves alone",
+    f"{_CONNECTOR}.fetch_image_async": "as above",
+    f"{_CONNECTOR}.fetch_video_async": "as above",
+    f"{_CONNECTOR}.load_from_url": "gives a budget to the connection",
+    f"{_CONNECTOR}.load_from_url_async": "as above",
+    "vllm.parser:ParserManager.get_parser": "another default, which ours passes on",
+    f"{_MESSAGES}:_postprocess_messages or {_MESSAGES}.chat_message:_postprocess_messages": "a log",
+    "vllm.renderers.online_renderer:OnlineRenderer.preprocess_chat": "more for the parser",
+    "vllm.v1.engine.async_llm:AsyncLLM.generate": "one more error, which ours lets pass",
+    "vllm.v1.engine.output_processor:OutputProcessor.process_outputs": "ours calls it as a whole",
+    "vllm.v1.engine.utils:get_mp_context": "does more only where vLLM forks, which ours does not",
+    "vllm.v1.executor.multiproc_executor:get_mp_context": "as above",
+    f"{_GRAMMARS}.backend_xgrammar:validate_xgrammar_grammar": "refuses what it let pass",
+    "vllm.v1.utils:kill_process_tree": "bears one more error; ours takes its place",
+    "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model": "a frame around what it was",
+    "vllm.v1.worker.gpu_worker:Worker.determine_available_memory": "profiles more graphs",
+    "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device": "a hook after what it did",
+}
+"""Each site whose code is another in the next vLLM, and why our change holds for both."""
 
 
 def test_the_installed_sources_have_every_site() -> None:
-    """The way in which other sources are read finds everything that is there."""
-    assert missing_in(installed()) == []
+    """The way in which sources are read finds everything that is there."""
+    assert [site for site in SITES if installed().definition(site) is None] == []
 
 
-def test_the_sources_of_another_version_have_every_site() -> None:
-    """What is only read here is what Holdfast says that it stands on, too."""
-    sources = os.environ.get(SOURCES_VARIABLE)
-    if sources is None:
-        pytest.skip(f"{SOURCES_VARIABLE} names no sources of another vLLM")
-    assert (Path(sources) / "vllm").is_dir()
-    assert missing_in(Path(sources)) == []
+def test_the_next_vllm_has_every_site() -> None:
+    """A new site is looked for in its wheel, too."""
+    assert [site for site in SITES if NEXT["sites"].get(site) is None] == [], REMEDY
+
+
+def test_what_is_other_code_in_the_next_vllm_was_read() -> None:
+    """Nobody runs it in the tests, so that somebody has to read it."""
+    here, there = installed().hashes(), NEXT["sites"]
+    assert {site for site in SITES if here[site] != there.get(site)} == set(READ_IN_BOTH), REMEDY
+
+
+def test_the_record_is_that_of_the_last_supported_vllm() -> None:
+    """Or the next one is another by now."""
+    assert NEXT["vllm"].startswith("{}.{}.".format(*SUPPORTED_VLLM[-1]))
+
+
+def test_a_wheel_is_read_as_what_is_installed(tmp_path: Path) -> None:
+    """By the same paths."""
+    site, path = "vllm.v1.worker.workspace:WorkspaceManager", tmp_path / "wheel"
+    with ZipFile(path, "w") as wheel:
+        wheel.write(site_packages() / "vllm/v1/worker/workspace.py", "vllm/v1/worker/workspace.py")
+    with ZipFile(path) as wheel:
+        found = of_wheel(wheel).definition(site)
+    assert found == installed().definition(site)
+    assert found is not None
+    assert found.startswith("class WorkspaceManager")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +102,7 @@ def test_the_sources_of_another_version_have_every_site() -> None:
 )
 def test_what_is_not_in_the_sources_is_missed(site: str) -> None:
     """A walk that finds everything would prove nothing."""
-    assert not is_in_source(installed(), site)
+    assert installed().definition(site) is None
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.by)

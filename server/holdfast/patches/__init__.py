@@ -136,6 +136,8 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.multimodal.media:MediaConnector.fetch_image_async",
             "vllm.multimodal.media:MediaConnector.fetch_video_async",
             "vllm.multimodal.image:ALLOWED_IMAGE_FORMATS",
+            "vllm.connections:HTTPConnection.get_bytes",
+            "vllm.connections:HTTPConnection.async_get_bytes",
             "mistral_common.tokens.tokenizers.image:download_image",
         ),
         "a client's URL may name an address of the operator's network, or decode to any size",

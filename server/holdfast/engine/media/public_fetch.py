@@ -13,7 +13,7 @@ import contextlib
 import ipaddress
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -43,6 +43,8 @@ _TRANSIENT = (TimeoutError, aiohttp.ClientConnectionError)
 _FIRST_TRANSIENT_STATUS = 500
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Charge = Callable[[int], None]
+"""Raises a ValueError if a budget does not allow this many more bytes."""
 
 
 class NotPublicError(ValueError):
@@ -80,8 +82,11 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
         timeout: float | None = None,  # noqa: ASYNC109 - vLLM's name
         allow_redirects: bool = False,  # noqa: ARG002 - vLLM would follow them by default
         max_bytes: int | None = None,
+        request_budget: Any = None,
     ) -> bytes:
         """Return the body at a URL.
+
+        `request_budget` is vLLM's own for all downloads of a request (0.33).
 
         Raises:
             NotPublicError, FetchError, TimeoutError, aiohttp.ClientError, OSError: there is none.
@@ -89,15 +94,16 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
         seconds = timeout or envs.VLLM_IMAGE_FETCH_TIMEOUT
         now = time.monotonic()
         self._deadline = self._deadline or now + TIMES_THE_TIME_OUT * seconds
+        charge = request_budget.charge if request_budget is not None else None
         async with asyncio.timeout(self._deadline - now), self._slots:
             for _ in range(max(envs.VLLM_MEDIA_FETCH_MAX_RETRIES, 1) - 1):
                 with contextlib.suppress(*_TRANSIENT):
                     async with asyncio.timeout(seconds):
-                        return await self._fetched(url, max_bytes)
+                        return await self._fetched(url, max_bytes, charge)
                 await asyncio.sleep(RETRY_SECONDS)
-            return await self._fetched(url, max_bytes)
+            return await self._fetched(url, max_bytes, charge)
 
-    async def _fetched(self, url: str, max_bytes: int | None) -> bytes:
+    async def _fetched(self, url: str, max_bytes: int | None, charge: Charge | None) -> bytes:
         async with (
             self._session(URL(url)) as session,
             session.get(url, allow_redirects=self._follows_redirects) as answer,
@@ -106,7 +112,7 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
                 raise aiohttp.ClientConnectionError(f"status {answer.status}")
             if answer.status != 200:
                 raise FetchError(f"status {answer.status}")
-            return await self._body(answer, max_bytes)
+            return await self._body(answer, max_bytes, charge)
 
     def _session(self, url: URL) -> aiohttp.ClientSession:
         host = url.host or ""
@@ -130,7 +136,9 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
             trust_env=is_proxied,
         )
 
-    async def _body(self, answer: aiohttp.ClientResponse, max_bytes: int | None) -> bytes:
+    async def _body(
+        self, answer: aiohttp.ClientResponse, max_bytes: int | None, charge: Charge | None
+    ) -> bytes:
         chunks: list[bytes] = []
         received = 0
         async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
@@ -138,6 +146,8 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
             self._bytes_left -= len(chunk)
             if self._bytes_left < 0 or received > (max_bytes or received):
                 raise FetchError("larger than one request may fetch")
+            if charge is not None:
+                charge(len(chunk))
             chunks.append(chunk)
         return b"".join(chunks)
 
