@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import tempfile
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.utils.file_baton import FileBaton
 from vllm import envs
 from vllm.distributed.device_communicators import pynccl_allocator
+from vllm.model_executor.model_loader.weight_cache import protocol
 from vllm.v1 import utils as v1_utils
 from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.core import EngineCoreProc
@@ -25,7 +27,12 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from holdfast.engine import startup
 from holdfast.patches import front_end
-from holdfast.patches.engine import BUILD_LOCK, keep_builds, prepare_builds
+from holdfast.patches.engine import (
+    BUILD_LOCK,
+    find_weight_cache,
+    keep_builds,
+    prepare_builds,
+)
 from holdfast.processes import cleanup, forkserver, tree
 from holdfast.worker import lifetime
 from holdfast.workspace.plan import WorkspaceSpec
@@ -108,6 +115,21 @@ def test_what_a_rank_builds_is_there_for_the_next_generation(
         cleanup.remove(generation)
     assert asked == [str(tmp_path / "builds")] * 2
     assert Path(asked[0]).is_dir()
+
+
+def test_an_engine_finds_the_weight_cache_of_its_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon's socket is in a temporary directory, and an engine has one of its own."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    daemon = protocol.get_socket_path("GPU-0")
+    variables = startup.variables(Path("/run/1"))
+    monkeypatch.setattr(os, "environ", os.environ | variables)
+    monkeypatch.setattr("tempfile.tempdir", variables["TMPDIR"])
+    monkeypatch.setattr(protocol, "tempfile", tempfile)
+    assert protocol.get_socket_path("GPU-0") != daemon
+    find_weight_cache()
+    assert protocol.get_socket_path("GPU-0") == daemon
 
 
 def test_a_build_that_was_killed_does_not_hold_up_the_next(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from holdfast.errors import PluginMissingError
 from holdfast.nodes.remote_ranks import RemoteRanks
-from holdfast.patches.engine import prepare_builds
+from holdfast.patches.engine import OPERATORS_DIRECTORY_VARIABLE, prepare_builds
 from holdfast.processes import exits, forkserver, tree
 from holdfast.records import RankStats
 from holdfast.worker.crash_records import read_causes, root_of
@@ -127,6 +128,7 @@ def variables(directory: Path) -> dict[str, str]:
     variables = {
         SPEC_VARIABLE: str(directory / "spec.json"),
         NAN_VARIABLE: os.environ.get(NAN_VARIABLE, "1"),
+        OPERATORS_DIRECTORY_VARIABLE: tempfile.gettempdir(),
     }
     if len(str(directory)) >= MAX_SOCKET_PATH_LENGTH:
         return variables

@@ -388,6 +388,13 @@ PATCHES: tuple[Patch, ...] = (
         is_guarantee=False,
     ),
     Patch(
+        "patches.engine.find_weight_cache",
+        "worker",
+        ("vllm.model_executor.model_loader.weight_cache.protocol:tempfile",),
+        "an engine with its own `TMPDIR` does not find the daemon that has its weights",
+        is_guarantee=False,
+    ),
+    Patch(
         "planning.command.plan",
         "plan",
         ("vllm.platforms:_current_platform", "vllm.engine.arg_utils:current_platform"),

@@ -6,12 +6,15 @@ Importing this module is cheap: each function imports what it changes.
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from holdfast.patches import fits
 
+OPERATORS_DIRECTORY_VARIABLE = "HOLDFAST_OPERATORS_TMPDIR"
+"""Tells the processes of an engine, which have a `TMPDIR` of their own, that of the server."""
 BUILD_LOCK = "lock"
 """Torch waits without a deadline for the process that made this file (`torch.utils.file_baton`)."""
 
@@ -83,6 +86,22 @@ def keep_builds(generation_directory: Path) -> None:
     directory = str(builds_directory(generation_directory))
     # `gettempdir` is all that the module uses of `tempfile`.
     pynccl_allocator.tempfile = SimpleNamespace(gettempdir=lambda: directory)
+
+
+def find_weight_cache() -> None:
+    """Have vLLM in this process look for the daemon of its weight cache where the operator runs it.
+
+    The daemon has its socket in its temporary directory (`weight_cache.protocol.get_socket_dir`,
+    0.32, 0.33). An engine has a temporary directory of its own, so it would not find the daemon and
+    read the weights from disk.
+    """
+    directory = os.environ.get(OPERATORS_DIRECTORY_VARIABLE)
+    if directory is None or not fits("patches.engine.find_weight_cache"):
+        return
+    from vllm.model_executor.model_loader.weight_cache import protocol  # noqa: PLC0415 - as above
+
+    # `gettempdir` is all that the module uses of `tempfile`.
+    protocol.tempfile = SimpleNamespace(gettempdir=lambda: directory)
 
 
 def accept_plain_functions() -> None:

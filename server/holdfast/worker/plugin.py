@@ -19,7 +19,12 @@ from typing import Any
 
 from holdfast.patches import check
 from holdfast.patches.continued import keep_sent_tokens, resume_answers
-from holdfast.patches.engine import accept_plain_functions, keep_builds, withhold_unused_seeds
+from holdfast.patches.engine import (
+    accept_plain_functions,
+    find_weight_cache,
+    keep_builds,
+    withhold_unused_seeds,
+)
 from holdfast.worker import lifetime, rpc
 from holdfast.worker.crash_records import record_causes, record_termination
 from holdfast.worker.ipc_names import name_ipc_after, shared_path
@@ -89,6 +94,7 @@ def _with_hooks(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Call
         from holdfast.worker.hooks import WorkerHooks  # noqa: PLC0415 - imports vLLM
 
         check("worker")
+        find_weight_cache()
         directory = Path(spec.stats_directory)
         shared = shared_path(directory) if is_shared_memory_kept() else None
         hooks = WorkerHooks(wrapper.worker, wrapper.vllm_config, spec, shared=shared)
