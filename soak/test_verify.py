@@ -21,6 +21,7 @@ MINUTES = float(os.environ.get("SOAK_VERIFY_MINUTES", "20"))
 LEAST_JUDGED_MINUTES = 10
 """Of a shorter soak, memory and p99 are reported and may be left open."""
 FULL_SECONDS = 3 * 3600.0
+READY_SECONDS = 600.0
 ADMIN_KEY = "of-an-operator"
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
 OF_THE_MODEL = ("chat", "tools", "skill")
@@ -33,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The demo, with the weights that the package has."""
     flags = (*SMALL, *TOOLS, f"--admin-api-key={ADMIN_KEY}")
     with running(tmp_path_factory.mktemp("served"), "--demo", *flags) as found:
-        found.until_ready()
+        found.until_ready(deadline_seconds=READY_SECONDS)
         yield found
 
 
