@@ -9,9 +9,12 @@ import json
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,15 +32,19 @@ from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 
 import scripted_compiler
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine.checked_llm import POLL_SECONDS, CompileLimit, within_limit
+from holdfast.engine.checked_llm import refusing
 from holdfast.engine.grammars import checker
 from holdfast.engine.grammars import compiler as compiler_module
 from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
 from holdfast.engine.grammars.compiler import Compiler
 from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import check_in_workers, validate_without_xgrammar
+from holdfast.patches import grammar_steps
+from holdfast.patches.grammars import COMPILES_TOO_LONG, TOO_SLOW
 from holdfast.processes import forkserver, tree
 from holdfast.request_context import REQUEST, RequestContext
+from hostile import grammars as hostile_grammars
+from hostile.target import Target
 from scripted_capacity import ScriptedCapacity
 
 # vLLM gives xgrammar an argument that it does not need any more.
@@ -188,12 +195,17 @@ def test_no_grammar_that_ends_a_process_survives_a_worker(
     assert ended(compiler, {"json": schema}) != 0
 
 
-def test_masks_that_take_long_are_refused(
+def test_a_grammar_that_is_slow_after_a_literal_is_refused(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """EngineCore fills them between two steps of everybody."""
-    monkeypatch.setattr(compiler_module, "MAX_SECONDS_PER_TOKEN", 0.0)
-    assert "CPU time per token" in compiler({"json": PERSON})["error"]
+    """Here a hundredth of what such a grammar may take is too slow, and a usual schema is not."""
+    monkeypatch.setattr(grammar_steps, "SECONDS_PER_TOKEN", 0.001)
+    monkeypatch.setattr(grammar_steps, "BURST_SECONDS", 0.0)
+    monkeypatch.setattr(compiler_module, "Budget", partial(grammar_steps.Budget, 0.0))
+    rules = "\n".join(f"r{number} ::= r{number + 1}" for number in range(4000))
+    chained = f'root ::= "a literal of many tokens " r0\n{rules}\nr4000 ::= "a"'
+    assert "CPU time per token" in compiler({"grammar": chained})["error"]
+    assert "error" not in compiler({"json": PERSON})
 
 
 # What the front end makes of it
@@ -467,41 +479,87 @@ def test_a_wrong_tag_is_still_refused_at_once(tag: str) -> None:
         validate_without_xgrammar(parameters)
 
 
-# What the engine does
+def test_the_hostile_grammars_of_the_soak_are_tried() -> None:
+    """None is refused by its length alone, and those of rules and lists are nearly as long."""
+    asked: list[StructuredOutputsParams] = []
 
-
-async def _never(ended: list[str]) -> AsyncIterator[Any]:
-    try:
-        await asyncio.Event().wait()
-        yield None
-    finally:
-        ended.append("aborted")
-
-
-def test_a_grammar_that_the_engine_defers_for_too_long_is_given_up() -> None:
-    """It is ended there, too, and the client is told."""
-    ended: list[str] = []
-    limit = CompileLimit(1.0, lambda: 3600.0)
+    class Listener(Target):
+        async def complete(self, options: Mapping[str, Any], *_: Any, **__: Any) -> str:
+            asked.append(StructuredOutputsParams(**options["structured_outputs"]))
+            return "400"
 
     async def scene() -> None:
-        with pytest.raises(VLLMValidationError, match="longer than 1 s"):
-            await anext(within_limit(_never(ended), limit))
+        listener = Listener(0, "", "", Random(0), 0.0)
+        for attack in (
+            hostile_grammars.chained_rules,
+            hostile_grammars.many_alternatives,
+            hostile_grammars.many_choices,
+        ):
+            await attack(listener)
 
     asyncio.run(scene())
-    assert ended == ["aborted"]
+    sizes = [len(checker._text(one)) for one in asked]
+    assert len(sizes) == 4
+    assert min(sizes) > checker.MAX_GRAMMAR_BYTES / 2
 
 
-def test_a_request_that_may_be_running_is_never_given_up() -> None:
-    """One that is not streamed has no output until it is whole."""
-    limit = CompileLimit(0.0, lambda: 0.0)
+# What the engine gives up
 
-    async def answered() -> AsyncIterator[str]:
-        await asyncio.sleep(3 * POLL_SECONDS)
-        yield "first"
-        yield "second"
+
+def output(finish_reason: str | None, stop_reason: str | None = None) -> Any:
+    return SimpleNamespace(
+        outputs=[SimpleNamespace(finish_reason=finish_reason, stop_reason=stop_reason)]
+    )
+
+
+@pytest.mark.parametrize("reason", [TOO_SLOW, COMPILES_TOO_LONG])
+def test_a_grammar_that_an_engine_gives_up_is_the_fault_of_the_client(reason: str) -> None:
+    """The request is left, and the grammar is refused from then on."""
+    seen: list[str] = []
+
+    async def outputs() -> AsyncIterator[Any]:
+        try:
+            yield output(None)
+            yield output("error", reason)
+            yield output(None)
+        finally:
+            seen.append("left")
 
     async def scene() -> None:
-        outputs = within_limit(answered(), limit)
-        assert [one async for one in outputs] == ["first", "second"]
+        answer = refusing(outputs(), lambda: seen.append("refused"))
+        await anext(answer)
+        with pytest.raises(VLLMValidationError, match="grammar of the request is refused"):
+            await anext(answer)
+
+    asyncio.run(scene())
+    assert seen == ["refused", "left"]
+
+
+def test_another_error_of_an_engine_is_left_to_vllm() -> None:
+    """It accuses no grammar."""
+
+    async def outputs() -> AsyncIterator[Any]:
+        yield output("error")
+
+    async def scene() -> list[Any]:
+        return [one async for one in refusing(outputs(), pytest.fail)]
+
+    assert len(asyncio.run(scene())) == 1
+
+
+@pytest.mark.usefixtures("_server")
+@pytest.mark.parametrize("wanted", [{"regex": "[a-z]+"}, {"choice": ["yes", "no"]}])
+def test_a_grammar_that_was_given_up_is_refused(config: Any, wanted: dict[str, Any]) -> None:
+    """Before it reaches an engine again, whatever a worker says of it."""
+
+    async def scene() -> None:
+        asked = grammar_checker(config, DEADLINE_SECONDS)
+        given_up = StructuredOutputsParams(**wanted)
+        await asked.check(given_up)
+        asked.refuse(given_up)
+        with pytest.raises(VLLMValidationError, match="too much CPU time"):
+            await asked.check(StructuredOutputsParams(**wanted))
+        await asked.check(StructuredOutputsParams(regex="[0-9]+"))
+        asked._pool.stop()
 
     asyncio.run(scene())

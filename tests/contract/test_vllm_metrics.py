@@ -246,20 +246,6 @@ def test_what_a_scheduler_says_is_old_after_a_while() -> None:
     assert queues.deferring() == set()
 
 
-def test_nothing_but_what_is_deferred_is_timed() -> None:
-    """From when the last other request was gone, in all engines."""
-    clock = FakeClock()
-    queues = Queues(clock)
-    queues.update(0, SchedulerReport(deferred=1))
-    queues.update(1, SchedulerReport(running=1, deferred=1))
-    clock.now_seconds += 5
-    assert queues.deferring_seconds() == 0
-    queues.update(1, SchedulerReport(deferred=1))
-    clock.now_seconds += 5
-    queues.update(0, SchedulerReport(deferred=1))
-    assert queues.deferring_seconds() == 5
-
-
 def report(logger: Any, engine: int, **stats: Any) -> None:
     """Have the scheduler of one engine report."""
     logger.record(SchedulerStats(**stats), None, engine_idx=engine)

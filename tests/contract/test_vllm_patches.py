@@ -50,6 +50,8 @@ READ_IN_BOTH = {
     "vllm.v1.engine.utils:get_mp_context": "does more only where vLLM forks, which ours does not",
     "vllm.v1.executor.multiproc_executor:get_mp_context": "as above",
     f"{_GRAMMARS}.backend_xgrammar:validate_xgrammar_grammar": "refuses what it let pass",
+    f"{_GRAMMARS}:StructuredOutputManager.grammar_bitmask": "other rows, which vLLM fills",
+    f"{_GRAMMARS}:StructuredOutputManager.grammar_init": "one more error, which ours lets pass",
     "vllm.v1.utils:kill_process_tree": "bears one more error; ours takes its place",
     "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model": "a frame around what it was",
     "vllm.v1.worker.gpu_worker:Worker.determine_available_memory": "profiles more graphs",

@@ -61,3 +61,28 @@ def test_a_grammar_that_crashes_is_refused(demo: Server, route: str, body: dict[
     assert {one.result().status_code for one in answers} == {200}
     assert demo.metric("engine_generation") == generation
     assert demo.process.poll() is None
+
+
+def test_a_grammar_that_grows_slow_ends_with_its_request(demo: Server) -> None:
+    """Its first tokens are cheap, so a trial accepts it; then it is refused before any engine."""
+    body = {
+        "model": demo.model,
+        "prompt": "hi",
+        "structured_outputs": {"grammar": 'root ::= s\ns ::= s s | "a"'},
+        "max_tokens": 1500,
+        "ignore_eos": True,
+        "min_tokens": 1500,
+    }
+    plain = {"model": demo.model, **CHAT, "max_tokens": 64}
+    generation = demo.metric("engine_generation")
+    with ThreadPoolExecutor() as neighbours:
+        growing = neighbours.submit(
+            httpx.post, f"{demo.url}/v1/completions", json=body, timeout=300
+        )
+        assert demo.post("/v1/chat/completions", plain).status_code == 200
+    assert growing.result().status_code == 400, growing.result().text
+    assert "too much CPU time per token" in growing.result().text
+    again = demo.post("/v1/completions", body)
+    assert again.status_code == 400
+    assert "took an engine too much CPU time" in again.text
+    assert demo.metric("engine_generation") == generation

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -26,25 +25,19 @@ from holdfast.engine.continuation import (
 from holdfast.engine.sequence_queue import SequenceQueue
 from holdfast.engine.unread_tokens import unread_tokens
 from holdfast.patches.continued import SENT_TOKENS
+from holdfast.patches.grammars import COMPILES_TOO_LONG, TOO_SLOW
 from holdfast.processes.deaths import CoreProcess
 from holdfast.request_context import current_request
 
-POLL_SECONDS = 0.5
-"""How often the time that a grammar takes is checked."""
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
+_REFUSALS = {
+    TOO_SLOW: "it takes the engine too much CPU time per token",
+    COMPILES_TOO_LONG: "it takes the engine too long to compile",
+}
 
 
 class UnsentError(EngineDeadError):  # type: ignore[misc]  # vLLM is Any to us
     """The engine died before this queued request was sent, so the request did not cause it."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompileLimit:
-    """How long the engine may compile one grammar."""
-
-    timeout_seconds: float
-    deferring_seconds: Callable[[], float]
-    """Returns for how long the engine has had only deferred requests."""
 
 
 class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
@@ -57,31 +50,32 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
 
     sequences: SequenceQueue | None = None
     restoring: asyncio.Lock | None = None
-    compile_limit: CompileLimit | None = None
+    refuse: Callable[[Any], None] | None = None
+    """Takes a grammar that the engine gave up, to refuse it from then on."""
     collectors: Any = MappingProxyType({})
     """What has the outputs of each request, by vLLM's internal ID; empty before `queue_sequences`.
 
     A request has its own until its caller leaves it.
     """
 
-    def skip_grammar_checks(self, limit: CompileLimit) -> None:
+    def skip_grammar_checks(self, refuse: Callable[[Any], None]) -> None:
         """Accept grammars unchecked from now on: workers have checked them, see `grammars`.
 
         Without a configuration for grammars vLLM checks none (`SamplingParams.verify`, 0.32), so
         it compiles none in this process, which a compilation can kill.
         """
         self.input_processor.structured_outputs_config = None
-        self.compile_limit = limit
+        self.refuse = refuse
 
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
-        """Generate as vLLM does, but refuse a grammar that the engine compiles for too long."""
+        """Generate as vLLM does, but refuse a grammar that the engine gives up."""
         outputs = super().generate(prompt, sampling_params, request_id, **options)
-        limit = self.compile_limit
-        if limit is None or sampling_params.structured_outputs is None:
+        grammar = sampling_params.structured_outputs
+        if self.refuse is None or grammar is None:
             return outputs  # type: ignore[no-any-return]  # vLLM is Any to us
-        return within_limit(outputs, limit)
+        return refusing(outputs, partial(self.refuse, grammar))
 
     def queue_sequences(self, sequences: SequenceQueue) -> None:
         """Have each sequence wait in this queue before it is sent to the engine."""
@@ -253,45 +247,20 @@ def _check_count(sequences: int, most: float) -> None:
         )
 
 
-async def within_limit(outputs: Any, limit: CompileLimit) -> AsyncIterator[Any]:
+async def refusing(outputs: Any, refuse: Callable[[], None]) -> AsyncIterator[Any]:
     """Yield the outputs of a request that has a grammar.
 
     Raises:
-        VLLMValidationError: the engine compiles it for too long, so the request was aborted there.
+        VLLMValidationError: the engine gave the grammar up, see `patches.grammars`.
     """
     async with aclosing(outputs):
-        try:
-            async with asyncio.timeout(None) as timer:
-                with _limited(timer, limit):
-                    first = await anext(outputs, None)
-        except TimeoutError as error:
-            if not timer.expired():
-                raise
-            raise VLLMValidationError(
-                "The grammar of the request is refused: the engine takes longer than "
-                f"{limit.timeout_seconds:g} s to compile it."
-            ) from error
-        if first is not None:
-            yield first
         async for output in outputs:
+            if (reason := _given_up(output)) is not None:
+                refuse()
+                raise VLLMValidationError(f"The grammar of the request is refused: {reason}.")
             yield output
 
 
-@contextmanager
-def _limited(timer: asyncio.Timeout, limit: CompileLimit) -> Iterator[None]:
-    """Expire the timer if the engine has had only deferred requests, this one too, for too long."""
-    loop = asyncio.get_running_loop()
-    began_seconds = loop.time()
-
-    async def watch() -> None:
-        waited_seconds = 0.0
-        while waited_seconds <= limit.timeout_seconds:
-            await asyncio.sleep(POLL_SECONDS)
-            waited_seconds = min(limit.deferring_seconds(), loop.time() - began_seconds)
-        timer.reschedule(loop.time())
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watching.cancel()
+def _given_up(output: Any) -> str | None:
+    reasons = (one.stop_reason for one in output.outputs if one.finish_reason == "error")
+    return next((_REFUSALS[one] for one in reasons if one in _REFUSALS), None)

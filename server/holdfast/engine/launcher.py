@@ -18,6 +18,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from vllm.usage.usage_lib import UsageContext
 
 from holdfast.engine import construction, continuation, startup
 from holdfast.engine.async_engine import RPC_DEADLINE_SECONDS, AsyncEngine
-from holdfast.engine.checked_llm import CheckedLLM, CompileLimit, UnsentError
+from holdfast.engine.checked_llm import CheckedLLM, UnsentError
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
@@ -143,6 +144,8 @@ class EngineLauncher:
     @asynccontextmanager
     async def running(self, spec: WorkspaceSpec) -> AsyncIterator[AsyncEngine]:
         """Run an engine behind the proxy; see `interface.EngineLauncher`."""
+        grammar_seconds = COMPILE_TIME_FACTOR * self._grammars.timeout_seconds
+        spec = replace(spec, grammar_seconds=grammar_seconds)
         await self._memory.until_returned()
         # The last engine's zmq context is part of a reference cycle, and holds a dozen descriptors
         # and four threads. Closing it is not safe: its sockets belong to tasks that have just
@@ -298,11 +301,7 @@ class EngineLauncher:
         processes: EngineProcesses,
         remote: RemoteRanks | None,
     ) -> AsyncEngine:
-        llm.skip_grammar_checks(
-            CompileLimit(
-                COMPILE_TIME_FACTOR * self._grammars.timeout_seconds, self.queues.deferring_seconds
-            )
-        )
+        llm.skip_grammar_checks(self._grammars.refuse)
         # Started on the loop at once, or vLLM misses a death before the first request.
         llm._run_output_handler()  # noqa: SLF001 - started by the constructor only on a loop
         async with asyncio.timeout(RPC_DEADLINE_SECONDS):

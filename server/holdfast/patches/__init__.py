@@ -252,6 +252,22 @@ PATCHES: tuple[Patch, ...] = (
         is_guarantee=False,
     ),
     Patch(
+        "patches.grammars.bound_grammars",
+        "engine",
+        (
+            f"{_GRAMMARS}.accept_tokens",
+            f"{_GRAMMARS}.grammar_bitmask",
+            f"{_GRAMMARS}.grammar_init",
+            f"{_GRAMMARS}._get_constraint_bounds",
+            f"{_GRAMMARS}.reasoner_cls",
+            "vllm.v1.request:Request.stop_reason",
+            "vllm.v1.structured_output.backend_types:StructuredOutputGrammar",
+            "vllm.v1.structured_output.request:StructuredOutputRequest._grammar",
+            "vllm.v1.structured_output.utils:strip_speculative_padding",
+        ),
+        "a grammar of 40 bytes takes longer with each token, and stops all requests for seconds",
+    ),
+    Patch(
         "patches.continued.keep_sent_tokens",
         "worker",
         (

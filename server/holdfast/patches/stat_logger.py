@@ -80,12 +80,6 @@ class Queues:
             one for one in self._deferring_since if self._updated_seconds[one] >= oldest
         )
 
-    def deferring_seconds(self) -> float:
-        """Return for how long all engines have had only deferred requests; 0 if one has others."""
-        if any(self.totals()):
-            return 0.0
-        return self._clock() - max(self._deferring_since.values(), default=self._clock())
-
     def totals(self) -> tuple[int, int]:
         """Return the running and the waiting requests over all engines."""
         reports = tuple(self._by_engine.values())

@@ -25,6 +25,7 @@ from holdfast.patches.engine import (
     keep_builds,
     withhold_unused_seeds,
 )
+from holdfast.patches.grammars import bound_grammars
 from holdfast.worker import lifetime, rpc
 from holdfast.worker.crash_records import record_causes, record_termination
 from holdfast.worker.ipc_names import name_ipc_after, shared_path
@@ -79,6 +80,7 @@ def _install(spec: WorkspaceSpec) -> None:
         WorkerWrapperBase.holdfast_hooks = None
         accept_plain_functions()
         resume_answers()
+        bound_grammars(spec.grammar_seconds)
         if current_platform.is_cuda():
             keep_builds(Path(spec.stats_directory))
         WorkerWrapperBase.init_device = _with_hooks(WorkerWrapperBase.init_device, spec)

@@ -36,6 +36,8 @@ class WorkspaceSpec:
     growth_limit_bytes: int | None
     learned: tuple[tuple[int, int, int], ...] = ()
     """(ubatch, lane, bytes) of an earlier run with the same fingerprint."""
+    grammar_seconds: float = 60.0
+    """How long an EngineCore may compile one grammar."""
 
     def write(self, path: Path) -> None:
         """Write the spec to `path`, readable only by this user."""

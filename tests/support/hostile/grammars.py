@@ -1,4 +1,7 @@
-"""Grammars that are deep, slow or huge; each varies its names, so that none is remembered."""
+"""Grammars that are deep, slow or huge; each varies its names, so that none is remembered.
+
+Those with rules and alternatives are just small enough to be tried, and slow only after a literal.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,15 @@ from hostile.target import Outcomes, Target, told
 
 DEEP = 40_000
 PROPERTIES = 3000
-RULES = 60_000
-ALTERNATIVES = 100_000
+RULES = 12_000
+ALTERNATIVES = 6000
+CHOICES = 24_000
+LITERAL = "an answer that begins as usual: "
+TOKENS = 64
+"""Enough to leave the literal behind."""
+AMBIGUOUS_TOKENS = 1000
+MAX_BYTES = 512 << 10
+"""What is larger is refused unread."""
 
 
 async def deep_pattern(target: Target) -> Outcomes:
@@ -42,24 +52,35 @@ async def many_properties(target: Target) -> Outcomes:
 
 
 async def chained_rules(target: Target) -> Outcomes:
-    """Rules that each call the next one."""
+    """Rules that each call the next one, after a literal."""
     name = _name(target)
     rules = [f"{name}{number} ::= {name}{number + 1}" for number in range(RULES)]
-    grammar = "\n".join([f"root ::= {name}0", *rules, f'{name}{RULES} ::= "a"'])
-    return await _asked(target, {"structured_outputs": {"grammar": grammar}})
+    grammar = "\n".join([f'root ::= "{LITERAL}" {name}0', *rules, f'{name}{RULES} ::= "a"'])
+    return await _asked(target, {"structured_outputs": {"grammar": grammar}, "max_tokens": TOKENS})
 
 
 async def many_alternatives(target: Target) -> Outcomes:
-    """A regular expression with a hundred thousand alternatives."""
+    """Thousands of rules that all match the same, after a literal."""
     name = _name(target)
-    regex = "|".join(f"{name}{number}" for number in range(ALTERNATIVES))
-    return await _asked(target, {"structured_outputs": {"regex": regex}})
+    names = [f"r{number:x}" for number in range(ALTERNATIVES)]
+    rules = [f'{one} ::= "a" ("b{at % 97}" | "" | {one} "q")' for at, one in enumerate(names)]
+    first = f'root ::= "{LITERAL}{name}" s'
+    grammar = "\n".join([first, f"s ::= {' | '.join(names)}", *rules])
+    return await _asked(target, {"structured_outputs": {"grammar": grammar}, "max_tokens": TOKENS})
+
+
+async def ambiguous_rules(target: Target) -> Outcomes:
+    """A grammar of a line in which each token takes longer than the one before."""
+    grammar = f'root ::= "{_name(target)}" s "z"\ns ::= s s | "a"'
+    options = {"structured_outputs": {"grammar": grammar}, "max_tokens": AMBIGUOUS_TOKENS}
+    return await _asked(target, options)
 
 
 async def many_choices(target: Target) -> Outcomes:
-    """A choice among a hundred thousand, and a constant that is large."""
-    choices = [f"{_name(target)}{number}" for number in range(ALTERNATIVES)]
-    schema = {"const": "x" * 2_000_000}
+    """A choice among thousands, and a constant that is large."""
+    name = _name(target)
+    choices = [f"{name}{number}" for number in range(CHOICES)]
+    schema = {"const": name + "x" * (MAX_BYTES - 1024)}
     return await _asked(target, {"structured_outputs": {"choice": choices}}) + await _asked(
         target, {"structured_outputs": {"json": schema}}
     )
@@ -85,6 +106,7 @@ ATTACKS: Mapping[str, Callable[[Target], Awaitable[Outcomes]]] = MappingProxyTyp
         "many properties": many_properties,
         "chained rules": chained_rules,
         "many alternatives": many_alternatives,
+        "ambiguous rules": ambiguous_rules,
         "choices and constants": many_choices,
         "unbounded schemas": unbounded,
     }

@@ -41,6 +41,8 @@ QUICK_SLOTS = 2
 SLOW_SLOTS = 2
 REFUSALS_SECONDS = 60.0
 """How long a refusal is remembered: later, the machine may be less busy."""
+GIVEN_UP_SECONDS = 3600.0
+"""How long a grammar is refused after an engine gave it up."""
 MAX_RESULTS = 1024
 MAX_REMEMBERED_BYTES = 16 << 10
 """A result is remembered if the fields that it changes are no larger than this."""
@@ -144,12 +146,23 @@ class GrammarChecker:
             GracefulHTTPError: it cannot be checked now; the client may retry the request.
         """
         result = await self.result(_text(constraint))
-        if result.refusal:
-            raise VLLMValidationError(result.refusal)
         for name, value in result.changed.items():
             setattr(constraint, name, value)
+        if result.changed:
+            # An engine gives up the changed grammar.
+            result = self._remembered(_digest(_text(constraint))) or result
+        if result.refusal:
+            raise VLLMValidationError(result.refusal)
         constraint._backend = result.backend  # noqa: SLF001 - where vLLM has it
         constraint._backend_was_auto = result.was_auto  # noqa: SLF001 - as above
+
+    def refuse(self, constraint: StructuredOutputsParams) -> None:
+        """Refuse a grammar for an hour: an engine gave it up, although a worker accepted it."""
+        logger.warning("an engine gave up the grammar of %s", current_request().request_id)
+        until_seconds = asyncio.get_running_loop().time() + GIVEN_UP_SECONDS
+        self._remember(
+            _digest(_text(constraint)), TrialResult(_GIVEN_UP, until_seconds=until_seconds)
+        )
 
     async def result(self, grammar: bytes) -> TrialResult:
         """Return what is known of a grammar, or let a worker try it.
@@ -157,7 +170,7 @@ class GrammarChecker:
         Raises:
             GracefulHTTPError: as `check` does.
         """
-        digest = hashlib.sha256(grammar).digest()
+        digest = _digest(grammar)
         if (known := self._remembered(digest)) is not None:
             return known
         trial = self._trials.get(digest)
@@ -301,6 +314,11 @@ def _text(constraint: StructuredOutputsParams) -> bytes:
     return text
 
 
+def _digest(grammar: bytes) -> bytes:
+    return hashlib.sha256(grammar).digest()
+
+
+_GIVEN_UP = "The grammar of the request is refused: it took an engine too much CPU time."
 _TOO_LARGE = f"The grammar of the request is larger than {MAX_GRAMMAR_BYTES >> 10} KiB."
 
 

@@ -1,14 +1,16 @@
 """Does in a worker all that vLLM's front end and EngineCore do with a grammar.
 
 The checks, the backend and the vocabulary are the same, so that what is slow there, or ends a
-process, does so here first. Then it accepts a few tokens and fills masks, which EngineCore does
-between two steps, while all requests wait (vLLM 0.32, 0.33).
+process, does so here first. Then it writes a few answers and fills masks, which EngineCore does
+between two steps, while all requests wait (vLLM 0.32, 0.33). That refuses most grammars that are
+too slow before they delay a step; EngineCore gives up the others, see `patches.grammars`.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,13 +26,16 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
 from vllm.v1.structured_output.request import get_structured_output_key
 
+from holdfast.patches.grammar_steps import BURST_SECONDS, SECONDS_PER_TOKEN, Budget
+from holdfast.patches.grammars import mask_words
+
 Grammar = Mapping[str, Any]
 """The fields of vLLM's StructuredOutputsParams that a client has set."""
 
-MAX_SECONDS_PER_TOKEN = 0.25
-"""CPU time for one token of one request, while every other request waits."""
-TOKENS = 8
-_TOKENS_A_WORD = 32
+TRIAL_TOKENS = 64
+"""The length of each answer that is tried."""
+TRIAL_SECONDS = 0.2
+"""CPU time after which no other token is tried: a usual schema needs a tenth."""
 _MAX_MESSAGE_CHARACTERS = 1000
 _CACHE_VARIABLE = "VLLM_XGRAMMAR_CACHE_MB"
 _ERRORS = (
@@ -128,15 +133,10 @@ class Compiler:
         compiler = self._backend(backend)
         made = compiler.compile_grammar(*get_structured_output_key(constraint))
         mask = _mask_for(compiler)
-        for _ in range(TOKENS):
-            _timed(made.fill_bitmask, mask, 0)
-            allowed = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little").nonzero()[0]
-            if not allowed.size:
-                return
-            token = int(allowed[allowed.size // 2])
-            _timed(made.accept_tokens, "", [token])
-            if made.is_terminated():
-                return
+        until_seconds = time.thread_time() + TRIAL_SECONDS
+        for choose in _answers():
+            _try_answer(made, mask, choose, until_seconds)
+            made.reset()
 
     def _backend(self, name: str) -> Any:
         if name not in self._backends:
@@ -153,20 +153,48 @@ def _mask_for(backend: Any) -> torch.Tensor:
 
     The backend's own would be in pinned memory, which would initialise a GPU here.
     """
-    vocabulary = int(getattr(backend, "ll_tokenizer", backend).vocab_size)
-    return torch.full((1, -(-vocabulary // _TOKENS_A_WORD)), -1, dtype=torch.int32)
+    return torch.full((1, mask_words(backend)), -1, dtype=torch.int32)
 
 
 class SlowGrammarError(ValueError):
     """Each token of the grammar would keep all requests waiting."""
 
 
-def _timed(step: Callable[..., Any], *arguments: Any) -> None:
-    started = time.thread_time()
-    step(*arguments)
-    seconds = time.thread_time() - started
-    if seconds > MAX_SECONDS_PER_TOKEN:
-        raise SlowGrammarError(
-            f"the grammar takes {seconds:.1f} s of CPU time per token; at most "
-            f"{MAX_SECONDS_PER_TOKEN:g} s are allowed"
-        )
+def _answers() -> tuple[Callable[[Any], Any], ...]:
+    """Return the ways to choose among the allowed tokens: a slow rule may follow any of them."""
+    return (
+        lambda allowed: allowed[allowed.size // 2],
+        lambda allowed: allowed[0],
+        lambda allowed: allowed[-1],
+        random.Random(0).choice,  # noqa: S311 - no secret, and the same in each trial
+    )
+
+
+def _try_answer(
+    made: Any, mask: torch.Tensor, choose: Callable[[Any], Any], until_seconds: float
+) -> None:
+    """Write an answer and fill its masks, as EngineCore does.
+
+    Raises:
+        SlowGrammarError: that takes more than EngineCore allows.
+    """
+    budget = Budget()
+    token: int | None = None
+    began_seconds = time.thread_time()
+    for _ in range(TRIAL_TOKENS):
+        if token is not None:
+            made.accept_tokens("", [token])
+        has_ended = made.is_terminated()
+        if not has_ended:
+            made.fill_bitmask(mask, 0)
+        now_seconds = time.thread_time()
+        if not budget.spend(now_seconds - began_seconds, 1):
+            raise SlowGrammarError(
+                f"the grammar takes {now_seconds - began_seconds:.2f} s of CPU time per token; at "
+                f"most {SECONDS_PER_TOKEN:g} s on average and {BURST_SECONDS:g} s are allowed"
+            )
+        allowed = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little").nonzero()[0]
+        if has_ended or not allowed.size or now_seconds > until_seconds:
+            return
+        token = int(choose(allowed))
+        began_seconds = time.thread_time()

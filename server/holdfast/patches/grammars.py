@@ -1,0 +1,265 @@
+"""Bounds how long the grammars of requests may stop an EngineCore.
+
+vLLM advances the grammars of a step and fills their masks in the scheduling loop, while every
+request waits (`StructuredOutputManager.grammar_bitmask` and `accept_tokens`, 0.32). Nothing bounds
+that: with `s ::= s s | "a"`, xgrammar takes longer for each token than for the one before, so no
+trial of a grammar can exclude it. Here threads do it, within a budget of CPU time for each grammar,
+see `grammar_steps`. A grammar that exceeds its budget ends with its request, and so does one that
+compiles for too long. The stop reason of the request tells the front end.
+
+Importing this module is cheap: each function imports what it changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from holdfast.patches.grammar_steps import Budget, GrammarThreads, Job
+from holdfast.patches.patch import original, replace
+
+TOO_SLOW = "holdfast: the grammar exceeded its CPU time"
+COMPILES_TOO_LONG = "holdfast: the grammar compiled for too long"
+_FAILED = "holdfast: the grammar failed"
+_TOKENS_A_WORD = 32
+
+
+class BoundedGrammar:
+    """A grammar of vLLM (`StructuredOutputGrammar`) that works only in threads.
+
+    What vLLM's loop calls only notes what there is to do, or reads what a thread found.
+    """
+
+    def __init__(self, grammar: Any, threads: GrammarThreads, mask_words: int) -> None:
+        self._grammar = grammar
+        self._threads = threads
+        self._mask_words = mask_words
+        self._mask: Any = None
+        """Its own, since a thread that was given up may yet write to it. A row for each draft."""
+        self._rows: Any = None
+        self._budget = Budget()
+        self._unread: list[int] = []
+        """Tokens of the answer that the grammar has yet to accept."""
+        self._has_ended: list[bool] = [False]
+        """Whether it has terminated, after each number of drafts that it accepts."""
+        self._at = 0
+        self._is_drafting = False
+        self.stop_reason = ""
+        """Why it was given up; empty if it was not."""
+
+    def filling(self, drafts: list[int]) -> Job | None:
+        """Return the job that fills the masks of a step; None if the grammar was given up."""
+        self._at, self._is_drafting = 0, bool(drafts)
+        if self.stop_reason:
+            return None
+        work, tokens = partial(self._fill, drafts), 1 + len(drafts)
+        return Job(work, self._filled, self._give_up, self._budget, tokens)
+
+    def end_drafts(self) -> None:
+        """Take the next tokens as those of the answer."""
+        self._is_drafting = False
+
+    def accept_tokens(self, _request_id: str, tokens: list[int]) -> bool:
+        """Note tokens of the answer, or go on to the next draft."""
+        if self.stop_reason:
+            return False
+        if self._is_drafting:
+            self._at += len(tokens)
+            return self._at < len(self._has_ended)
+        self._unread += tokens
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """Return the drafts that the grammar accepts."""
+        found: list[list[int]] = [[]]
+        if not self.stop_reason:
+            work = partial(self._validated, tokens)
+            count = 1 + len(tokens)
+            self._threads.run([Job(work, found.append, self._give_up, self._budget, count)])
+        return found[-1]
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back to an earlier draft."""
+        self._at -= num_tokens
+
+    def fill_bitmask(self, bitmask: Any, index: int) -> None:
+        """Copy what a thread has filled."""
+        bitmask.numpy()[index] = self._rows[self._at]
+
+    def is_terminated(self) -> bool:
+        """Whether anything may follow."""
+        return bool(self.stop_reason) or self._has_ended[self._at]
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        if unread and not self._grammar.accept_tokens("", unread):
+            raise ValueError("the grammar does not accept what was sampled")
+
+    def _validated(self, tokens: list[int]) -> list[int]:
+        self._read()
+        found: list[int] = self._grammar.validate_tokens(tokens)
+        return found
+
+    def _fill(self, drafts: list[int]) -> list[bool]:
+        self._read()
+        self._make_rows(1 + len(drafts))
+        has_ended = [self._fill_row(0)]
+        for draft in drafts:
+            if has_ended[-1] or not self._grammar.accept_tokens("", [draft]):
+                break
+            has_ended.append(self._fill_row(len(has_ended)))
+        if len(has_ended) > 1:
+            self._grammar.rollback(len(has_ended) - 1)
+        return has_ended
+
+    def _make_rows(self, rows: int) -> None:
+        import torch  # noqa: PLC0415 - see the module's docstring
+
+        if self._rows is None or len(self._rows) < rows:
+            self._mask = torch.full((rows, self._mask_words), -1, dtype=torch.int32)
+            self._rows = self._mask.numpy()
+
+    def _fill_row(self, row: int) -> bool:
+        if self._grammar.is_terminated():
+            return True
+        self._grammar.fill_bitmask(self._mask, row)
+        return False
+
+    def _filled(self, has_ended: list[bool]) -> None:
+        self._has_ended = has_ended
+
+    def _give_up(self, has_failed: bool) -> None:
+        self.stop_reason = _FAILED if has_failed else TOO_SLOW
+
+
+class GivenUpGrammar:
+    """In place of a grammar that compiled for too long: it accepts no token."""
+
+    stop_reason = COMPILES_TOO_LONG
+
+    def filling(self, _drafts: list[int]) -> None:
+        """Return no job."""
+
+    def end_drafts(self) -> None:
+        """Do nothing."""
+
+    def accept_tokens(self, _request_id: str, _tokens: list[int]) -> bool:
+        """Accept no token, which ends the request."""
+        return False
+
+    def validate_tokens(self, _tokens: list[int]) -> list[int]:
+        """Accept no draft."""
+        return []
+
+    def is_terminated(self) -> bool:
+        """Whether anything may follow."""
+        return True
+
+
+class _Compilation(Future[Any]):
+    """vLLM's future of a grammar, which is done by its deadline."""
+
+    def __init__(
+        self, compiling: Future[Any], bound: Callable[[Any], BoundedGrammar], seconds: float
+    ) -> None:
+        super().__init__()
+        self._compiling = compiling
+        self._bound = bound
+        self._deadline_seconds = time.monotonic() + seconds
+
+    def done(self) -> bool:
+        return self._compiling.done() or time.monotonic() >= self._deadline_seconds
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self._compiling.done():
+            self._compiling.cancel()
+            return GivenUpGrammar()
+        return self._bound(self._compiling.result(timeout))
+
+
+def bound_grammars(compile_seconds: float) -> None:
+    """Have an EngineCore in this process bound its grammars, and the time to compile each."""
+    from vllm.v1.structured_output import StructuredOutputManager  # noqa: PLC0415 - as above
+    from vllm.v1.structured_output.backend_types import (  # noqa: PLC0415 - as above
+        StructuredOutputGrammar,
+    )
+
+    for kind in (BoundedGrammar, GivenUpGrammar):
+        StructuredOutputGrammar.register(kind)  # vLLM asserts it in places
+
+    initialise = original(StructuredOutputManager, "grammar_init")
+    fill = original(StructuredOutputManager, "grammar_bitmask")
+    accept = original(StructuredOutputManager, "accept_tokens")
+
+    def begin(manager: Any, request: Any) -> None:
+        initialise(manager, request)
+        if (wanted := request.structured_output_request) is None:
+            return
+        made = wanted._grammar  # noqa: SLF001 - the property reads its result
+        bound = partial(
+            BoundedGrammar, threads=_threads(manager), mask_words=mask_words(manager.backend)
+        )
+        is_compiling = isinstance(made, Future)
+        wanted.grammar = _Compilation(made, bound, compile_seconds) if is_compiling else bound(made)
+
+    def fill_bounded(manager: Any, requests: Any, names: Any, drafts: Any) -> Any:
+        if jobs := _jobs(manager, [requests[name] for name in names], drafts):
+            _threads(manager).run(jobs)
+        try:
+            return fill(manager, requests, names, drafts)
+        finally:
+            for name in drafts.keys() & names:
+                requests[name].structured_output_request.grammar.end_drafts()
+
+    def accept_bounded(manager: Any, request: Any, tokens: Any) -> bool:
+        is_accepted: bool = accept(manager, request, tokens)
+        if not is_accepted:
+            request.stop_reason = request.structured_output_request.grammar.stop_reason or None
+        return is_accepted
+
+    replace(StructuredOutputManager, "grammar_init", begin)
+    replace(StructuredOutputManager, "grammar_bitmask", fill_bounded)
+    replace(StructuredOutputManager, "accept_tokens", accept_bounded)
+
+
+def mask_words(backend: Any) -> int:
+    """Return the length of a backend's masks.
+
+    What it allocates itself is in pinned memory, of which each request would need some.
+    """
+    return -(-int(getattr(backend, "ll_tokenizer", backend).vocab_size) // _TOKENS_A_WORD)
+
+
+def _jobs(manager: Any, requests: list[Any], drafts: Any) -> list[Job]:
+    """Return what has to be done before `grammar_bitmask` of these requests."""
+    jobs = []
+    for request in requests:
+        wanted, tokens = request.structured_output_request, drafts.get(request.request_id, ())
+        accepted: list[int] = []
+        is_masked = True
+        if tokens or not (manager.reasoner_cls is None or wanted.reasoning_ended):
+            accepted, is_masked = _drafted(manager, request, list(tokens))
+        if is_masked and (job := wanted.grammar.filling(accepted)) is not None:
+            jobs.append(job)
+    return jobs
+
+
+def _drafted(manager: Any, request: Any, tokens: list[int]) -> tuple[list[int], bool]:
+    """Return the drafts that the grammar is given, and whether a mask applies after any."""
+    from vllm.v1.structured_output.utils import (  # noqa: PLC0415 - as above
+        strip_speculative_padding,
+    )
+
+    drafts = strip_speculative_padding(tokens)
+    bounds = manager._get_constraint_bounds(request, drafts)  # noqa: SLF001 - vLLM has no other name for it
+    return drafts[bounds.grammar_start :], bounds.constraint_start <= len(drafts)
+
+
+def _threads(manager: Any) -> GrammarThreads:
+    if not hasattr(manager, "holdfast_threads"):
+        manager.holdfast_threads = GrammarThreads()
+    threads: GrammarThreads = manager.holdfast_threads
+    return threads

@@ -1,0 +1,212 @@
+"""An EngineCore's grammars are bounded, and fill the masks that vLLM's own would."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.request import StructuredOutputRequest
+
+from holdfast.demo.files import ensure_demo_model
+from holdfast.patches import grammar_steps
+from holdfast.patches.grammars import COMPILES_TOO_LONG, TOO_SLOW, bound_grammars
+from servers import wait_until
+
+# vLLM gives xgrammar an argument that it does not need any more.
+pytestmark = pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning")
+
+DEADLINE_SECONDS = 60.0
+DRAFTS = 3
+NO_DRAFTS: dict[str, list[int]] = {}
+AMBIGUOUS = {"grammar": 'root ::= "a" s "z"\ns ::= s s | "a"'}
+"""Each token takes longer than the one before; a usual trial sees the first ones only."""
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "ages": {"type": "array"}},
+    "required": ["name", "ages"],
+}
+ANSWER = '{"name": "Ada", "ages": [1, 36]}'
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """That of the demo model, with its tokenizer and three drafts a step."""
+    model = ensure_demo_model(tmp_path_factory.mktemp("models"))
+    return AsyncEngineArgs(
+        model=str(model),
+        max_model_len=4096,
+        max_num_seqs=8,
+        speculative_config={"method": "ngram", "num_speculative_tokens": DRAFTS},
+    ).create_engine_config()
+
+
+@pytest.fixture(autouse=True)
+def _vllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is put in the place of vLLM's code is taken back."""
+    for name in ("grammar_init", "grammar_bitmask", "accept_tokens", "_create_grammar"):
+        monkeypatch.setattr(StructuredOutputManager, name, getattr(StructuredOutputManager, name))
+
+
+class Steps:
+    """An EngineCore's grammars, step for step."""
+
+    def __init__(self, config: Any) -> None:
+        self.manager = StructuredOutputManager(config)
+        self._requests: dict[str, Any] = {}
+
+    def add(self, name: str, grammar: dict[str, Any], backend: str = "xgrammar") -> Any:
+        """Add a request, as EngineCore does; it compiles."""
+        constraint = StructuredOutputsParams(**grammar)
+        constraint._backend = backend
+        parameters = SamplingParams(structured_outputs=constraint)
+        request = self._requests[name] = SimpleNamespace(
+            request_id=name,
+            sampling_params=parameters,
+            structured_output_request=StructuredOutputRequest(constraint),
+            use_structured_output=True,
+            stop_reason=None,
+        )
+        self.manager.grammar_init(request)
+        return request
+
+    def compiled(self, name: str, grammar: dict[str, Any], backend: str = "xgrammar") -> Any:
+        """Add a request, and return it when its grammar is ready."""
+        request = self.add(name, grammar, backend)
+        wait_until(
+            lambda: request.structured_output_request.grammar is not None,
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: f"{grammar} still compiles",
+        )
+        return request
+
+    def masks(self, drafts: dict[str, list[int]] = NO_DRAFTS) -> Any:
+        """The masks of one step, of all requests."""
+        return self.manager.grammar_bitmask(self._requests, list(self._requests), drafts)
+
+    def accept(self, request: Any, tokens: list[int]) -> bool:
+        return bool(self.manager.accept_tokens(request, tokens))
+
+    def tokens(self, text: str) -> list[int]:
+        return list(self.manager.tokenizer.encode(text, add_special_tokens=False))
+
+
+def steps_of(answered: Steps, backend: str) -> list[Any]:
+    """All masks of two requests that write an answer with good and bad drafts."""
+    person = answered.compiled("person", {"json": PERSON}, backend)
+    letters = answered.compiled("letters", {"regex": "[a-z]+"}, backend)
+    answer, [letter] = answered.tokens(ANSWER), answered.tokens("b")
+    seen = []
+    for at in range(0, len(answer), 2):
+        asked = [*answer[at : at + 2], letter][:DRAFTS]
+        drafts = answered.manager.validate_tokens(person, asked)
+        padded = drafts + [-1] * (DRAFTS - len(drafts))
+        seen += [drafts, answered.masks({"person": padded}).copy()]
+        assert answered.accept(person, answer[at : at + 2])
+        assert answered.accept(letters, [letter])
+    return seen
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+def test_bounded_grammars_fill_the_same_masks(config: Any, backend: str) -> None:
+    """With drafts and without, token for token."""
+    own = steps_of(Steps(config), backend)
+    bound_grammars(DEADLINE_SECONDS)
+    bounded = steps_of(Steps(config), backend)
+    assert len(own) == len(bounded)
+    assert all(np.array_equal(one, other) for one, other in zip(own, bounded, strict=True))
+
+
+def test_a_grammar_that_grows_ends_with_its_request(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No trial can find it; here it has its quarter of a second for all tokens together."""
+    monkeypatch.setattr(grammar_steps, "SECONDS_PER_TOKEN", 0.0)
+    bound_grammars(DEADLINE_SECONDS)
+    steps = Steps(config)
+    growing, usual = steps.compiled("growing", AMBIGUOUS), steps.compiled("usual", {"regex": "b+"})
+    [a], [b] = steps.tokens("a"), steps.tokens("b")
+    steps.masks()
+    tokens = 0
+    while steps.accept(growing, [a]) and tokens < 4000:
+        tokens += 1
+        steps.accept(usual, [b])
+        masks = steps.masks()
+        [row] = masks[len(masks) // 2 :][:1]
+        allowed = np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0]
+        assert b in allowed
+        assert a not in allowed
+    assert growing.stop_reason == TOO_SLOW
+    assert usual.stop_reason is None
+
+
+def test_a_lost_thread_writes_to_no_mask_of_others(config: Any) -> None:
+    """It goes on with the one that it was given, which nothing reads any more."""
+    bound_grammars(DEADLINE_SECONDS)
+    steps = Steps(config)
+    stuck = steps.compiled("stuck", {"regex": "b+"})
+    go_on, has_written = threading.Event(), threading.Event()
+
+    class Stuck:
+        """A grammar in native code that is busy until it is told to write."""
+
+        def is_terminated(self) -> bool:
+            return False
+
+        def fill_bitmask(self, mask: Any, row: int) -> None:
+            while not go_on.is_set():
+                sum(range(1000))
+            mask[row].fill_(0)
+            has_written.set()
+
+    stuck.structured_output_request.grammar._grammar = Stuck()
+    mask = steps.masks()
+    go_on.set()
+    assert has_written.wait(DEADLINE_SECONDS)
+    assert (mask == -1).all()
+    assert not steps.accept(stuck, steps.tokens("b"))
+
+
+def test_what_a_grammar_does_not_accept_ends_its_request(config: Any) -> None:
+    """As in vLLM, one token later, and without a word about CPU time."""
+    bound_grammars(DEADLINE_SECONDS)
+    steps = Steps(config)
+    wrong = steps.compiled("wrong", {"regex": "b+"})
+    steps.masks()
+    steps.accept(wrong, steps.tokens("a"))
+    steps.masks()
+    assert not steps.accept(wrong, steps.tokens("b"))
+    assert wrong.stop_reason not in {TOO_SLOW, COMPILES_TOO_LONG}
+
+
+def test_a_grammar_that_compiles_for_too_long_ends_beside_others(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However busy the engine is: its request is scheduled, and ends with its first token."""
+    compiled = threading.Event()
+    create = StructuredOutputManager._create_grammar
+
+    def create_slowly(manager: Any, request: Any) -> Any:
+        if request.request_id == "slow":
+            compiled.wait(DEADLINE_SECONDS)
+        return create(manager, request)
+
+    monkeypatch.setattr(StructuredOutputManager, "_create_grammar", create_slowly)
+    bound_grammars(DEADLINE_SECONDS)
+    steps = Steps(config)
+    usual = steps.compiled("usual", {"regex": "b+"})
+    bound_grammars(0.0)
+    try:
+        slow = steps.add("slow", {"regex": "c+"})
+        assert slow.structured_output_request.is_grammar_ready
+        steps.masks()
+        assert steps.accept(usual, steps.tokens("b"))
+        assert not steps.accept(slow, steps.tokens("c"))
+    finally:
+        compiled.set()
+    assert slow.stop_reason == COMPILES_TOO_LONG

@@ -1,0 +1,131 @@
+"""A step waits for a grammar for as long as that has CPU time, and for the others anyway."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from holdfast.patches import grammar_steps
+from holdfast.patches.grammar_steps import (
+    BURST_SECONDS,
+    SECONDS_PER_TOKEN,
+    Budget,
+    GrammarThreads,
+    Job,
+)
+
+DEADLINE_SECONDS = 60.0
+LONG_ITERATIONS = 5_000_000
+"""Of a hash, in native code without Python's lock: seconds of CPU time."""
+
+
+class Seen:
+    """What became of the jobs of a step, by name."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {}
+
+    def job(self, name: str, work: Callable[[], Any], budget: Budget | None = None) -> Job:
+        def finish(result: Any) -> None:
+            self.said[name] = result
+
+        def give_up(has_failed: bool) -> None:
+            self.said[name] = "failed" if has_failed else "given up"
+
+        return Job(work, finish, give_up, budget or Budget())
+
+
+def long_work(ended: threading.Event) -> None:
+    hashlib.pbkdf2_hmac("sha256", b"", b"", LONG_ITERATIONS)
+    ended.set()
+
+
+def some_work() -> str:
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)
+    return "done"
+
+
+def test_a_step_goes_on_without_a_grammar_that_takes_too_long() -> None:
+    """Native code that nothing can interrupt goes on beside the steps, and the others are done."""
+    ended = threading.Event()
+    seen, threads = Seen(), GrammarThreads()
+    before = seen.job("before", lambda: "done")
+    long = seen.job("long", lambda: long_work(ended))
+    after = seen.job("after", lambda: "done")
+    threads.run([before, long, after])
+    assert not ended.is_set()
+    assert seen.said == {"before": "done", "long": "given up", "after": "done"}
+    threads.run([seen.job("next", lambda: "done")])
+    assert seen.said["next"] == "done"
+    assert ended.wait(DEADLINE_SECONDS)
+    assert seen.said["long"] == "given up"
+
+
+def test_what_is_given_up_has_the_lowest_priority() -> None:
+    """It takes no CPU from the engine."""
+    numbers: list[int] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        numbers.append(threading.get_native_id())
+        long_work(ended)
+
+    GrammarThreads().run([Seen().job("long", work)])
+    assert os.getpriority(os.PRIO_PROCESS, numbers[0]) == grammar_steps._LOWEST_PRIORITY
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == 0
+    assert ended.wait(DEADLINE_SECONDS)
+
+
+def test_many_grammars_that_are_all_too_slow_do_not_add_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When a step is late, none may take what it has saved."""
+    monkeypatch.setattr(grammar_steps, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(grammar_steps, "SECONDS_PER_TOKEN", 0.0)
+    seen = Seen()
+    GrammarThreads().run([seen.job(str(number), some_work) for number in range(16)])
+    assert set(seen.said.values()) == {"given up"}
+
+
+def test_a_grammar_that_raises_concerns_no_other() -> None:
+    """In EngineCore itself, that would end the engine."""
+    seen = Seen()
+
+    def broken() -> None:
+        raise RuntimeError("an assertion in native code")
+
+    GrammarThreads().run([seen.job("broken", broken), seen.job("after", lambda: "done")])
+    assert seen.said == {"broken": "failed", "after": "done"}
+
+
+def test_a_large_step_is_shared() -> None:
+    """Each job is done once, whichever thread takes it."""
+    counts: list[int] = []
+    seen = Seen()
+    jobs = [seen.job(str(n), partial(counts.append, n)) for n in range(1000)]
+    GrammarThreads().run(jobs)
+    assert sorted(counts) == list(range(1000))
+    assert len(seen.said) == 1000
+
+
+def test_a_budget_allows_so_much_on_average() -> None:
+    """And more at once only of what was saved."""
+    budget = Budget()
+    assert budget.spend(BURST_SECONDS, 1)
+    for _ in range(100):
+        assert budget.spend(SECONDS_PER_TOKEN, 1)
+    assert not budget.spend(3 * SECONDS_PER_TOKEN, 1)
+
+
+def test_a_budget_saves_so_much_and_no_more() -> None:
+    """However many cheap tokens came first."""
+    budget = Budget()
+    for _ in range(10_000):
+        budget.spend(0.0, 1)
+    assert not budget.spend(BURST_SECONDS + 2 * SECONDS_PER_TOKEN, 1)
