@@ -72,6 +72,33 @@ def test_nothing_is_wrong_with_the_sound_model(tmp_path: Path, model: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("given", "flag", "most"), [(None, 8, 128), (None, 200, 200), ("500", 200, 500)]
+)
+def test_a_request_may_ask_for_128_answers_or_for_as_many_as_run_at_once(
+    tmp_path: Path,
+    sound: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str | None,
+    flag: int,
+    most: int,
+) -> None:
+    """If that is more, or for what the operator says; vLLM's own default is 16,384."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams
+
+    from holdfast.engine.configure import configure
+
+    monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", given or "")  # put back later
+    if given is None:
+        monkeypatch.delenv("VLLM_MAX_N_SEQUENCES")
+    settings = parse_serve([str(sound), *TINY, f"--max-num-seqs={flag}"], {})
+    configure(settings, tmp_path, lambda: State.STARTING, NativeVariables(None, ()))
+    assert SamplingParams(n=most).n == most
+    with pytest.raises(VLLMValidationError, match=f"at most {most}"):
+        SamplingParams(n=most + 1)
+
+
+@pytest.mark.parametrize(
     ("argument", "words"),
     [
         ("--chat-template=/nope.jinja", ("--chat-template", "/nope.jinja")),
