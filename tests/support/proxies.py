@@ -47,7 +47,7 @@ def envoy(directory: Path, ports: Sequence[int]) -> Iterator[Server]:
         text = _with_addresses((FILES / "envoy.yaml").read_text(), ports, of_envoy)
         ours = f"address: 127.0.0.1, port_value: {port}"
         path.write_text(_once(text, "address: 0.0.0.0, port_value: 8080", ours))
-        flags = ("-c", str(path), "--use-dynamic-base-id", "--concurrency", "1")
+        flags = ("-c", str(path), "--disable-hot-restart", "--concurrency", "1")
         with _running(directory, tool("envoy"), *flags, port=port) as proxy:
             yield proxy
 
