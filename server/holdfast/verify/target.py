@@ -21,6 +21,9 @@ from holdfast.verify.streams import Chunk, StreamedAnswer
 REQUEST_SECONDS = 120.0
 """For one answer, unless the caller has another deadline."""
 CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 2.0
+"""A connection that was idle for longer is not used again: vLLM and Holdfast close it after 5 s,
+and a request that is on its way then gets no answer."""
 _MAX_CONNECTIONS = 256
 _MAX_BYTES = 256 * 1024 * 1024
 """Of one answer."""
@@ -92,7 +95,7 @@ class Target:
         self.secrets = tuple(filter(None, (api_key, urlsplit(url).password)))
         """What no report may contain."""
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=_MAX_CONNECTIONS)
+        limits = httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=IDLE_SECONDS)
         timeout = httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS)
         self._client = httpx.AsyncClient(
             base_url=url, headers=self.headers, limits=limits, timeout=timeout
