@@ -8,6 +8,10 @@
 #
 # Both run as uid 10001 with a read-only root file system, if these are writable:
 # /tmp, /dev/shm, and below /home/holdfast: .local/state/holdfast, .cache and .cache/huggingface.
+#
+# The bases are named by tag, so that each build has Debian's latest security fixes; a digest would
+# leave them out until somebody changes it. What is installed on them has to have its hash. To build
+# from what you have examined, pass --build-arg CUDA_BASE=<image>@sha256:<digest>, or CPU_BASE.
 ARG CPU_BASE=docker.io/library/python:3.11-slim-bookworm
 ARG CUDA_BASE=docker.io/vllm/vllm-openai:v0.32.0
 
