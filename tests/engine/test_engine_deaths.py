@@ -55,6 +55,8 @@ class Lab:
     def __init__(self, directory: Path, model: Path) -> None:
         self.directory = directory
         self.native_variables = NativeVariables(None, ())
+        self.strangers = frozenset(psutil.Process().children(recursive=True))
+        """Those of servers that tests of other files share, and that still run."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -114,7 +116,14 @@ class Lab:
 
     def process(self, name: str) -> psutil.Process:
         """The one with this in its title."""
-        return next(p for p in tree.children() if name in title_of(p))
+        found = self.find_process(name)
+        assert found is not None, name
+        return found
+
+    def find_process(self, name: str) -> psutil.Process | None:
+        """The one with this in its title, if the lab has started one."""
+        own = tree.children() - self.strangers
+        return next((p for p in own if name in title_of(p)), None)
 
     def close(self) -> None:
         """End everything."""
@@ -155,8 +164,9 @@ def left_by(lab: Lab, directory: Path) -> list[str]:
     """What a generation left: processes, files, shared memory."""
     tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     known = {forkserver.server_pid(), tracker}
+    own = set(psutil.Process().children(recursive=True)) - lab.strangers
     return [
-        *(repr(p) for p in psutil.Process().children(recursive=True) if p.pid not in known),
+        *(repr(p) for p in own if p.pid not in known),
         *(path.name for path in lab.directory.iterdir() if path.name == directory.name),
         *(path.name for path in Path("/dev/shm").glob(f"*{name_prefix(directory)}*")),  # noqa: S108
     ]
@@ -290,7 +300,7 @@ def _failed_start(lab: Lab, name: str) -> str:
     """What is said of a start whose process of this name is killed as soon as it is there."""
     starting = asyncio.run_coroutine_threadsafe(lab._start(), lab._loop)
     victim = wait_until(
-        lambda: next((p for p in tree.children() if name in title_of(p)), None),
+        lambda: lab.find_process(name),
         deadline_seconds=START_DEADLINE_SECONDS,
         what=lambda: f"no {name}",
     )
