@@ -150,6 +150,13 @@ PATCHES: tuple[Patch, ...] = (
         "FFmpeg reads files that make it open other files or listen on the network",
     ),
     Patch(
+        "engine.media.formats.read_clips_safely",
+        "front end",
+        ("vllm.multimodal.video_decoders.opencv:BytesIO",),
+        "a clip with one wrong bit in its index ends the server with SIGSEGV",
+        seen_in="vLLM 0.32, 0.33 with OpenCV 5.0",
+    ),
+    Patch(
         "engine.media.realtime.bound_realtime_audio",
         "front end",
         (f"{_REALTIME}.__init__", f"{_REALTIME}.cleanup"),

@@ -3,7 +3,7 @@
 Runs in the front end.
 
     limits        how many pixels a request, and all requests, may hold once decoded
-    formats       which formats reach a decoder
+    formats       which formats reach a decoder, and how it reads clips
     public_fetch  fetches URLs from public addresses only
     realtime      how much audio of realtime transcriptions may wait
 """

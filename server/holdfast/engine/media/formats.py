@@ -1,4 +1,7 @@
-"""Restricts the formats of images, audio and clips that reach a decoder to those in use."""
+"""Restricts the formats of images, audio and clips that reach a decoder to those in use.
+
+And how a decoder reads a clip.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ from typing import Any
 from vllm.entrypoints.speech_to_text.base import serving as speech_to_text
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import audio
+from vllm.multimodal.video_decoders import opencv
 
 from holdfast.patches.patch import original, replace
 
 IMAGE_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """What clients send. vLLM accepts 36, with readers that hardly anybody reviews; in two of them, an
 image may have another size than the header says."""
+
+CALLS_OF_ANY_CLIP = 1 << 14
+BYTES_OF_A_CALL = 1 << 8
+"""FFmpeg reads 32 KiB at once, and rarely reads twice."""
 
 _MARK_BYTES = 16
 _CONTAINERS = (
@@ -59,3 +67,34 @@ def check_audio() -> None:
 
     replace(audio, "load_audio", load_audio)
     replace(speech_to_text, "load_audio", load_audio)
+
+
+def read_clips_safely() -> None:
+    """Have OpenCV read clips so that a damaged one ends neither the process nor never.
+
+    OpenCV 5.0 crashes if `seek` raises, as it does for the negative positions that a damaged index
+    has FFmpeg seek to. Other damage has FFmpeg return to the same place for ever. A second call
+    changes nothing.
+    """
+    opencv.BytesIO = _Clip
+
+
+class _Clip(BytesIO):
+    """A file that does not raise, and ends for good after more calls than a valid one needs."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._calls_left = CALLS_OF_ANY_CLIP + len(data) // BYTES_OF_A_CALL
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        try:
+            return super().seek(offset, whence) if self._is_readable() else -1
+        except (OverflowError, ValueError):
+            return -1
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(size) if self._is_readable() else b""
+
+    def _is_readable(self) -> bool:
+        self._calls_left -= 1
+        return self._calls_left > 0

@@ -45,7 +45,12 @@ from vllm.multimodal.media.video import VideoMediaIO
 from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 from yarl import URL
 
-from holdfast.engine.media.formats import IMAGE_FORMATS, check_audio, check_container
+from holdfast.engine.media.formats import (
+    IMAGE_FORMATS,
+    check_audio,
+    check_container,
+    read_clips_safely,
+)
 from holdfast.engine.media.public_fetch import PublicConnection
 from holdfast.engine.unsupported import is_on
 from holdfast.engine.vllm_errors import capacity_lent
@@ -105,6 +110,7 @@ def guard_media(allowed_domains: Sequence[str] | None) -> None:
     # Mistral's tokenizer itself fetches an image that vLLM has already fetched.
     mistral_image.download_image = download_image  # type: ignore[attr-defined]  # it imports it too
     check_audio()
+    read_clips_safely()
 
 
 class PixelBudget:
@@ -230,8 +236,9 @@ class BoundedMediaIO:
     def load_bytes(self, data: bytes) -> Any:
         if not isinstance(self._media_io, ImageMediaIO):
             check_container(data)
-        pixels = pixels_of(self._media_io, data)
-        return self._count_and_load(pixels, lambda: self._media_io.load_bytes(data))
+        with _decoding_errors(RuntimeError, Image.DecompressionBombError):
+            pixels = pixels_of(self._media_io, data)
+            return self._count_and_load(pixels, lambda: self._media_io.load_bytes(data))
 
     def load_base64(self, media_type: str, data: str) -> Any:
         is_list = media_type.lower() == "video/jpeg"
@@ -291,14 +298,14 @@ def _pixels_a_request() -> int:
 
 
 @contextmanager
-def _decoding_errors() -> Iterator[None]:
+def _decoding_errors(*more: type[Exception]) -> Iterator[None]:
     """Turn what vLLM and its decoders raise for a medium or for `media_io_kwargs` into 400.
 
     A request may pass any JSON value, which they use without a check (0.32).
     """
     try:
         yield
-    except _DECODING_FAILURES as error:
+    except _DECODING_FAILURES + more as error:
         cause = " ".join(str(error).split())[:_CAUSE_CHARACTERS]
         logger.warning("cannot decode media: %s: %s", type(error).__name__, cause)
         raise VLLMValidationError(
