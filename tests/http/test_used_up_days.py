@@ -81,5 +81,5 @@ def test_a_call_of_an_open_websocket_is_refused_once_the_day_is_used_up(tmp_path
                 await connection.send("")
                 return [*said, await connection.recv()]
 
-    assert asyncio.run(scene()) == ["done", "OverloadedError"]
+    assert asyncio.run(scene()) == ["done", "KeyUsedUpError"]
     assert counter_values(server.quota_refusals)["key_daily_tokens"] == 1
