@@ -156,7 +156,7 @@ class Blame:
         return True
 
     def refuse_untried(self) -> None:
-        """Refuse the suspects that no trial has acquitted: there is no engine or time for more."""
+        """Refuse the suspects that no trial has acquitted: no engine or time is left for them."""
         for request in self._trials.untried if self._trials else ():
             logger.warning(
                 "request %s is not retried: there was no time or engine left to try it alone",
@@ -286,7 +286,7 @@ class Blame:
         return Verdict(explained, bool(culprit.context.key), has_suspects=True)
 
     def _convict(self, request: EngineRequest) -> None:
-        """Refuse a request for what is no proof yet; a second conviction quarantines its like.
+        """Refuse a request on evidence that is no proof; a second conviction quarantines its like.
 
         Its key is charged one death, however many are explained.
         """

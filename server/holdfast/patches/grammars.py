@@ -228,7 +228,7 @@ def bound_grammars(compile_seconds: float) -> None:
 def mask_words(backend: Any) -> int:
     """Return the length of a backend's masks.
 
-    What it allocates itself is in pinned memory, of which each request would need some.
+    A backend allocates its own in pinned memory, and each request would need some of it.
     """
     return -(-int(getattr(backend, "ll_tokenizer", backend).vocab_size) // _TOKENS_A_WORD)
 

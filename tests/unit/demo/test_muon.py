@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_updates_are_those_of_torch() -> None:
-    """Over several steps, but for the rounding of bfloat16."""
+    """Over several steps, within the rounding of bfloat16."""
     torch.manual_seed(1)
     ours = torch.nn.Parameter(torch.randn(32, 16))
     theirs = torch.nn.Parameter(ours.detach().clone())
