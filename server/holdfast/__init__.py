@@ -37,10 +37,10 @@ Start
 
 Request
     1. `listener.http_connection` reads it, and refuses what exceeds a bound on bytes or time.
-    2. The layers of `api` follow: `api.request_log`, `api.auth`, `api.router`, `api.limits`,
-       `api.gate`, as `application.Application._layers` stacks them. The gate admits the request,
-       queues it or refuses it. `labels.RefusalReason` lists every reason for a refusal under the
-       module that decides it.
+    2. The layers of `api` follow: `api.request_log`, `api.auth`, `api.router`, `api.quotas`,
+       `api.limits`, `api.gate`, as `application.Application._layers` stacks them. The gate admits
+       the request, queues it or refuses it. `labels.RefusalReason` lists every reason for a refusal
+       under the module that decides it.
     3. vLLM's own routes parse it (`engine.openai_app`, with `patches`).
     4. `engine.proxy` hands it to `engine.replay`, which gives it to the running generation and,
        if that dies, to the next one.

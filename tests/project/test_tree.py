@@ -128,6 +128,36 @@ def test_every_name_in_the_map_exists() -> None:
     assert missing == []
 
 
+def layers_of_a_request() -> list[str]:
+    """The modules of the layers that `Application._layers` stacks, from the outside in."""
+    tree = ast.parse((ROOT / "server" / "holdfast" / "application.py").read_text())
+    origins = {
+        alias.name: node.module.removeprefix("holdfast.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    (stack,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "_layers"
+    )
+    made = [
+        origins[node.func.id]
+        for statement in stack.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    return made[::-1]
+
+
+def test_the_map_has_the_layers_of_a_request_in_their_order() -> None:
+    """Step 2 of a request names each layer, as the code stacks them."""
+    _, _, step = MAP.read_text().partition("The layers of `api` follow:")
+    named = re.findall(r"`(api\.\w+)`", step.partition("3.")[0])
+    assert named == layers_of_a_request()
+
+
 @pytest.mark.parametrize("name", ["cpu.txt", "dev.txt"])
 def test_every_requirement_is_one_exact_version(name: str) -> None:
     """Each line pins one package with `==`, and none twice."""
