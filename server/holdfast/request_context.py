@@ -1,7 +1,7 @@
 """The context of one HTTP request, shared by the API layers and the engine requests it makes.
 
 vLLM's OpenAI layer is between the two and passes nothing on, so the record travels in a context
-variable of the task.
+variable of the task. `api` implements the protocols for `engine`, which must not import it.
 """
 
 from __future__ import annotations

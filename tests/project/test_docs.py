@@ -282,6 +282,11 @@ def test_every_flag_of_follow_is_explained() -> None:
     assert [row[0] for row in table(REFERENCE, FOLLOW_FLAGS)] == known
 
 
+def test_the_readme_is_short() -> None:
+    """It has at most 180 lines; what exceeds them belongs on a page of docs/."""
+    assert len(README.read_text().splitlines()) <= 180
+
+
 def test_the_example_of_a_health_body_has_its_fields() -> None:
     """README shows the whole body, as anyone gets it."""
     (block,) = (block for block in blocks("json") if block.page == README)

@@ -34,7 +34,10 @@ class SentAnswer:
 
 
 class EngineOutputs(Protocol):
-    """Reads a request's arguments and what the engine makes of them, and speaks vLLM's errors."""
+    """Reads a request's arguments and what the engine makes of them, and speaks vLLM's errors.
+
+    `outputs.VllmOutputs` implements it, so that replay and blame do not import vLLM.
+    """
 
     def is_death(self, error: Exception, llm: Any) -> bool:
         """Whether an error says that the engine is gone, not that the request is wrong."""

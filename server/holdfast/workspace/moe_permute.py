@@ -28,7 +28,7 @@ _ROW_ITEM_BYTES = 4
 
 
 class Owner(Protocol):
-    """Decides whether permute scratch may grow: `resources.Resources`."""
+    """Decides whether permute scratch may grow. `resources.Resources` imports this module."""
 
     @property
     def phase(self) -> GrowthPhase:
