@@ -31,7 +31,7 @@ soak: setup ## run the long proofs (hours): random requests, killed writers
 ops-tools: ## put Prometheus, routers and other tools of tests into .ops-tools, or do nothing if they are there
 	@scripts/ops-tools
 
-browser-tools: setup ## put what the tests of the status page run into .browser-tools, or do nothing if it is there
+browser-tools: setup ## put what the tests of pages run into .browser-tools, or do nothing if it is there
 	@scripts/browser-tools
 
 ops-test: setup ops-tools ## run the long checks of dashboards, alerts and deployment with the real tools

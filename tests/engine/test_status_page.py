@@ -5,7 +5,6 @@ The tests tell that life in order.
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import time
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from browsers import Scheme, Tab, chromium, needs_browser, new_tab
+from browsers import Scheme, Tab, chromium, needs_browser, new_tab, picture_directory
 from faults import FaultyServer
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
@@ -37,8 +36,6 @@ SLOW_STEP_TOKENS = 1000
 """A step with this many tokens takes long enough to be seen: each chunk of a long prompt does."""
 LONG_PROMPT_TOKENS = 8000
 VIEWERS = 50
-PICTURES = "STATUS_PAGE_PICTURES"
-"""The variable that names the directory for pictures of the page, such as docs/images."""
 KEPT_LIFE_SECONDS = 100.0
 FLAGS = (
     *SMALL,
@@ -270,8 +267,8 @@ def test_a_death_is_on_the_time_line(watched: Watched) -> None:
 def test_pictures_of_the_page(
     watched: Watched, browser: Browser, asking: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """In both schemes while requests run; `STATUS_PAGE_PICTURES` says where to keep them."""
-    directory = Path(os.environ.get(PICTURES) or tmp_path)
+    """In both schemes while requests run; `PICTURES` says where to keep them."""
+    directory = picture_directory(tmp_path)
     if directory != tmp_path:
         live(watched.server)
     answers = [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 Scheme = Literal["light", "dark"]
 PHONE_WIDTH, DESK_WIDTH = 375, 1440
 DEADLINE_SECONDS = 180.0
+PICTURES = "PICTURES"
+"""The variable that names the directory for pictures of pages, such as docs/images."""
 _STREAM = "/statusz/stream"
 _BESIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _SERIOUS = {"serious", "critical"}
@@ -88,6 +92,11 @@ class Tab:
             if one["impact"] in _SERIOUS
             for node in one["nodes"]
         ]
+
+
+def picture_directory(otherwise: Path) -> Path:
+    """Where pictures are kept: where `PICTURES` says, or else."""
+    return Path(os.environ.get(PICTURES) or otherwise)
 
 
 @contextmanager

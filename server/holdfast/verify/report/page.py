@@ -53,7 +53,7 @@ def _parts(report: Report) -> Iterator[Element]:
         yield tag("section", tag("h2", group), *rows, class_="card")
     if any(check.duration_seconds for check in report.checks):
         heading = tag("h2", "Where the time went")
-        drawn = tag("div", charts.timeline(report.checks), class_="chart")
+        drawn = _scrolling("div", charts.timeline(report.checks), class_="chart")
         yield tag("section", heading, drawn, class_="card")
     if report.server.configuration:
         heading = tag("h2", "Configuration")
@@ -144,10 +144,19 @@ def _details(check: CheckResult, server: Server) -> Iterator[Element]:
     if check.numbers:
         yield tag("table", *map(_number, check.numbers), class_="numbers")
     for series in check.series:
-        yield tag("figure", tag("figcaption", series.name), charts.plot(series))
+        yield _scrolling("figure", tag("figcaption", series.name), charts.plot(series))
     if check.requests:
         lines = [tag("code", wording.command(server, one)) for one in check.requests]
-        yield tag("div", tag("p", "To repeat it:", class_="faint"), *lines, class_="requests")
+        heading = tag("p", "To repeat it:", class_="faint")
+        yield tag("div", heading, _scrolling("div", *lines), class_="requests")
+
+
+def _scrolling(name: str, /, *content: Element | str, **attributes: str) -> Element:
+    """An element that may be larger than its place, which a keyboard can scroll, too.
+
+    https://dequeuniversity.com/rules/axe/4.10/scrollable-region-focusable
+    """
+    return tag(name, *content, tabindex="0", **attributes)
 
 
 def _prose(text: str) -> Iterator[Element | str]:
