@@ -117,7 +117,7 @@ class PluginMissingError(EngineStartError):
 
 
 class NodeLostError(EngineStartError):
-    """Another node was lost while the engine started: it starts again when enough are there."""
+    """Another node, or a process of it, was lost during a start; the next one waits for nodes."""
 
 
 class HostFullError(EngineStartError):

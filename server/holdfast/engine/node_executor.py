@@ -14,8 +14,8 @@ from holdfast.engine import arguments as vllm_arguments
 from holdfast.engine import startup
 from holdfast.engine.device_memory import wait_for_last_engine
 from holdfast.engine.facts import fingerprint
-from holdfast.engine.vllm_errors import start_errors, usage_errors
-from holdfast.errors import UsageError
+from holdfast.engine.vllm_errors import usage_errors
+from holdfast.errors import EngineStartError, UsageError
 from holdfast.nodes import addresses
 from holdfast.nodes.messages import Start
 from holdfast.processes import environment
@@ -38,9 +38,17 @@ def run(order: Start, directory: Path, baseline: Path) -> None:
         config = _config(order)
     _require_equal(order, config)
     wait_for_last_engine(config.parallel_config, baseline)
-    with environment.overridden(own), start_errors(lambda: root_cause(directory)):
-        executor = MultiprocExecutor(config, monitor_workers=False)
+    with environment.overridden(own):
+        executor = _executor(config, directory)
     executor.start_worker_monitor(inline=True)
+
+
+def _executor(config: Any, directory: Path) -> MultiprocExecutor:
+    try:
+        return MultiprocExecutor(config, monitor_workers=False)
+    except Exception as error:  # vLLM raises no other if a worker ends before it is ready
+        cause = root_cause(directory) or error
+        raise EngineStartError(f"a rank could not start: {cause}") from error
 
 
 def _config(order: Start) -> Any:

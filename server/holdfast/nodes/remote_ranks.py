@@ -24,6 +24,10 @@ _ECHOES: frozenset[DeathCause] = frozenset({"worker_exception", "unknown"})
 """What a rank, or vLLM, says that has only lost its peer."""
 _ROOTS: frozenset[DeathCause] = frozenset({"host_memory", "node_lost"})
 """What no other death causes: there is nothing to wait for."""
+_FROM_OUTSIDE: frozenset[DeathCause] = frozenset(
+    {"node_lost", "worker_exit", "core_exit", "terminated", "stall"}
+)
+"""What ends a start without an exception: unless it crashed, the next one may succeed."""
 
 
 class RemoteRanks:
@@ -131,7 +135,7 @@ async def start_explained(remote: RemoteRanks | None) -> AsyncIterator[None]:
     """Have a failed start say what happened on the other nodes.
 
     Raises:
-        NodeLostError: a start failed because a node was lost.
+        NodeLostError: a start failed because a node was lost, or a process there ended or stopped.
         HostFullError: it failed because the host of a node had too little memory.
     """
     try:
@@ -145,7 +149,7 @@ async def start_explained(remote: RemoteRanks | None) -> AsyncIterator[None]:
 
 def start_error_of(death: Death, local_cause: str = "") -> EngineStartError:
     """Return the error of a start that a death on another node ended."""
-    if death.cause == "node_lost":
+    if death.cause in _FROM_OUTSIDE and not death.blames_requests:
         return NodeLostError(death.reason)
     # Only both together say which rank raised first.
     also = f"; {local_cause}" if local_cause and death.cause in _ECHOES else ""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import EngineStartError, HostFullError, NodeLostError
+from holdfast.labels import DeathCause
 from holdfast.nodes.actions import GenerationLost
 from holdfast.nodes.remote_ranks import (
     RemoteRanks,
@@ -179,9 +180,19 @@ def test_a_start_that_failed_on_both_nodes_shows_both() -> None:
     assert "node b: rank 1: no memory; rank 0: closed" in error.cause
 
 
-def test_a_rank_that_was_killed_on_another_node_explains_the_start() -> None:
-    """The exception on the head follows from it."""
-    assert start_error_of(KILLED, "rank 0: closed").cause.endswith("SIGKILL")
+@pytest.mark.parametrize("cause", ["worker_exit", "core_exit", "terminated", "stall"])
+def test_a_start_waits_for_a_node_whose_process_was_killed_or_stopped(cause: DeathCause) -> None:
+    """Its exception on the head, which follows from that, is not the end of the server."""
+    error = start_error_of(replace(KILLED, cause=cause), "rank 0: closed")
+    assert isinstance(error, NodeLostError)
+    assert error.cause == KILLED.reason
+
+
+def test_a_start_in_which_a_process_of_another_node_crashes_has_failed() -> None:
+    """It would crash again, as on one node."""
+    error = start_error_of(replace(KILLED, blames_requests=True))
+    assert not isinstance(error, NodeLostError)
+    assert error.cause.endswith(KILLED.reason)
 
 
 def test_waiting_for_reports_ends_at_its_deadline() -> None:

@@ -19,7 +19,7 @@ from holdfast.processes import deaths
 from holdfast.processes.deaths import CoreProcess, DeathWatch, Evidence, classify
 from holdfast.processes.exits import ProcessExit
 from holdfast.records import Death, RankStats, Rejection, Suspect
-from holdfast.worker.crash_records import Cause
+from holdfast.worker.crash_records import NODE_FAILED, Cause
 from holdfast.workspace.stats import StatsWriter
 from sample_status import a_rank
 from sleepers import sleeping
@@ -125,6 +125,27 @@ def test_a_core_that_ends_after_its_own_exception_is_an_exception() -> None:
     death = classify(Evidence(NAMES, exits=(ProcessExit(CORE, 1),), causes=causes))
     assert death.cause == "worker_exception"
     assert death.reason == "process 11: KeyError: 'request'"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        # vLLM's words for a worker that ended before it was ready
+        (
+            "WorkerProc initialization failed due to an exception in a background process",
+            "core_exit",
+        ),
+        ("ValueError: no kernel", "worker_exception"),
+    ],
+)
+def test_a_start_on_another_node_in_which_nothing_raised_is_an_end(
+    error: str, expected: str
+) -> None:
+    """A worker that was killed leaves no exception: the next start may succeed."""
+    logged = f"{NODE_FAILED}: a rank could not start"
+    causes = (cause(CORE, logged, f"EngineStartError: a rank could not start: {error}"),)
+    evidence = Evidence(NAMES, exits=(ProcessExit(CORE, 3),), causes=causes)
+    assert classify(evidence).cause == expected
 
 
 def test_an_rpc_that_failed_before_is_not_why_a_core_was_killed() -> None:
