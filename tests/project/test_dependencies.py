@@ -121,11 +121,16 @@ def declared_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("serve", "--demo"), "vLLM is not installed"),
         (("plan", "--demo"), "vLLM is not installed"),
         (("doctor",), "vLLM is not installed"),
+        (("health", "--port", "1"), "Connection refused"),
+        (("verify", "http://127.0.0.1:1"), "start the server"),
+        (("verify", "diff", "a", "b"), "a is not a report"),
+        (("top", "http://127.0.0.1:1"), "whether the server runs"),
+        (("follow", "--help"), "--node-key-file"),
         (("--version",), "holdfast"),
     ],
 )
 def test_what_is_declared_is_enough_without_vllm(
-    declared_packages: Path, arguments: tuple[str, ...], said: str
+    declared_packages: Path, arguments: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     """The commands start, and say in words that vLLM is missing where they need it."""
     code = (
@@ -140,6 +145,7 @@ def test_what_is_declared_is_enough_without_vllm(
         text=True,
         timeout=120,
         check=False,
+        cwd=tmp_path,
     )
     output = done.stdout + done.stderr
     assert "Traceback" not in output
