@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import repeat
 
 import pytest
 
@@ -195,12 +197,29 @@ def test_a_start_in_which_a_process_of_another_node_crashes_has_failed() -> None
     assert error.cause.endswith(KILLED.reason)
 
 
-def test_waiting_for_reports_ends_at_its_deadline() -> None:
-    """A rank may never report."""
+def asked_until_reported(answers: Iterable[bool], deadline_seconds: float) -> int:
+    """How often `until_reported` asks whether the reports are enough, if these are the answers."""
+    asked = 0
+    coming = iter(answers)
+
+    def is_enough() -> bool:
+        nonlocal asked
+        asked += 1
+        return next(coming)
 
     async def run() -> None:
         remote = await a_remote()
-        await remote.until_reported(lambda: False, 0.1)
-        await remote.until_reported(lambda: True, 60.0)
+        await remote.until_reported(is_enough, deadline_seconds)
 
     asyncio.run(run())
+    return asked
+
+
+def test_reports_are_awaited_until_they_are_enough() -> None:
+    """It asks again until then, and no longer."""
+    assert asked_until_reported([False, False, True], 3600.0) == 3
+
+
+def test_waiting_for_reports_ends_at_its_deadline() -> None:
+    """A rank may never report, however often it is asked."""
+    assert asked_until_reported(repeat(False), 0.1) > 1
