@@ -1,6 +1,7 @@
 """Holdfast: an OpenAI-compatible server around vLLM whose green light is true.
 
-The packages, what each answers, and the process that it runs in:
+The packages, what each answers, and the process that it runs in; "both" are the front end and the
+process that the package names:
 
     cli, serve    from argv to a running server; `application` makes every object        front end
     follow        from argv to a running follower of a server on another node            follower
@@ -12,7 +13,7 @@ The packages, what each answers, and the process that it runs in:
     probe/        is the worst case served?                                              front end
     engine/       one vLLM engine, as the front end sees it                              front end
     processes/    the engine's processes, from outside                                   front end
-    host_memory/  how much memory has the host left? ends the engine before it freezes   front end
+    host_memory/  how much memory has the host left? ends the engine before it freezes   both
     nodes/        how do several nodes run one engine? protocol of head and follower     both
     patches/      every change to vLLM's own code, in one list                           both
     worker/       what runs inside vLLM's processes, around each rank                    engine

@@ -128,6 +128,24 @@ def test_every_name_in_the_map_exists() -> None:
     assert missing == []
 
 
+PACKAGES = sorted(path.parent for path in MAP.parent.glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.name))
+def test_every_package_says_where_it_runs(package: Path) -> None:
+    """Its docstring names the process: what is true in one is not in another."""
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    assert re.search(r"\bruns? in\b|\bprocess", text, re.IGNORECASE)
+
+
+def test_every_package_is_in_the_map() -> None:
+    """And in the table of CONTRIBUTING; neither has another one."""
+    known = {path.name for path in PACKAGES}
+    table = (ROOT / "CONTRIBUTING.md").read_text()
+    assert set(re.findall(r"^    (\w+)/ ", MAP.read_text(), re.MULTILINE)) == known
+    assert set(re.findall(r"^\| `server/holdfast/(\w+)/`", table, re.MULTILINE)) == known
+
+
 def layers_of_a_request() -> list[str]:
     """The modules of the layers that `Application._layers` stacks, from the outside in."""
     tree = ast.parse((ROOT / "server" / "holdfast" / "application.py").read_text())

@@ -1,1 +1,4 @@
-"""How much memory does the host have left, and when must the engine give way?"""
+"""How much memory does the host have left, and when must the engine give way?
+
+Runs in the front end, and in a follower for the memory of its own host.
+"""

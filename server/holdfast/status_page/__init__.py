@@ -1,4 +1,6 @@
-"""Where is the memory, what is proven, how does it live? The status page and its stream.
+"""What does a server show of itself? The status page, its stream and what happened lately.
+
+Runs in the front end.
 
 timeline, curves   what happened in the last 24 hours, and the numbers of the last hour
 history            records both, with and without viewers

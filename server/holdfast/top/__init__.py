@@ -1,1 +1,4 @@
-"""`holdfast top URL`: the status page of a server in a terminal, from the same stream."""
+"""`holdfast top URL`: the status page of a server in a terminal, from the same stream.
+
+Runs in a process of its own.
+"""

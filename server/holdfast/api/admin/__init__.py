@@ -1,4 +1,7 @@
-"""What may an operator do? The routes below `/admin`, which clients' keys do not open."""
+"""What may an operator do? The routes below `/admin`, which clients' keys do not open.
+
+Runs in the front end.
+"""
 
 from __future__ import annotations
 
