@@ -131,8 +131,10 @@ class FollowingNode:
             ):
                 logger.info("node %s follows %s", self._settings.node_name, self._head)
                 with self._memory.running():
-                    await self._dialer.run()
-                    await self._processes.ended()
+                    try:
+                        await self._dialer.run()
+                    finally:
+                        await self._processes.ended()
 
     def _leave(self) -> None:
         self._dialer.leave("its process was asked to end")
@@ -199,6 +201,10 @@ class LocalRanks:
         """Pass on that the engine cannot go on."""
         logger.error("generation %d is lost: %s", generation, death)
         self._told().engine_lost(generation, death)
+
+    def engine_refused(self, generation: int, line: str) -> None:
+        """Pass on that this node cannot run what it was handed out."""
+        self._told().engine_refused(generation, line)
 
     def engine_ended(self, generation: int) -> None:
         """Pass on that no process of the engine is left."""

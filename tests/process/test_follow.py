@@ -285,6 +285,21 @@ def test_a_model_that_is_not_here_is_exit_2(tmp_path: Path, key_file: Path) -> N
         assert f"the model at {tmp_path / 'elsewhere'} cannot be read" in follower.last_line
 
 
+def test_flags_that_mean_something_else_here_are_exit_2(
+    tmp_path: Path, key_file: Path, head: ThreadedHead
+) -> None:
+    """With the line of the process that found it; the head waits for another node."""
+    variable = {stand_in_ranks.UNFIT_VARIABLE: "1"}
+    with following(tmp_path, head.port, key_file, environment=variable) as follower:
+        head.keep_running()
+        assert follower.wait() == 2
+        line = "this node has other GPUs. Remedy: use the same ones."
+        assert follower.last_line == f"holdfast: error: {line}"
+        left = NodeLeft(NAME, f"it leaves: {line}")
+        head.until(lambda scene: left in scene.reports)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_an_address_in_use_is_exit_6(tmp_path: Path, key_file: Path) -> None:
     """With the flags that choose another."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -5,19 +5,25 @@ It has one rank, which locks its workspaces once the file exists that its order 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
+from holdfast.errors import UsageError
 from holdfast.nodes import strict_json
 from holdfast.nodes.messages import Start
 from holdfast.worker import lifetime
+from holdfast.worker.crash_records import NODE_FAILED, record_causes
 from holdfast.workspace.stats import StatsWriter
 
 POLL_SECONDS = 0.02
+UNFIT_VARIABLE = "A_TEST_UNFIT"
+"""Makes the ranks refuse what they are handed out, as if this node had other GPUs."""
 LEAVE_VARIABLE = "A_TEST_LEAVE_SECONDS"
 """Makes the clean-up after the ranks hang, and sets the time that the follower waits for it."""
 
@@ -27,6 +33,8 @@ def run_ranks(order_file: Path, directory: Path) -> None:
     lifetime.die_with_parent(int(os.environ[lifetime.PARENT_VARIABLE]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     order = strict_json.as_record(Start, strict_json.parsed(order_file.read_bytes()))
+    if os.environ.get(UNFIT_VARIABLE):
+        refuse(directory)
     rank, generation = order.node_rank, order.generation
     with StatsWriter(directory, engine=0, rank=rank, generation=generation) as writer:
         while not all(Path(name).exists() for name in order.arguments):
@@ -34,6 +42,14 @@ def run_ranks(order_file: Path, directory: Path) -> None:
         writer.update(lambda report: replace(report, is_locked=True))
         while True:
             time.sleep(600)
+
+
+def refuse(directory: Path) -> NoReturn:
+    """End as `holdfast.engine.node_ranks` does if the flags mean something else here."""
+    record_causes(directory)
+    error = UsageError("this node has other GPUs", remedy="use the same ones.")
+    logging.getLogger("vllm").error("%s: %s", NODE_FAILED, error.line, exc_info=error)
+    sys.exit(error.exit_code)
 
 
 def main() -> None:

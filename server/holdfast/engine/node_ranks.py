@@ -16,7 +16,7 @@ from holdfast.errors import ExitCode, HoldfastError
 from holdfast.nodes import strict_json
 from holdfast.nodes.messages import Start
 from holdfast.processes import imports, tree
-from holdfast.worker.crash_records import NODE_FAILED
+from holdfast.worker.crash_records import NODE_FAILED, record_causes
 from holdfast.worker.lifetime import PARENT_VARIABLE, die_with_parent
 
 logger = logging.getLogger("vllm.holdfast")
@@ -35,7 +35,9 @@ def main(arguments: list[str]) -> int:
         order = strict_json.as_record(Start, strict_json.parsed(order_file.read_bytes()))
         run(order, directory, baseline)
     except HoldfastError as error:
-        # The follower passes on what vLLM's logger recorded; see `worker.crash_records`.
+        # The follower passes on what vLLM's logger recorded; see `worker.crash_records`. vLLM
+        # discards the plug-in's handler when it makes a configuration (0.32).
+        record_causes(directory)
         logger.exception("%s: %s", NODE_FAILED, error.line)
         return error.exit_code
     return ExitCode.ENGINE_START

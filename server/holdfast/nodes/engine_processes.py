@@ -19,11 +19,13 @@ from typing import Any, Protocol
 
 import psutil
 
+from holdfast.errors import ExitCode
 from holdfast.nodes.memory import NodeMemory
 from holdfast.nodes.messages import Start
 from holdfast.processes import cleanup, tree
 from holdfast.processes.deaths import CoreProcess, DeathWatch
 from holdfast.records import Death, RankStats
+from holdfast.worker.crash_records import refusal
 from holdfast.workspace.stats import read_all
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,9 @@ class Reports(Protocol):
 
     def engine_lost(self, generation: int, death: Death) -> None:
         """Report that the engine cannot go on."""
+
+    def engine_refused(self, generation: int, line: str) -> None:
+        """Report that this node cannot run what it was handed out, for the reason in `line`."""
 
     def engine_ended(self, generation: int) -> None:
         """Report that no process of the engine is left."""
@@ -115,7 +120,10 @@ class EngineProcesses:
             if death is not None:
                 # First, since the head learns from what a rank was refused at its end.
                 await self._report_ranks(order, directory)
-                reports.engine_lost(order.generation, death)
+                if process.poll() == ExitCode.USAGE:
+                    reports.engine_refused(order.generation, refusal(directory) or death.reason)
+                else:
+                    reports.engine_lost(order.generation, death)
         except (OSError, psutil.Error) as error:
             reports.engine_lost(order.generation, _failure(error, has_started=process is not None))
         finally:

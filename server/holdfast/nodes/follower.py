@@ -69,6 +69,8 @@ class Follower:
         self._has_terms = False
         self._is_welcome = False
         self._has_ever_joined = False
+        self._has_ever_run = False
+        """Whether a rank has started here, so that flags and variables have once been right."""
         self._has_left = False
         self._engine: Start | None = None
         """Its processes may exist; None once they are gone."""
@@ -164,6 +166,7 @@ class Follower:
         """Handle new statistics of all ranks here; the head gets them soon, if they differ."""
         if self._engine is not None and self._engine.generation == generation:
             self._changed = without_steps(ranks)
+            self._has_ever_run = self._has_ever_run or bool(self._changed)
             self._update(now_seconds)
         return self._flushed(now_seconds)
 
@@ -176,6 +179,18 @@ class Follower:
                 self._update(now_seconds, is_last=True)
                 self._tell(_fitting(Lost(generation, death)))
             self._stop_engine(str(death))
+        return self._flushed(now_seconds)
+
+    def engine_refused(
+        self, generation: int, line: str, now_seconds: float
+    ) -> list[FollowerAction]:
+        """Handle that this node cannot run what it was handed out, for the reason in `line`."""
+        if self._engine is not None and self._engine.generation == generation:
+            self._tell(Goodbye(line[:MAX_REASON_CHARACTERS]))
+            self._flush()
+            self._refused(line, now_seconds, is_final=False)
+            if not self._has_ever_run:
+                self._actions.append(GiveUp(line))
         return self._flushed(now_seconds)
 
     def engine_ended(self, generation: int, now_seconds: float) -> list[FollowerAction]:

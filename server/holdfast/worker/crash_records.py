@@ -228,6 +228,13 @@ def root_cause(directory: Path) -> str:
     return cause.error if cause else ""
 
 
+def refusal(directory: Path) -> str:
+    """Return why `engine.node_ranks` could not run its ranks, in one line; empty if it could."""
+    beginning = f"{NODE_FAILED}: "
+    said = (cause.logged for cause in read_causes(directory))
+    return next((one.removeprefix(beginning) for one in said if one.startswith(beginning)), "")
+
+
 def root_of(causes: Sequence[Cause]) -> Cause | None:
     """Return the oldest of `causes` that does not echo another; the oldest if all do."""
     first = next((cause for cause in causes if not cause.is_consequence), None)

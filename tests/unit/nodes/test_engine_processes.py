@@ -70,11 +70,16 @@ class Heard:
     def __init__(self) -> None:
         self.ranks: list[RankStats] = []
         self.deaths: list[Death] = []
+        self.refusals: list[str] = []
         self.ended: list[int] = []
 
     def engine_lost(self, generation: int, death: Death) -> None:
         assert generation == 1
         self.deaths.append(death)
+
+    def engine_refused(self, generation: int, line: str) -> None:
+        assert generation == 1
+        self.refusals.append(line)
 
     def engine_ended(self, generation: int) -> None:
         self.ended.append(generation)
@@ -265,6 +270,31 @@ def test_a_process_that_cannot_start_is_a_death(tmp_path: Path) -> None:
     (death,) = heard.deaths
     assert death.cause == "start_failure"
     assert "No such file" in death.reason
+
+
+REFUSAL = """
+import logging, pathlib, sys
+from holdfast.worker.crash_records import NODE_FAILED, record_causes
+record_causes(pathlib.Path(sys.argv[1]))
+try:
+    raise ValueError
+except ValueError:
+    logging.getLogger("vllm.holdfast").exception("%s: %s", NODE_FAILED, "other GPUs. Remedy: none.")
+sys.exit(2)
+"""
+
+
+def test_ranks_that_this_node_cannot_run_are_not_a_death(tmp_path: Path) -> None:
+    """What differs is one line, as before joining."""
+
+    async def scene(_: EngineProcesses, heard: Heard) -> None:
+        await until(lambda: heard.ended)
+
+    def refusing(_: Start, directory: Path) -> Sequence[str]:
+        return [sys.executable, "-c", REFUSAL, str(directory)]
+
+    _, heard = run(tmp_path, scene, refusing)
+    assert (heard.deaths, heard.refusals) == ([], ["other GPUs. Remedy: none."])
 
 
 def test_another_generation_is_not_stopped(tmp_path: Path) -> None:

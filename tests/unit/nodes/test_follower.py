@@ -184,6 +184,29 @@ def test_a_death_here_ends_the_engine_here() -> None:
     assert [type(one) for one in network.seen][-1] is GenerationLost
 
 
+def test_a_node_that_cannot_run_what_it_gets_gives_up_and_costs_the_head_a_node() -> None:
+    """The head waits for one that can, and does not end because of this one."""
+    network, node = a_running_node()
+    network.node_does(node, node.machine.engine_refused(1, "other GPUs", network.now))
+    assert (node.given_up, node.is_stop_asked) == ("other GPUs", True)
+    network.settle()
+    (lost,) = (one for one in network.seen if isinstance(one, GenerationLost))
+    assert (lost.death, lost.reason) == (None, "it leaves: other GPUs")
+    assert network.head.followers == ()
+
+
+def test_a_node_that_has_run_ranks_before_tries_again_when_it_cannot() -> None:
+    """The next head may hand out what fits again."""
+    network, node = a_running_node()
+    network.node_does(node, node.machine.ranks_changed(1, [a_rank(rank=1)], network.now))
+    network.node_does(node, node.machine.engine_refused(1, "other GPUs", network.now))
+    network.settle()
+    network.stop_engine(node)
+    assert (node.given_up, node.machine.state) == ("", "away")
+    assert not node.machine.wants_connection(network.now + RETRY_SECONDS)
+    assert node.machine.wants_connection(network.now + SPARE_RETRY_SECONDS)
+
+
 @pytest.mark.parametrize(
     ("reason", "suspects", "are_known"),
     [
@@ -213,6 +236,7 @@ def test_what_is_said_of_another_generation_is_ignored() -> None:
     """It may be late."""
     network, node = a_running_node()
     network.node_does(node, node.machine.engine_lost(2, KILLED, network.now))
+    network.node_does(node, node.machine.engine_refused(2, "other GPUs", network.now))
     network.node_does(node, node.machine.engine_ended(2, network.now))
     network.node_does(node, node.machine.ranks_changed(2, [a_rank(rank=1)], network.now))
     network.settle()
