@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,8 @@ LAYERS = (
     {"engine"},
     {"planning", "probe"},
     {"lifecycle"},
-    {"api", "configuration", "hide_keys", "status_page"},
+    {"api", "configuration", "hide_keys"},
+    {"status_page"},
     {"application", "doctor", "follow", "health_check", "remote_server", "serve", "top", "verify"},
     {"cli"},
     {"__main__"},
@@ -148,9 +151,60 @@ def _is_within(module: str, areas: set[str]) -> bool:
     return any(module == area or module.startswith(f"{area}.") for area in areas)
 
 
+def write_module(root: Path, module: str, lines: str) -> Path:
+    path = root / "holdfast" / module
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{lines}\n")
+    return path
+
+
 def test_the_server_keeps_the_import_rule() -> None:
     """No module of the server imports vLLM or a layer that it must not."""
     assert violations(SERVER) == []
+
+
+def own_imports(root: Path) -> Iterator[tuple[str, str]]:
+    """Every import of a module of holdfast by another one: the importer and the imported."""
+    paths = sorted((root / "holdfast").rglob("*.py"))
+    names = {".".join(path.relative_to(root).with_suffix("").parts[1:]) for path in paths}
+    modules = {name.removesuffix("__init__").removesuffix(".") for name in names}
+    for item in (one for path in paths for one in imports_of(path, root)):
+        package, _, name = item.imported.partition(".")
+        if package == "holdfast":
+            # `imports_of` also names what is in a module.
+            module = name if name in modules else name.rpartition(".")[0]
+            yield item.importer, module
+
+
+def a_cycle(imports: Iterable[tuple[str, str]], node_of: Callable[[str], str]) -> list[str]:
+    """Modules or areas where each imports the next; empty if there is no cycle."""
+    graph = defaultdict(set)
+    for importer, imported in imports:
+        if node_of(importer) != node_of(imported):
+            graph[node_of(importer)].add(node_of(imported))
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("node_of", [str, area], ids=["module", "area"])
+def test_no_imports_form_a_cycle(node_of: Callable[[str], str]) -> None:
+    """Within a layer, too: neither modules nor the packages of LAYERS import each other."""
+    assert a_cycle(own_imports(SERVER), node_of) == []
+
+
+@pytest.mark.parametrize(("node_of", "cycle"), [(str, set()), (area, {"api", "probe"})])
+def test_a_cycle_is_named(tmp_path: Path, node_of: Callable[[str], str], cycle: set[str]) -> None:
+    """Two packages that import modules of each other form one, though no two modules do."""
+    write_module(tmp_path, "api/gate.py", "from holdfast.probe import sizes")
+    write_module(tmp_path, "api/errors.py", "")
+    write_module(tmp_path, "probe/sizes.py", "")
+    write_module(
+        tmp_path, "probe/client.py", "def f():\n    from holdfast.api.errors import refuse"
+    )
+    assert set(a_cycle(own_imports(tmp_path), node_of)) == cycle
 
 
 def test_every_module_has_a_layer() -> None:
@@ -184,11 +238,9 @@ def test_a_breach_is_named_with_file_and_line(
     tmp_path: Path, module: str, line: str, rule: str
 ) -> None:
     """Each breach of the rule is reported once, at the line of the import."""
-    path = tmp_path / "holdfast" / module
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'"""A module."""\n\n{line}\n')
+    path = write_module(tmp_path, module, line)
     (found,) = violations(tmp_path)
-    assert found.startswith(f"{path}:{3 + line.count(chr(10))}: ")
+    assert found.startswith(f"{path}:{1 + line.count(chr(10))}: ")
     assert rule in found
 
 
@@ -207,9 +259,7 @@ def test_a_breach_is_named_with_file_and_line(
 )
 def test_what_the_rule_allows_is_not_reported(tmp_path: Path, module: str, line: str) -> None:
     """Imports down the layers, and the exceptions that the rule names, break nothing."""
-    path = tmp_path / "holdfast" / module
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{line}\n")
+    write_module(tmp_path, module, line)
     assert violations(tmp_path) == []
 
 

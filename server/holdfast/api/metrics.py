@@ -22,11 +22,9 @@ from starlette.types import Scope
 
 from holdfast.api.admission import Admission
 from holdfast.api.auth import METRICS_PATH, ROUTING_PATH
-from holdfast.api.router import route_path
+from holdfast.api.router import PAGE_PATH, STREAM_PATH, route_path
 from holdfast.engine.replay import ReplayManager
 from holdfast.request_context import FREQUENT_PATHS
-from holdfast.status_page.shell import PAGE_PATH
-from holdfast.status_page.stream import STREAM_PATH
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.exposition import Names, PageFormat, Registries, format_for, render
 from holdfast.telemetry.load import Load

@@ -13,9 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast.api.auth import METRICS_PATH, METRICS_PATHS, OPEN_PATHS, ROUTING_PATH
-from holdfast.api.router import OPERATOR_PATHS
-from holdfast.status_page.shell import PAGE_PATH
-from holdfast.status_page.stream import STREAM_PATH
+from holdfast.api.router import OPERATOR_PATHS, PAGE_PATH, STREAM_PATH
 
 Document = dict[str, Any]
 

@@ -41,6 +41,9 @@ _RENDERING_PATHS = frozenset(
         "/cohere/v2/chat/render",
     }
 )
+PAGE_PATH = "/ui"
+STREAM_PATH = "/statusz/stream"
+"""The routes of `status_page`; metrics and the OpenAPI document name them too."""
 OPERATOR_PATHS = frozenset(
     {
         # Commands of an operator to the engine; a full engine may be waiting for one of them.

@@ -20,8 +20,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from holdfast.api.errors import openai_error
+from holdfast.api.router import PAGE_PATH
 
-PAGE_PATH = "/ui"
 INDEX = "index.html"
 DIGEST_CHARACTERS = 16
 

@@ -15,10 +15,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from holdfast.api.errors import openai_error
+from holdfast.api.router import STREAM_PATH
 from holdfast.request_context import current_request
 from holdfast.status_page.feed import MAX_VIEWERS, MAX_VIEWERS_PER_KEY, Feed
 
-STREAM_PATH = "/statusz/stream"
 RETRY_AFTER_SECONDS = 30
 
 _HEADERS = MappingProxyType(

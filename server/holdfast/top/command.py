@@ -14,11 +14,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from holdfast.api.router import STREAM_PATH
 from holdfast.errors import NotReachableError, UsageError
 from holdfast.remote_server import base_url, read_key
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.status_page.screen import as_text, screen
-from holdfast.status_page.stream import STREAM_PATH
 from holdfast.terminal import is_terminal, say
 from holdfast.top.reader import EventParser, Mirror, StreamError
 
