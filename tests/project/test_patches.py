@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.patches import PATCHES
+from holdfast.patches.patch import Patch
 
 SERVER = Path(__file__).parents[2] / "server"
+
+WITHOUT_NUMBER = {
+    # They gain something other than speed.
+    "engine.continuation.restore",
+    "patches.continued.resume_answers",
+    "worker.crash_records.record_causes",
+    "worker.ipc_names.name_ipc_after",
+    # What they save takes several GPUs, or weights of many gigabytes, to measure.
+    "patches.engine.find_weight_cache",
+    "patches.engine.keep_builds",
+}
 
 SETTINGS = {"sys.argv", "sys.orig_argv", "tempfile.tempdir"}
 """Variables that their documentation says may be set."""
@@ -120,6 +133,20 @@ def test_what_is_our_own_is_no_replacement(line: str) -> None:
 def test_no_patch_is_listed_twice() -> None:
     """Each is asked for by name."""
     assert len({patch.by for patch in PATCHES}) == len(PATCHES)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.by)
+def test_each_patch_says_why_since_when_and_where(patch: Patch) -> None:
+    """It has a reason, versions, and the address of an issue or none."""
+    assert patch.reason
+    assert re.fullmatch(r"(vLLM 0\.32, 0\.33|CPython 3\.11 to 3\.13)( with .+)?", patch.seen_in)
+    assert re.fullmatch(r"(https://github\.com/[\w-]+/[\w-]+/issues/\d+)?", patch.upstream)
+
+
+def test_what_gains_speed_says_how_much() -> None:
+    """A gain without a number is not worth a change to other people's code."""
+    optional = {patch.by: patch.reason for patch in PATCHES if not patch.is_guarantee}
+    assert {by for by, reason in optional.items() if not re.search(r"\d", reason)} == WITHOUT_NUMBER
 
 
 def test_each_fit_that_is_asked_for_is_in_the_list() -> None:

@@ -23,7 +23,7 @@ _SCORING = "vllm.entrypoints.generate.generative_scoring.serving"
 _STATE = "vllm.v1.engine.output_processor:RequestState"
 _GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _WORKER = "vllm.v1.worker.gpu_worker:Worker"
-_VLLM = "vllm-project/vllm#"
+_ISSUE = "https://github.com/vllm-project/vllm/issues/"
 
 PATCHES: tuple[Patch, ...] = (
     # What makes requests faster
@@ -56,7 +56,7 @@ PATCHES: tuple[Patch, ...] = (
         "engine.openai_app.put_frequent_first",
         "front end",
         ("starlette.routing:Router.routes",),
-        "a request is compared with one route after another",
+        "a chat is compared with 10 routes of ours and 34 of vLLM's, for 34 us of its 2 ms",
         is_guarantee=False,
     ),
     # What keeps the front end alive and fair
@@ -69,7 +69,7 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.parser.engine.parser_engine:ParserEngine._events_to_delta",
         ),
         "parsing on the event loop takes time quadratic in an answer's length: minutes",
-        upstream=f"{_VLLM}57677",
+        upstream=f"{_ISSUE}57677",
     ),
     Patch(
         "patches.tokenizer.bound_tokenizer",
@@ -117,7 +117,7 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         ("pydantic_core.core_schema:list_schema", "fastapi._compat:ModelField._type_adapter"),
         "200 KB of invalid messages block the event loop for 10 s and take a gigabyte",
-        upstream=f"{_VLLM}49239",
+        upstream=f"{_ISSUE}49239",
     ),
     Patch(
         "patches.request_bodies.bound_prompts",
@@ -141,7 +141,7 @@ PATCHES: tuple[Patch, ...] = (
             "mistral_common.tokens.tokenizers.image:download_image",
         ),
         "a client's URL may name an address of the operator's network, or decode to any size",
-        upstream=f"{_VLLM}57157",
+        upstream=f"{_ISSUE}57157",
     ),
     Patch(
         "engine.media.formats.check_audio",
@@ -161,7 +161,7 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         (f"{_REALTIME}.__init__", f"{_REALTIME}.cleanup"),
         "a WebSocket that appends audio and never commits takes all memory",
-        upstream=f"{_VLLM}48130",
+        upstream=f"{_ISSUE}48130",
     ),
     Patch(
         "engine.grammars.requests.check_in_workers",
@@ -194,14 +194,14 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         ("vllm.entrypoints.openai.responses.protocol:ResponsesResponse.from_request",),
         "`background: null` ends a stream at its first event",
-        upstream=f"{_VLLM}48319",
+        upstream=f"{_ISSUE}48319",
     ),
     Patch(
         "patches.front_end.spare_front_end",
         "front end",
         ("vllm.config.profiler:ProfilerConfig.ignore_frontend",),
         "`/stop_profile` ends the server with SIGSEGV",
-        upstream=f"{_VLLM}54322",
+        upstream=f"{_ISSUE}54322",
     ),
     # What the server says about its answers
     Patch(
@@ -300,17 +300,17 @@ PATCHES: tuple[Patch, ...] = (
         "patches.front_end.forked_cores",
         "front end",
         ("vllm.v1.engine.utils:get_mp_context",),
-        "a spawned EngineCore spends seconds on imports at every restart",
+        "a spawned EngineCore imports vLLM at every restart, 8 s of processor time",
         is_guarantee=False,
-        upstream=f"{_VLLM}45483",
+        upstream=f"{_ISSUE}45483",
     ),
     Patch(
         "patches.engine.fork_workers",
         "fork server",
         ("vllm.v1.executor.multiproc_executor:get_mp_context",),
-        "a spawned worker spends seconds on imports at every restart",
+        "a spawned worker imports vLLM at every restart, 8 s of processor time",
         is_guarantee=False,
-        upstream=f"{_VLLM}45483",
+        upstream=f"{_ISSUE}45483",
     ),
     Patch(
         "processes.forkserver.ensure_running",
@@ -336,7 +336,7 @@ PATCHES: tuple[Patch, ...] = (
         "engine",
         ("multiprocessing.spawn:get_command_line",),
         "a process whose parent ends while it imports lives on, with its memory",
-        upstream=f"{_VLLM}55510",
+        upstream=f"{_ISSUE}55510",
         seen_in="CPython 3.11 to 3.13",
     ),
     Patch(
@@ -365,7 +365,7 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model",
         ),
         "the first prefill that needs more than is locked ends the engine",
-        upstream=f"{_VLLM}43357",
+        upstream=f"{_ISSUE}43357",
     ),
     Patch(
         "worker.hooks.WorkerHooks",
@@ -380,7 +380,7 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.v1.worker.gpu_model_runner:GPUModelRunner.capture_model",
         ),
         "scratch is reserved before the KV cache is sized, and no buffer of a graph is freed",
-        upstream=f"{_VLLM}48179",
+        upstream=f"{_ISSUE}48179",
     ),
     Patch(
         "workspace.moe_permute.guard",
@@ -392,16 +392,16 @@ PATCHES: tuple[Patch, ...] = (
         "patches.engine.accept_plain_functions",
         "engine",
         ("torch.compiler:load_compiled_function",),
-        "on the CPU every start compiles the model again",
+        "on the CPU every start compiles the model again: 8.9 s, not 2.2 s, for the demo model",
         is_guarantee=False,
-        upstream=f"{_VLLM}24274",
+        upstream=f"{_ISSUE}24274",
     ),
     Patch(
         "patches.engine.withhold_unused_seeds",
         "worker",
         ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",),
         "on the CPU a seed in a request whose prompt takes two steps ends the engine",
-        upstream=f"{_VLLM}10097",
+        upstream=f"{_ISSUE}10097",
     ),
     Patch(
         "patches.engine.keep_builds",

@@ -40,9 +40,9 @@ class Patch:
     is_guarantee: bool = True
     """Whether Holdfast refuses to start without it."""
     upstream: str = ""
-    """The issue or pull request that would make it unnecessary; empty if none is known."""
+    """The address of the issue or pull request that it follows; empty if none is known."""
     seen_in: str = "vLLM 0.32, 0.33"
-    """The versions that have its sites."""
+    """The versions in which the code at its sites was run or read."""
 
 
 def require(patch: Patch) -> None:
