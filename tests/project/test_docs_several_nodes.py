@@ -15,7 +15,6 @@ from english import literals
 from holdfast.follow import LEAVE_SECONDS
 from holdfast.nodes.channel import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from holdfast.nodes.command_line import read_follow
-from holdfast.nodes.engine_processes import STOPPED_SECONDS
 from holdfast.nodes.head import END_SECONDS
 from holdfast.records import NodeStatus
 from holdfast.settings import ListenSettings, NodeSettings
@@ -76,7 +75,7 @@ def test_the_times_are_those_of_the_heartbeat() -> None:
     assert (HEARTBEAT_SECONDS, SILENCE_SECONDS) == (1.0, 5.0)
     assert "a heartbeat every second" in text
     assert "after 5 s without an answer" in text
-    assert f"on a follower after {STOPPED_SECONDS:g} s" in text
+    assert f"has stopped | after {SILENCE_SECONDS:g} s;" in text
     assert f"it gives up after {LEAVE_SECONDS:g} s" in " ".join(text.split())
 
 

@@ -17,6 +17,7 @@ from holdfast.engine.loras import Loras
 from holdfast.engine.rpc import call_workers, check_canary, rpc_deadline
 from holdfast.errors import ConflictError, EngineRefusedError, EngineSilentError, EngineStartError
 from holdfast.labels import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag
+from holdfast.nodes.channel import SILENCE_SECONDS
 from holdfast.nodes.remote_ranks import RemoteRanks, first_death
 from holdfast.patches.stat_logger import Queues
 from holdfast.processes import tree
@@ -260,7 +261,10 @@ class AsyncEngine:
     async def _first_death(self) -> Death:
         if self._remote is None:
             return await self._watch.death()
-        return await first_death(self._watch.death(), self._remote)
+        # Other nodes wait for a process here that is stopped. On one node, the stall timeout leaves
+        # time for a debugger.
+        here = self._watch.death_or_stop(SILENCE_SECONDS)
+        return await first_death(here, self._remote)
 
     def report_unexplained_abort(self) -> None:
         self._watch.report_unexplained_abort()

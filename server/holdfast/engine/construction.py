@@ -34,7 +34,7 @@ async def constructed(
     *failures: Failure,
     directory: Path,
     processes: EngineProcesses,
-    stall_timeout_seconds: float,
+    stopped_seconds: float,
     is_unified_memory: bool,
 ) -> Any:
     """Run vLLM's constructor in a thread, and return what it makes.
@@ -47,7 +47,7 @@ async def constructed(
         HostFullError: the device shares the host's memory, and too little of it was free.
     """
     ended_before = exits.recorded_exits(forkserver.exit_codes_directory())
-    stuck = _stuck(directory, ended_before, processes, stall_timeout_seconds)
+    stuck = _stuck(directory, ended_before, processes, stopped_seconds)
     constructing = asyncio.create_task(asyncio.to_thread(construct))
     failing = [asyncio.create_task(failure) for failure in (*failures, stuck)]
     try:
@@ -95,9 +95,9 @@ async def _stuck(
     directory: Path,
     ended_before: frozenset[Path],
     processes: EngineProcesses,
-    stall_timeout_seconds: float,
+    stopped_seconds: float,
 ) -> EngineStartError:
-    reason = await until_stuck(lambda: processes() | forkserver.server(), stall_timeout_seconds)
+    reason = await until_stuck(lambda: processes() | forkserver.server(), stopped_seconds)
     cause = startup.cause_of_failure(directory, ended_before) or reason
     return EngineStartError(
         f"the engine could not start: {cause}", remedy="see the engine's log above."

@@ -41,6 +41,7 @@ from holdfast.engine.startup import EngineProcesses
 from holdfast.engine.suspicion_files import SuspicionFiles
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.vllm_errors import start_errors
+from holdfast.nodes.channel import SILENCE_SECONDS
 from holdfast.nodes.generations import NodeGenerations
 from holdfast.nodes.remote_ranks import RemoteRanks, start_explained
 from holdfast.patches import front_end
@@ -244,7 +245,8 @@ class EngineLauncher:
             *failures,
             directory=directory,
             processes=processes,
-            stall_timeout_seconds=self._stall_timeout_seconds,
+            # The nodes that wait for a stopped process can do nothing else.
+            stopped_seconds=self._stall_timeout_seconds if remote is None else SILENCE_SECONDS,
             is_unified_memory=self._is_unified_memory,
         )
 

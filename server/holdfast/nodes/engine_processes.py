@@ -2,7 +2,7 @@
 
 A generation is one process of ours, which starts a worker for each rank of this node, as vLLM's
 `--headless` does. When it or a worker ends, that is told in milliseconds; when one is stopped,
-after `STOPPED_SECONDS`. The end of the generation is reported when no process of it is left,
+after `SILENCE_SECONDS`. The end of the generation is reported when no process of it is left,
 however long that takes: the follower is free only then.
 """
 
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import psutil
 
 from holdfast.errors import ExitCode
+from holdfast.nodes.channel import SILENCE_SECONDS
 from holdfast.nodes.memory import NodeMemory
 from holdfast.nodes.messages import Start
 from holdfast.processes import cleanup, tree
@@ -32,10 +33,6 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 """How often the statistics are read; no more of them are sent either."""
-
-STOPPED_SECONDS = 30.0
-"""A debugger may stop a process while it writes a core dump."""
-STOPPED_POLL_SECONDS = 2.0
 
 RETRY_SECONDS = 1.0
 """The pause before the next attempt to clean up."""
@@ -213,20 +210,12 @@ def _watch(
 
 
 async def _until_stopped(before: frozenset[psutil.Process]) -> Death:
-    """Return once a process started since has been stopped for `STOPPED_SECONDS`.
+    """Return once a process started since has been stopped for as long as a node may be silent.
 
     It answers nobody, and vLLM would wait for it as long as for a compiler.
     """
-    since: dict[int, float] = {}
-    while True:
-        stopped = await asyncio.to_thread(lambda: tree.stopped(tree.children() - before))
-        now = asyncio.get_running_loop().time()
-        since = {pid: since.get(pid, now) for pid in stopped}
-        for pid, begun in since.items():
-            if now - begun >= STOPPED_SECONDS:
-                reason = f"process {pid} was stopped by a signal for {now - begun:.0f} s"
-                return Death("stall", reason)
-        await asyncio.sleep(STOPPED_POLL_SECONDS)
+    reason = await tree.until_stopped(lambda: tree.children() - before, SILENCE_SECONDS)
+    return Death("stall", reason)
 
 
 async def _ended(task: asyncio.Task[Death] | None) -> None:

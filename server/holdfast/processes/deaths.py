@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from holdfast.labels import DeathCause
-from holdfast.processes import forkserver
+from holdfast.processes import forkserver, tree
 from holdfast.processes.exits import ExitWatcher, ProcessExit, oom_kills, recorded_exit_code
 from holdfast.records import Death, RankStats, Suspect
 from holdfast.worker.crash_records import Cause, read_causes, root_of, was_terminated
@@ -93,7 +93,8 @@ class DeathWatch:
         self._directory = directory
         self._cores = cores
         self._has_errored = has_errored
-        self._watcher = ExitWatcher(processes)
+        self._processes = tuple(processes)
+        self._watcher = ExitWatcher(self._processes)
         self._had_unexplained_abort = False
         self._has_warned = False
         self._oom_kills = oom_kills()
@@ -111,6 +112,18 @@ class DeathWatch:
                 await watcher.wait(SETTLE_SECONDS)
                 death = classify(self._evidence(watcher, seen_seconds))
             return death
+
+    async def death_or_stop(self, stopped_seconds: float) -> Death:
+        """Wait for the death, or until a process has been stopped for that long."""
+        ended = asyncio.create_task(self.death())
+        stopped = asyncio.create_task(tree.until_stopped(lambda: self._processes, stopped_seconds))
+        try:
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return ended.result() if ended.done() else Death("stall", stopped.result())
+        finally:
+            for task in (ended, stopped):
+                task.cancel()
+            await asyncio.wait({ended, stopped})
 
     def report_unexplained_abort(self) -> None:
         """Record that a request was aborted unasked, as by a core that is shutting down.

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import warnings
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -19,6 +19,7 @@ from holdfast.worker import lifetime
 
 KILL_DEADLINE_SECONDS = 10.0
 POLL_SECONDS = 0.05
+STOPPED_POLL_SECONDS = 1.0
 TRACKER_LOOK_SECONDS = 5.0
 _TRACKER = "multiprocessing.resource_tracker import main"
 """Marks a tracker's command line; others may contain its name alone, for example after `-W`."""
@@ -160,6 +161,23 @@ def stopped(processes: Iterable[psutil.Process]) -> tuple[int, ...]:
     """Return the pids of processes that a signal or a debugger has stopped."""
     states = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return tuple(process.pid for process in processes if _status(process) in states)
+
+
+async def until_stopped(
+    processes: Callable[[], Iterable[psutil.Process]], stopped_seconds: float
+) -> str:
+    """Return the reason once one of the processes has been stopped for `stopped_seconds`.
+
+    It counts looks, since this process may have been stopped with them.
+    """
+    looks: dict[int, int] = {}
+    while True:
+        found = await asyncio.to_thread(lambda: stopped(processes()))
+        looks = {pid: looks.get(pid, 0) + 1 for pid in found}
+        for pid, count in looks.items():
+            if count * STOPPED_POLL_SECONDS > stopped_seconds:
+                return f"process {pid} was stopped by a signal for {stopped_seconds:g} s"
+        await asyncio.sleep(STOPPED_POLL_SECONDS)
 
 
 def _status(process: psutil.Process) -> str:

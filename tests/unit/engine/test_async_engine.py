@@ -6,7 +6,7 @@ import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +31,10 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.labels import SLEEP_TAGS
+from holdfast.nodes.remote_ranks import RemoteRanks
 from holdfast.patches.stat_logger import Queues
 from holdfast.processes.deaths import CoreProcess
-from holdfast.records import Lora
+from holdfast.records import Death, Lora
 from holdfast.worker import rpc
 from holdfast.workspace.plan import WorkspaceSpec
 from stub_engine import FACTS
@@ -413,6 +414,46 @@ def test_a_worker_never_raises() -> None:
     assert "workers do not allow calls" in rpc.call(worker, "shutdown", {})["error"]
 
 
+def engine_of(
+    core: int,
+    directory: Path,
+    processes: Callable[[], frozenset[psutil.Process]],
+    remote: RemoteRanks | None = None,
+) -> AsyncEngine:
+    """An engine with that core."""
+    return AsyncEngine(
+        CoreOf(core),
+        FACTS,
+        WorkspaceSpec(str(directory), 1, 0, 0.1, "alongside", None),
+        processes,
+        Queues(),
+        Shelf().loras,
+        remote=remote,
+        limit_context=lambda _tokens: None,
+    )
+
+
+def test_a_core_that_is_stopped_ends_an_engine_on_several_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other nodes wait for it; no request is blamed."""
+    monkeypatch.setattr("holdfast.engine.async_engine.SILENCE_SECONDS", 0.0)
+
+    async def death_of(core: psutil.Process) -> Death:
+        remote = RemoteRanks(1, ("127.0.0.1", 20001), lambda: None)
+        engine = engine_of(core.pid, tmp_path, lambda: frozenset({core}), remote)
+        core.suspend()
+        try:
+            return await engine.until_dead()
+        finally:
+            core.resume()
+
+    with holding(0) as pid:
+        death = run(death_of(psutil.Process(pid)))
+    assert (death.cause, death.blames_requests) == ("stall", False)
+    assert death.reason.startswith(f"process {pid} was stopped by a signal")
+
+
 def test_a_scrape_looks_for_no_processes(tmp_path: Path) -> None:
     """A look for them is a walk over /proc; the memory is that of the core, known since the start.
 
@@ -425,16 +466,7 @@ def test_a_scrape_looks_for_no_processes(tmp_path: Path) -> None:
             looks.append(1)
             return frozenset({psutil.Process(core), psutil.Process(compiler)})
 
-        engine = AsyncEngine(
-            CoreOf(core),
-            FACTS,
-            WorkspaceSpec(str(tmp_path), 1, 0, 0.1, "alongside", None),
-            processes,
-            Queues(),
-            Shelf().loras,
-            remote=None,
-            limit_context=lambda _tokens: None,
-        )
+        engine = engine_of(core, tmp_path, processes)
         looks_before = len(looks)
         held_bytes = engine.host_memory_bytes()
         assert engine.process_ids() == (core,)

@@ -102,7 +102,7 @@ def test_a_start_that_finds_too_little_of_the_hosts_memory_is_told_apart(
             construct,
             directory=tmp_path,
             processes=frozenset,
-            stall_timeout_seconds=DEADLINE_SECONDS,
+            stopped_seconds=DEADLINE_SECONDS,
             is_unified_memory=is_unified_memory,
         )
 

@@ -170,6 +170,23 @@ def test_the_end_of_a_worker_is_a_death(tmp_path: Path) -> None:
     assert "was killed by SIGKILL" in death.reason
 
 
+def test_a_worker_that_is_stopped_is_a_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It blames no request: nothing in one stops a process."""
+    monkeypatch.setattr("holdfast.nodes.engine_processes.SILENCE_SECONDS", 0.0)
+
+    async def scene(_: EngineProcesses, heard: Heard) -> int:
+        worker = await started(heard)
+        worker.suspend()
+        return worker.pid
+
+    pid, heard = run(tmp_path, scene)
+    (death,) = heard.deaths
+    assert (death.cause, death.blames_requests) == ("stall", False)
+    assert death.reason.startswith(f"process {pid} was stopped by a signal")
+
+
 def test_the_end_of_the_executor_is_a_death(tmp_path: Path) -> None:
     """Whatever its workers do then."""
 

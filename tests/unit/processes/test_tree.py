@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from holdfast.processes import exits, tree
 from servers import wait_until
+from sleepers import sleeping
 
 EXIT_SYSTEM_CALL = {"x86_64": 60, "aarch64": 93}
 HALF_ENDED = """
@@ -66,3 +68,25 @@ def test_a_process_that_has_ended_is_not_a_descendant() -> None:
             what=lambda: f"{process} has not ended",
         )
         assert process not in tree.children()
+
+
+def test_a_process_that_goes_on_has_not_been_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has been counted of it is forgotten: a debugger may stop it for a moment."""
+    monkeypatch.setattr(tree, "STOPPED_POLL_SECONDS", 0.01)
+    looks: list[bool] = []
+
+    def looked_at() -> list[psutil.Process]:
+        looks.append(len(looks) != 3)
+        (process.suspend if looks[-1] else process.resume)()
+        wait_until(
+            lambda: (process.status() == psutil.STATUS_STOPPED) is looks[-1],
+            deadline_seconds=60,
+            what=lambda: f"{process} takes no signal",
+        )
+        return [process]
+
+    with sleeping() as child:
+        process = psutil.Process(child.pid)
+        reason = asyncio.run(tree.until_stopped(looked_at, 0.035))
+    assert reason.startswith(f"process {child.pid} was stopped by a signal")
+    assert looks == [True, True, True, False, True, True, True, True]
