@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,12 @@ import pytest
 from holdfast.engine import startup
 from holdfast.engine.construction import constructed
 from holdfast.engine.startup import until_stuck
-from holdfast.errors import EngineStartError, HostFullError
+from holdfast.errors import EngineStartError, HostFullError, PluginMissingError
+from holdfast.nodes.remote_ranks import RemoteRanks
+from holdfast.records import RankStats
+from holdfast.workspace.plan import WorkspaceSpec
+from holdfast.workspace.stats import StatsWriter
+from sample_status import a_rank
 
 DEADLINE_SECONDS = 60.0
 SLEEP = (sys.executable, "-c", "import time; print(flush=True); time.sleep(600)")
@@ -109,3 +115,54 @@ def test_a_start_that_finds_too_little_of_the_hosts_memory_is_told_apart(
     with pytest.raises(EngineStartError, match="is less than") as raised:
         asyncio.run(start())
     assert type(raised.value) is error
+
+
+WORLD = ((0, 0), (0, 1))
+ELSEWHERE = replace(a_rank(), engine=0, rank=1, generation=1, is_locked=True)
+"""The rank of another node, as the head needs it."""
+
+
+@contextmanager
+def a_locked_rank(directory: Path) -> Iterator[WorkspaceSpec]:
+    """Rank 0, on the head, which is as it has to be."""
+    with StatsWriter(directory, engine=0, rank=0, generation=1) as writer:
+        writer.update(lambda report: replace(report, is_locked=True))
+        yield WorkspaceSpec(str(directory), 1, 0, 0.1, "alongside", None)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [(), (replace(ELSEWHERE, is_locked=False),), (replace(ELSEWHERE, generation=0),)],
+    ids=["silent", "unlocked", "of another generation"],
+)
+def test_a_start_without_a_rank_of_another_node_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: tuple[RankStats, ...]
+) -> None:
+    """READY would say nothing of it; the error names the rank."""
+    monkeypatch.setattr(startup, "REPORT_SECONDS", 0.1)
+
+    async def start(spec: WorkspaceSpec) -> None:
+        remote = RemoteRanks(1, ("127.0.0.1", 20001), lambda: None)
+        remote.changed("other", told)
+        await startup.reported_ranks(WORLD, spec, remote)
+
+    with (
+        a_locked_rank(tmp_path) as spec,
+        pytest.raises(PluginMissingError, match="from rank 1 of engine 0"),
+    ):
+        asyncio.run(start(spec))
+
+
+def test_a_start_waits_for_the_lock_of_another_node(tmp_path: Path) -> None:
+    """What a rank has written there arrives here a moment later."""
+
+    async def start(spec: WorkspaceSpec) -> tuple[RankStats, ...]:
+        remote = RemoteRanks(1, ("127.0.0.1", 20001), lambda: None)
+        remote.changed("other", (replace(ELSEWHERE, is_locked=False),))
+        asyncio.get_running_loop().call_later(0.1, remote.changed, "other", (ELSEWHERE,))
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            return await startup.reported_ranks(WORLD, spec, remote)
+
+    with a_locked_rank(tmp_path) as spec:
+        ranks = asyncio.run(start(spec))
+    assert [(rank.rank, rank.is_locked) for rank in ranks] == [(0, True), (1, True)]

@@ -20,6 +20,7 @@ from holdfast.nodes.remote_ranks import (
     start_error_of,
     start_explained,
 )
+from holdfast.probe.measure import mark
 from holdfast.records import Death, EngineStep
 from sample_status import a_rank
 
@@ -71,6 +72,20 @@ def test_a_remote_rank_has_the_steps_of_the_first_as_far_as_it_has_come() -> Non
         assert of_another_engine.recent_steps == ()
 
     asyncio.run(run())
+
+
+def test_a_workspace_that_grew_on_another_node_has_grown() -> None:
+    """The proof, which then does not count, looks at the ranks of all nodes."""
+
+    async def run() -> list[bool]:
+        remote = await a_remote()
+        remote.changed("b", (replace(SECOND, growths={"locked": 0}),))
+        before = mark(remote.beside([FIRST]))
+        grew = [before.grew(remote.beside([FIRST]))]
+        remote.changed("b", (replace(SECOND, growths={"locked": 1}),))
+        return [*grew, before.grew(remote.beside([FIRST]))]
+
+    assert asyncio.run(run()) == [False, True]
 
 
 def test_the_first_loss_counts() -> None:
