@@ -264,7 +264,7 @@ _KEYS = Row(
         ),
         Panel(
             "Requests by key",
-            "Requests per second of each API key that the engine was given. Empty without keys.",
+            "Requests per second that reached the engine, by API key. Empty without keys.",
             (
                 Query(
                     f"sum by (key) ({rate('holdfast_key_requests_total', SERVER)})",

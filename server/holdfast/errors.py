@@ -231,7 +231,7 @@ class KeySuspendedError(OverloadedError):
 
 
 def suspended_error(seconds: float) -> KeySuspendedError:
-    """Return the error of a key that is suspended for so many seconds."""
+    """Return the error of a key that stays suspended for `seconds`."""
     return KeySuspendedError(
         "This API key is suspended, because its requests have ended the engine several times.",
         retry_after_seconds=math.ceil(seconds),

@@ -127,7 +127,7 @@ def _limits(words: Iterable[str]) -> KeyLimits:
 
 
 def _check_together(lines: Iterable[KeyLine]) -> None:
-    """Refuse lines of which one would silently win."""
+    """Refuse lines that contradict each other: one would silently win."""
     by_key: dict[str, KeyLine] = {}
     by_name: dict[str, KeyLine] = {}
     for line in lines:

@@ -23,7 +23,7 @@ _INT8_MAX = 127
 
 
 def damage_weights(model: Any, damage: Damage | None) -> None:
-    """Apply a damage to loaded weights; one of the arithmetic changes none."""
+    """Apply a damage to loaded weights; damages of the arithmetic leave them unchanged."""
     if (change := _WEIGHTS.get(damage)) is not None:
         with torch.no_grad():
             change(model)

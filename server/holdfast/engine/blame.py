@@ -286,7 +286,7 @@ class Blame:
         return Verdict(explained, bool(culprit.context.key), has_suspects=True)
 
     def _convict(self, request: EngineRequest) -> None:
-        """Refuse a request on evidence that is no proof; a second conviction quarantines its like.
+        """Refuse a request on evidence that is not a proof; a second one quarantines its like.
 
         Its key is charged one death, however many are explained.
         """

@@ -44,7 +44,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
     """An AsyncLLM with bounds on what a request may bring.
 
     It also recovers from numbers of more than 64 bits. msgspec cannot write one (OverflowError),
-    and by then vLLM has registered the request for ever, and answers with an empty 500
+    and by then vLLM has registered the request forever, and answers with an empty 500
     (`AsyncLLM._add_request` and `generate`, 0.32).
     """
 
@@ -150,7 +150,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         """Make every pending and every later call raise EngineDeadError.
 
         A stopped core reports nothing, and `AsyncLLM.shutdown` cancels the task that would pass a
-        death on: without this, calls wait for ever (0.32, 0.33).
+        death on: without this, calls wait forever (0.32, 0.33).
         """
         self.engine_core.resources.engine_dead = True
         self.output_processor.propagate_error(EngineDeadError())

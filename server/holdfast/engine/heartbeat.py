@@ -198,7 +198,7 @@ class Heartbeat:
         except OSError as error:  # perhaps too many open files: that is not a stall, and it passes
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning("cannot look at the progress of the engine: %s", error)
+                logger.warning("cannot read the engine's progress: %s", error)
             return ""
 
     def _look(self) -> str:

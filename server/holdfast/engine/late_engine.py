@@ -107,7 +107,7 @@ class LateEngine:
         The files of the model are identified from then on, in a thread.
         """
         if self._vllm is None:
-            raise RuntimeError("vLLM's application was asked for before vLLM was loaded")
+            raise RuntimeError("vLLM's application was requested before vLLM was loaded")
         app = await self._kept.enter_async_context(self._vllm.openai_app(server, count_tool_call))
         # By now all files of the model are here. A file system that hangs holds nobody up.
         threading.Thread(target=self._identify, name="identity", daemon=True).start()

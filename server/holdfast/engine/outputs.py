@@ -24,8 +24,8 @@ from holdfast.engine.request import Method, SentAnswer
 from holdfast.errors import HoldfastError
 
 # These do not count for the keys of others either. With a bug that one of them triggers, a client
-# could have a prompt that it guesses refused to others: one prompt for two deaths, of which three
-# an hour suspend its key. But every client has seeds and salts of its own. If they counted, a
+# could have a prompt that it guesses refused to others: two deaths buy one prompt, and three
+# in an hour suspend its key. But every client has seeds and salts of its own. If they counted, a
 # prompt that kills would end engines for each key that sends it, and be charged to each.
 _INCIDENTAL = frozenset({"arrival_time", "cache_salt"})
 """Parts of a prompt."""
@@ -210,7 +210,7 @@ class VllmOutputs:
 
 
 def _within(arguments: Mapping[str, Any], most_tokens: int) -> Mapping[str, Any]:
-    """Return arguments for an answer of at most so many tokens; vLLM itself refuses less than 1."""
+    """Return arguments for an answer of at most `most_tokens`; vLLM itself refuses less than 1."""
     parameters: Any = arguments.get("sampling_params")
     wanted_tokens = getattr(parameters, "max_tokens", None)
     if wanted_tokens is None or wanted_tokens <= max(most_tokens, 1):

@@ -116,7 +116,7 @@ class Suspicions:
         try:
             self._files.write(Findings(tuple(self._known.values()), self._charges))
         except OSError as error:
-            logger.warning("Cannot keep in %s what ended the engine: %s", self._files.path, error)
+            logger.warning("Cannot record in %s what ended the engine: %s", self._files.path, error)
 
     def _poll(
         self, files: SuspicionFiles, loop: asyncio.AbstractEventLoop, ended: threading.Event
@@ -178,7 +178,7 @@ class Suspicions:
         ]
 
     def _is_fresh(self, at_unix_seconds: float) -> bool:
-        # Compared both ways, so that a clock that was set back keeps nothing for ever.
+        # Compared both ways, so that a clock that was set back keeps nothing forever.
         return abs(self._clock() - at_unix_seconds) < REMEMBERED_SECONDS
 
 

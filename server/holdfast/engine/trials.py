@@ -83,7 +83,7 @@ class Trials:
         while self._untried and self._engines_left > 0 and self._seconds_left > 0:
             tried = self._running = self._untried[0]
             names = ", ".join(request.request_id for request in tried)
-            logger.info("retrying requests alone, as an engine died of one of them: %s", names)
+            logger.info("retrying requests alone, because one of them ended an engine: %s", names)
             began_seconds = self._clock()
             self._ends_seconds = began_seconds + self._seconds_left
             stopped = await run_trial(tried)
@@ -100,7 +100,7 @@ class Trials:
         return True
 
     def died(self, death: Death) -> Sequence[EngineRequest]:
-        """Record that the engine died in a trial; return the requests of which one ended it.
+        """Record that the engine died in a trial; return the requests that may have ended it.
 
         They are none if the death shows nothing: then the same group is tried again, if an engine
         is left for it. Of several, each is tried alone.

@@ -207,7 +207,7 @@ class MemoryGuard:
                 pass  # without memory for even a small object: the next look may find some
             except Exception:
                 if not has_failed:  # it may fail five times a second
-                    logger.exception("cannot look after the memory of the host; trying again")
+                    logger.exception("cannot read the memory of the host; trying again")
                 has_failed = True
 
     def _look(self, reader: MemoryReader, tell: Callable[[Reading], None]) -> None:
@@ -221,7 +221,7 @@ class MemoryGuard:
         with self._lock:
             must_end = self._must_end(found.level)
             try:
-                # Told first: whoever sees the processes end knows the reason by then.
+                # Report first, so that the reason is known when the processes are seen to end.
                 tell(replace(found, has_ended_engine=must_end))
                 self._has_ended_engine |= must_end
             finally:

@@ -64,7 +64,7 @@ class MemoryRelief:
         self._level = Level.AMPLE
         self._told = asyncio.Event()
         self._prompts: LongPrompts | None = None
-        """Those of the engine that is guarded; None while there is none."""
+        """The requests of the guarded engine; None while there is none."""
         self._end: asyncio.Future[Death] | None = None
         self._suspect_tokens = self._probe_tokens = 0
         self._ended_before_tokens = math.inf
@@ -134,7 +134,7 @@ class MemoryRelief:
     async def until_ample(self, on_wait: Callable[[str], None]) -> None:
         """Return once the host has enough memory; `on_wait` gets what is left if it has not.
 
-        It may take for ever: a neighbour may stay. Without a guard there is nothing to wait for.
+        It may take forever: a neighbour may stay. Without a guard there is nothing to wait for.
         """
         if self._is_ample:
             return
@@ -164,8 +164,8 @@ class MemoryRelief:
         if not probe_tokens and tokens < self._ended_before_tokens:
             self._ended_before_tokens = tokens
             logger.warning(
-                "a context of %d tokens was being processed when the host ran out of memory: the "
-                "next time such contexts are left out",
+                "a context of %d tokens was being processed when the host ran out of memory; "
+                "if that happens again, such contexts are left out",
                 tokens,
             )
             return 0

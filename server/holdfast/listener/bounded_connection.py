@@ -223,7 +223,7 @@ class BoundedTransport:
     """A transport that waits for its client only for `--send-timeout`, or while the client reads.
 
     `close()` of an event loop waits until the client has read everything, and with TLS until it has
-    confirmed the shutdown, possibly for ever. Here every close is bounded, and the connection may
+    confirmed the shutdown, possibly forever. Here every close is bounded, and the connection may
     be evicted meanwhile.
     """
 

@@ -176,7 +176,7 @@ class _SearchTimer:
             self._ends_seconds = None
             logger.warning(
                 "the search of a %d-character answer for reasoning and tool calls was stopped, "
-                "as it took longer than %.1f s",
+                "because it took longer than %.1f s",
                 characters,
                 limit_seconds,
             )
@@ -204,7 +204,8 @@ def _is_interruptible(frame: FrameType | None) -> bool:
 def _error() -> GenerationError:
     """Return an error that vLLM reports well both before and within a stream."""
     error = GenerationError(
-        "It takes too long to search the answer of the model for reasoning and tool calls."
+        "Searching the model's answer for reasoning and tool calls takes too long. Ask for a "
+        "shorter answer."
     )
     error.status_code = HTTPStatus.UNPROCESSABLE_ENTITY
     return error

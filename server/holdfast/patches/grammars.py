@@ -136,7 +136,7 @@ class BoundedGrammar:
 
 
 class GivenUpGrammar:
-    """In place of a grammar that compiled for too long: it accepts no token."""
+    """Replaces a grammar that compiled for too long, and accepts no token."""
 
     stop_reason = COMPILES_TOO_LONG
 

@@ -86,7 +86,7 @@ class Queues:
         return sum(one.running for one in reports), sum(one.waiting for one in reports)
 
     def reports(self, engines: int) -> tuple[SchedulerReport, ...]:
-        """Return the report of each of so many engines. Any thread may ask."""
+        """Return the report of each of the first `engines` engines. Any thread may ask."""
         return tuple(self._by_engine.get(index, SchedulerReport()) for index in range(engines))
 
 

@@ -82,7 +82,7 @@ def pooling(facts: EngineFacts, prompts: Sequence[Sequence[int]]) -> tuple[str, 
 
 
 def top_logprobs(facts: EngineFacts, wanted: int) -> Body:
-    """Ask for the log-probs of so many tokens, or as many as the server allows.
+    """Ask for the log-probs of `wanted` tokens, or as many as the server allows.
 
     The result is empty if it allows none, or if the model does not generate.
     """

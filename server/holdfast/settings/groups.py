@@ -57,8 +57,8 @@ class WorkspaceSettings:
         "--workspace-growth",
         ("deny", "alongside"),
         "alongside",
-        "what to do if a workspace is too small after the lock: refuse the memory, which ends the "
-        "engine, or allocate a larger buffer and keep the old one",
+        "what to do if a workspace is too small after the lock: `deny` refuses the memory, which "
+        "ends the engine; `alongside` allocates a larger buffer and keeps the old one",
     )
     growth_limit_bytes: int | None = flag(
         "--workspace-growth-limit",
@@ -211,8 +211,8 @@ class KeySettings:
         directory_or_none,
         None,
         "DIR|none",
-        "directory for what each API key uses, a file per day; `max_tokens_per_day` of the key "
-        "file counts on after a restart. Each server needs its own",
+        "directory for what each API key uses, a file per day; after a restart, "
+        "`max_tokens_per_day` of the key file continues from there. Each server needs its own",
         shown="none",
     )
 

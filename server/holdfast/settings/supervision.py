@@ -28,8 +28,8 @@ class SupervisionSettings:
         count,
         3,
         "N",
-        "maximum restarts of the engine within `--restart-window`; the next death is exit code 5. "
-        "Deaths caused by requests, or by a lack of host memory, do not count",
+        "maximum restarts of the engine within `--restart-window`; at the next death, exit with "
+        "code 5. Deaths caused by requests, or by a lack of host memory, do not count",
     )
     restart_window_seconds: float = flag(
         "--restart-window",
@@ -53,7 +53,7 @@ class SupervisionSettings:
         boolean,
         default=True,
         metavar="on|off",
-        meaning="when the engine dies, continue the streams that have begun in the next one; with "
+        meaning="when the engine dies, the next engine continues the streams that had begun; with "
         "`off`, they end with an error",
         shown="on",
         choices=("on", "off"),
@@ -114,7 +114,7 @@ class MemorySettings:
         "SIZE,SIZE,SIZE",
         "memory left to the host, or to the container, below which long prompts wait, below which "
         "they are given up, and below which the engine is replaced; 0 disables a mark",
-        shown="4%, 2% and 1% of all, at most 4GiB, 2GiB and 1GiB",
+        shown="4%, 2% and 1% of the total, at most 4GiB, 2GiB and 1GiB",
     )
 
     def guards_engine(self, *, is_unified_memory: bool) -> bool:

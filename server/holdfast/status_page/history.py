@@ -30,7 +30,7 @@ class Sample:
     prompt_tokens: int = 0
     output_tokens: int = 0
     first_token_seconds: Sequence[float] = ()
-    """Of the answers that have begun since the last sample."""
+    """Times to first token of the answers that have begun since the last sample."""
     running: int = 0
     waiting: int = 0
     kv_used_ratio: float | None = None

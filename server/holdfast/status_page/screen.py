@@ -81,7 +81,7 @@ def screen(
 ) -> RenderableType:
     """Return all bands; ages are counted until `now_unix_seconds`, by the server's clock.
 
-    On a terminal with so many `lines` the bands after the memory are to be seen, too.
+    A terminal of that many `lines` has room for the bands below the memory, too.
     """
     bands = (
         _state_band(document, now_unix_seconds),

@@ -35,7 +35,7 @@ class Sources:
     """The share of the KV cache in use, by engine."""
     requests: Callable[[], RequestCounts] = RequestCounts
     rows: Callable[[int], tuple[Sequence[RequestRow], int]] = lambda _: ((), 0)
-    """At most so many requests, those in the engine first, and how many others there are."""
+    """At most N requests, those in the engine first, and how many others there are."""
     traffic: Callable[[], Traffic | None] = lambda: None
     refused: Callable[[], Mapping[str, int]] = dict
     host_memory: Callable[[], HostMemory | None] = lambda: None

@@ -122,7 +122,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     RankMetric(
         "workspace_caller_bytes",
         "gauge",
-        "Largest need of a caller; at most 16 callers per rank.",
+        "Largest request of a caller; at most 16 callers per rank.",
         (*_RANK, "caller"),
         read=lambda rank: rank.callers,
     ),
@@ -259,7 +259,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "nodes_wanted",
         "gauge",
-        "Nodes that the engine needs, this one too, where there are several.",
+        "Nodes that the engine needs, including this one; absent for a single node.",
     ),
     Metric(
         "node_joined",
@@ -270,7 +270,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "rank_info",
         "gauge",
-        "The node that each rank runs on, where there are several; always 1.",
+        "The node of each rank, if there are several nodes; always 1.",
         (*_RANK, "node"),
     ),
     Metric(
@@ -304,7 +304,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "requests_continued_total",
         "counter",
-        "Streams that the next generation of the engine went on with where they had stopped.",
+        "Streams that the next generation of the engine continued where they had stopped.",
     ),
     Metric(
         "requests_lost_total",
@@ -321,8 +321,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "key_requests_total",
         "counter",
-        "Requests of an API key that the engine was given, by the name of the key; names beyond "
-        "the first 200 count as other.",
+        "Requests of an API key that were passed to the engine, by the name of the key; names "
+        "beyond the first 200 count as other.",
         ("key",),
     ),
     Metric(

@@ -92,7 +92,7 @@ ROUTING_SERIES = (
     ),
     RoutingSeries(
         "vllm:lora_requests_info",
-        "LoRA adapters of the requests that run and wait in the schedulers; the value is the time.",
+        "LoRA adapters of the running and the waiting requests; the value is the time.",
         _loras,
         ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     ),

@@ -173,7 +173,7 @@ class _Watch:
         if status != 200:
             raise StreamError(f"the server answers {status}")
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            raise StreamError("the server answers something else")
+            raise StreamError("the server sent an unexpected response")
 
     def _unreachable(self, why: str) -> NotReachableError:
         return NotReachableError(

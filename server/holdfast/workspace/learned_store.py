@@ -143,7 +143,7 @@ def _parsed(record: Any, fingerprint: str) -> Mapping[Slot, int]:
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise ValueError(f"its schema version is not {SCHEMA}")
     if record.get("fingerprint") != fingerprint:
-        raise ValueError("its fingerprint is another one")
+        raise ValueError("its fingerprint does not match")
     entries = record.get("slots")
     if not isinstance(entries, list):
         raise ValueError("it has no list of slots")  # noqa: TRY004 - one error for a bad file

@@ -368,4 +368,4 @@ def test_an_engine_that_cannot_be_looked_at_is_not_stalled(
         waiting.cancel()
 
     asyncio.run(scene())
-    assert sum("cannot look at" in record.getMessage() for record in caplog.records) == 1
+    assert sum("cannot read the engine" in record.getMessage() for record in caplog.records) == 1

@@ -231,7 +231,7 @@ class GrammarChecker:
                 await lane.take(key)
         except TimeoutError:
             raise NotReadyError(
-                "The grammar has to be checked first, and too many others are ahead of it.",
+                "Too many other grammars are being checked. Try again later.",
                 retry_after_seconds=int(self.timeout_seconds),
             ) from None
 

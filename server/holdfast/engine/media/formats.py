@@ -73,7 +73,7 @@ def read_clips_safely() -> None:
     """Have OpenCV read clips so that a damaged one ends neither the process nor never.
 
     OpenCV 5.0 crashes if `seek` raises, as it does for the negative positions that a damaged index
-    has FFmpeg seek to. Other damage has FFmpeg return to the same place for ever. A second call
+    has FFmpeg seek to. Other damage has FFmpeg return to the same place forever. A second call
     changes nothing.
     """
     opencv.BytesIO = _Clip

@@ -152,17 +152,17 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
         self._pixels = PixelBudget(_pixels_a_request())
 
     async def fetch_audio_async(self, *args: Any, **options: Any) -> Any:
-        """As vLLM's, see `_decoding_errors`."""
+        """Decode as vLLM does; see `_decoding_errors`."""
         with _decoding_errors():
             return await super().fetch_audio_async(*args, **options)
 
     async def fetch_image_async(self, *args: Any, **options: Any) -> Any:
-        """As vLLM's, see `_decoding_errors`."""
+        """Decode as vLLM does; see `_decoding_errors`."""
         with _decoding_errors():
             return await super().fetch_image_async(*args, **options)
 
     async def fetch_video_async(self, *args: Any, **options: Any) -> Any:
-        """As vLLM's, see `_decoding_errors`."""
+        """Decode as vLLM does; see `_decoding_errors`."""
         with _decoding_errors():
             return await super().fetch_video_async(*args, **options)
 
