@@ -11,12 +11,14 @@ import psutil
 import pytest
 
 from load_generator import loaded, questions, undisturbed
-from servers import Server, wait_until
+from servers import READY_DEADLINE_SECONDS, Server, wait_until
 from two_nodes import NODE_METRICS, Place, Places, TwoNodes, processes_of, two_nodes
 
 pytestmark = [pytest.mark.engine, pytest.mark.shares_engine("demo"), pytest.mark.timeout(900)]
 
 CLIENTS = 8
+START_SECONDS = 2 * READY_DEADLINE_SECONDS
+"""Each of two processes imports vLLM and starts a rank, all on the cores of one."""
 MIB = 1024 * 1024
 SMALLER_MIB, LARGER_MIB = 24, 32
 """What the ranks of the head and of the other node need, as an installed reserver declares it."""
@@ -42,14 +44,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     )
     places = Places(head, follower)
     with two_nodes(tmp_path_factory.mktemp("nodes"), *FLAGS, places=places) as nodes:
-        nodes.until_ready()
+        nodes.until_ready(deadline_seconds=START_SECONDS)
         yield nodes
 
 
 @pytest.fixture
 def ready(pair: TwoNodes) -> TwoNodes:
     """The same, READY again if the machine has cost them an engine."""
-    pair.until_ready()
+    pair.until_ready(deadline_seconds=START_SECONDS)
     return pair
 
 
@@ -118,10 +120,10 @@ def test_a_worker_killed_on_the_other_node_costs_no_answer(ready: TwoNodes) -> N
         before = head.metric("engine_generation")
         processes_of(ready.follower)["Worker"].send_signal(signal.SIGKILL)
         head.until(lambda: head.metric("engine_generation") > before, "the next generation")
-        ready.until_ready()
+        ready.until_ready(deadline_seconds=START_SECONDS)
     assert load.answers
     assert head.metric("engine_deaths_total", cause="worker_exit") == 1
-    assert (load.lost, load.wrong) == ([], [])
+    assert (load.lost, load.broken, load.wrong) == ([], [], [])
     assert "node other" in head.status["engine"]["last_exit"]
 
 
@@ -134,8 +136,9 @@ def test_a_follower_that_was_killed_joins_again(ready: TwoNodes) -> None:
     assert not psutil.wait_procs(list(before.values()), timeout=30)[1]
     head.until_state("RECOVERING")
     assert head.get("/livez").status_code == 200
+    assert "node_lost: node other: " in head.status["engine"]["last_exit"]
     ready.start_follower()
-    head.until_ready()
+    head.until_ready(deadline_seconds=START_SECONDS)
     assert head.completion("hold fast").status_code == 200
     assert ready.follower.stop() == 0
     head.until_state("RECOVERING")
