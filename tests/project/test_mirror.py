@@ -128,7 +128,6 @@ DRIVEN_ELSEWHERE = {
     "verify.checks.soak.memory": "unit/verify/test_soak.py",
     "verify.checks.soak.mix": "unit/verify/test_soak.py",
     "verify.checks.soak.talk": "unit/verify/test_soak.py",
-    "verify.checks.soak.vitals": "unit/verify/test_soak.py",
     "verify.checks.survive.death": "unit/verify/test_survive.py",
     "verify.checks.survive.limits": "unit/verify/test_survive.py",
     "verify.checks.tools.asking": "unit/verify/test_tools.py",

@@ -77,6 +77,9 @@ Defect = Literal[
     "the 100th completion is 500",
     "answers lost with the engine",
     "answers that change with the engine",
+    "an engine dies unseen",
+    "a workspace grows unseen",
+    "a workspace is refused unseen",
     # of all
     "a list of models that never comes",
     "chats that never come",

@@ -48,4 +48,4 @@ class MortalDouble(OpenAIDouble):
             while not self._file.exists():  # noqa: ASYNC110 - a file has no event
                 await asyncio.sleep(0.01)
         self._running -= 1
-        self.generation = 2
+        self.generation, self.deaths = 2, 1

@@ -67,6 +67,8 @@ class OpenAIDouble(Starlette):
             files=(ModelFile("config.json", 2, "ab" * 32, "holdfast"),),
         )
         self.generation = 1
+        self.deaths = 0
+        """Of engines, though nobody asked for it."""
         self._completions = 0
         self._running = 0
         self._last: Body = {}
@@ -84,6 +86,7 @@ class OpenAIDouble(Starlette):
             "/version": self._version,
             "/statusz": self._statusz,
             "/openapi.json": self._openapi,
+            "/metrics": self._metrics,
         }
         self._paths = [*posts, *gets]
         posts[DERENDER] = self._derender
@@ -120,7 +123,20 @@ class OpenAIDouble(Starlette):
         served = asdict(self.configuration)
         if self.defect == "every chat repeats the key":
             served["flags"] = [f"--greeting={self.api_key}"]
-        return JSONResponse({**known, "workspace": [], "configuration": served})
+        return JSONResponse({**known, "workspace": [self._workspace()], "configuration": served})
+
+    def _workspace(self) -> Body:
+        """What the first engine's rank counts; the next one begins again."""
+        has_grown = self._completions > 1 and self.generation == 1
+        return {
+            "growths": {"locked": int(has_grown and self.defect == "a workspace grows unseen")},
+            "rejections": {"x": int(has_grown and self.defect == "a workspace is refused unseen")},
+        }
+
+    async def _metrics(self, _request: Request) -> Response:
+        has_died = self._completions > 1 and self.defect == "an engine dies unseen"
+        name = 'holdfast_engine_deaths_total{cause="stall"}'
+        return PlainTextResponse(f"{name} {float(self.deaths + has_died)}\n")
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)

@@ -67,10 +67,7 @@ class ScoringDouble(OpenAIDouble):
         self._hit_tokens = 0
         self._asking: list[tuple[int, ...]] = []
         self._noise = random.Random(3)
-        self.router.routes += [
-            Route("/metrics", self._metrics),
-            Route("/admin/restart", self._restart, methods=["POST"]),
-        ]
+        self.router.routes.append(Route("/admin/restart", self._restart, methods=["POST"]))
 
     def _loaded(self) -> Weights:
         changes = {
@@ -97,7 +94,8 @@ class ScoringDouble(OpenAIDouble):
 
     async def _metrics(self, _request: Request) -> Response:
         name = 'vllm:prefix_cache_hits_total{engine="0",model_name="double"}'
-        return PlainTextResponse(f"# TYPE x counter\n{name} {float(self._hit_tokens)}\n")
+        deaths = 'holdfast_engine_deaths_total{cause="stall"} 0.0'
+        return PlainTextResponse(f"# TYPE x counter\n{name} {float(self._hit_tokens)}\n{deaths}\n")
 
     async def _restart(self, request: Request) -> Response:
         if not self.api_key:

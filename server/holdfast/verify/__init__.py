@@ -6,6 +6,8 @@ command.py   the flags, the order, the exit code
 runner.py    makes the checks one after the other; no check can end the run
 target.py    the server over HTTP: every wait has a deadline
 survey.py    what the server is: models, abilities, versions, and with Holdfast its status
+vitals.py    what `/metrics` says of a server's health
+course.py    what became of Holdfast's engines during the run
 trial.py     what a check is given: it asks the server, and notes numbers and faults
 options.py   what a user asks of the checks
 soak_plan.py how long a soak lasts: `--hours`

@@ -33,7 +33,7 @@ from holdfast.verify.redaction import redacted
 from holdfast.verify.report import write
 from holdfast.verify.runner import Bench, judge, run
 from holdfast.verify.soak_plan import plan_of
-from holdfast.verify.survey import ask_holdfast, survey
+from holdfast.verify.survey import ask_facts, survey
 from holdfast.verify.target import Target
 from holdfast.verify.tasks import read_tasks
 
@@ -179,7 +179,7 @@ async def _run(
                 results = await run(checks, bench, view)
             is_interrupted = interrupted.is_set()
             is_asked_again = server.holdfast and not is_interrupted
-            after = await unless(interrupted, ask_holdfast(target)) if is_asked_again else None
+            after = await unless(interrupted, ask_facts(target)) if is_asked_again else None
     verdict, reason = judge(results, is_interrupted=is_interrupted)
     report = Report(
         tool=Tool(__version__, packages.installed()),

@@ -173,6 +173,10 @@ class HoldfastFacts:
     rejections: int
     running: int
     """Requests in the engine."""
+    deaths: float | None = None
+    """Of engines, though nobody asked for it, since the server started; None if not looked at."""
+    memory_bytes: float | None = None
+    """Of the server's processes; None if not looked at."""
 
 
 @dataclass(frozen=True, slots=True)

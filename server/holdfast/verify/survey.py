@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -15,6 +16,7 @@ from holdfast.verify.answers import MalformedError, dig, dig_or
 from holdfast.verify.records import HoldfastFacts, Request, Server
 from holdfast.verify.target import Answer, NoAnswerError, Target
 from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, TOKENIZE
+from holdfast.verify.vitals import ask_vitals
 
 _OK, _UNAUTHORIZED, _FORBIDDEN = 200, 401, 403
 _SURVEY_SECONDS = 60.0
@@ -46,7 +48,7 @@ async def survey(target: Target) -> Server:
         vllm=dig_or(await _document(target, "/version"), "version", default=""),
         abilities=await _abilities(target, model),
         routes=tuple(sorted(dig_or(openapi, "paths", default={}))),
-        holdfast=await ask_holdfast(target),
+        holdfast=await ask_facts(target),
         configuration=await _configuration(target),
     )
 
@@ -67,6 +69,15 @@ async def ask_holdfast(target: Target) -> HoldfastFacts | None:
         rejections=sum(sum(_counts(rank, "rejections").values()) for rank in ranks),
         running=dig_or(status, "progress", "running", default=0),
     )
+
+
+async def ask_facts(target: Target) -> HoldfastFacts | None:
+    """What `/statusz` and `/metrics` say, as `ask_holdfast`."""
+    facts = await ask_holdfast(target)
+    if facts is None:
+        return None
+    told = await ask_vitals(target, is_holdfast=True)
+    return replace(facts, deaths=told.deaths, memory_bytes=told.memory_bytes)
 
 
 def given_flags(arguments: Sequence[str]) -> Mapping[str, str]:

@@ -65,6 +65,14 @@ def test_a_server_that_is_wrong_fails(tmp_path: Path) -> None:
     assert "and not Paris" in line
 
 
+def test_an_engine_that_dies_unseen_fails_the_run(tmp_path: Path) -> None:
+    """Every answer is right, because the next engine gives it."""
+    done = run(OpenAIDouble("an engine dies unseen"), tmp_path)
+    assert done.code == 7
+    assert done.named(Status.FAILED) == ["survive.unharmed"]
+    assert (done.report["server"]["holdfast"]["deaths"], done.report["after"]["deaths"]) == (0, 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_a_report(number: signal.Signals, tmp_path: Path) -> None:
     """It has what was made; the check that ran is inconclusive, and those after it are skipped."""

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from holdfast.verify.checks import soak
-from holdfast.verify.checks.soak import latency, memory, mix, vitals
+from holdfast.verify.checks.soak import latency, memory, mix
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, Status, at_most
 from holdfast.verify.report import as_json
@@ -191,19 +191,3 @@ def test_the_limit_of_p99_has_what_a_sample_leaves_open() -> None:
     ascending = [1.0] * 990 + [2.0] * 10
     assert latency.limit_of(ascending) == at_most(2.4, "A/A")
     assert latency.limit_of([1.0] * 1000) == at_most(1.2)
-
-
-def test_half_of_the_memory_is_no_sample() -> None:
-    """While Holdfast has no engine; other servers have only the one half."""
-    page = "process_resident_memory_bytes 5.0\nother 7\n"
-    engine = "holdfast_engine_host_memory_bytes 4.0\n"
-    assert vitals.read_metrics(page, is_holdfast=True) == (None, None)
-    assert vitals.read_metrics(page, is_holdfast=False) == (5.0, None)
-    assert vitals.read_metrics(page + engine, is_holdfast=True) == (9.0, None)
-
-
-def test_an_engine_that_an_operator_restarts_does_not_count() -> None:
-    """Any other end does."""
-    name = "holdfast_engine_deaths_total"
-    page = f'{name}{{cause="stall"}} 2.0\n{name}{{cause="requested"}} 5.0\n'
-    assert vitals.read_metrics(page, is_holdfast=True) == (None, 2.0)

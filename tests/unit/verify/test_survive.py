@@ -21,6 +21,9 @@ FOUND_BY: dict[Defect, str] = {
     "the 100th completion is 500": "overload",
     "answers lost with the engine": "death",
     "answers that change with the engine": "death",
+    "an engine dies unseen": "unharmed",
+    "a workspace grows unseen": "unharmed",
+    "a workspace is refused unseen": "unharmed",
 }
 DEATH = [check for check in survive.CHECKS if check.name == "death"]
 
@@ -42,6 +45,12 @@ def test_a_server_that_survives_passes(tmp_path: Path) -> None:
     assert numbers["answers that were waited for"] == 16
 
 
+def test_an_engine_that_a_check_kills_is_not_blamed_on_the_server(tmp_path: Path) -> None:
+    """It died, and nothing else did."""
+    (died,) = (n for n in made(tmp_path)["survive.unharmed"].numbers if "died" in n.name)
+    assert died.value == 0
+
+
 @pytest.mark.parametrize("defect", FOUND_BY)
 def test_a_defect_is_found_by_its_check(defect: Defect, tmp_path: Path) -> None:
     """No other one fails."""
@@ -54,7 +63,8 @@ def test_no_other_server_is_harmed_unasked() -> None:
     app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") != "/statusz"]
     found = results(app, survive.CHECKS)
     assert {one.status for one in found.values()} == {Status.SKIPPED}
-    assert all("--kill-command" in one.remedy for one in found.values())
+    asking = [one for one in found.values() if one.name != "unharmed"]
+    assert all("--kill-command" in one.remedy for one in asking)
     assert all(one.requests == () for one in found.values())
 
 

@@ -6,6 +6,7 @@ import asyncio
 
 from holdfast.verify.check import Check
 from holdfast.verify.checks.roads.judging import base_prompt, judge, noise, on_road, reference
+from holdfast.verify.course import course_of
 from holdfast.verify.records import HoldfastFacts
 from holdfast.verify.scoring import scored
 from holdfast.verify.survey import ask_holdfast
@@ -44,6 +45,7 @@ async def _restart(trial: Trial) -> None:
             f"the server does not restart its engine for this key (HTTP {answer.status})",
             "give --api-key-file a file with an admin key",
         )
+    (await course_of(trial)).told.append(facts)
     trial.require(answer.status == _ACCEPTED, f"a restart is answered {answer.status}", answer)
     try:
         async with asyncio.timeout(_RESTART_SECONDS):

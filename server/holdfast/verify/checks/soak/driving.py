@@ -14,7 +14,7 @@ from holdfast.verify.check import ONLY_SOAK, Check
 from holdfast.verify.checks.soak.history import History, begun, plan
 from holdfast.verify.checks.soak.looks import limits_of, look
 from holdfast.verify.checks.soak.mix import Client, room_of
-from holdfast.verify.checks.soak.vitals import Vitals
+from holdfast.verify.checks.soak.samples import Sampler
 from holdfast.verify.records import equal_to
 from holdfast.verify.target import NoAnswerError
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial, UnexpectedStatusError
@@ -40,7 +40,7 @@ class Soak:
         self._history = history
         self._plan = plan(trial)
         self._started_seconds = self._plan.clock()
-        self._vitals = Vitals(trial, history, self._plan.spacing_seconds)
+        self._sampler = Sampler(trial, history, self._plan.spacing_seconds)
         self._errors_in_a_row = 0
 
     async def run(self) -> None:
@@ -61,12 +61,12 @@ class Soak:
             Client(self._trial, room, number, self._plan.seed)
             for number in range(self._plan.clients)
         ]
-        await self._vitals.look(0.0)
+        await self._sampler.look(0.0)
         for _ in range(_LOOKS_BEFORE):
             await self._look()
         for end_seconds in self._plan.interval_ends_seconds:
             await self._load(clients, end_seconds)
-            await self._vitals.look(self._now_seconds())
+            await self._sampler.look(self._now_seconds())
             await self._look()
 
     def _now_seconds(self) -> float:
@@ -100,7 +100,7 @@ class Soak:
                 if is_timed:
                     self._history.answered_at_seconds.append(self._now_seconds())
                     self._history.answer_seconds.append(self._plan.clock() - asked_seconds)
-            await self._vitals.look_if_due(self._now_seconds())
+            await self._sampler.look_if_due(self._now_seconds())
 
     async def _look(self) -> None:
         has_scores = self._history.limits is not None

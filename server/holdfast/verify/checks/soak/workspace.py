@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-
 from holdfast.verify.check import ONLY_SOAK, Check
 from holdfast.verify.checks.soak.history import history_of
-from holdfast.verify.records import HoldfastFacts, equal_to
+from holdfast.verify.course import since_the_first
+from holdfast.verify.records import equal_to
 from holdfast.verify.trial import InconclusiveError, Trial
 
 _HOUR_SECONDS = 3600.0
@@ -18,22 +16,12 @@ async def workspace(trial: Trial) -> None:
     told = (await history_of(trial)).told
     if len(told) < 2:
         raise InconclusiveError("Holdfast did not say twice how often its workspaces have grown")
-    growths = list(_since_the_first([facts for _, facts in told], "growths"))
-    rejections = list(_since_the_first([facts for _, facts in told], "rejections"))
+    growths = list(since_the_first([facts for _, facts in told], "growths"))
+    rejections = list(since_the_first([facts for _, facts in told], "rejections"))
     trial.measure("growths", growths[-1], limit=equal_to(0))
     trial.measure("rejections", rejections[-1], limit=equal_to(0))
     hours = [at_seconds / _HOUR_SECONDS for at_seconds, _ in told]
     trial.draw("growths", "time [h]", "growths", zip(hours, growths, strict=True), equal_to(0))
-
-
-def _since_the_first(told: Sequence[HoldfastFacts], name: str) -> Iterator[int]:
-    """A count at each moment; the counters of a new engine begin at 0."""
-    total = 0
-    yield total
-    for before, now in pairwise(told):
-        is_same = now.generation == before.generation
-        total += max(getattr(now, name) - (getattr(before, name) if is_same else 0), 0)
-        yield total
 
 
 CHECKS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.survive import death, limits, overload
+from holdfast.verify.checks.survive import death, limits, overload, unharmed
 
-CHECKS: tuple[Check, ...] = (*limits.CHECKS, *overload.CHECKS, *death.CHECKS)
-"""The engine is killed last."""
+CHECKS: tuple[Check, ...] = (*limits.CHECKS, *overload.CHECKS, *death.CHECKS, *unharmed.CHECKS)
+"""The engine is killed last, and then the whole run is judged."""

@@ -12,6 +12,7 @@ from holdfast.verify.answers import dig, excerpt
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.survive.asking import PATIENT_SECONDS, require_life
 from holdfast.verify.checks.wire.asking import either
+from holdfast.verify.course import course_of
 from holdfast.verify.records import equal_to
 from holdfast.verify.survey import ask_holdfast
 from holdfast.verify.target import Answer, NoAnswerError
@@ -63,14 +64,17 @@ async def death(trial: Trial) -> None:
             task.cancel()
     await require_life(trial)
     after = await ask_holdfast(trial.target)
+    is_known_dead = (
+        before is not None and after is not None and after.generation > before.generation
+    )
+    course = await course_of(trial)
+    course.told += [before] if before is not None else []
+    course.killed += is_known_dead
     lost = sum(said is None for said in disturbed)
     trial.measure("answers that were waited for", sum(waiting))
     trial.measure("answers lost", lost, limit=equal_to(0))
     if not any(waiting):
         raise InconclusiveError("every answer had come before the engine was killed")
-    is_known_dead = (
-        before is not None and after is not None and after.generation > before.generation
-    )
     if not lost and not is_known_dead:
         raise InconclusiveError("nothing shows that the command killed the engine")
     _compare(trial, calm, disturbed)

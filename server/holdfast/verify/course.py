@@ -1,0 +1,46 @@
+"""What became of Holdfast's engines in the course of a run, as checks saw it.
+
+A check that ends an engine on purpose notes here what Holdfast said before, because the counters of
+the next engine begin at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from holdfast.verify.records import HoldfastFacts
+from holdfast.verify.trial import Trial
+
+Counted = Literal["growths", "rejections"]
+
+
+@dataclass(slots=True)
+class Course:
+    """The run so far."""
+
+    told: list[HoldfastFacts] = field(default_factory=list)
+    """What Holdfast said each time before a check ended its engine."""
+    killed: int = 0
+    """Engines that checks have killed; a restart by an operator is not a death."""
+
+
+async def course_of(trial: Trial) -> Course:
+    """The course of this run."""
+    return await trial.once(_begun)
+
+
+def since_the_first(told: Sequence[HoldfastFacts], name: Counted) -> Iterator[int]:
+    """A count at each moment; the counters of a new engine begin at 0."""
+    total = 0
+    yield total
+    for before, now in pairwise(told):
+        is_same = now.generation == before.generation
+        total += max(getattr(now, name) - (getattr(before, name) if is_same else 0), 0)
+        yield total
+
+
+async def _begun(_trial: Trial) -> Course:
+    return Course()

@@ -1,0 +1,67 @@
+"""What `/metrics` says of a server's health: its memory, and how many engines have died.
+
+Memory is what the operating system says of processes. Holdfast tells that of the process that
+answers HTTP and that of the engine's processes; other servers tell only that of the first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from holdfast.verify.records import Request
+from holdfast.verify.target import NoAnswerError, Target
+
+_OK = 200
+_LINE = re.compile(r"^([a-z_:]+)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
+_FRONT = "process_resident_memory_bytes"
+_ENGINE = "holdfast_engine_host_memory_bytes"
+_DEATHS = "holdfast_engine_deaths_total"
+_ASKED_FOR = 'cause="requested"'
+"""Of an engine that an operator restarts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What the page says at one moment; None for what it does not have."""
+
+    memory_bytes: float | None = None
+    deaths: float | None = None
+    """Of engines, though nobody asked for it, since the server started."""
+
+
+async def ask_vitals(target: Target, *, is_holdfast: bool) -> Vitals:
+    """What `/metrics` says now; nothing if it does not answer."""
+    try:
+        answer = await target.ask(Request("GET", "/metrics"))
+    except NoAnswerError:
+        return Vitals()
+    if answer.status != _OK:
+        return Vitals()
+    return read_vitals(answer.text, is_holdfast=is_holdfast)
+
+
+def read_vitals(page: str, *, is_holdfast: bool) -> Vitals:
+    """What a page says.
+
+    While Holdfast has no engine it tells no memory of one, and half of a sum is not a sample.
+    """
+    wanted: tuple[str, ...] = (_FRONT, _ENGINE) if is_holdfast else (_FRONT,)
+    memory: dict[str, float] = {}
+    deaths: float | None = None
+    for name, labels, said in _LINE.findall(page):
+        value = _number(said)
+        if name in wanted and value is not None:
+            memory[name] = memory.get(name, 0.0) + value
+        if name == _DEATHS and _ASKED_FOR not in labels and value is not None:
+            deaths = (deaths or 0.0) + value
+    return Vitals(sum(memory.values()) if len(memory) == len(wanted) else None, deaths)
+
+
+def _number(said: str) -> float | None:
+    try:
+        value = float(said)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,21 @@
+"""What a page of metrics says of a server's health."""
+
+from __future__ import annotations
+
+from holdfast.verify.vitals import Vitals, read_vitals
+
+
+def test_half_of_the_memory_is_no_sample() -> None:
+    """While Holdfast has no engine; other servers have only the one half."""
+    page = "process_resident_memory_bytes 5.0\nother 7\n"
+    engine = "holdfast_engine_host_memory_bytes 4.0\n"
+    assert read_vitals(page, is_holdfast=True) == Vitals()
+    assert read_vitals(page, is_holdfast=False) == Vitals(5.0)
+    assert read_vitals(page + engine, is_holdfast=True) == Vitals(9.0)
+
+
+def test_an_engine_that_an_operator_restarts_does_not_count() -> None:
+    """Any other end does."""
+    name = "holdfast_engine_deaths_total"
+    page = f'{name}{{cause="stall"}} 2.0\n{name}{{cause="requested"}} 5.0\n'
+    assert read_vitals(page, is_holdfast=True) == Vitals(deaths=2.0)
