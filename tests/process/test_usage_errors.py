@@ -71,6 +71,18 @@ def test_nothing_is_wrong_with_the_sound_model(tmp_path: Path, model: Path) -> N
     configure(settings, tmp_path, lambda: State.STARTING, NativeVariables(None, ()))
 
 
+@pytest.mark.parametrize(("given", "is_on"), [((), True), (("--continue-streams=off",), False)])
+def test_continue_streams_reaches_the_proxy(
+    tmp_path: Path, sound: Path, given: tuple[str, ...], *, is_on: bool
+) -> None:
+    """Which hands a stream to the next engine; on by default."""
+    from holdfast.engine.configure import configure
+
+    settings = parse_serve([str(sound), *TINY, *given], {})
+    found = configure(settings, tmp_path, lambda: State.STARTING, NativeVariables(None, ()))
+    assert found.launcher.proxy.continues_streams() is is_on
+
+
 @pytest.mark.parametrize(
     ("given", "flag", "most"), [(None, 8, 128), (None, 200, 200), ("500", 200, 500)]
 )
