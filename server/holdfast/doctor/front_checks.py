@@ -1,6 +1,6 @@
-"""What is wrong with keys, certificate and address, and with the URLs that clients may name?
+"""What is wrong with keys, certificate and addresses, and with the URLs that clients may name?
 
-Keys, certificate and address are tried with the functions that a start uses, then released.
+Keys, certificate and addresses are tried with the functions that a start uses, then released.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from holdfast.engine.unsupported import is_on
 from holdfast.errors import AddressInUseError, UsageError
 from holdfast.listener.server import address, bound_socket, check_tls
 from holdfast.listener.tls import end_of_certificate
+from holdfast.nodes.addresses import HeadAddress, own_address
+from holdfast.nodes.credentials import head_credentials
+from holdfast.nodes.listener import bound_node_port
 from holdfast.settings import ListenSettings, Settings
 
 RENEWED_BEFORE_END = timedelta(days=30)
@@ -27,11 +30,13 @@ _OWN_CONNECTOR = "http"
 
 
 def check_front(settings: Settings, now: datetime) -> Iterator[Finding]:
-    """Yield every finding about keys, certificate and address."""
+    """Yield every finding about keys, certificate and addresses, that of a head's followers too."""
     yield from _check_keys(settings)
     if settings.listen.is_tls:
         yield from _check_tls(settings.listen, now)
     yield _check_address(settings.listen)
+    if settings.node_count > 1 and not settings.node_rank:
+        yield from _check_head(settings)
 
 
 def _check_keys(settings: Settings) -> Iterator[Finding]:
@@ -90,6 +95,29 @@ def _check_address(listen: ListenSettings) -> Finding:
         return warning("address", error.cause, error.remedy)
     except UsageError as error:
         return failure("address", error.cause, error.remedy)
+
+
+def _check_head(settings: Settings) -> Iterator[Finding]:
+    """Yield what keeps followers from this node, if it has the address of the head."""
+    try:
+        credentials = head_credentials(settings.nodes)
+    except UsageError as error:
+        yield failure("keys", error.cause, error.remedy)
+        return
+    name: HazardName = "address"
+    try:
+        own = own_address(settings.master_address)
+    except UsageError:  # of the other machine, with the flags of the head
+        return
+    key, context = credentials.key, credentials.context
+    try:
+        with bound_node_port(own, settings.nodes.port, key=key, context=context) as port:
+            place = HeadAddress(own, port.sock.getsockname()[1])
+            yield ok(name, f"{place} is free for followers")
+    except AddressInUseError as error:  # as above
+        yield warning(name, error.cause, error.remedy)
+    except UsageError as error:
+        yield failure(name, error.cause, error.remedy)
 
 
 def check_media(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[Finding]:

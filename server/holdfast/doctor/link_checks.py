@@ -111,6 +111,15 @@ def _check_rdma(interface: Interface, network: Network, machine: Machine) -> Ite
         found.append(
             warning(name, "NCCL_IB_DISABLE: NCCL sends over TCP, which is slower.", "unset it.")
         )
+    if index := environment.get("NCCL_IB_GID_INDEX", ""):
+        found.append(
+            warning(
+                name,
+                f"NCCL_IB_GID_INDEX={index}, as older guides say: NCCL has chosen it itself since "
+                "2.21.",
+                "unset it.",
+            )
+        )
     if not network.has_verbs:
         found.append(
             warning(

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.doctor.findings import Finding, Severity
 from holdfast.doctor.front_checks import check_front, check_media
-from holdfast.settings import KeySettings, ListenSettings, Settings
+from holdfast.settings import KeySettings, ListenSettings, NodeSettings, Settings
 from machines import doctor, findings
 from self_signed import certificate
 
@@ -116,6 +116,50 @@ def test_an_address_in_use_may_be_that_of_the_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = listening(port=taken.getsockname()[1])
         assert found(settings)["address"].severity is Severity.WARNING
+
+
+def a_head(tmp_path: Path, **changes: Any) -> Settings:
+    """The settings of a head on this machine, with a key."""
+    key_file = tmp_path / "node.key"
+    key_file.write_text("0123456789abcdef" * 4)
+    nodes = replace(NodeSettings(port=0, key_file=key_file), **changes)
+    return replace(LOCAL, node_count=2, master_address="127.0.0.1", nodes=nodes)
+
+
+def of_nodes(settings: Settings) -> list[Finding]:
+    """What a head has beyond a server on one node."""
+    alone = list(check_front(replace(settings, node_count=1), NOW))
+    return list(check_front(settings, NOW))[len(alone) :]
+
+
+def test_a_head_can_listen_for_followers(tmp_path: Path) -> None:
+    """At its address; with the same flags, another machine has nothing to try."""
+    (finding,) = of_nodes(a_head(tmp_path))
+    assert (finding.name, finding.severity) == ("address", Severity.OK)
+    assert finding.seen.startswith("127.0.0.1:")
+    elsewhere = replace(a_head(tmp_path), master_address="192.0.2.1")
+    assert of_nodes(elsewhere) == []
+    assert of_nodes(replace(a_head(tmp_path), node_rank=1)) == []
+
+
+def test_a_node_port_in_use_may_be_that_of_the_head(tmp_path: Path) -> None:
+    """So it is a warning."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (finding,) = of_nodes(a_head(tmp_path, port=taken.getsockname()[1]))
+    assert (finding.name, finding.severity) == ("address", Severity.WARNING)
+    assert "--node-port" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"key_file": Path("/nope")}, {"certfile": Path("/nope")}],
+    ids=["key", "certificate"],
+)
+def test_files_that_a_head_refuses(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """A start would end with exit 2."""
+    (finding,) = of_nodes(a_head(tmp_path, **changes))
+    assert (finding.name, finding.severity) == ("keys", Severity.FAILURE)
+    assert "/nope" in finding.seen
 
 
 @pytest.mark.parametrize(

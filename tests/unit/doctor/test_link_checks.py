@@ -159,8 +159,9 @@ def test_a_slow_way_is_a_warning(speed_megabits: int | None, severity: str) -> N
         ({}, replace(NETWORK, has_memory_lock_limit=True)),
         ({"NCCL_IB_HCA": "roceP2p1s0f1"}, NETWORK),
         ({"NCCL_IB_HCA": "^rocep1s0f1:1"}, NETWORK),
+        ({"NCCL_IB_GID_INDEX": "3"}, NETWORK),
     ],
-    ids=["disabled", "no devices", "limit", "another", "excluded"],
+    ids=["disabled", "no devices", "limit", "another", "excluded", "index"],
 )
 def test_what_keeps_nccl_from_rdma_is_a_warning(
     variables: dict[str, str], network: Network
