@@ -221,6 +221,8 @@ class BaselineComparison:
     worst_nats: float
     """The largest absolute difference; infinity if the likeliest tokens are all others."""
     compared_seconds: float
+    stray_token: int | None = None
+    """The token that the engine took although the baseline demands another; else None."""
 
 
 @dataclass(frozen=True, slots=True)

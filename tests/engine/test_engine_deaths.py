@@ -22,11 +22,13 @@ import pytest
 from holdfast import cli
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
+from holdfast.engine.baseline import CanaryAnswer
 from holdfast.errors import EngineStartError
 from holdfast.lifecycle.states import State
 from holdfast.processes import environment, forkserver, tree
 from holdfast.processes.environment import NativeVariables
 from holdfast.records import Death
+from holdfast.verify.agreement import first_choice
 from holdfast.worker.ipc_names import name_prefix
 from holdfast.workspace.plan import WorkspaceSpec
 from servers import NOT_COMPILED, SMALL, title_of, wait_until
@@ -207,14 +209,15 @@ def test_an_idle_engine_sings_and_tells_its_stacks(running: Lab) -> None:
     running.do(running.engine.canary())
 
 
-def test_a_canary_tells_the_log_probs_after_a_prompt(running: Lab) -> None:
+def test_a_canary_tells_the_token_and_log_probs_after_a_prompt(running: Lab) -> None:
     """The same each time, whether a prefix is cached or not; without a prompt it tells none."""
     prompt = list(range(40, 90))
     first, second = (running.do(running.engine.canary(prompt)) for _ in range(2))
     assert first == second
-    assert len(first) >= 8
-    assert all(-1000 < value <= 0 for value in first.values())
-    assert running.do(running.engine.canary()) == {}
+    assert len(first.top) >= 8
+    assert all(-1000 < value <= 0 for value in first.top.values())
+    assert first.token == first_choice(first.top)
+    assert running.do(running.engine.canary()) == CanaryAnswer()
 
 
 def test_a_cancelled_canary_is_taken_back(running: Lab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from holdfast.engine.baseline import CanaryAnswer
 from holdfast.labels import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag
 from holdfast.records import EngineFacts, Suspect
 
@@ -100,9 +101,9 @@ class StubEngine:
     def is_compiling(self) -> bool:
         return False
 
-    async def canary(self, prompt: Sequence[int] = ()) -> dict[int, float]:
+    async def canary(self, prompt: Sequence[int] = ()) -> CanaryAnswer:
         del prompt
-        return {}
+        return CanaryAnswer()
 
     async def dump_stacks(self) -> str:
         return ""

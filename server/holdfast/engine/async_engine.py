@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 from vllm.exceptions import ProfilerAlreadyActiveError
 
+from holdfast.engine.baseline import CanaryAnswer
 from holdfast.engine.loras import Loras
 from holdfast.engine.rpc import call_workers, check_canary, rpc_deadline
 from holdfast.errors import ConflictError, EngineRefusedError, EngineSilentError, EngineStartError
@@ -292,22 +293,22 @@ class AsyncEngine:
     def deferring(self) -> frozenset[int]:
         return self._queues.deferring()
 
-    async def canary(self, prompt: Sequence[int] = ()) -> Mapping[int, float]:
+    async def canary(self, prompt: Sequence[int] = ()) -> CanaryAnswer:
         before = {(rank.engine, rank.rank): rank.steps for rank in self.ranks(with_steps=False)}
         self.is_trying_canary = True
         try:
-            top = await check_canary(self._llm, self._facts, prompt)
+            answer = await check_canary(self._llm, self._facts, prompt)
         finally:
             self.is_trying_canary = False
-        if not top:
-            return {}
+        if not answer.top:
+            return answer
         has_company = any(
             step.requests > 1
             for rank in self.ranks()
             for step in rank.recent_steps
             if step.index > before.get((rank.engine, rank.rank), 0)
         )
-        return {} if has_company else top
+        return CanaryAnswer() if has_company else answer
 
     def is_compiling(self) -> bool:
         return is_compiling(self._processes())

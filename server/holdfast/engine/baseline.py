@@ -7,9 +7,11 @@ did, because the numbers of a request depend on what shares its step.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from holdfast.errors import UsageError
 from holdfast.labels import BaselineCheck
@@ -25,6 +27,16 @@ from holdfast.verify.baseline import (
 )
 
 FLAG = "--verify-baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryAnswer:
+    """What an engine said after the prompt of a canary; nothing without a prompt."""
+
+    token: int | None = None
+    """The token that it took."""
+    top: Top = field(default_factory=dict)
+    """The log-probs of the likeliest tokens."""
 
 
 class BaselineWatch:
@@ -54,19 +66,32 @@ class BaselineWatch:
         """The prompt whose next token the baseline knows; empty if it knows none."""
         return self._first_token.prompt_ids if self._first_token is not None else ()
 
-    def judge(self, check: BaselineCheck, worst_nats: float) -> BaselineComparison:
+    def judge(
+        self, check: BaselineCheck, worst_nats: float, stray_token: int | None = None
+    ) -> BaselineComparison:
         """Keep the largest difference that a check found, and say whether it is noise."""
-        found = BaselineComparison(worst_nats <= self.limit_nats, worst_nats, self._clock())
+        agrees = worst_nats <= self.limit_nats and stray_token is None
+        found = BaselineComparison(agrees, worst_nats, self._clock(), stray_token)
         with self._lock:
             self._last[check] = found
         return found
 
-    def judge_canary(self, top: Top) -> BaselineComparison | None:
+    def judge_canary(self, answer: CanaryAnswer) -> BaselineComparison | None:
         """Judge a first token; None if the engine or the baseline told nothing about it."""
-        if not top or self._first_token is None or not self._first_token.samples:
+        if not answer.top or self._first_token is None or not self._first_token.samples:
             return None
-        samples = [dict(sample) for sample in self._first_token.samples]
-        return self.judge("canary", min(max(differences(sample, top)) for sample in samples))
+        worst_nats, nearest = min(
+            ((max(differences(dict(one), answer.top)), one) for one in self._first_token.samples),
+            key=lambda found: found[0],
+        )
+        return self.judge("canary", worst_nats, self._stray_token(answer.token, dict(nearest)))
+
+    def _stray_token(self, token: int | None, recorded: Top) -> int | None:
+        """The token, unless it was the likeliest or noise may have made it so."""
+        if token is None:
+            return None
+        lead_nats = max(recorded.values()) - recorded.get(token, -math.inf)
+        return token if lead_nats > 2 * self.limit_nats else None
 
     def last(self) -> Mapping[BaselineCheck, BaselineComparison]:
         """Return the last comparison of each check that has run."""

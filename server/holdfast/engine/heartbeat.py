@@ -241,15 +241,22 @@ class Heartbeat:
             if self._baseline is None:
                 await self._engine.canary()
                 return
-            top = await self._engine.canary(self._baseline.canary_prompt)
-            compared = self._baseline.judge_canary(top)
-            if compared is not None and not compared.agrees:
-                logger.error(
-                    "the log-probs of the canary differ from the baseline by %.3g nats, and the "
-                    "recorded noise allows %.3g",
-                    compared.worst_nats,
-                    self._baseline.limit_nats,
+            answer = await self._engine.canary(self._baseline.canary_prompt)
+            compared = self._baseline.judge_canary(answer)
+            if compared is None or compared.agrees:
+                return
+            stray = ""
+            if compared.stray_token is not None:
+                stray = (
+                    f"; the engine took token {compared.stray_token}, which is not the recorded one"
                 )
+            logger.error(
+                "the log-probs of the canary differ from the baseline by %.3g nats, and the "
+                "recorded noise allows %.3g%s",
+                compared.worst_nats,
+                self._baseline.limit_nats,
+                stray,
+            )
 
     async def _cancel_canary(self) -> None:
         if self._canary is not None:

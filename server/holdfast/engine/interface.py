@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast.engine.baseline import CanaryAnswer
 from holdfast.engine.replay import ReplayManager
 from holdfast.labels import CacheKind, SleepLevel, SleepTag
 from holdfast.records import Death, EngineFacts, RankStats, Suspect
@@ -97,11 +98,11 @@ class Engine(Protocol):
     def deferring(self) -> frozenset[int]:
         """The engines whose scheduler currently has requests and defers all of them."""
 
-    async def canary(self, prompt: Sequence[int] = ()) -> Mapping[int, float]:
+    async def canary(self, prompt: Sequence[int] = ()) -> CanaryAnswer:
         """Have the engine generate one token; EngineLostError if it cannot.
 
-        Return the log-probs of the likeliest tokens after `prompt`. The result is empty without a
-        prompt, and if another request shared a step with it.
+        Return what it said after `prompt`. The result is empty without a prompt, and if another
+        request shared a step with it.
         """
 
     def is_compiling(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 from uuid import uuid4
@@ -11,7 +11,7 @@ from uuid import uuid4
 from vllm import PoolingParams, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from holdfast.engine.baseline import top_width
+from holdfast.engine.baseline import CanaryAnswer, top_width
 from holdfast.errors import EngineLostError, EngineRefusedError, EngineSilentError, HoldfastError
 from holdfast.records import EngineFacts
 
@@ -62,13 +62,11 @@ async def rpc_deadline(
         raise EngineRefusedError(f"the engine could not {what}: {cause}") from error
 
 
-async def check_canary(
-    llm: Any, facts: EngineFacts, prompt: Sequence[int] = ()
-) -> Mapping[int, float]:
+async def check_canary(llm: Any, facts: EngineFacts, prompt: Sequence[int] = ()) -> CanaryAnswer:
     """Have the engine answer one small request. Cancelling this aborts the request.
 
-    Return the log-probs of the likeliest tokens after `prompt`; none without a prompt. A model that
-    needs more than tokens, such as audio, gets no request; only its workers answer.
+    Return what it said after `prompt`; nothing without a prompt. A model that needs more than
+    tokens, such as audio, gets no request; only its workers answer.
 
     Raises:
         EngineLostError: the engine is dead, is ending, or rejects the request.
@@ -93,7 +91,7 @@ async def check_canary(
             await _answer(llm.encode(tokens, PoolingParams(task=pooling_task), request_id))
         else:
             await llm.collective_rpc("check_health")
-    return {}
+    return CanaryAnswer()
 
 
 @contextmanager
@@ -121,9 +119,9 @@ def _refusal_errors() -> Iterator[None]:
         raise EngineLostError(f"the engine did not accept a request: {error}") from error
 
 
-async def _answer(outputs: Any) -> Mapping[int, float]:
-    """Await the answer, and return the log-probs of its first token."""
-    top: Mapping[int, float] = {}
+async def _answer(outputs: Any) -> CanaryAnswer:
+    """Await the answer, and return its first token if log-probs come with it."""
+    found = CanaryAnswer()
     async with aclosing(outputs) as stream:
         async for output in stream:
             # A pooling model's answer has no finish reason.
@@ -133,7 +131,8 @@ async def _answer(outputs: Any) -> Mapping[int, float]:
             for completion in completions:
                 if completion.logprobs:
                     top = {token: told.logprob for token, told in completion.logprobs[0].items()}
-    return top
+                    found = CanaryAnswer(completion.token_ids[0], top)
+    return found
 
 
 def _ordinary_token(facts: EngineFacts) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.engine.baseline import (
     BaselineWatch,
+    CanaryAnswer,
     baseline_watch,
     top_width,
     worst_position,
@@ -72,19 +73,38 @@ def test_a_canary_is_compared_with_the_nearest_sample() -> None:
     """A recorded server with noise said several things, and each of them is right."""
     compared = watch()
     assert compared.canary_prompt == (5, 6)
-    found = compared.judge_canary({7: -0.5, 8: -1.0})
+    found = compared.judge_canary(CanaryAnswer(7, {7: -0.5, 8: -1.0}))
     assert found == BaselineComparison(True, 0.0, 12.0)
-    differing = compared.judge_canary({7: -0.375, 8: -1.0})
+    differing = compared.judge_canary(CanaryAnswer(7, {7: -0.375, 8: -1.0}))
     assert differing == BaselineComparison(False, 0.125, 12.0)
+
+
+@pytest.mark.parametrize(
+    ("noise_nats", "token", "stray"),
+    [
+        (0.0, 7, None),
+        (0.0, 8, 8),
+        (0.0625, 8, 8),
+        (0.125, 8, None),
+        (0.125, 6, 6),
+    ],
+)
+def test_a_token_that_noise_cannot_explain_does_not_agree(
+    noise_nats: float, token: int, stray: int | None
+) -> None:
+    """Even if every log-prob is the recorded one; the token that led there led by 0.5 nat."""
+    found = watch(noise_nats).judge_canary(CanaryAnswer(token, {7: -0.5, 8: -1.0}))
+    assert found == BaselineComparison(stray is None, 0.0, 12.0, stray)
 
 
 def test_what_nobody_told_is_not_judged() -> None:
     """Neither an engine that had company, nor a baseline without first tokens."""
-    assert watch().judge_canary({}) is None
+    assert watch().judge_canary(CanaryAnswer()) is None
     without = watch(first=())
     assert without.canary_prompt == ()
-    assert without.judge_canary(dict(TOP)) is None
-    assert watch(first=(FirstToken((1,), ()),)).judge_canary(dict(TOP)) is None
+    said = CanaryAnswer(7, dict(TOP))
+    assert without.judge_canary(said) is None
+    assert watch(first=(FirstToken((1,), ()),)).judge_canary(said) is None
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from holdfast.engine.baseline import BaselineWatch
+from holdfast.engine.baseline import BaselineWatch, CanaryAnswer
 from holdfast.engine.heartbeat import (
     BLOCKED_SECONDS,
     IDLE_SECONDS,
@@ -180,24 +180,24 @@ def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
 class Patient(StubEngine):
     """An engine that was never busy, and whose canary can be made to hang."""
 
-    def __init__(self, *, hangs: bool, says: Mapping[int, float] | None = None) -> None:
+    def __init__(self, *, hangs: bool, says: CanaryAnswer | None = None) -> None:
         self.canaries = 0
         self.asked: Sequence[int] = ()
         self._hangs = hangs
-        self._says = says or {}
+        self._says = says or CanaryAnswer()
         self.sung = asyncio.Event()
 
     def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
         del with_steps
         return (a_rank(last_step_ended_seconds=None),)
 
-    async def canary(self, prompt: Sequence[int] = ()) -> dict[int, float]:
+    async def canary(self, prompt: Sequence[int] = ()) -> CanaryAnswer:
         self.canaries += 1
         self.asked = prompt
         self.sung.set()
         if self._hangs:
             await asyncio.Event().wait()
-        return dict(self._says)
+        return self._says
 
     async def dump_stacks(self) -> str:
         return "the stacks"
@@ -246,14 +246,26 @@ def test_an_idle_engine_gets_a_canary_a_minute() -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize(("says", "agrees"), [({7: -0.25}, True), ({7: -0.5}, False), ({}, None)])
+@pytest.mark.parametrize(
+    ("says", "agrees", "logged"),
+    [
+        (CanaryAnswer(7, {7: -0.25, 9: -2.0}), True, ""),
+        (CanaryAnswer(7, {7: -0.5, 9: -2.0}), False, "differ from the baseline by 0.25 nats"),
+        (
+            CanaryAnswer(9, {7: -0.25, 9: -2.0}),
+            False,
+            "took token 9, which is not the recorded one",
+        ),
+        (CanaryAnswer(), None, ""),
+    ],
+)
 def test_a_canary_is_compared_with_the_baseline(
-    says: dict[int, float], agrees: bool | None, caplog: pytest.LogCaptureFixture
+    says: CanaryAnswer, agrees: bool | None, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A difference is logged and counted, and the engine serves on; a silence is not a verdict."""
     recorded = Baseline(
         sequences=(RecordedSequence((1, 2), (), (((2, -0.25),),)),),
-        first_tokens=(FirstToken((5, 6), (((7, -0.25),),)),),
+        first_tokens=(FirstToken((5, 6), (((7, -0.25), (9, -2.0)),)),),
     )
     baseline = BaselineWatch(recorded)
 
@@ -270,7 +282,8 @@ def test_a_canary_is_compared_with_the_baseline(
     asyncio.run(scene())
     compared = baseline.last().get("canary")
     assert (compared and compared.agrees) is agrees
-    assert ("differ from the baseline by 0.25 nats" in caplog.text) is (agrees is False)
+    assert logged in caplog.text
+    assert bool(caplog.text) is (agrees is False)
 
 
 def test_a_canary_that_does_not_come_back_is_a_stall() -> None:
