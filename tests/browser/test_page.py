@@ -15,6 +15,7 @@ from scripted_page import (
     ScriptedPage,
     a_document,
     a_rank,
+    ago,
     ranks_on,
     scripted_page,
 )
@@ -83,7 +84,21 @@ def test_the_four_bands_show_the_report(tab: Tab, script: ScriptedPage) -> None:
     assert "full context" in tab.text("#steps")
     assert "there is no baseline" in tab.text("#steps")
     assert "41 passed" in tab.text("#verdicts")
+    assert tab.text("#trend") == "The canary over the last hour: 24 runs, at most 0.001 nat off."
     assert tab.page.title() == "READY · scripted-model · Holdfast"
+
+
+def test_a_canary_with_other_tokens_is_counted(tab: Tab, script: ScriptedPage) -> None:
+    """Its difference is infinite, which JSON cannot write: it is said without a number."""
+    proof, history = script.document["proof"], script.document["history"]
+    proof["baseline"]["canary"] = {"agrees": False, "compared": ago(50)}
+    newest = max(history["points"], key=int)
+    history["points"][newest]["canary_agrees"] = False
+    opened(tab, script)
+    runs = "25 runs, at most 0.001 nat off, 1 found other tokens"
+    assert tab.text("#trend") == f"The canary over the last hour: {runs}."
+    assert tab.page.locator("#trend [data-bad]").count() == 1
+    assert "other tokens than the baseline" in tab.text("#verdicts [data-verdict='bad']")
 
 
 def test_what_is_unknown_is_left_out(tab: Tab, script: ScriptedPage) -> None:

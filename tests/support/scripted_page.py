@@ -304,8 +304,12 @@ def _a_history() -> dict[str, Any]:
                 "running": 2 + back % 3,
                 "waiting": back % 2,
                 "kv_used_ratio": 0.42,
-                **({} if back % 8 else {"canary_worst_nats": 0.001 + 0.0001 * (back % 5)}),
+                **({} if back % 8 else _a_canary(0.001 + 0.0001 * (back % 5))),
             }
             for back in range(1, 200)
         },
     }
+
+
+def _a_canary(worst_nats: float) -> dict[str, float]:
+    return {"canary_agrees": True, "canary_worst_nats": worst_nats}

@@ -157,7 +157,7 @@ class History:
 
 
 def _point(before: Sample, now: Sample, seconds: float) -> Mapping[str, float | None]:
-    is_new_canary = now.canary is not None and now.canary != before.canary
+    canary = now.canary if now.canary != before.canary else None
     return {
         "output_tokens_per_second": _rate(before.output_tokens, now.output_tokens, seconds),
         "prompt_tokens_per_second": _rate(before.prompt_tokens, now.prompt_tokens, seconds),
@@ -167,7 +167,8 @@ def _point(before: Sample, now: Sample, seconds: float) -> Mapping[str, float | 
         "running": now.running,
         "waiting": now.waiting,
         "kv_used_ratio": _rounded(now.kv_used_ratio),
-        "canary_worst_nats": now.canary.worst_nats if now.canary and is_new_canary else None,
+        "canary_agrees": canary.agrees if canary else None,
+        "canary_worst_nats": canary.worst_nats if canary else None,
     }
 
 

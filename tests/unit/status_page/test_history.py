@@ -166,7 +166,7 @@ def test_a_point_has_the_rates_of_its_interval() -> None:
 
 
 def test_a_canary_is_in_the_point_of_its_interval() -> None:
-    """Once, and not if it found other tokens altogether, which is not a number."""
+    """Once; one that found other tokens altogether has no difference that JSON could write."""
     history = History(lambda: 1)
     for interval, canary in enumerate(
         (
@@ -176,8 +176,9 @@ def test_a_canary_is_in_the_point_of_its_interval() -> None:
         )
     ):
         history.take(Sample(canary=canary), interval, 15.0)
-    points = history.curves.points()
-    assert [point.get("canary_worst_nats") for point in points.values()] == [0.25, None, None]
+    points = history.curves.points().values()
+    assert [point.get("canary_worst_nats") for point in points] == [0.25, None, None]
+    assert [point.get("canary_agrees") for point in points] == [True, None, False]
 
 
 def test_a_sample_is_never_taken_before_its_interval_ends(monkeypatch: pytest.MonkeyPatch) -> None:

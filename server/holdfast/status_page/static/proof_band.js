@@ -23,7 +23,7 @@ function verdicts({ report, now }) {
     verdict("verify", verify && verifySaid(verify), isRight(verify), verify?.finished, now),
     ...["probe", "canary"].map((name) => {
       const found = baseline[name];
-      const said = found && `${digits(found.worst_nats)} nat from the baseline`;
+      const said = found && comparisonSaid(found);
       const title = name === "canary" ? "canary" : "baseline";
       return verdict(title, said, found?.agrees, found?.compared, now);
     }),
@@ -62,6 +62,13 @@ function verifySaid({ verdict: outcome, profile, passed, failed, inconclusive })
   return [`${outcome} (${profile})`, ...said].join(", ");
 }
 
+/** A difference without end, which JSON cannot write, is that of other tokens. */
+function comparisonSaid({ worst_nats: nats }) {
+  return Number.isFinite(nats)
+    ? `${digits(nats)} nat from the baseline`
+    : "other tokens than the baseline";
+}
+
 function isRight(verify) {
   if (!verify) return undefined;
   if (verify.verdict === "failed") return false;
@@ -76,29 +83,47 @@ function nanVerdict(rows, now) {
 
 /** How far the canary was from the baseline over the last hour, as a line of points. */
 function trend(history) {
-  const points = Object.entries(history?.points ?? {})
-    .map(([key, point]) => ({ at: Number(key), nats: point.canary_worst_nats }))
-    .filter(({ nats }) => Number.isFinite(nats))
+  const runs = Object.entries(history?.points ?? {})
+    .map(([key, point]) => ({
+      at: Number(key),
+      agrees: point.canary_agrees,
+      nats: point.canary_worst_nats,
+    }))
+    .filter(({ agrees }) => agrees !== undefined)
     .sort((one, other) => one.at - other.at);
-  if (points.length < 2) return null;
-  const worst = Math.max(...points.map(({ nats }) => nats));
-  const [begin, end] = [points[0].at, points.at(-1).at];
-  const runs = plural(points.length, "run");
-  const said = `The canary over the last hour: ${runs}, at most ${digits(worst)} nat off`;
+  if (runs.length < 2) return null;
+  const differences = runs.map(({ nats }) => nats).filter(Number.isFinite);
+  const worst = Math.max(0, ...differences);
+  const [begin, end] = [runs[0].at, runs.at(-1).at];
+  const said = trendSaid(runs, differences);
+  // Other tokens are farther off than any number, so they are at the top.
+  const heightOf = (nats) => (Number.isFinite(nats) ? (worst ? nats / worst : 0) : 1);
   return [
     drawing(
       "svg",
       { class: "trend", height: TREND_HEIGHT, role: "img", "aria-label": said },
-      points.map(({ at, nats }) =>
+      runs.map(({ at, agrees, nats }) =>
         drawing("circle", {
           cx: share(at - begin, end - begin),
-          cy: TREND_HEIGHT - 4 - (TREND_HEIGHT - 8) * (worst ? nats / worst : 0),
+          cy: TREND_HEIGHT - 4 - (TREND_HEIGHT - 8) * heightOf(nats),
           r: 2.5,
+          "data-bad": !agrees,
         }),
       ),
     ),
     element("p", { class: "faint" }, said, "."),
   ];
+}
+
+function trendSaid(runs, differences) {
+  const others = runs.length - differences.length;
+  return [
+    `The canary over the last hour: ${plural(runs.length, "run")}`,
+    differences.length && `at most ${digits(Math.max(...differences))} nat off`,
+    others && `${count(others)} found other tokens`,
+  ]
+    .filter(Boolean)
+    .join(", ");
 }
 
 function steps(probe) {
