@@ -262,6 +262,17 @@ def test_a_server_that_comes_back_is_followed_again(tab: Tab) -> None:
         assert tab.text("#connection") == "live"
 
 
+@in_every_scheme
+def test_what_a_stopped_server_said_can_be_read_by_all(browser: Browser, scheme: Scheme) -> None:
+    """It looks old, and axe finds nothing serious."""
+    with new_tab(browser, scheme=scheme) as tab:
+        with scripted_page(a_document()) as script:
+            opened(tab, script)
+        tab.until_text("#connection", "The server has stopped.")
+        assert tab.serious_findings() == []
+        assert tab.complaints == []
+
+
 def test_many_ranks_fit(browser: Browser, script: ScriptedPage) -> None:
     """On two nodes, with all tables open, on the narrowest screen."""
     script.change(**ranks_on("left", "right"))
