@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,12 @@ from browsers import DESK_WIDTH, PHONE_WIDTH, Scheme, Tab, chromium, needs_brows
 from holdfast.status_page import feed as feeds
 from scripted_page import (
     GIB,
+    HOUR,
     MIB,
     ScriptedPage,
     a_document,
     a_rank,
+    a_start,
     ago,
     ranks_on,
     scripted_page,
@@ -39,6 +42,7 @@ Object.defineProperty(window, "sessionStorage", { get() { throw new Error("not a
 HIDDEN = """
 Object.defineProperty(document, "hidden", { get: () => window.isHidden ?? false });
 """
+WIDTHS = "parts => parts.map((part) => part.width.baseVal.valueInSpecifiedUnits)"
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 
 
@@ -79,13 +83,36 @@ def test_the_four_bands_show_the_report(tab: Tab, script: ScriptedPage) -> None:
         assert said in facts
     assert "weights" in tab.text("#memory .legend")
     assert "61 GiB" in tab.text("#memory .legend")
+    assert "the rank may grow by 956 MiB in all" in tab.text("#memory summary")
     assert "57,344 of 96,000" in tab.text("#rows")
+    assert tab.texts("#rows tr[data-key='18'] td")[4:] == ["130", "14.2", "2", "1"]
     assert "overloaded 3" in tab.text("#reasons")
     assert "full context" in tab.text("#steps")
     assert "there is no baseline" in tab.text("#steps")
     assert "41 passed" in tab.text("#verdicts")
+    assert "0 rows" in tab.text("#verdicts")
     assert tab.text("#trend") == "The canary over the last hour: 24 runs, at most 0.001 nat off."
     assert tab.page.title() == "READY · scripted-model · Holdfast"
+
+
+def test_a_start_says_when_it_will_be_ready(tab: Tab, script: ScriptedPage) -> None:
+    """With what it does now, and how far it is; later, how late it is."""
+    script.document = a_start()
+    opened(tab, script, "PROBING")
+    doing = "probe, full context, 512 tokens, 1 of 2"
+    assert re.fullmatch(rf"READY in \d+ s · {doing}", tab.text("#expectation p"))
+    assert 0.4 < progress(tab) < 1
+    script.change(ready_expected=ago(10))
+    tab.until_text("#expectation", f" s overdue · {doing}")
+    assert progress(tab) == 1
+    script.change(ready_expected=None)
+    tab.until("() => !document.querySelector('#expectation progress')")
+    assert tab.text("#expectation") == doing
+
+
+def progress(tab: Tab) -> float:
+    """How far the bar of a start is, from 0 to 1."""
+    return float(tab.page.locator("#expectation progress").evaluate("bar => bar.value"))
 
 
 def test_a_canary_with_other_tokens_is_counted(tab: Tab, script: ScriptedPage) -> None:
@@ -99,6 +126,44 @@ def test_a_canary_with_other_tokens_is_counted(tab: Tab, script: ScriptedPage) -
     assert tab.text("#trend") == f"The canary over the last hour: {runs}."
     assert tab.page.locator("#trend [data-bad]").count() == 1
     assert "other tokens than the baseline" in tab.text("#verdicts [data-verdict='bad']")
+
+
+def test_the_states_are_bands_of_the_time_line(tab: Tab, script: ScriptedPage) -> None:
+    """Each as wide as it was long, of as many hours as the reader has chosen."""
+    opened(tab, script)
+    choose_hours(tab, 24)
+    assert widths_of(tab, "RECOVERING") == [pytest.approx(100 * 0.2 / 24, abs=0.05)]
+    before = 20 - 95 / HOUR - 3.2
+    assert widths_of(tab, "READY") == [
+        pytest.approx(100 * before / 24, abs=0.05),
+        pytest.approx(100 * 3 / 24, abs=0.05),
+    ]
+    ticks = tab.page.locator("#timeline .tick text").all_text_contents()
+    assert ticks
+    assert set(ticks) <= {f"{4 * each:02}:00" for each in range(6)}
+    choose_hours(tab, 6)
+    assert widths_of(tab, "RECOVERING") == [pytest.approx(100 * 0.2 / 6, abs=0.05)]
+    assert tab.page.locator("#timeline .mark-death").count() == 1
+    choose_hours(tab, 1)
+    assert widths_of(tab, "READY") == [pytest.approx(100)]
+    assert widths_of(tab, "RECOVERING") == []
+    assert tab.page.locator("#timeline .mark").count() == 0
+
+
+def choose_hours(tab: Tab, hours: int) -> None:
+    """Show this much of the time line."""
+    tab.page.locator("#span label", has_text=f"{hours} h").first.click()
+    name = "hour" if hours == 1 else f"{hours} hours"
+    tab.until(
+        "(said) => document.querySelector('#timeline svg').ariaLabel.startsWith(said)",
+        f"The last {name}:",
+    )
+
+
+def widths_of(tab: Tab, state: str) -> list[float]:
+    """The widths of the bands of a state, in percent of the time line, oldest first."""
+    bands = tab.page.locator(f"#timeline .band[data-state='{state}']")
+    return [float(width) for width in bands.evaluate_all(WIDTHS)]
 
 
 def test_what_is_unknown_is_left_out(tab: Tab, script: ScriptedPage) -> None:
@@ -190,16 +255,21 @@ def test_a_key_that_is_checked_again_interrupts_nothing(
 
 
 def test_the_bar_is_to_scale(tab: Tab, script: ScriptedPage) -> None:
-    """The width of each part is its share of the memory, and all parts are the whole."""
+    """The width of each part is its share of the memory, and all parts are the whole.
+
+    Where a device shares the memory of its host, that is the whole.
+    """
     opened(tab, script)
     widths: list[list[Any]] = tab.page.locator("#memory .bar >> nth=0").evaluate(
         "bar => [...bar.querySelectorAll('.part')].map((part) => "
         "[part.parentElement.dataset.part, part.width.baseVal.valueInSpecifiedUnits])"
     )
     shares = {str(name): float(width) for name, width in widths}
-    assert shares["weights"] == pytest.approx(100 * 61 / 120, abs=0.01)
-    assert shares["free"] == pytest.approx(100 * 14 / 120, abs=0.01)
+    assert shares["weights"] == pytest.approx(100 * 61 / 128, abs=0.01)
+    assert shares["free"] == pytest.approx(100 * 14 / 128, abs=0.01)
     assert sum(shares.values()) == pytest.approx(100, abs=0.02)
+    used = tab.page.locator("#memory .bar >> nth=0").locator("[data-part='KV cache'] .used")
+    assert used.evaluate_all(WIDTHS) == [pytest.approx(0.42 * shares["KV cache"], abs=0.01)]
 
 
 def test_the_keyboard_walks_through_a_bar_while_it_changes(tab: Tab, script: ScriptedPage) -> None:
@@ -249,7 +319,7 @@ def test_a_table_stays_open_while_it_changes(tab: Tab, script: ScriptedPage) -> 
 
 
 def test_a_server_that_comes_back_is_followed_again(tab: Tab) -> None:
-    """At its end the page says "stopped"; it keeps what it knew, and is live again afterwards."""
+    """At its end the page says "stopped"; it keeps what it knew, and soon tries again by itself."""
     with scripted_page(a_document()) as first:
         opened(tab, first)
         port = first.port
@@ -257,7 +327,6 @@ def test_a_server_that_comes_back_is_followed_again(tab: Tab) -> None:
     assert tab.text("#word p >> nth=0") == "READY"
     assert tab.page.title().startswith("stopped")
     with scripted_page({**a_document(), "state": "STARTING"}, port=port):
-        tab.retry()
         tab.until_text("#word", "STARTING")
         assert tab.text("#connection") == "live"
 
@@ -271,6 +340,17 @@ def test_what_a_stopped_server_said_can_be_read_by_all(browser: Browser, scheme:
         tab.until_text("#connection", "The server has stopped.")
         assert tab.serious_findings() == []
         assert tab.complaints == []
+
+
+def test_what_the_policy_forbids_is_a_complaint(browser: Browser, script: ScriptedPage) -> None:
+    """A style within the page, which Chromium refuses to apply, would fail every test here."""
+    with new_tab(browser) as tab:
+        opened(tab, script)
+        assert tab.complaints == []
+        tab.page.evaluate("document.body.setAttribute('style', 'color: red')")
+        tab.until("() => getComputedStyle(document.body).color !== 'rgb(255, 0, 0)'")
+        (complaint,) = tab.complaints
+    assert "Content Security Policy" in complaint
 
 
 def test_many_ranks_fit(browser: Browser, script: ScriptedPage) -> None:

@@ -117,7 +117,7 @@ def a_document() -> dict[str, Any]:
         "proof": _a_proof(),
         "host_memory": {
             "available_bytes": 14 * GIB,
-            "total_bytes": 120 * GIB,
+            "total_bytes": 128 * GIB,
             "is_unified": True,
         },
         "ranks": {"0/0": a_rank()},
@@ -125,6 +125,33 @@ def a_document() -> dict[str, Any]:
         "requests": _requests(),
         "timeline": _a_timeline(),
         "history": _a_history(),
+    }
+
+
+def a_start() -> dict[str, Any]:
+    """What it says half a minute after it began, and half a minute before it will be ready."""
+    return {
+        **a_document(),
+        "state": "PROBING",
+        "reason": "running worst-case",
+        "since": ago(5),
+        "ready_expected": ago(-30),
+        "activity": {
+            "phase": "probe",
+            "since": ago(5),
+            "step": "full_context",
+            "detail": "1 of 2",
+            "tokens": 512,
+        },
+        "timeline": {
+            "1": {
+                "at": ago(30),
+                "generation": 1,
+                "kind": "state",
+                "state": "STARTING",
+                "reason": "",
+            }
+        },
     }
 
 

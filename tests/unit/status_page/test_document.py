@@ -32,7 +32,7 @@ from holdfast.status_page.sources import Sources
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.progress import LogProgress
 from sample_status import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
-from scripted_page import a_document
+from scripted_page import a_document, a_start
 from stub_engine import FACTS
 
 ALWAYS = {
@@ -308,5 +308,8 @@ def test_the_script_says_nothing_that_no_server_says() -> None:
     history.saw_ranks([a_rank(growths={"locked": 1})])
     canary = BaselineComparison(True, 0.5, 1.0)
     history.take(Sample(first_token_seconds=(1.0,), kv_used_ratio=0.5, canary=canary), 1, 15.0)
-    said = paths(builder.build()) | {".requests.rows.*.output_tokens_per_second"}
-    assert paths(a_document()) - said == set()
+    starting = a_builder(a_fresh_status(eta_seconds=20.0))
+    starting._progress.step_started("full_context", "1 of 2", 512)
+    said = paths(builder.build()) | paths(starting.build())
+    said.add(".requests.rows.*.output_tokens_per_second")
+    assert (paths(a_document()) | paths(a_start())) - said == set()
