@@ -190,11 +190,18 @@ def thinking_tokenizer(tokenizer: Any) -> Any:
     return found
 
 
-def read_by_client(answer: Answer, parser_name: str, tokenizer: Any) -> tuple[str, str]:
-    """Thoughts and content, as vLLM's chat route streams them: its parser outlives the engine."""
-    kind: Any = ParserManager.get_parser(reasoning_parser_name=parser_name, tokenizer=tokenizer)
-    parser = kind(tokenizer, None, chat_template_kwargs=None, model_config=None)
-    request = ChatCompletionRequest(messages=[{"role": "user", "content": "Say"}])
+def read_by_client(
+    answer: Answer, tokenizer: Any, *, reasoning: str | None = None, tool: str | None = None
+) -> tuple[str, str, str]:
+    """What was said, thought and called, as vLLM's chat route streams it.
+
+    The parsers of a request outlive its engine.
+    """
+    kind: Any = ParserManager.get_parser(tool, reasoning, tool is not None, tokenizer=tokenizer)
+    request = ChatCompletionRequest(
+        messages=[{"role": "user", "content": "Say"}], tools=[TOOL] if tool else None
+    )
+    parser = kind(tokenizer, request.tools, chat_template_kwargs=None, model_config=None)
     deltas = [
         parser.parse_delta(
             delta_text=part.text,
@@ -207,8 +214,12 @@ def read_by_client(answer: Answer, parser_name: str, tokenizer: Any) -> tuple[st
         for part in output.outputs
     ]
     found = [delta for delta in deltas if delta is not None]
-    thoughts = "".join(delta.reasoning or "" for delta in found)
-    return thoughts, "".join(delta.content or "" for delta in found)
+    functions = [call.function for delta in found for call in delta.tool_calls or ()]
+    return (
+        "".join(delta.content or "" for delta in found),
+        "".join(delta.reasoning or "" for delta in found),
+        "".join((one.name or "") + (one.arguments or "") for one in functions if one),
+    )
 
 
 @pytest.mark.parametrize("parser_name", REASONING_PARSERS)
@@ -219,7 +230,40 @@ def test_thoughts_end_where_they_would_have(thinking_tokenizer: Any, parser_name
     parameters = SamplingParams(output_kind=DELTA, max_tokens=99)
     for seams in ((), *((seam,) for seam in range(1, len(tokens)))):
         answer = answered(thinking_tokenizer, parameters, *seams, tokens=tokens)
-        assert read_by_client(answer, parser_name, thinking_tokenizer) == (THOUGHT, SAID), seams
+        read = read_by_client(answer, thinking_tokenizer, reasoning=parser_name)
+        assert read == (SAID, THOUGHT, ""), seams
+
+
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "hold", "arguments": {"text": "Zürich"}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=hold>\n<parameter=text>\nZürich\n</parameter>\n"
+    "</function>\n</tool_call>",
+}
+"""A call for one parser of each kind; the second is built on vLLM's parser engine."""
+SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "hold", "parameters": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def calling_tokenizer(tokenizer: Any) -> Any:
+    """The demo's, with tokens around tool calls."""
+    found = copy.deepcopy(tokenizer)
+    found.add_tokens(["<tool_call>", "</tool_call>"])
+    return found
+
+
+@pytest.mark.parametrize("parser_name", CALLS)
+def test_a_tool_call_is_read_as_it_would_have_been(
+    calling_tokenizer: Any, parser_name: str
+) -> None:
+    """Wherever the seam is: in what is said before, in the name, in a character of an argument."""
+    tokens = calling_tokenizer.encode(SAID + CALLS[parser_name], add_special_tokens=False)
+    parameters = SamplingParams(output_kind=DELTA, max_tokens=99)
+    for seams in ((), *((seam,) for seam in range(1, len(tokens)))):
+        answer = answered(calling_tokenizer, parameters, *seams, tokens=tokens)
+        said, thought, called = read_by_client(answer, calling_tokenizer, tool=parser_name)
+        assert (said, thought) == (SAID, ""), seams
+        assert called.removeprefix("hold") == '{"text": "Zürich"}', (seams, called)
 
 
 def test_a_trial_counts_what_was_sent(tokenizer: Any) -> None:
