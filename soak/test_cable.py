@@ -3,57 +3,97 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import pytest
 
-from load_generator import loaded, questions, undisturbed
-from network_namespaces import ADDRESSES, cable, joined
-from servers import wait_until
-from two_nodes import Place, Places, two_nodes
+from load_generator import Answer, Question, loaded, questions, undisturbed
+from network_namespaces import Cable, cable, joined
+from node_trials import (
+    NOTICED_SECONDS,
+    READY_SECONDS,
+    STATES,
+    Trial,
+    come_back,
+    deaths,
+    left_in_memory,
+    newly_left,
+    reach,
+    watch,
+)
+from servers import reserved_port, wait_until
+from two_nodes import TwoNodes, places_apart, two_nodes
 
 SEED = 3
 CLIENTS = 8
-OUT_SECONDS = 10.0
-"""Longer than the silence after which both sides give up."""
-FLAGS = ("--hold-timeout=600", "--max-engine-restarts=20")
-OWN_SHARED_MEMORY = (
-    *("unshare", "--mount", "sh", "-c"),
-    'mount -t tmpfs tmpfs /dev/shm && exec "$@"',
-    "sh",
+RETRIES = 120
+SHORT_SECONDS = 2.0
+"""Shorter than the silence after which a side gives up."""
+LONG_SECONDS = NOTICED_SECONDS + 2.0
+LIFE_SECONDS = 2 * 3600
+FLAGS = (
+    "--hold-timeout=600",
+    "--drain-timeout=600",
+    "--max-engine-restarts=1000",
+    "--restart-window=1",
 )
+Pair = tuple[Cable, TwoNodes, Mapping[Question, Answer], set[str]]
+"""With what every client should get, and with what an undisturbed engine leaves in memory."""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two nodes with a cable, which share neither a network nor memory, as two machines do."""
+    with cable(LIFE_SECONDS) as link:
+        if link is None:
+            pytest.skip("this user cannot make network namespaces here")
+        with (
+            joined(link.pids[0]),
+            reserved_port() as port,
+            two_nodes(
+                tmp_path_factory.mktemp("nodes"), *FLAGS, http_port=port, places=places_apart(link)
+            ) as nodes,
+        ):
+            nodes.until_ready(deadline_seconds=READY_SECONDS)
+            expected = undisturbed(nodes.head, questions(SEED, count=8, longest_tokens=1000))
+            yield link, nodes, expected, left_in_memory(nodes)
 
 
 @pytest.mark.timeout(1800)
-def test_a_cable_that_is_out_for_ten_seconds_costs_no_answer(tmp_path: Path) -> None:
-    """With engines that share neither a network nor memory, as on two machines."""
-    with cable() as link:
-        if link is None:
-            pytest.skip("this user cannot make network namespaces here")
-        places = Places(
-            Place(OWN_SHARED_MEMORY),
-            Place((*link.inside(1), *OWN_SHARED_MEMORY)),
-            address=ADDRESSES[0],
+@pytest.mark.parametrize("out_seconds", [SHORT_SECONDS, LONG_SECONDS])
+@pytest.mark.parametrize("state", STATES)
+def test_a_cable_that_is_out_costs_no_answer(pair: Pair, state: str, out_seconds: float) -> None:
+    """Out for longer than the silence that is allowed, it ends the engine; shorter, nothing."""
+    link, nodes, expected, left_before = pair
+    is_lasting = out_seconds > SHORT_SECONDS
+    trial = Trial(
+        f"the cable is out for {out_seconds:g} s",
+        state,
+        has_to_be_noticed=is_lasting and state != "DRAINING",
+    )
+    with loaded(nodes.head, expected, clients=CLIENTS, seed=SEED, retries=RETRIES) as load:
+        wait_until(
+            lambda: nodes.head.status["progress"]["running"] > 1,
+            deadline_seconds=60,
+            what=lambda: "nobody asks",
         )
-        with joined(link.pids[0]), two_nodes(tmp_path, *FLAGS, places=places) as nodes:
-            head = nodes.head
-            nodes.until_ready()
-            expected = undisturbed(head, questions(SEED, count=8, longest_tokens=1000))
-            with loaded(head, expected, clients=CLIENTS, seed=SEED) as load:
-                wait_until(
-                    lambda: head.status["progress"]["running"] > 1,
-                    deadline_seconds=60,
-                    what=lambda: "nobody asks",
-                )
-                link.pull()
-                pulled_seconds = time.monotonic()
-                head.until(
-                    lambda: head.metric("engine_deaths_total", cause="node_lost") > 0, "a lost node"
-                )
-                head.until_state("RECOVERING")
-                time.sleep(max(0.0, pulled_seconds + OUT_SECONDS - time.monotonic()))
-                link.plug()
-                nodes.until_ready()
-            assert head.metric("requests_replayed_total") > 0
+        reach(nodes, trial)
+        deaths_before = deaths(nodes.head) if state == "READY" else 0.0
+        link.pull()
+        trial.struck_seconds = pulled = time.monotonic()
+        watch(trial, lambda: _is_noticed(nodes), seconds=out_seconds)
+        time.sleep(max(0.0, pulled + out_seconds - time.monotonic()))
+        link.plug()
+        come_back(nodes, trial)
+        if state == "READY" and not is_lasting:
+            assert deaths(nodes.head) == deaths_before
+    trial.judge(load, left=newly_left(left_in_memory(nodes), left_before))
+    print(trial, flush=True)
     assert load.answers
-    assert (load.lost, load.broken, load.wrong) == ([], [], [])
+    assert not trial.problems
+    assert not [one for one in load.broken if not trial.excuses(one)]
+
+
+def _is_noticed(nodes: TwoNodes) -> bool:
+    head = nodes.head
+    return head.process.poll() is not None or head.metric("node_joined", node="other") == 0

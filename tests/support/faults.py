@@ -155,10 +155,13 @@ class OwnSharedMemory:
         return {path for path in left if path in self._mapped or _mark(path) in self._marks}
 
 
-def left_in_shared_memory() -> set[Path]:
-    """Return what engines have left in /dev/shm: files that no process has mapped or locked."""
+def left_in_shared_memory(directory: Path = SHARED_MEMORY) -> set[Path]:
+    """Return what engines have left in /dev/shm: files that no process has mapped or locked.
+
+    `directory` is where this process sees that of another mount namespace.
+    """
     mapped = _maps_of(psutil.pids())
-    unmapped = {path for path in SHARED_MEMORY.iterdir() if _mark(path) not in mapped}
+    unmapped = {path for path in directory.iterdir() if _mark(path) not in mapped}
     return {path for path in unmapped if not _is_locked(path)}
 
 
@@ -172,7 +175,7 @@ def _is_locked(path: Path) -> bool:
 def _mark(path: Path) -> str:
     """Return what the names of one engine have in common; for other files, the whole path."""
     found = GENERATION.match(path.name)
-    return found[1] if found else str(path)
+    return found[1] if found else str(SHARED_MEMORY / path.name)
 
 
 def _maps_of(pids: Iterable[int]) -> str:

@@ -60,10 +60,10 @@ def _set_namespace(file: IO[str]) -> None:
 
 
 @contextmanager
-def cable() -> Iterator[Cable | None]:
-    """Make both namespaces; None where this machine or user cannot."""
+def cable(life_seconds: int = 600) -> Iterator[Cable | None]:
+    """Make both namespaces, for as long as that; None where this machine or user cannot."""
     with ExitStack() as stack:
-        holders = [stack.enter_context(_namespace()) for _ in ADDRESSES]
+        holders = [stack.enter_context(_namespace(life_seconds)) for _ in ADDRESSES]
         made = Cable((holders[0].pid, holders[1].pid))
         try:
             _connect(made)
@@ -83,8 +83,8 @@ def _connect(made: Cable) -> None:
 
 
 @contextmanager
-def _namespace() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["unshare", "--net", "sleep", "600"]) as holder:
+def _namespace(life_seconds: int) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["unshare", "--net", "sleep", str(life_seconds)]) as holder:
         try:
             _wait_for_namespace(holder)
             yield holder

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from network_namespaces import ADDRESSES, Cable
 from servers import (
     KV_CACHE_BYTES,
     READY_DEADLINE_SECONDS,
@@ -34,6 +35,12 @@ FLAGS = (
     "--nnodes=2",
 )
 LOOPBACK = "127.0.0.1"
+OWN_SHARED_MEMORY = (
+    *("unshare", "--mount", "sh", "-c"),
+    'mount -t tmpfs tmpfs /dev/shm && exec "$@"',
+    "sh",
+)
+"""Goes before a command that is not to see what others have in /dev/shm."""
 HOLDFAST = (sys.executable, "-m", "holdfast")
 NODE_METRICS = frozenset(
     {
@@ -73,6 +80,12 @@ class Places:
     head: Place = field(default_factory=Place)
     follower: Place = field(default_factory=Place)
     address: str = LOOPBACK
+
+
+def places_apart(link: Cable) -> Places:
+    """Return where nodes share neither a network nor memory, as on two machines."""
+    head, follower = OWN_SHARED_MEMORY, (*link.inside(1), *OWN_SHARED_MEMORY)
+    return Places(Place(head), Place(follower), address=ADDRESSES[0])
 
 
 @dataclass

@@ -1,0 +1,152 @@
+"""Faults of two nodes in every state of the head, and whether what comes of them is as promised."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from faults import left_in_shared_memory
+from holdfast.nodes.channel import SILENCE_SECONDS
+from load_generator import Answer, Load
+from servers import Server, wait_until
+from two_nodes import TwoNodes, processes_of
+
+STATES = ("STARTING", "PROBING", "READY", "RECOVERING", "DRAINING")
+NOTICED_SECONDS = 2 * SILENCE_SECONDS + 3.0
+"""A side that is busy itself notices silence after twice the time; three are for our own looks."""
+READY_SECONDS = 400.0
+LOOK_SECONDS = 0.2
+
+
+@dataclass
+class Trial:
+    """One fault, and what came of it; times are of `time.monotonic()`."""
+
+    fault: str
+    state: str
+    has_to_be_noticed: bool = True
+    """Whether something runs that must end because of the fault."""
+    asked_seconds: float = 0.0
+    """When the head was brought on its way to the state."""
+    reached_seconds: float = 0.0
+    """When it was in the state."""
+    struck_seconds: float | None = None
+    noticed_seconds: float | None = None
+    back_seconds: float = 0.0
+    head_ended: list[tuple[float, float]] = field(default_factory=list)
+    """The spans in which the test itself ended a head."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the fault came about."""
+        return self.struck_seconds is not None
+
+    def __str__(self) -> str:
+        told = "; ".join(self.problems) or ("came back" if self.is_done else "not tried")
+        noticed = self._since_struck(self.noticed_seconds)
+        back = self._since_struck(self.back_seconds)
+        return f"{self.fault:36} {self.state:11} noticed {noticed} back {back}  {told}"
+
+    def judge(self, load: Load, *, left: Collection[str] = ()) -> None:
+        """Note what is not as promised; `left` is what dead engines have left in memory."""
+        self.problems += [f"wrong: {answer}" for answer in load.wrong]
+        self.problems += [f"lost: {one.error}" for one in load.lost if not self.excuses(one)]
+        if left:
+            self.problems.append(f"left in shared memory: {', '.join(sorted(left))}")
+        if not self.is_done:
+            # The drain may be over by then.
+            self.problems += [] if self.state == "DRAINING" else ["not tried"]
+        elif self.has_to_be_noticed:
+            self._judge_notice()
+
+    def excuses(self, answer: Answer) -> bool:
+        """Whether no server could give the answer: it was refused, or its head was ended."""
+        is_refused = self.state == "DRAINING" and answer.started_seconds >= self.asked_seconds
+        return is_refused or any(
+            answer.started_seconds <= end and answer.ended_seconds >= begin
+            for begin, end in self.head_ended
+        )
+
+    def _judge_notice(self) -> None:
+        if self.noticed_seconds is None:
+            self.problems.append("nobody noticed")
+        elif self.noticed_seconds - (self.struck_seconds or 0.0) > NOTICED_SECONDS:
+            self.problems.append("noticed too late")
+
+    def _since_struck(self, at_seconds: float | None) -> str:
+        if at_seconds is None or self.struck_seconds is None:
+            return "     -  "
+        return f"{at_seconds - self.struck_seconds:6.1f} s"
+
+
+def reach(nodes: TwoNodes, trial: Trial) -> None:
+    """Bring the head into the state of the trial."""
+    trial.asked_seconds = time.monotonic()
+    if trial.state == "STARTING":
+        nodes.start_head()
+        nodes.head.until(lambda: processes_of(nodes.follower).get("node_ranks"), "its ranks")
+        trial.head_ended.append((trial.asked_seconds, time.monotonic()))
+    elif trial.state in {"PROBING", "RECOVERING"}:
+        processes_of(nodes.head)["Worker"].kill()
+        nodes.head.until_state(trial.state)
+    elif trial.state == "DRAINING":
+        nodes.head.process.terminate()
+        nodes.head.until_state(trial.state)
+    trial.reached_seconds = time.monotonic()
+
+
+def watch(trial: Trial, is_noticed: Callable[[], bool], *, seconds: float) -> None:
+    """Look until the fault is noticed, but not for longer than that."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(httpx.TransportError):  # a head that is ending says nothing
+            if is_noticed():
+                trial.noticed_seconds = time.monotonic()
+                return
+        time.sleep(LOOK_SECONDS)
+
+
+def come_back(nodes: TwoNodes, trial: Trial) -> None:
+    """Do what systemd does, and wait until both nodes serve."""
+
+    def is_back() -> bool:
+        for server, start in (
+            (nodes.head, nodes.start_head),
+            (nodes.follower, nodes.start_follower),
+        ):
+            if server.process.poll() is not None:
+                start()
+        return nodes.head.is_healthy
+
+    wait_until(
+        is_back,
+        deadline_seconds=READY_SECONDS,
+        what=lambda: f"not READY:\n{nodes.head.log[-3000:]}\n{nodes.follower.log[-3000:]}",
+    )
+    nodes.until_ready()
+    trial.back_seconds = time.monotonic()
+
+
+def deaths(head: Server) -> float:
+    """How many engines of this head have died."""
+    return sum(
+        value for (name, _), value in head.metrics().items() if name.endswith("engine_deaths_total")
+    )
+
+
+def left_in_memory(nodes: TwoNodes) -> set[str]:
+    """What is in the shared memory that a node sees, and no process has it any more, by name."""
+    pids = (nodes.head.process.pid, nodes.follower.process.pid)
+    places = (Path(f"/proc/{pid}/root/dev/shm") for pid in pids)
+    return {path.name for place in places for path in left_in_shared_memory(place)}
+
+
+def newly_left(left: set[str], before: set[str]) -> set[str]:
+    """What is left that was not, if it is more: a running engine has as much as the last one."""
+    return left - before if len(left) > len(before) else set()
