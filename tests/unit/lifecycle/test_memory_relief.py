@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from scripted_llm import AnsweredError, PlainOutputs
 from stub_engine import FACTS
 
 MARKS = (4 * GIB, 2 * GIB, GIB)
+RUNBOOK = Path(__file__).parents[3] / "deploy/runbooks/holdfasthostmemorylow.md"
 LONG = long_prompt_tokens(FACTS) + 1
 
 
@@ -337,6 +339,16 @@ def test_the_next_engine_leaves_out_what_took_the_memory(host: FakeHost, tmp_pat
     assert scene.forbidden == [510]
     # The longest prompt has 509 tokens now, and its answer one.
     assert [engine.context_limit_tokens for engine in world.engines] == [None, None, 510]
+
+
+def test_the_runbook_quotes_the_log(
+    host: FakeHost, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it says is refused is refused: nothing the first time, the size the second time."""
+    ended_twice(Scene(host), World(tmp_path), (500, 500), lambda: host.leave(GIB // 2))
+    quoted = [" ".join(one.split()) for one in re.findall(r"`([^`]+)`", RUNBOOK.read_text())]
+    first, second = (one.replace("N", "500") for one in quoted if "left out" in one)
+    assert caplog.text.index(first) < caplog.text.index(second)
 
 
 def test_the_next_engine_leaves_out_what_took_the_memory_of_another_node(
