@@ -52,6 +52,7 @@ Defect = Literal[
     "no such capital",
     "no greeting",
     "seeds without effect",
+    "a greedy story that changes",
     "chats that loop",
     "chats that stray into another script",
     "chats that only think",

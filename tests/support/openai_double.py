@@ -272,6 +272,8 @@ class OpenAIDouble(Starlette):
     def _generate(self, body: Body, prompt: str) -> Generated:
         if self.defect == "seeds without effect":
             body = {**body, "seed": None}
+        if self.defect == "a greedy story that changes" and "lighthouse" in prompt:
+            body = {**body, "temperature": body["temperature"] or 1.0}
         keeps_stop = self.defect == "a stop text that is kept" or (
             self.defect == "a stop text that leaks into streams" and body.get("stream")
         )

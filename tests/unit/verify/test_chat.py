@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from double_defects import Defect
+from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.checks import chat
 from holdfast.verify.checks.chat.judges import broken_characters, loop, stray_scripts
 from holdfast.verify.checks.chat.matrix import prompts
+from holdfast.verify.options import Options
 from holdfast.verify.records import Status
 from openai_double import OpenAIDouble
 from verified import not_passed, results
@@ -21,6 +23,8 @@ FOUND_BY: dict[Defect, str] = {
     "chats that stray into another script": "matrix",
     "chats that only think": "matrix",
 }
+MATRIX = [check for check in chat.CHECKS if check.name == "matrix"]
+EXPECTED = "answers with what was asked for"
 
 
 def test_a_model_that_is_well_passes() -> None:
@@ -36,9 +40,33 @@ def test_a_defect_is_found_by_its_check(defect: Defect) -> None:
     assert not_passed(made) == {f"chat.{FOUND_BY[defect]}": Status.FAILED}
 
 
+def test_a_greedy_answer_that_changes_is_warned_of() -> None:
+    """No other check notices, because batching on a GPU can do the same."""
+    made = results(OpenAIDouble("a greedy story that changes"), chat.CHECKS)
+    assert not_passed(made) == {"chat.greedy": Status.WARNED}
+
+
+@pytest.mark.parametrize(("value", "status"), [(100.0, Status.FAILED), (20.0, Status.PASSED)])
+def test_a_model_that_knows_less_than_was_recorded_fails(value: float, status: Status) -> None:
+    """The double knows none of the answers; one of five is within the error of so few."""
+    baseline = Baseline(scores={EXPECTED: Score(value, 10)})
+    (made,) = results(OpenAIDouble(), MATRIX, options=Options(baseline)).values()
+    assert made.status is status
+    (limit,) = (number.limit for number in made.numbers if number.name == EXPECTED)
+    assert limit is not None
+    assert limit.source == "baseline"
+
+
+def test_an_answer_without_expected_words_is_not_counted_as_right() -> None:
+    """Five of the six prompts of `standard` expect words, in two modes of thinking."""
+    (made,) = results(OpenAIDouble(), MATRIX).values()
+    (share,) = (number for number in made.numbers if number.name == EXPECTED)
+    assert (share.value, share.of) == (0, 10)
+
+
 def test_every_mode_of_thinking_is_asked() -> None:
     """A mode is one that changes the prompt; the matrix asks each prompt in each."""
-    (made,) = results(OpenAIDouble(), [one for one in chat.CHECKS if one.name == "matrix"]).values()
+    (made,) = results(OpenAIDouble(), MATRIX).values()
     numbers = {number.name: number.value for number in made.numbers}
     assert numbers["modes of thinking"] == 2
     assert numbers["answers"] == 12

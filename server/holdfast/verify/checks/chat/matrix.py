@@ -1,6 +1,6 @@
 """Many prompts in every mode of thinking: is each answer one?
 
-What a model knows is not judged here, only told: a baseline says how much it should be.
+What a model knows is only reported here; a baseline says how much it should be.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Prompt:
     name: str
     text: str
     has: tuple[str, ...] = ()
-    """Words of a right answer, in any case."""
+    """Words of a right answer, in any case; empty if any answer is right."""
     scripts: frozenset[str] = frozenset()
     """What may be in it beside Latin: `CJK`, `CYRILLIC`."""
     is_standard: bool = False
@@ -74,10 +74,11 @@ async def matrix(trial: Trial) -> None:
         return _judge(trial, prompt, answer)
 
     cells = [(prompt, mode, number) for number in rounds for mode in modes for prompt in asked]
-    right = await asyncio.gather(*(judged(*cell) for cell in cells))
+    found = await asyncio.gather(*(judged(*cell) for cell in cells))
+    right = [has for (prompt, _, _), has in zip(cells, found, strict=True) if prompt.has]
     trial.measure("modes of thinking", len(modes))
     trial.measure("answers", len(cells))
-    trial.measure("answers with what was asked for", 100 * sum(right) / len(right), "%")
+    trial.score("answers with what was asked for", sum(right), len(right))
     trial.measure("answers that are none", len(trial.faults), limit=equal_to(0))
 
 
