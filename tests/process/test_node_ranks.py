@@ -26,6 +26,6 @@ def test_flags_that_this_node_resolves_otherwise_are_refused(tmp_path: Path) -> 
     done = subprocess.run([*command, *files], timeout=DEADLINE_SECONDS, check=False)
     assert done.returncode == ExitCode.USAGE
     assert refusal(directory) == (
-        "this node resolves the flags otherwise than the head. Remedy: use the same GPUs on every "
-        "node, and set the same VLLM_* variables."
+        "this node resolves the flags differently from the head. Remedy: use the same GPUs on "
+        "every node, and set the same VLLM_* variables."
     )

@@ -1,4 +1,4 @@
-"""What users of the server, its dashboards and its alerts read is plain English."""
+"""What is read in the server, its dashboards and its alerts is plain English."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from english import literals, slips
+from english import docstrings, literals, slips
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "server" / "holdfast", ROOT / "dashboards")
@@ -19,12 +19,14 @@ DEPLOYED = sorted(
 
 
 def slips_of(source: str) -> list[str]:
-    return [f"{line}: {slip}" for line, text in literals(ast.parse(source)) for slip in slips(text)]
+    tree = ast.parse(source)
+    said = (*literals(tree), *docstrings(tree))
+    return [f"{line}: {slip}" for line, text in said for slip in slips(text)]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: str(package.name))
 def test_what_the_code_says_reads_as_english(package: Path) -> None:
-    """Meanings of flags, metric helps, errors, remedies, log lines and panels."""
+    """Docstrings, meanings of flags, metric helps, errors, remedies, log lines and panels."""
     found = {str(path): slips_of(path.read_text()) for path in package.rglob("*.py")}
     assert {path: slips for path, slips in found.items() if slips} == {}
 
@@ -49,6 +51,9 @@ def test_a_slip_in_the_code_is_found(text: str) -> None:
     assert slips_of(f"raise ValueError({text})")
 
 
-def test_a_docstring_is_left_to_its_readers() -> None:
-    """Only what the code says is looked at."""
-    assert slips_of('"""This is no text for users."""\nprint("It is not a file.")') == []
+def test_a_slip_in_a_docstring_is_found() -> None:
+    """Of a module, of a function and of a name; also where a line ends within it."""
+    source = (
+        '"""It is no page."""\ndef f():\n    """Wait for\n    ever."""\nx = 1\n"""One of which."""'
+    )
+    assert [slip.partition(":")[0] for slip in slips_of(source)] == ["1", "3"]

@@ -9,15 +9,25 @@ from collections.abc import Iterator
 FOREIGN = re.compile(
     r"(?<!there )\bis no (?!longer)|\bworth to\b|\bso (?:long|many|much) as\b"
     r"|\b(?:for|in|only|has|lasts?|after) so long\b|\bbut for\b|\banew\b|\bmend(?:s|ed|ing)?\b"
-    r"|\bof which\b|\bsomebody\b|\bwho(?:m)?ever\b|\bfor ever\b|\b(?:is|are) answered \d{3}\b",
+    r"|(?<!\beach )(?<!\ball )(?<!\bone )\bof which\b|\bsomebody\b|\bso many\b|\bbut where\b"
+    r"|\b(?:server|peer) (?:does not )?tells?\b|\bwho(?:m)?ever\b|\bfor ever\b"
+    r"|\b(?:is|are) answered \d{3}\b",
     re.IGNORECASE,
 )
 """CONTRIBUTING has what to write instead."""
 
 
 def slips(text: str) -> list[str]:
-    """Each such phrase with a few words around it."""
+    """Each such phrase with a few words around it, also where a line ends within it."""
+    text = " ".join(text.split())
     return [text[max(0, slip.start() - 40) : slip.end() + 20] for slip in FOREIGN.finditer(text)]
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each docstring of a module, a class, a function or a name, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.lineno, str(node.value.value)
 
 
 def literals(node: ast.AST) -> Iterator[tuple[int, str]]:

@@ -18,7 +18,7 @@ from holdfast.verify.check import Check
 from holdfast.verify.checks.oracle import recording
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, Profile, Status
-from holdfast.verify.runner import Bench, run
+from holdfast.verify.runner import RunContext, run
 from holdfast.verify.survey import survey
 from holdfast.verify.target import Target
 from openai_double import OpenAIDouble
@@ -154,9 +154,9 @@ def recorded_at(url: str, api_key: str = "") -> Baseline:
 
 async def _recorded(url: str, api_key: str) -> Baseline:
     options = Options(records=True)
-    made, bench = await _judged(Target(url, api_key), recording.CHECKS, "standard", options)
+    made, context = await _judged(Target(url, api_key), recording.CHECKS, "standard", options)
     assert not_passed(made) == {}, made
-    baseline: Baseline = bench.measured[recording.measured]
+    baseline: Baseline = context.measured[recording.measured]
     return baseline
 
 
@@ -166,13 +166,13 @@ async def _judged(
     profile: Profile,
     options: Options | None,
     interruption: asyncio.Event | None = None,
-) -> tuple[dict[str, CheckResult], Bench]:
+) -> tuple[dict[str, CheckResult], RunContext]:
     async with target:
         server = await survey(target)
         interrupted = interruption or asyncio.Event()
-        bench = Bench(target, server, profile, interrupted, options or Options())
-        made = await run(checks, bench, Unseen())
-    return {f"{one.group}.{one.name}": one for one in made}, bench
+        context = RunContext(target, server, profile, interrupted, options or Options())
+        made = await run(checks, context, Unseen())
+    return {f"{one.group}.{one.name}": one for one in made}, context
 
 
 def not_passed(made: Mapping[str, CheckResult]) -> dict[str, Status]:

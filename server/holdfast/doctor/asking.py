@@ -1,4 +1,4 @@
-"""Asks the health port of a peer, which may be slow, endless, hostile or no server of ours.
+"""Asks the health port of a peer, which may be slow, endless, hostile or not a Holdfast server.
 
 An answer has a limit in bytes, all answers together have one deadline, and a redirect is not
 followed.

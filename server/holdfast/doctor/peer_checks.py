@@ -125,7 +125,7 @@ def _check_clock(report: Report) -> Finding:
     name: HazardName = "clock"
     bounds = clock_bounds_seconds(report.answers)
     if bounds is None:
-        return warning(name, "the peer does not tell its time.", "compare `date` on both nodes.")
+        return warning(name, "the peer does not report its time.", "compare `date` on both nodes.")
     earliest, latest = bounds
     apart_seconds = max(earliest, -latest, 0.0)
     if apart_seconds > CLOCK_SECONDS:
@@ -146,7 +146,7 @@ def _check_versions(status: PeerStatus, facts: NodeFacts) -> Iterator[Finding]:
         head, follower, node = theirs, facts, platform.node()
     found = [failure(name, *one) for one in differences(head, follower, node)]
     told = [known_as for fact, known_as in FACT_NAMES.items() if status.facts.get(fact)]
-    yield from found or [ok(name, f"equal: {', '.join(told) or 'the peer tells none'}")]
+    yield from found or [ok(name, f"equal: {', '.join(told) or 'the peer reports none'}")]
 
 
 def _check_memory(status: PeerStatus, available_bytes: int) -> Finding:
@@ -154,7 +154,7 @@ def _check_memory(status: PeerStatus, available_bytes: int) -> Finding:
     here = f"{gib(available_bytes)} of memory available here"
     theirs_bytes = status.memory_available_bytes
     if theirs_bytes is None:
-        return ok(name, f"{here}; the peer does not tell, so run `holdfast doctor` there too")
+        return ok(name, f"{here}; the peer does not report it, so run `holdfast doctor` there too")
     seen = f"{here}, {gib(theirs_bytes)} on the peer"
     if min(available_bytes, theirs_bytes) < UNEQUAL_MEMORY * max(available_bytes, theirs_bytes):
         return warning(

@@ -69,6 +69,6 @@ def _require_equal(order: Start, config: Any) -> None:
     """
     if fingerprint(config) != order.fingerprint:
         raise UsageError(
-            "this node resolves the flags otherwise than the head",
+            "this node resolves the flags differently from the head",
             remedy="use the same GPUs on every node, and set the same VLLM_* variables.",
         )

@@ -155,7 +155,7 @@ class Channel:
                 self._check_proof(proof, self._secrets)
                 self._open(self._secrets, now_seconds)
             case _:
-                raise ValueError("a message of the handshake came out of turn")
+                raise ValueError("a message of the handshake arrived out of order")
 
     def _check_protocol(self, protocol: int) -> None:
         if protocol != PROTOCOL:
@@ -240,7 +240,7 @@ class _Pulse:
     def take_answer(self, number: int) -> None:
         """Require that it answers the oldest heartbeat that has not been answered."""
         if not self._sent or self._sent[0][0] != number:
-            raise ValueError("an answer to no heartbeat")
+            raise ValueError("an answer to a heartbeat that was never sent")
         _, self.alive_seconds = self._sent.popleft()
         self._excused_seconds = 0.0
 

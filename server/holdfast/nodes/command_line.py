@@ -75,7 +75,8 @@ def follow_parser() -> Parser:
     parser.add_argument(
         "--ssl-ca-certs",
         metavar="FILE",
-        help="authorities of the server's --node-ssl-certfile; without them, there is no TLS",
+        help="file of the authorities that signed the server's --node-ssl-certfile; without it, "
+        "TLS is off",
     )
     parser.add_argument(
         "--host",
@@ -88,7 +89,7 @@ def follow_parser() -> Parser:
         "--port",
         default=str(FOLLOWER_PORT),
         metavar="PORT",
-        help=f"port for health and metrics; 0 takes a free one (default: {FOLLOWER_PORT})",
+        help=f"port for health and metrics; 0 picks a free port (default: {FOLLOWER_PORT})",
     )
     add_flag(parser, _flag(MemorySettings, "guard"))
     add_flag(parser, _flag(MemorySettings, "marks"))

@@ -1,4 +1,4 @@
-"""The files with which head and follower prove who they are: the shared key, and those of TLS."""
+"""The files with which head and follower identify themselves: the shared key, and those of TLS."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def follower_credentials(key_file: Path, ca_certs: Path | None) -> Credentials:
     except OSError as error:  # ssl.SSLError is one
         raise UsageError(
             f"--ssl-ca-certs: {ca_certs}: {reason_of(error)}.",
-            remedy="name the certificates, in PEM, of who signed the head's --node-ssl-certfile.",
+            remedy="name a PEM file of the authorities that signed the head's --node-ssl-certfile.",
         ) from None
 
 

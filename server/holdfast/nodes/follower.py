@@ -228,7 +228,7 @@ class Follower:
             case Goodbye(reason):
                 self._lose_channel(f"the head leaves: {reason}", now_seconds)
             case _:
-                channel.refuse("malformed", "a message of the head came out of turn")
+                channel.refuse("malformed", "a message of the head arrived out of order")
 
     def _start_engine(self, channel: Channel, order: Start) -> None:
         self._engine, self._engine_channel = order, channel

@@ -40,7 +40,7 @@ class Engine:
     """What is the same in every generation of the engine on several nodes."""
 
     nodes: int
-    """This one too."""
+    """The number of nodes, including this one."""
     master_address: str
     """An address of this machine that the others reach."""
     arguments: tuple[str, ...]
@@ -115,7 +115,7 @@ class NodeGenerations:
     async def until_complete(self, on_wait: Callable[[str], None]) -> None:
         """Return once enough followers are free; `on_wait` gets the reason for each wait.
 
-        It may take for ever: another machine has to be switched on.
+        It may take forever: another machine has to be switched on.
         """
         while not self._head.is_complete:
             on_wait(self._missing())

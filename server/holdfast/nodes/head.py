@@ -211,7 +211,7 @@ class Head:
             case Goodbye(reason):
                 self._lose(peer, f"it leaves: {reason}")
             case _:
-                known.channel.refuse("malformed", "a message of a follower came out of turn")
+                known.channel.refuse("malformed", "a message of a follower arrived out of order")
 
     def _offer_terms(self, peer: _Peer) -> None:
         if peer.channel.is_open and not peer.has_terms:

@@ -38,7 +38,7 @@ CLOSE_DEADLINE_SECONDS = 5.0
 class NodeListener:
     """Carries out the actions of a `Head` on the connections to its port.
 
-    Whoever calls a method of the head passes the actions that it returns to `do`.
+    The caller of a method of the head passes the actions that it returns to `do`.
     """
 
     def __init__(

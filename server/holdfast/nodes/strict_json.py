@@ -45,13 +45,13 @@ def as_record(kind: type[Record], value: Any) -> Record:
     float.
 
     Raises:
-        ValueError: a field is missing, unknown, of another type or out of range.
+        ValueError: a field is missing, unknown, of the wrong type or out of range.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{kind.__name__} is not an object")  # noqa: TRY004 - one error for all
     types_by_name: Mapping[str, Any] = _field_types(kind)  # type: ignore[arg-type]  # a class is hashable
     if value.keys() != types_by_name.keys():
-        raise ValueError(f"{kind.__name__} has other fields")
+        raise ValueError(f"{kind.__name__} has missing or unexpected fields")
     return kind(**{name: _as(types_by_name[name], value[name], name) for name in types_by_name})
 
 
@@ -75,7 +75,7 @@ def _as(kind: Any, value: Any, name: str) -> Any:
         keys, values = get_args(kind)
         return {_as(keys, key, name): _as(values, one, name) for key, one in value.items()}
     if not _is_a(kind, value):
-        raise ValueError(f"{name} has another type")
+        raise ValueError(f"{name} has the wrong type")
     return float(value) if kind is float else value
 
 
@@ -83,7 +83,7 @@ def _as_tuple(kinds: tuple[Any, ...], value: list[Any], name: str) -> tuple[Any,
     if kinds[-1] is Ellipsis:
         return tuple(_as(kinds[0], one, name) for one in value)
     if len(kinds) != len(value):
-        raise ValueError(f"{name} has another length")
+        raise ValueError(f"{name} has the wrong length")
     return tuple(_as(kind, one, name) for kind, one in zip(kinds, value, strict=True))
 
 

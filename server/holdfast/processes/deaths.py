@@ -145,7 +145,7 @@ class DeathWatch:
         except OSError as error:  # perhaps too many open files: that passes, and is not a death
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning("cannot look at the processes of the engine: %s", error)
+                logger.warning("cannot inspect the engine's processes: %s", error)
             return False
 
     def _evidence(self, watcher: ExitWatcher, seen_seconds: float) -> Evidence:

@@ -26,7 +26,7 @@ _ABILITIES: dict[Ability, tuple[str, str]] = {
     "completions": ("the server does not answer completions", "serve a model that generates text"),
     "tokenize": ("the server has no /tokenize", "serve it with a server that has it"),
     "tools": (
-        "the server takes no functions",
+        "the server does not support tool calls",
         "serve a model that calls functions with `--enable-auto-tool-choice --tool-call-parser X`",
     ),
     "holdfast": ("the server is not Holdfast", "serve it with `holdfast serve`"),

@@ -31,7 +31,7 @@ from holdfast.verify.recorder import keep, options_of, require_same_model
 from holdfast.verify.records import PROFILES, Profile, Report, Status, Tool, Verdict
 from holdfast.verify.redaction import redacted
 from holdfast.verify.report import write
-from holdfast.verify.runner import Bench, judge, run
+from holdfast.verify.runner import RunContext, judge, run
 from holdfast.verify.soak_plan import plan_of
 from holdfast.verify.survey import ask_facts, survey
 from holdfast.verify.target import Target
@@ -174,9 +174,9 @@ async def _run(
             require_same_model(server, options)
             # A soak begins with the checks of quick, and they ask as much as in quick.
             depth: Profile = "quick" if profile == "soak" else profile
-            bench = Bench(target, server, depth, interrupted, options)
+            context = RunContext(target, server, depth, interrupted, options)
             with view_on(sys.stdout, len(checks)) as view:
-                results = await run(checks, bench, view)
+                results = await run(checks, context, view)
             is_interrupted = interrupted.is_set()
             is_asked_again = server.holdfast and not is_interrupted
             after = await unless(interrupted, ask_facts(target)) if is_asked_again else None
@@ -193,7 +193,7 @@ async def _run(
         checks=results,
         after=after,
     )
-    measured: Baseline | None = bench.measured.get(recording.measured)
+    measured: Baseline | None = context.measured.get(recording.measured)
     return redacted(report, target.secrets), redacted(measured, target.secrets)
 
 

@@ -191,7 +191,7 @@ class Server:
     owner: str
     """`owned_by` of the model."""
     vllm: str
-    """Its version, if the server tells; else empty."""
+    """Its version, if the server reports it; else empty."""
     abilities: tuple[str, ...]
     """Which of its routes answer."""
     routes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Makes the checks one after the other, and judges the run. No check can end it."""
+"""Runs the checks one after the other, and judges the result. No check can end the run."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class View(Protocol):
         """A check has begun."""
 
     def ended(self, result: CheckResult) -> None:
-        """A check is over, or was not made."""
+        """A check is over, or was not run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class RunContext:
     """What all checks of a run share."""
 
     target: Target
@@ -50,17 +50,17 @@ class Bench:
     """What `Trial.once` has measured, by the function that did."""
 
 
-async def run(checks: Sequence[Check], bench: Bench, view: View) -> tuple[CheckResult, ...]:
+async def run(checks: Sequence[Check], context: RunContext, view: View) -> tuple[CheckResult, ...]:
     """The result of each check, in their order; those that were not made are skipped."""
     results = []
     obstacle = ""
     for check in checks:
         view.begun(check)
-        made = _not_made(check, bench, obstacle) or await _made(check, bench)
-        result = redacted(made, bench.target.secrets)
+        made = _not_made(check, context, obstacle) or await _made(check, context)
+        result = redacted(made, context.target.secrets)
         view.ended(result)
         results.append(result)
-        obstacle = obstacle or await _obstacle_after(result, bench)
+        obstacle = obstacle or await _obstacle_after(result, context)
     return tuple(results)
 
 
@@ -80,23 +80,25 @@ def judge(results: Sequence[CheckResult], *, is_interrupted: bool) -> tuple[Verd
     return Verdict.PASSED, "every check that was made passed"
 
 
-def _not_made(check: Check, bench: Bench, obstacle: str) -> CheckResult | None:
-    """The result of a check that cannot be made."""
+def _not_made(check: Check, context: RunContext, obstacle: str) -> CheckResult | None:
+    """Return the result of a check that cannot run."""
     skipped = _result(check, Status.SKIPPED)
     if obstacle and not check.is_afterthought:
         return replace(skipped, reason=obstacle)
-    if lack := lack_of(check, bench.server):
+    if lack := lack_of(check, context.server):
         return replace(skipped, reason=lack.what, remedy=lack.remedy)
     return None
 
 
-async def _made(check: Check, bench: Bench) -> CheckResult:
+async def _made(check: Check, context: RunContext) -> CheckResult:
     """The result of a check that is made, until it ends or must end: its time, or the user."""
-    trial = Trial(bench.target, bench.server, bench.profile, bench.options, bench.measured)
-    deadline_seconds = deadline_seconds_of(check, bench.options)
+    trial = Trial(
+        context.target, context.server, context.profile, context.options, context.measured
+    )
+    deadline_seconds = deadline_seconds_of(check, context.options)
     started_seconds = time.monotonic()
     attempt = asyncio.ensure_future(check.run(trial))
-    interruption = asyncio.create_task(bench.interrupted.wait())
+    interruption = asyncio.create_task(context.interrupted.wait())
     try:
         await asyncio.wait(
             {attempt, interruption},
@@ -113,7 +115,7 @@ async def _made(check: Check, bench: Bench) -> CheckResult:
     if not is_over:
         error = (
             InconclusiveError(INTERRUPTED)
-            if bench.interrupted.is_set()
+            if context.interrupted.is_set()
             else TimeoutError(f"it took more than {deadline_seconds:.0f} s")
         )
     noted = replace(
@@ -129,7 +131,7 @@ async def _made(check: Check, bench: Bench) -> CheckResult:
 
 
 def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:
-    """With the status that follows from what was noted and from how the attempt ended."""
+    """Return the result with the status that its notes and the end of the attempt give it."""
     match error:
         case None | SkippedError() | InconclusiveError() | MalformedError():
             pass
@@ -158,13 +160,13 @@ def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:
     return noted
 
 
-async def _obstacle_after(result: CheckResult, bench: Bench) -> str:
+async def _obstacle_after(result: CheckResult, context: RunContext) -> str:
     """Why no check can be made after this one; empty if nothing stands in the way."""
     is_lost = False
     if result.status in (Status.FAILED, Status.INCONCLUSIVE):
-        answering = is_answering(bench.target, bench.server)
-        is_lost = not await unless(bench.interrupted, answering)
-    if bench.interrupted.is_set():
+        answering = is_answering(context.target, context.server)
+        is_lost = not await unless(context.interrupted, answering)
+    if context.interrupted.is_set():
         return INTERRUPTED
     if is_lost:
         return f"the server did not answer any more after {result.group}.{result.name}"

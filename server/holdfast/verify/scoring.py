@@ -41,7 +41,7 @@ async def token_ids_of(trial: Trial, text: str) -> list[int]:
     """The token ids of a text, as a prompt has them.
 
     Raises:
-        SkippedError: the server does not tell them.
+        SkippedError: the server does not report them.
     """
     answer = await trial.complete(text, max_tokens=1, return_token_ids=True)
     return _ids(dig(answer.document, "choices", 0, kind=dict), "prompt_token_ids")
@@ -55,7 +55,7 @@ async def scored(
     vLLM does not look into its prefix cache for `prompt_logprobs`: this is one prefill.
 
     Raises:
-        SkippedError: the server does not tell them.
+        SkippedError: the server does not report them.
         MalformedError: one of them is not the logarithm of a probability.
     """
     asked = {"prompt_logprobs": width, **options}
@@ -63,7 +63,7 @@ async def scored(
     choice = dig(answer.document, "choices", 0, kind=dict)
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list):
-        raise SkippedError("the server does not tell the log-probs of a prompt", _REMEDY)
+        raise SkippedError("the server does not report the log-probs of a prompt", _REMEDY)
     if len(entries) != len(ids):
         raise MalformedError(f"{len(entries)} log-probs for a prompt of {len(ids)} tokens")
     scores = {at: _prompt_top(entries[at], at, ids[at]) for at in range(1, len(ids))}
@@ -84,7 +84,7 @@ async def decoded(
     A prompt with a `salt` of its own, which is the default, meets no prefix of another request.
 
     Raises:
-        SkippedError: the server does not tell its tokens.
+        SkippedError: the server does not report its tokens.
         MalformedError: a log-prob is not the logarithm of a probability.
     """
     answer = await _completed(trial, ids, max_tokens=count, width=width, salt=salt, **options)
@@ -122,7 +122,7 @@ def _answered(choice: Mapping[str, Any], first: int) -> Decoded:
     logprobs = choice.get("logprobs")
     tops = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
     if not isinstance(tops, list):
-        raise SkippedError("the server does not tell the log-probs of an answer", _REMEDY)
+        raise SkippedError("the server does not report the log-probs of an answer", _REMEDY)
     if len(tops) != len(ids):
         raise MalformedError(f"{len(tops)} log-probs for an answer of {len(ids)} tokens")
     scores = {
@@ -135,7 +135,7 @@ def _answered(choice: Mapping[str, Any], first: int) -> Decoded:
 def _ids(choice: Any, name: str) -> list[int]:
     found = choice.get(name) if isinstance(choice, dict) else None
     if not isinstance(found, list) or not all(type(one) is int for one in found):
-        raise SkippedError("the server does not tell token ids (return_token_ids)", _REMEDY)
+        raise SkippedError("the server does not report token ids (return_token_ids)", _REMEDY)
     return found
 
 

@@ -146,7 +146,7 @@ def test_clocks_that_differ_are_a_warning(ahead_seconds: float) -> None:
 def test_a_clock_that_is_not_told_is_said_to_be_unknown() -> None:
     """It is not taken for a good one."""
     finding = found(replace(PEER, report=Report(8001, FOLLOWER)))["clock"]
-    assert (finding.severity, "does not tell" in finding.seen) == ("warning", True)
+    assert (finding.severity, "does not report" in finding.seen) == ("warning", True)
 
 
 def test_versions_that_differ_fail() -> None:
@@ -180,7 +180,7 @@ def test_only_what_the_peer_tells_is_called_equal() -> None:
     assert found(HEAD_PEER)["peer-versions"].seen == "equal: Holdfast, vLLM, VLLM_PLUGINS"
     nothing = {**FOLLOWER, "facts": {}}
     seen = found(replace(PEER, report=report(nothing)))["peer-versions"].seen
-    assert seen == "equal: the peer tells none"
+    assert seen == "equal: the peer reports none"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_memory_that_the_peer_does_not_tell_is_said_to_be_unknown() -> None:
     """With what is available here."""
     seen = found(PEER)["peer-memory"].seen
     assert "100.0 GiB" in seen
-    assert "does not tell" in seen
+    assert "does not report" in seen
 
 
 def test_everything_but_ok_has_a_remedy() -> None:

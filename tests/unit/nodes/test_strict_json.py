@@ -103,13 +103,13 @@ def test_a_whole_number_may_be_written_for_a_float() -> None:
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_missing_field_is_refused(name: str) -> None:
     """One with a default too."""
-    with pytest.raises(ValueError, match="other fields"):
+    with pytest.raises(ValueError, match="unexpected fields"):
         as_record(Outer, {key: value for key, value in FIELDS.items() if key != name})
 
 
 def test_an_unknown_field_is_refused() -> None:
     """It would mean something to its sender."""
-    with pytest.raises(ValueError, match="other fields"):
+    with pytest.raises(ValueError, match="unexpected fields"):
         as_record(Outer, FIELDS | {"more": 1})
 
 

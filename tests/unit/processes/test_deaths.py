@@ -258,7 +258,7 @@ def test_an_engine_that_cannot_be_looked_at_is_not_dead(
     with sleeping() as process:
         death = asyncio.run(scene(process))
     assert death.cause == "core_exit"
-    assert sum("cannot look at" in record.getMessage() for record in caplog.records) == 1
+    assert sum("cannot inspect" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_death_whose_causes_cannot_be_read_is_still_a_death(tmp_path: Path) -> None:

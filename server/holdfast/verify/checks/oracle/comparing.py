@@ -95,7 +95,9 @@ async def first_tokens(trial: Trial) -> None:
 
 def _baseline(trial: Trial) -> Baseline:
     if trial.baseline is None:
-        raise SkippedError("no baseline is given", "record one with --record, give it to --against")
+        raise SkippedError(
+            "--against was not given", "record a baseline with --record, and give it to --against"
+        )
     return trial.baseline
 
 
@@ -151,7 +153,7 @@ CHECKS = (
         "answers",
         "oracle",
         answers,
-        "Greedy answers are those of the baseline, but where two tokens were about as likely.",
+        "Greedy answers equal the baseline's, except where two tokens were about equally likely.",
         needs=("completions",),
         deadline_seconds=900.0,
     ),

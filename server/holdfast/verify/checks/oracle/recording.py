@@ -26,7 +26,7 @@ from holdfast.verify.trial import InconclusiveError, SkippedError, Trial, Unexpe
 
 ANSWER_TOKENS = 32
 ROUNDS = 12
-"""In each of which every first token is asked for once."""
+"""Each round asks for every first token once."""
 _LENGTHS = (12, 48, 96, 192, 350, MOST_SCORED_TOKENS - ANSWER_TOKENS)
 _FIRST_TOKENS = 8
 _FIRST_PROMPT_TOKENS = 4

@@ -130,10 +130,10 @@ async def _ladder(
 
 
 async def _cached_tokens(trial: Trial) -> int:
-    """The length of a prompt of which the cache keeps a part.
+    """Return the length of a prompt that the cache keeps in part.
 
     Raises:
-        SkippedError: it keeps none, or the server does not tell.
+        SkippedError: it keeps none, or the server does not report it.
     """
     made = await trial.once(sequences)
     for length in _CACHED_TOKENS:
@@ -149,15 +149,15 @@ async def _cached_tokens(trial: Trial) -> int:
 
 
 async def _hits(trial: Trial) -> float:
-    """How many tokens the prefix cache has spared so far.
+    """Return how many tokens the prefix cache has spared so far.
 
     Raises:
-        SkippedError: the server does not tell.
+        SkippedError: the server does not report it.
     """
     answer = await trial.ask("/metrics")
     found = _HITS.findall(answer.text) if answer.status == _OK else []
     if not found:
-        raise SkippedError("the server does not tell how often its prefix cache is hit")
+        raise SkippedError("the server does not report how often its prefix cache is hit")
     return sum(map(float, found))
 
 

@@ -126,7 +126,7 @@ async def _prefilled(trial: Trial, prompt: Sequence[int], answer: Sequence[int])
 
 
 async def need_decode(trial: Trial) -> None:
-    """Nothing, if a plain decode agrees; else its check says so, and no other one does.
+    """Raise if a plain decode disagrees, so that only its own check reports that.
 
     Raises:
         InconclusiveError: it does not agree.

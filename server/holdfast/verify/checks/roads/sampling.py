@@ -39,7 +39,7 @@ async def penalties(trial: Trial) -> None:
     await need_decode(trial)
     if not await trial.once(_is_raw):
         raise SkippedError(
-            "the server tells log-probs after penalties",
+            "the server reports log-probs after penalties",
             "serve the model with --logprobs-mode raw_logprobs",
         )
     prompt = await base_prompt(trial)
@@ -59,7 +59,7 @@ async def grammar(trial: Trial) -> None:
     except UnexpectedStatusError as error:
         if error.status != _BAD_REQUEST:
             raise
-        raise SkippedError("the server takes no grammar (structured_outputs)") from None
+        raise SkippedError("the server does not accept grammars (structured_outputs)") from None
     whole = await reference(trial, [*prompt, *made.token_ids])
     limits = (await noise(trial)).reordered.as_reordered
     # Each was rounded before and after what is forbidden was taken out.

@@ -51,10 +51,10 @@ class Sequences:
 
 
 async def sequences(trial: Trial) -> Sequences:
-    """Those of the model.
+    """Return the sequences for the model, from the token ids of the sentences.
 
     Raises:
-        SkippedError: the server does not tell token ids.
+        SkippedError: the server does not report token ids.
     """
     ids = [await token_ids_of(trial, sentence) for sentence in _SENTENCES]
     heads = takewhile(lambda column: len(set(column)) == 1, zip(*ids, strict=False))

@@ -60,7 +60,7 @@ def main() -> None:
         os.write(2, f"{error}\n".encode())
         os._exit(UNAVAILABLE)
     words = [python, "-I", "-S", "-B", str(_PROGRAM)]
-    os.dup2(nowhere, 2)  # whoever reads it would have to hold all that the program writes
+    os.dup2(nowhere, 2)  # its reader would have to hold all that the program writes
     os.execve(python, words, {})  # noqa: S606 - no shell is wanted
 
 
@@ -84,7 +84,10 @@ def _enter_namespaces() -> None:
 
 
 def _map_users(process: int) -> None:
-    """Its user becomes nobody; of root only a second one does, whom limits on processes hold."""
+    """Map the users of a child's namespace, so that its program runs as nobody.
+
+    Root gets a second user for that, because limits on processes do not bind root.
+    """
     user, group = os.geteuid(), os.getegid()
     if user == 0:
         _write(f"/proc/{process}/uid_map", f"0 0 1\n{_NOBODY} {_NOBODY} 1\n".encode())

@@ -27,7 +27,7 @@ async def own_tasks(trial: Trial) -> None:
     """The share of the tasks of `--tasks` whose answer has the expected text in it."""
     tasks = trial.options.tasks
     if not tasks:
-        raise SkippedError("no tasks of your own are given", "give them with --tasks FILE")
+        raise SkippedError("--tasks was not given", "give your own tasks with --tasks FILE")
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def solved(task: Task) -> bool:

@@ -141,7 +141,7 @@ def _note(trial: Trial, history: History) -> None:
     trial.measure("seed", plan(trial).seed)
     for kind, count in sorted(history.asked.items()):
         trial.measure(kind, count)
-    trial.measure("errors that nobody asked for", history.errors, limit=equal_to(0))
+    trial.measure("unexpected errors", history.errors, limit=equal_to(0))
     if history.deaths is not None:
         trial.measure("engines that died", history.deaths, limit=equal_to(0))
 
@@ -151,7 +151,7 @@ CHECKS = (
         "load",
         "soak",
         load,
-        "A mixed load of hours gets no error that nobody asked for.",
+        "A mixed load of hours gets no unexpected error.",
         profiles=ONLY_SOAK,
         deadline_seconds=3600.0,
         is_soak=True,

@@ -21,9 +21,9 @@ class Sample:
     """What the server said of itself at one moment."""
 
     at_seconds: float
-    """Since the soak began."""
+    """Seconds since the soak began."""
     memory_bytes: float | None
-    """None if the server does not tell."""
+    """None if the server does not report it."""
     deaths: float | None
     """Of engines, since the server started; only Holdfast counts them."""
     facts: HoldfastFacts | None
@@ -37,11 +37,11 @@ class Look:
     text: str
     """A greedy answer."""
     prefill: Scores = field(default_factory=dict)
-    """Of one prompt; empty if the server does not tell log-probs."""
+    """The log-probs of one prompt; empty if the server does not report them."""
     decode: Scores = field(default_factory=dict)
-    """Of the answer behind it, token by token."""
+    """The log-probs of the answer behind it, token by token."""
     again: Scores = field(default_factory=dict)
-    """Of prompt and answer as one prompt."""
+    """The log-probs of prompt and answer as one prompt."""
     broken: str = ""
     """What is wrong with a log-prob; empty if nothing is."""
 
@@ -82,7 +82,7 @@ class History:
 
     @property
     def deaths(self) -> float | None:
-        """How many engines died during the soak; None if the server does not tell."""
+        """Return how many engines died during the soak; None if the server does not report it."""
         counts = [one.deaths for one in self.samples if one.deaths is not None]
         return counts[-1] - counts[0] if counts else None
 

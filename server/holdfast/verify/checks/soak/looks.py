@@ -24,11 +24,11 @@ async def limits_of(trial: Trial) -> Limits:
     """How far log-probs may differ from one look to the next, and from one road to another.
 
     Raises:
-        SkippedError: the server does not tell log-probs.
+        SkippedError: the server does not report log-probs.
         InconclusiveError: it is too noisy, or its noise cannot be measured.
     """
     if "completions" not in trial.server.abilities:
-        raise SkippedError("the server does not answer completions, which tell log-probs")
+        raise SkippedError("the server does not answer completions, which report log-probs")
     try:
         return (await noise(trial)).reordered.as_reordered
     except (NoAnswerError, UnexpectedStatusError, MalformedError) as error:

@@ -47,8 +47,8 @@ async def memory(trial: Trial) -> None:
     ]
     if not told:
         raise SkippedError(
-            "the server does not tell how much memory it has",
-            "serve the model with Holdfast, or have /metrics tell process_resident_memory_bytes",
+            "the server does not report how much memory it has",
+            "serve the model with Holdfast, or have /metrics report process_resident_memory_bytes",
         )
     warm = after_warm_up(told)
     fitted_hours = warm[-1].hours - warm[0].hours
@@ -59,8 +59,8 @@ async def memory(trial: Trial) -> None:
     trial.draw("memory", "time [h]", "memory [MiB]", ((one.hours, one.mib) for one in told))
     if fitted_hours < _LEAST_FITTED_HOURS or len(warm) < _LEAST_SAMPLES:
         raise InconclusiveError(
-            f"{60 * fitted_hours:.1f} minutes after the warm-up are too short for a slope, which "
-            f"takes {60 * _LEAST_FITTED_HOURS:.0f}; raise --hours"
+            f"{60 * fitted_hours:.1f} minutes of samples after the warm-up are too few for a "
+            f"slope, which needs {60 * _LEAST_FITTED_HOURS:.0f}; raise --hours"
         )
     trial.measure("slope of the memory", slope_of(warm), "MiB/h", limit_of(fitted_hours))
     if fitted_hours < _LEAST_JUDGED_HOURS:

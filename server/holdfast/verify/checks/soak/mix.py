@@ -50,12 +50,12 @@ class Room:
     """How long prompts may be."""
 
     longest_tokens: int
-    """Of a prompt with its answer."""
+    """The most tokens of a prompt with its answer."""
     tokens_a_line: float
 
     @property
     def long_lines(self) -> int:
-        """Of the longest prompt."""
+        """The number of lines of the longest prompt."""
         tokens = _LONG_SHARE * min(self.longest_tokens, _MOST_LONG_TOKENS)
         return max(int(tokens / self.tokens_a_line), 1)
 
@@ -106,7 +106,7 @@ class Client:
         return self._deck.pop()
 
     async def ask(self, kind: str) -> bool:
-        """Ask, and read the answer to its end; whether it is one whose duration counts.
+        """Ask, and read the whole answer; return whether its duration counts.
 
         Raises:
             NoAnswerError: there is no answer in time.

@@ -44,7 +44,7 @@ async def death(trial: Trial) -> None:
     """Whatever was asked before the engine died is answered as if it had lived."""
     if not trial.options.kill_command:
         raise SkippedError(
-            "nothing is given that kills the engine",
+            "--kill-command was not given",
             "give --kill-command, for example 'pkill -KILL -f VLLM::EngineCore'",
         )
     asked = [
@@ -83,7 +83,7 @@ async def death(trial: Trial) -> None:
 def _compare(
     trial: Trial, calm: Sequence[Sequence[Said | None]], disturbed: Sequence[Said | None]
 ) -> None:
-    """Count the answers that are not what they were, if they can be told from chance.
+    """Count the answers that changed, if chance cannot explain it.
 
     Raises:
         InconclusiveError: the server does not give the same greedy answers twice.

@@ -32,7 +32,9 @@ async def probe(trial: Trial) -> None:
         for one in canitoolcall.BUILTIN_SCENARIOS
     ]
     if urlsplit(trial.target.url).username is not None:
-        raise SkippedError("canitoolcall takes no user in an address", "give --api-key-file")
+        raise SkippedError(
+            "canitoolcall does not accept a user name in the URL", "give --api-key-file"
+        )
 
     async def probed(asked: Sequence[Any]) -> Sequence[Any]:
         done = await asyncio.to_thread(

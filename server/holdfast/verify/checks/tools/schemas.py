@@ -82,7 +82,7 @@ def _report(trial: Trial, outcomes: Counter[Outcome]) -> None:
     whole = sum(outcomes[one] for one in _WHOLE)
     if not whole:
         most = outcomes.most_common(1)[0][0]
-        raise SkippedError(f"no forced call came to an end: {most}")
+        raise SkippedError(f"no forced call finished: {most}")
     trial.measure("calls", whole)
     limit = at_least(_MIN_VALID_PERCENT)
     trial.measure("valid calls", 100 * outcomes[Outcome.VALID] / whole, "%", limit)

@@ -64,7 +64,7 @@ async def choices(trial: Trial) -> None:
     path, body = either(trial, PROMPT, max_tokens=6, n=_CHOICES, temperature=1.0)
     answer = await trial.ask(path, body)
     if answer.status in _REFUSED:
-        raise SkippedError("the server gives one answer to a prompt")
+        raise SkippedError("the server returns one choice, whatever `n` is")
     with trial.demanding_form(answer):
         given = dig(answer.document, "choices", kind=list)
         numbers = sorted(dig(one, "index", kind=int) for one in given)

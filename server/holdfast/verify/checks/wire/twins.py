@@ -88,7 +88,7 @@ CHECKS = (
         "own_answers",
         "wire",
         own_answers,
-        "Of clients that ask at the same time, each gets its own answer.",
+        "Each of several concurrent clients gets its own answer.",
         needs=("completions",),
     ),
 )
