@@ -23,13 +23,9 @@ OF_ROUTERS = {
 NAMES = {**OF_THE_CHART, **OF_ROUTERS}
 
 
-def problems(document: dict[str, Any], path: Path | None = None) -> list[str]:
-    """What a custom resource has wrong, unknown fields included.
-
-    `path` is a definition to use instead of ours.
-    """
-    path = path or SCHEMAS / NAMES[document["kind"]]
-    definition = _read(path)
+def problems(document: dict[str, Any]) -> list[str]:
+    """What a custom resource has wrong, unknown fields included."""
+    definition = _read(SCHEMAS / NAMES[document["kind"]])
     version = document["apiVersion"].rpartition("/")[2]
     (schema,) = (
         served["schema"]["openAPIV3Schema"]
