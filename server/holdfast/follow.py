@@ -213,7 +213,7 @@ class LocalRanks:
 
     def _told(self) -> Dialer:
         if self.dialer is None:
-            raise RuntimeError("nobody hears of the ranks")
+            raise RuntimeError("no receiver is set for reports of the ranks")
         return self.dialer
 
 

@@ -184,7 +184,7 @@ class EngineProcesses:
 
     def _reports(self) -> Reports:
         if self.reports is None:
-            raise RuntimeError("nobody hears of the engine's processes")
+            raise RuntimeError("no receiver is set for reports of the engine's processes")
         return self.reports
 
 

@@ -332,7 +332,7 @@ def test_it_says_so_if_nobody_hears_of_its_processes(tmp_path: Path) -> None:
     async def scene() -> None:
         processes = EngineProcesses(tmp_path, command(), unguarded())
         processes.start(ORDER)
-        with pytest.raises(RuntimeError, match="nobody hears"):
+        with pytest.raises(RuntimeError, match="no receiver"):
             await processes.ended()
 
     asyncio.run(scene())
