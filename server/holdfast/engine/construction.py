@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -52,18 +52,25 @@ async def constructed(
     failing = [asyncio.create_task(failure) for failure in (*failures, stuck)]
     try:
         await asyncio.wait({constructing, *failing}, return_when=asyncio.FIRST_COMPLETED)
-        if not constructing.done():
-            raise next(task.result() for task in failing if task.done())
+        # First, since a constructor whose processes were killed raises without the reason.
+        _raise_first(failing)
         with (
             _shortage_named(is_unified_memory=is_unified_memory),
             start_errors(lambda: startup.cause_of_failure(directory, ended_before)),
         ):
             return constructing.result()
+    except BaseException:
+        await startup.abandon(constructing, processes)
+        raise
     finally:
         for task in failing:
             task.cancel()
-        if not constructing.done():
-            await startup.abandon(constructing, processes)
+
+
+def _raise_first(failing: Sequence[asyncio.Task[EngineStartError]]) -> None:
+    for task in failing:
+        if task.done():
+            raise task.result()
 
 
 @contextmanager
@@ -84,7 +91,7 @@ async def node_lost(remote: RemoteRanks) -> EngineStartError:
 
 async def out_of_memory(until_out_of_memory: UntilOutOfMemory, directory: Path) -> EngineStartError:
     """Return the error of a start that takes the last memory of the host."""
-    left = await until_out_of_memory(partial(_is_unified, directory))
+    left = await until_out_of_memory(partial(read_all, directory, with_steps=False))
     return HostFullError(
         f"the host ran out of memory while the engine started: {left}",
         remedy="end what else uses the memory, or lower --gpu-memory-utilization.",
@@ -102,8 +109,3 @@ async def _stuck(
     return EngineStartError(
         f"the engine could not start: {cause}", remedy="see the engine's log above."
     )
-
-
-def _is_unified(directory: Path) -> bool:
-    """Whether a rank has reported that its device shares the host's memory."""
-    return any(rank.is_unified_memory for rank in read_all(directory, with_steps=False))

@@ -13,10 +13,10 @@ from holdfast.labels import CacheKind, SleepLevel, SleepTag
 from holdfast.records import Death, EngineFacts, RankStats, Suspect
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 
-UntilOutOfMemory = Callable[[Callable[[], bool]], Coroutine[Any, Any, str]]
-"""Returns what is left once the host has run out of memory during a start.
+UntilOutOfMemory = Callable[[Callable[[], tuple[RankStats, ...]]], Coroutine[Any, Any, str]]
+"""Returns what was left when the ranks of an engine were killed during its start.
 
-It takes whether the device of the engine is known to share the host's memory.
+It takes what reads the reports of the ranks, and calls that in a thread.
 """
 
 

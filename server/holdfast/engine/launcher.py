@@ -48,6 +48,7 @@ from holdfast.patches import front_end
 from holdfast.patches.stat_logger import Queues, prometheus_logger
 from holdfast.processes import cleanup, environment, forkserver, tree
 from holdfast.processes.environment import NativeVariables
+from holdfast.records import RankStats
 from holdfast.telemetry.load import Load, SchedulerReport, unreported
 from holdfast.worker.crash_records import root_cause
 from holdfast.workspace.plan import WorkspaceSpec
@@ -100,7 +101,7 @@ class EngineLauncher:
         self.count_keys: Callable[[], int] = lambda: 0
         """Counts the API keys that share the engine."""
         self.until_out_of_memory: UntilOutOfMemory = _for_ever
-        """Returns how much was left when the host has run out of memory during a start."""
+        """Returns how much was left when a start was ended because the host ran out of memory."""
         self.loras = Loras(self.proxy, is_enabled=config.lora_config is not None)
         self.nodes: NodeGenerations | None = None
         """Runs each generation on the other nodes too, if there are any."""
@@ -333,7 +334,7 @@ class EngineLauncher:
         )
 
 
-async def _for_ever(_: Callable[[], bool]) -> str:
+async def _for_ever(_: Callable[[], tuple[RankStats, ...]]) -> str:
     """Wait without end: nobody watches the memory."""
     return str(await asyncio.get_running_loop().create_future())
 

@@ -12,20 +12,14 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 
 from holdfast.engine.interface import Engine
 from holdfast.engine.long_prompts import LongPrompts
 from holdfast.engine.replay import ReplayManager
-from holdfast.host_memory.guard import (
-    INTERVAL_SECONDS,
-    READINGS_TO_END,
-    Level,
-    MemoryGuard,
-    Reading,
-)
+from holdfast.host_memory.guard import INTERVAL_SECONDS, Level, MemoryGuard, Reading
 from holdfast.labels import MemoryAction
-from holdfast.records import Death, HostMemory
+from holdfast.records import Death, HostMemory, RankStats
 from holdfast.settings import MemorySettings
 
 logger = logging.getLogger(__name__)
@@ -114,22 +108,33 @@ class MemoryRelief:
             self._prompts = self._end = None
             end.cancel()
 
-    async def until_out_of_memory(self, is_unified_memory: Callable[[], bool]) -> str:
-        """Return what is left once an engine that starts has taken the memory to the last mark.
+    async def until_out_of_memory(self, ranks: Callable[[], tuple[RankStats, ...]]) -> str:
+        """Return what was left when an engine that starts was killed at the last mark.
 
-        An engine on a device with memory of its own is left alone.
+        The guard kills the ranks that have reported by then, unless their device has memory of its
+        own. `ranks` reads their reports, in a thread.
         """
-        readings_at_end = 0
-        while readings_at_end < READINGS_TO_END:
-            await asyncio.sleep(INTERVAL_SECONDS)
-            reading = self._guard.last
-            is_at_end = reading is not None and reading.level is Level.END
-            is_guarded = is_at_end and self._settings.guards_engine(
-                is_unified_memory=is_unified_memory()
-            )
-            readings_at_end = readings_at_end + 1 if is_guarded else 0
-        self._on_action("end")
-        return str(reading)
+        end: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+        self._end = end
+        guarded: frozenset[int] = frozenset()
+        try:
+            with ExitStack() as protection:
+                while not end.done():
+                    pids = self._guarded_pids(await asyncio.to_thread(ranks))
+                    if pids - guarded:
+                        guarded |= pids
+                        protection.close()
+                        protection.enter_context(self._guard.protecting_from(guarded))
+                    await asyncio.wait({end}, timeout=INTERVAL_SECONDS)
+            return end.result().reason
+        finally:
+            self._end = None
+            end.cancel()
+
+    def _guarded_pids(self, ranks: tuple[RankStats, ...]) -> frozenset[int]:
+        is_unified = any(rank.is_unified_memory for rank in ranks)
+        is_guarded = self._settings.guards_engine(is_unified_memory=is_unified)
+        return frozenset(rank.pid for rank in ranks) if is_guarded else frozenset()
 
     async def until_ample(self, on_wait: Callable[[str], None]) -> None:
         """Return once the host has enough memory; `on_wait` gets what is left if it has not.

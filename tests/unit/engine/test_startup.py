@@ -117,6 +117,34 @@ def test_a_start_that_finds_too_little_of_the_hosts_memory_is_told_apart(
     assert type(raised.value) is error
 
 
+def test_the_reason_of_a_kill_comes_before_the_error_that_it_causes(tmp_path: Path) -> None:
+    """The guard of the memory kills the processes that the constructor waits for."""
+
+    async def start() -> None:
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[None] = loop.create_future()
+
+        def construct() -> None:
+            loop.call_soon_threadsafe(told.set_result, None)
+            raise ValueError("a process was killed")
+
+        async def reason() -> EngineStartError:
+            await asyncio.wait({told})
+            return HostFullError("the host ran out of memory")
+
+        await constructed(
+            construct,
+            reason(),
+            directory=tmp_path,
+            processes=frozenset,
+            stopped_seconds=DEADLINE_SECONDS,
+            is_unified_memory=True,
+        )
+
+    with pytest.raises(HostFullError, match="the host ran out of memory"):
+        asyncio.run(start())
+
+
 WORLD = ((0, 0), (0, 1))
 ELSEWHERE = replace(a_rank(), engine=0, rank=1, generation=1, is_locked=True)
 """The rank of another node, as the head needs it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from holdfast.host_memory.guard import MemoryGuard
 from holdfast.labels import MemoryAction
 from holdfast.lifecycle.memory_relief import MemoryRelief
 from holdfast.lifecycle.states import State
-from holdfast.records import Death, HostMemory
+from holdfast.records import Death, HostMemory, RankStats
 from holdfast.request_context import REQUEST, RequestContext
 from holdfast.settings import GuardMode, MemorySettings
 from sample_status import a_rank
@@ -37,6 +38,7 @@ from scripted_life import (
     lived,
 )
 from scripted_llm import AnsweredError, PlainOutputs
+from sleepers import sleeping
 from stub_engine import FACTS
 
 MARKS = (4 * GIB, 2 * GIB, GIB)
@@ -213,28 +215,79 @@ def test_only_an_engine_that_can_take_the_hosts_memory_is_guarded(
     ("mode", "is_unified_memory", "is_guarded"),
     [("auto", True, True), ("auto", False, False), ("on", False, True)],
 )
-def test_a_start_that_takes_the_last_memory_is_found(
+def test_a_start_that_takes_the_last_memory_is_ended(
     host: FakeHost, mode: GuardMode, *, is_unified_memory: bool, is_guarded: bool
 ) -> None:
     """It may be the engine that freezes the host, before it has answered anything."""
     scene = Scene(host, mode)
-    asked = list[int]()
-
-    def is_unified() -> bool:
-        asked.append(len(asked))
-        return is_unified_memory
+    looks = list[int]()
 
     async def act() -> None:
-        found = asyncio.create_task(scene.relief.until_out_of_memory(is_unified))
-        host.leave(GIB // 2)
-        await scene.until(lambda: found.done() or len(asked) > 2)
-        assert found.done() == is_guarded
-        if is_guarded:
-            assert (await found).startswith("512 MiB were available")
-        found.cancel()
+        with sleeping() as process:
+            rank = replace(a_rank(), pid=process.pid, is_unified_memory=is_unified_memory)
+            ranks = noted(looks, [rank])
+            found = asyncio.create_task(scene.relief.until_out_of_memory(ranks))
+            host.leave(GIB // 2)
+            await scene.until(lambda: found.done() or len(looks) > 3)
+            assert found.done() == is_guarded
+            if is_guarded:
+                assert (await found).startswith("512 MiB were available")
+                assert process.wait(DEADLINE_SECONDS) == -signal.SIGKILL
+            assert (process.poll() is None) != is_guarded
+            found.cancel()
         assert scene.actions == (["end"] if is_guarded else [])
 
     scene.play(act)
+
+
+def test_a_start_is_ended_although_the_loop_stands_still(host: FakeHost) -> None:
+    """A host that runs out of memory may leave it no time; the reason is told later."""
+    scene = Scene(host)
+    looks = list[int]()
+
+    async def act() -> None:
+        with sleeping() as process:
+            ranks = noted(looks, [replace(a_rank(), pid=process.pid)])
+            found = asyncio.create_task(scene.relief.until_out_of_memory(ranks))
+            await scene.until(lambda: len(looks) > 1)
+            host.leave(0)
+            assert process.wait(DEADLINE_SECONDS) == -signal.SIGKILL  # which the loop waits for
+            assert (await found).startswith("0 MiB were available")
+
+    scene.play(act)
+
+
+def test_a_rank_that_reports_later_is_ended_too(host: FakeHost) -> None:
+    """A start is guarded from the first report on, and all ranks end together."""
+    scene = Scene(host)
+    looks = list[int]()
+
+    async def act() -> None:
+        with sleeping() as first, sleeping() as second:
+            ranks = [replace(a_rank(), pid=process.pid) for process in (first, second)]
+            reported = list[RankStats]()
+            starting = scene.relief.until_out_of_memory(noted(looks, reported))
+            found = asyncio.create_task(starting)
+            for rank in ranks:
+                reported.append(rank)
+                seen = len(looks)
+                await scene.until(lambda seen=seen: len(looks) > seen + 1)  # type: ignore[misc]
+            host.leave(0)
+            await found
+            for process in (first, second):
+                assert process.wait(DEADLINE_SECONDS) == -signal.SIGKILL
+
+    scene.play(act)
+
+
+def noted(looks: list[int], ranks: list[RankStats]) -> Callable[[], tuple[RankStats, ...]]:
+    """What reads the reports of ranks, and notes how often it was asked."""
+
+    def read() -> tuple[RankStats, ...]:
+        looks.append(len(looks))
+        return tuple(ranks)
+
+    return read
 
 
 @dataclass
