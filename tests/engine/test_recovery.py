@@ -19,21 +19,35 @@ import psutil
 import pytest
 
 import faults
-from cut_streams import Asked, Streamed, cut_streams, whole_streams
+from cut_streams import Asked, Streamed, carried_over, cut_streams, whole_streams
 from endpoint_picker import EndpointPicker, picking
 from faults import FAULTS, POISON_TOKENS, FaultyServer, OwnSharedMemory, faulty_model
+from holdfast.labels import LOSS_REASONS
 from holdfast.processes.stacks import stacks_of
 from load_generator import Answer, Load, ask, client_of, loaded, questions, undisturbed
+from seam_streams import (
+    BLOCK_TOKENS,
+    FEATURES,
+    LONGER_THAN_A_BLOCK,
+    PATTERN,
+    STREAMS,
+    TWO_ANSWERS,
+    plain_stream,
+)
 from servers import Greedy, Server, descendants, forkable, running, wait_until
+from stream_features import PARSER_FLAGS, shows
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 CLIENTS = 8
+STOP_CHARACTERS = 6
 STALL_SECONDS = 8
 RECYCLE_REQUESTS = 3000
 """More than an engine is given by any test but the one that waits for this limit."""
 FLAGS = (
     *faults.FLAGS,
+    *PARSER_FLAGS,
+    "--enable-prompt-tokens-details",
     "--max-model-len=6144",
     f"--stall-timeout={STALL_SECONDS}",
     "--max-engine-restarts=20",
@@ -42,42 +56,6 @@ FLAGS = (
     f"--recycle-after={RECYCLE_REQUESTS}requests",
     "--recycle-within=0",
 )
-PATTERN = r"([ab]{3}-){50}c"
-STOP_CHARACTERS = 6
-COUNTED: dict[str, Any] = {"temperature": 0, "stream_options": {"include_usage": True}}
-WORDS: dict[str, Any] = {"messages": [{"role": "user", "content": "hold fast"}]}
-LONG: dict[str, Any] = {"ignore_eos": True, "top_k": 1}
-VARIED: dict[str, Any] = {"frequency_penalty": 0.6, "presence_penalty": 0.4}
-STREAMS = {
-    "text": Asked(
-        "completions",
-        {
-            "prompt": list(range(40, 90)),
-            "max_tokens": 200,
-            "logprobs": 2,
-            "extra_body": {**LONG, "return_token_ids": True},
-            **VARIED,
-            **COUNTED,
-        },
-    ),
-    "chat": Asked(
-        "chat", {"max_tokens": 200, "extra_body": {**LONG, "min_tokens": 150}, **WORDS, **COUNTED}
-    ),
-    "grammar": Asked(
-        "chat",
-        {
-            "max_tokens": 300,
-            "extra_body": {"structured_outputs": {"regex": PATTERN}},
-            **WORDS,
-            **COUNTED,
-        },
-    ),
-    "response": Asked(
-        "responses",
-        {"input": "hold fast", "max_output_tokens": 200, "temperature": 0, "extra_body": LONG},
-    ),
-}
-"""A greedy stream by each route, long enough to be cut in the middle."""
 STRUCK = ("SIGKILL core", "SIGSTOP worker", "workspace rejection")
 """A rank that raises is met below, by a request that makes it."""
 POOLED = re.compile(r'^ *Thread .*"(?:uvloop_|AnyIO worker|ThreadPoolExecutor-)', re.MULTILINE)
@@ -133,6 +111,11 @@ def deaths(server: Server) -> dict[str, float]:
         if n == "holdfast_engine_deaths_total"
     }
     return {cause: value for cause, value in found.items() if value}
+
+
+def losses(server: Server) -> dict[str, float]:
+    """Requests lost so far, by reason."""
+    return {reason: server.metric("requests_lost_total", reason=reason) for reason in LOSS_REASONS}
 
 
 def generation(server: Server) -> int:
@@ -323,8 +306,11 @@ class Seam:
 
     whole: dict[str, Streamed]
     cut: dict[str, Streamed]
+    broken: Streamed
+    """The one that cannot go on."""
     continued: float
-    lost: float
+    lost: dict[str, float]
+    """By reason."""
 
 
 @pytest.fixture(scope="module")
@@ -332,19 +318,25 @@ def seam(life: Life) -> Seam:
     """One death in the middle of a stream of each kind."""
     server = life.server
     names = [*STREAMS]
+    whole_streams(server, [STREAMS[name] for name in LONGER_THAN_A_BLOCK])  # cached from now on
     whole = dict(zip(names, whole_streams(server, [*STREAMS.values()]), strict=True))
     stopped = whole["text"].text
     asked = {**STREAMS, "stop string": _stopped_at(STREAMS["text"], stopped)}
     whole["stop string"] = whole_streams(server, [asked["stop string"]])[0]
-    before = server.metric("requests_continued_total"), server.metric("requests_lost_total")
+    continued, lost = server.metric("requests_continued_total"), losses(server)
     core = FaultyServer(server, Path()).process("EngineCore")
     life.shared_memory.note(server)
-    cut = dict(zip(asked, cut_streams(server, core, [*asked.values()]), strict=True))
+    *cut, broken = cut_streams(server, core, [*asked.values(), TWO_ANSWERS])
     return Seam(
         whole,
-        cut,
-        server.metric("requests_continued_total") - before[0],
-        server.metric("requests_lost_total") - before[1],
+        dict(zip(asked, cut, strict=True)),
+        broken,
+        server.metric("requests_continued_total") - continued,
+        {
+            reason: now - lost[reason]
+            for reason, now in losses(server).items()
+            if now > lost[reason]
+        },
     )
 
 
@@ -361,31 +353,46 @@ def test_a_stream_goes_on_as_if_nothing_had_happened(seam: Seam, name: str) -> N
     """Token for token, with one finish reason, and counted as one answer."""
     whole, cut = seam.whole[name], seam.cut[name]
     assert not cut.error
-    assert cut.text == whole.text
+    assert cut.heard.texts == whole.heard.texts
     assert cut.tokens == whole.tokens
     assert cut.finish_reasons == whole.finish_reasons
+    assert len(cut.finish_reasons) == 1
     assert cut.usage == whole.usage
+    assert cut.heard.log_probs == pytest.approx(whole.heard.log_probs, abs=1e-2)
 
 
-def test_each_stream_goes_on_and_none_is_lost(seam: Seam) -> None:
-    """All of them are counted."""
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_stream_has_its_feature_over_the_seam(seam: Seam, name: str) -> None:
+    """A thought, a tool call or log-probs, and nothing else."""
+    heard = seam.cut[name].heard
+    assert shows(name, heard.texts, heard.log_probs)
+
+
+def test_what_was_cached_is_counted_over_the_seam(seam: Seam) -> None:
+    """By the engine that computed the prompt; the next one has nothing in its cache."""
+    assert seam.cut["text"].usage["prompt_tokens_details"]["cached_tokens"] == BLOCK_TOKENS
+
+
+def test_only_what_can_go_on_goes_on(seam: Seam) -> None:
+    """All of it is counted; the one stream that cannot ends with an error that says why."""
     assert seam.continued == len(seam.cut)
-    assert seam.lost == 0
+    assert seam.lost == {"stream_broken": 1}
+    assert seam.broken.tokens
+    assert "The engine died while it worked on this request" in seam.broken.error
 
 
 def test_log_probs_go_on(seam: Seam) -> None:
-    """One for each token, of the same tokens, at the same places of the text."""
+    """Of the same tokens, at the same places of the text."""
     whole, cut = (_log_probs(one["text"]) for one in (seam.whole, seam.cut))
     assert cut["tokens"] == whole["tokens"]
     assert cut["text_offset"] == whole["text_offset"]
-    assert cut["token_logprobs"] == pytest.approx(whole["token_logprobs"], abs=1e-2)
 
 
 def _log_probs(streamed: Streamed) -> dict[str, list[Any]]:
     places = [choice["logprobs"] for choice in streamed.choices if choice["logprobs"]]
     return {
         name: [value for place in places for value in place[name]]
-        for name in ("tokens", "text_offset", "token_logprobs")
+        for name in ("tokens", "text_offset")
     }
 
 
@@ -432,16 +439,27 @@ def test_what_kills_every_engine_is_quarantined(life: Life) -> None:
 
 
 def test_a_planned_restart_of_two_ranks_costs_no_answer(life: Life) -> None:
-    """No stream either, while the ranks of one engine are exchanged for those of the next."""
+    """No stream either, while the ranks of one engine are exchanged for those of the next.
+
+    A stream that the first engine has begun is among them.
+    """
     server = life.server
     before = generation(server)
     prompts = [[50, 60, 70, 80]] * (RECYCLE_REQUESTS // 6)
     many = {"model": "faulty", "prompt": prompts, "max_tokens": 1}
+
+    def ask_many() -> None:
+        assert server.post("/v1/completions", many, timeout=300).status_code == 200
+
     with loaded(server, life.load.expected, clients=CLIENTS, seed=9) as load:
-        for _ in range(6):
-            assert server.post("/v1/completions", many, timeout=300).status_code == 200
-        server.until(lambda: generation(server) > before, "the next generation")
-        server.until_ready()
+        for _ in range(4):
+            ask_many()
+        with carried_over(server, plain_stream(800)):  # it takes longer than the last requests
+            assert generation(server) == before
+            for _ in range(2):
+                ask_many()
+            server.until(lambda: generation(server) > before, "the next generation")
+            server.until_ready()
     assert not load.lost, load.lost
     assert not load.broken, load.broken
     assert not load.wrong, load.wrong

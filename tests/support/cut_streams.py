@@ -1,17 +1,20 @@
-"""Streams that are cut by the death of their engine, and what their clients have got of them."""
+"""Streams that are cut by the end of their engine, and what their clients have got of them."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import openai
 import psutil
 
+from heard_streams import HeardStream
 from servers import Server, wait_until
 
 BEGUN_CHUNKS = 10
@@ -34,19 +37,20 @@ class Streamed:
     """What a client has got of a stream."""
 
     chunks: list[dict[str, Any]] = field(default_factory=list)
+    heard: HeardStream = field(default_factory=HeardStream)
     error: str = ""
     has_ended: bool = False
     has_begun: threading.Event = field(default_factory=threading.Event)
 
     @property
     def text(self) -> str:
-        """Everything that was written."""
-        return "".join(map(_text_of, self.chunks))
+        """Everything that was said."""
+        return self.heard.said
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens of a completion that was asked for them."""
-        return [token for choice in self.choices for token in choice.get("token_ids") or ()]
+        """The tokens of a completion or a chat that was asked for them."""
+        return self.heard.tokens
 
     @property
     def choices(self) -> list[dict[str, Any]]:
@@ -55,8 +59,13 @@ class Streamed:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """All that were named; there should be one."""
+        """All that were named, of a response its status; there should be one."""
         named = [choice.get("finish_reason") for choice in self.choices]
+        named += [
+            chunk["response"]["status"]
+            for chunk in self.chunks
+            if chunk.get("type") in {"response.completed", "response.incomplete"}
+        ]
         return [reason for reason in named if reason]
 
     @property
@@ -64,15 +73,6 @@ class Streamed:
         """What was counted in the end."""
         last = self.chunks[-1]
         return last.get("usage") or (last.get("response") or {}).get("usage")
-
-
-def _text_of(chunk: dict[str, Any]) -> str:
-    if chunk.get("type") == "response.output_text.delta":
-        return str(chunk["delta"])
-    choices = chunk.get("choices") or ()
-    return "".join(
-        one.get("text") or (one.get("delta") or {}).get("content") or "" for one in choices
-    )
 
 
 @contextmanager
@@ -101,6 +101,7 @@ def _read(server: Server, asked: Asked, into: Streamed) -> None:
         try:
             for chunk in create(model=server.model, stream=True, **asked.body):
                 into.chunks.append(chunk.model_dump())
+                into.heard.hear(chunk)
                 if len(into.chunks) >= BEGUN_CHUNKS:
                     into.has_begun.set()
         except openai.APIError as error:
@@ -137,3 +138,23 @@ def cut_streams(server: Server, victim: psutil.Process, asked: Sequence[Asked]) 
             )
             return found
     raise AssertionError(f"in {ATTEMPTS} attempts some stream ended before all had begun")
+
+
+@contextmanager
+def carried_over(server: Server, asked: Asked) -> Iterator[None]:
+    """While entered, a stream is in the middle of its answer; its engine has to end meanwhile.
+
+    On leaving, the stream has gone on in the next engine, and is as it would have been without.
+    """
+    (whole,) = whole_streams(server, [asked])
+    name = uuid4().hex
+    named = Asked(asked.route, {**asked.body, "extra_headers": {"x-request-id": name}})
+    with streams(server, [named]) as (stream,):
+        assert stream.has_begun.wait(DEADLINE_SECONDS)
+        yield
+    assert not stream.error
+    assert stream.tokens == whole.tokens
+    assert stream.text == whole.text
+    assert stream.finish_reasons == whole.finish_reasons
+    server.until(lambda: f"id={name}" in server.log, "the line of the stream in the log")
+    assert re.search(rf"continued_at_tokens=\d+ .*id={name}", server.log)
