@@ -28,6 +28,7 @@ from holdfast.api.usage_files import usage_file, usage_kept
 from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.findings import HAZARDS
 from holdfast.errors import ExitCode
+from holdfast.host_memory.guard import INTERVAL_SECONDS, READINGS_TO_END
 from holdfast.labels import (
     DEATH_CAUSES,
     LOSS_REASONS,
@@ -505,6 +506,15 @@ def test_the_probes_of_kubernetes_name_our_routes() -> None:
         "livenessProbe": "/livez",
         "readinessProbe": "/readyz",
     }
+
+
+def test_the_pace_of_the_memory_guard_is_in_the_guide() -> None:
+    """How often it looks, and how long it takes to end the engine."""
+    text = " ".join(OPERATING.read_text().split())
+    numbers = {2: "two", 5: "five"}
+    assert f"looks at the memory {numbers[round(1 / INTERVAL_SECONDS)]} times a second" in text
+    seconds = READINGS_TO_END * INTERVAL_SECONDS
+    assert f"{numbers[READINGS_TO_END]} readings below the last mark, {seconds} s" in text
 
 
 def test_the_bound_of_json_values_is_in_the_guide() -> None:

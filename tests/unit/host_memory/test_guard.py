@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -239,6 +240,35 @@ def test_a_process_that_has_ended_already_does_no_harm(host: FakeHost) -> None:
         with guard.protecting_from([gone.pid, process.pid]):
             host.leave(0)
             assert process.wait(DEADLINE_SECONDS) == -signal.SIGKILL
+
+
+def test_looking_takes_no_more_and_more_memory(host: FakeHost) -> None:
+    """A thousand looks at a host that is short of memory, each of which is told, keep nothing."""
+    host.leave(3 * GIB)
+    told = {"readings": 0}
+
+    def tell(_: Reading) -> None:
+        told["readings"] += 1
+
+    def until_told(readings: int) -> None:
+        wait_until(
+            lambda: told["readings"] >= readings,
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: f"{told}",
+        )
+
+    with MemoryGuard(MARKS, root=host.root, interval_seconds=0.0).running(tell):
+        until_told(10)
+        tracemalloc.start()
+        try:
+            until_told(told["readings"] + 10)
+            before, _ = tracemalloc.get_traced_memory()
+            until_told(told["readings"] + 1000)
+            after, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert after - before < 4096
+    assert peak - before < 16 * 1024
 
 
 def test_a_loop_is_told_in_its_own_thread(host: FakeHost) -> None:
