@@ -11,11 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from cut_streams import carried_over
 from faults import FaultyServer
 from holdfast.verify.checks import oracle, roads
 from holdfast.verify.options import Options
 from load_generator import loaded, questions, undisturbed
 from lora_adapters import make_lora
+from seam_streams import plain_stream
 from servers import SMALL, Server, running, wait_until
 from tiny_models import make_qwen
 from verified import not_passed, recorded_at, results_at
@@ -114,7 +116,7 @@ def test_an_adapter_is_served_and_pinned(server: Server, adapter: Path) -> None:
 
 
 def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> None:
-    """Token for token those of an undisturbed run; streams that have begun are not cut off.
+    """Token for token those of an undisturbed run; a stream that has begun goes on.
 
     The adapters are there again, but for one whose files are gone.
     """
@@ -127,7 +129,8 @@ def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> 
         wait_until(
             lambda: len(load.answers) > CLIENTS, deadline_seconds=60, what=lambda: "nobody asks"
         )
-        restart(server, "new weights")
+        with carried_over(server, plain_stream(300)):
+            restart(server, "new weights")
     assert not load.lost, load.lost
     assert not load.wrong, load.wrong
     assert not load.broken, load.broken
@@ -180,21 +183,32 @@ def test_a_number_too_large_for_the_engine_is_a_bad_request(
 
 
 def test_a_planned_restart_under_load_costs_no_answer(server: Server) -> None:
-    """An engine that was given enough requests is replaced, whatever else it does then."""
+    """An engine that was given enough requests is replaced, whatever else it does then.
+
+    A stream that it has begun goes on in the next one.
+    """
     before = generation(server)
     many = [PROMPT] * (RECYCLE_REQUESTS // 6)
+
+    def ask_many() -> None:
+        answer = server.post(
+            "/v1/completions",
+            {"model": "tiny", "prompt": many, "max_tokens": 1},
+            timeout=PATIENCE_SECONDS,
+        )
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["choices"]) == len(many)
+
     expected = undisturbed(server, questions(10, count=8, longest_tokens=400))
     with loaded(server, expected, clients=CLIENTS, seed=10) as load:
-        for _ in range(6):
-            answer = server.post(
-                "/v1/completions",
-                {"model": "tiny", "prompt": many, "max_tokens": 1},
-                timeout=PATIENCE_SECONDS,
-            )
-            assert answer.status_code == 200, answer.text
-            assert len(answer.json()["choices"]) == len(many)
-        server.until(lambda: generation(server) > before, "the next generation")
-        server.until_ready()
+        for _ in range(4):
+            ask_many()
+        with carried_over(server, plain_stream(800)):  # it takes longer than the last requests
+            assert generation(server) == before
+            for _ in range(2):
+                ask_many()
+            server.until(lambda: generation(server) > before, "the next generation")
+            server.until_ready()
     assert not load.lost, load.lost
     assert not load.wrong, load.wrong
     assert not load.broken, load.broken
