@@ -198,7 +198,11 @@ class ScoringDouble(OpenAIDouble):
             row = as_log_probs((first + np.sin(np.arange(VOCABULARY)) * 0.1)[None])[0]
         for number in range(body.get("max_tokens") or 1):
             told, chosen_from = self._processed(body, row, [*context.ids, *tokens])
-            if number == 7 and self.peculiarity == "a sampler that strays":
+            is_astray = self.peculiarity == "a sampler that strays" or (
+                self.peculiarity == "answers without log-probs that stray"
+                and body.get("logprobs") is None
+            )
+            if number == 7 and is_astray:
                 chosen_from = chosen_from.copy()
                 chosen_from[chosen_from.argmax()] = -np.inf
             if number == 1:

@@ -14,6 +14,7 @@ RoadFault = Literal[
     "penalties in the log-probs",
     "a grammar that rounds",
     "wide lists that are rounded",
+    "answers without log-probs that stray",
     "a weight scaled by 1.01 after a restart",
     "needles lost in the middle",
 ]

@@ -93,6 +93,16 @@ async def decoded(
     return Decoded(found.token_ids, found.scores, fingerprint or "")
 
 
+async def written(trial: Trial, ids: Sequence[int], count: int) -> list[int]:
+    """The tokens of a greedy answer that is asked without log-probs, as most clients ask.
+
+    Raises:
+        SkippedError: the server does not report them.
+    """
+    answer = await _completed(trial, ids, max_tokens=count, width=None, salt="")
+    return _ids(dig(answer.document, "choices", 0, kind=dict), "token_ids")
+
+
 async def next_top(
     trial: Trial, ids: Sequence[int], *, width: int = WIDTH, salt: str = "", **options: Any
 ) -> Top:
@@ -102,7 +112,13 @@ async def next_top(
 
 
 async def _completed(
-    trial: Trial, ids: Sequence[int], *, max_tokens: int, width: int, salt: str, **options: Any
+    trial: Trial,
+    ids: Sequence[int],
+    *,
+    max_tokens: int,
+    width: int | None,
+    salt: str,
+    **options: Any,
 ) -> Answer:
     asked = {
         "max_tokens": max_tokens,

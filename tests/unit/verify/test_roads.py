@@ -23,6 +23,7 @@ FOUND_BY: dict[RoadFault, str] = {
     "penalties in the log-probs": "penalties",
     "a grammar that rounds": "grammar",
     "wide lists that are rounded": "widths",
+    "answers without log-probs that stray": "widths",
     "a weight scaled by 1.01 after a restart": "restart",
     "needles lost in the middle": "needles",
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.verify.agreement import Scores
+from holdfast.verify.agreement import Limits, Scores
 from holdfast.verify.baseline import WIDTH
 from holdfast.verify.check import Check
 from holdfast.verify.checks.roads.judging import (
@@ -16,13 +17,16 @@ from holdfast.verify.checks.roads.judging import (
     on_road,
     reference,
 )
-from holdfast.verify.checks.roads.sequences import MOST_SCORED_TOKENS, sequences
-from holdfast.verify.scoring import decoded, scored
+from holdfast.verify.checks.roads.sequences import (
+    ANSWER_TOKENS,
+    MOST_SCORED_TOKENS,
+    sequences,
+)
+from holdfast.verify.scoring import Decoded, decoded, scored, written
 from holdfast.verify.trial import Trial, UnexpectedStatusError
 
 _PROMPTS = 3
 _WIDTHS = (1, 3, 20)
-_ANSWER_TOKENS = 8
 _ROUNDING = 1e-4
 
 
@@ -55,24 +59,38 @@ def _require_order(trial: Trial, ids: list[int], scores: Scores) -> None:
 
 
 async def widths(trial: Trial) -> None:
-    """The same prompt and answer with lists of other widths."""
+    """The same prompt and answer with lists of other widths, and the answer without any."""
     prompt = await base_prompt(trial)
     whole = await reference(trial, prompt)
-    answer = await decoded(trial, prompt, _ANSWER_TOKENS)
+    answer = await decoded(trial, prompt, ANSWER_TOKENS)
     limits = (await noise(trial)).repeated.as_repeated
     pairs: list[tuple[Scores, Scores]] = []
     for width in _WIDTHS:
         try:
             with on_road(trial):
                 prompts = await scored(trial, prompt, width=width)
-                answers = await decoded(trial, prompt, _ANSWER_TOKENS, width=width)
+                answers = await decoded(trial, prompt, ANSWER_TOKENS, width=width)
         except UnexpectedStatusError as error:
             _skip_if_refused(error, width)
             continue
-        trial.require(answers.token_ids == answer.token_ids, f"width {width} answers otherwise")
-        pairs += [(prompts, whole), (answers.scores, answer.scores)]
+        same = _same_tokens(trial, f"with {width} log-probs", answers.token_ids, answer, limits)
+        shared = {at: top for at, top in answers.scores.items() if at <= len(prompt) + same}
+        pairs += [(prompts, whole), (shared, answer.scores)]
+    alone = await written(trial, prompt, ANSWER_TOKENS)
+    _same_tokens(trial, "without log-probs", alone, answer, limits)
     trial.measure("widths", len(pairs) // 2)
     judge(trial, "other widths", pairs, limits)
+
+
+def _same_tokens(trial: Trial, how: str, now: Sequence[int], then: Decoded, limits: Limits) -> int:
+    """How many tokens are the same; the next one is a fault unless noise can explain it."""
+    chosen = zip(then.scores.items(), now, then.token_ids, strict=True)
+    for same, ((at, top), token, other) in enumerate(chosen):
+        if token != other:
+            lead = max(top.values()) - top.get(token, -math.inf)
+            trial.require(lead <= 2 * limits.greatest, f"{how}, position {at} has another token")
+            return same
+    return len(now)
 
 
 def _skip_if_refused(error: UnexpectedStatusError, width: int) -> None:
@@ -94,7 +112,7 @@ CHECKS = (
         "widths",
         "self",
         widths,
-        "However many of the likeliest tokens are asked for, their log-probs are the same.",
+        "With log-probs of many tokens, of few or of none, answers and log-probs are the same.",
         needs=("completions",),
     ),
 )
