@@ -1,16 +1,27 @@
-"""A damage of the model's arithmetic is found by the step of the probe that is meant for it."""
+"""A damage of the model's arithmetic is found by the check that is meant for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import Damage, DemoSwitches
-from holdfast.verify.baseline import write_baseline
+from holdfast.verify.baseline import Baseline, write_baseline
+from holdfast.verify.checks import roads
+from holdfast.verify.checks.oracle import comparing
+from holdfast.verify.options import Options
+from holdfast.verify.records import Status
 from recorded_baselines import FLAGS, recorded
-from servers import running
+from servers import SMALL, Server, running
+from verified import not_passed, recorded_at, results_at
+
+LONG_FLAGS = (*SMALL, "--dtype=float32", "--max-model-len=4400")
+SCORES = [check for check in comparing.CHECKS if check.name == "scores"]
+CHUNKED = [check for check in roads.CHECKS if check.name == "chunked"]
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +33,23 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
         server.until_ready()
         write_baseline(recorded(server), directory / "baseline.gz")
     return directory / "baseline.gz"
+
+
+@pytest.fixture(scope="module")
+def long_baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
+    """What `holdfast verify --record` measures of the sound model, up to 4,399 tokens."""
+    with long_contexts(tmp_path_factory.mktemp("sound")) as server:
+        return recorded_at(server.url)
+
+
+@contextmanager
+def long_contexts(directory: Path, damage: Damage | None = None) -> Iterator[Server]:
+    """The demo with a context of 4,400 tokens, and with a damage that begins at 4,096."""
+    switches = DemoSwitches(declares_need=False, damage=damage)
+    model = ensure_demo_model(directory, switches)
+    with running(directory, str(model), *LONG_FLAGS, "--served-model-name=demo") as server:
+        server.until_ready()
+        yield server
 
 
 @pytest.mark.timeout(900)
@@ -37,3 +65,32 @@ def test_a_damaged_model_does_not_become_ready(
     with running(tmp_path, str(model), *FLAGS, f"--verify-baseline={baseline}") as server:
         assert server.wait() == 4
         assert "the probe failed in baseline: " in server.last_line
+
+
+@pytest.mark.timeout(1800)
+def test_positions_off_by_one_after_4096_are_found(long_baseline: Baseline, tmp_path: Path) -> None:
+    """Only behind long contexts, and not by the roads, which all have them."""
+    with long_contexts(tmp_path, "shifted_positions") as server:
+        (made,) = results_at(server.url, SCORES, Options(long_baseline)).values()
+        roads_made = results_at(server.url, CHUNKED)
+    beyond = {number.name.partition(":")[0] for number in made.numbers if not number.is_within}
+    assert beyond == {"behind long contexts"}, made.reason
+    assert not_passed(roads_made) == {}
+
+
+@pytest.mark.timeout(1800)
+def test_a_sound_model_meets_its_baseline(long_baseline: Baseline, tmp_path: Path) -> None:
+    """In another process, behind long contexts too."""
+    with long_contexts(tmp_path) as server:
+        made = results_at(server.url, comparing.CHECKS, Options(long_baseline))
+    assert not_passed(made) == {}, made
+
+
+@pytest.mark.timeout(1800)
+def test_a_block_that_is_lost_behind_a_context_is_found_by_its_road(tmp_path: Path) -> None:
+    """Without a baseline; chunks cannot be judged, because their reference lacks blocks as well."""
+    contexts = [check for check in roads.CHECKS if check.name in {"prefix", "chunked"}]
+    with long_contexts(tmp_path, "dropped_block") as server:
+        made = results_at(server.url, contexts)
+    found = {"self.prefix": Status.FAILED, "self.chunked": Status.INCONCLUSIVE}
+    assert not_passed(made) == found, made

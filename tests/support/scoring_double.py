@@ -10,7 +10,7 @@ import asyncio
 import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,10 @@ from toy_scorer import (
 
 STEP_TOKENS = 400
 _SHIFTED_FROM = 400
+_ALL_SHIFTED_FROM = {
+    "positions off by one": _SHIFTED_FROM,
+    "positions off by one after 4,096": 4096,
+}
 _BATCH_REQUESTS = 4
 _BATCH_SECONDS = 0.1
 """For the others to come, where it matters."""
@@ -58,12 +62,15 @@ class Context:
 class ScoringDouble(OpenAIDouble):
     """The application; `peculiarity` is empty for a server that is well."""
 
-    def __init__(self, peculiarity: Peculiarity = "", api_key: str = "") -> None:
+    def __init__(
+        self, peculiarity: Peculiarity = "", api_key: str = "", max_tokens: int = MAX_TOKENS
+    ) -> None:
         super().__init__(api_key=api_key)
         self.peculiarity = peculiarity
+        self._max_tokens = max_tokens
         self._weights = self._loaded()
         self._generation = 1
-        self._cached: set[tuple[str, tuple[int, ...]]] = set()
+        self._cached: set[int] = set()
         self._hit_tokens = 0
         self._asking: list[tuple[int, ...]] = []
         self._noise = random.Random(3)
@@ -84,10 +91,12 @@ class ScoringDouble(OpenAIDouble):
     async def _models(self, request: Request) -> Response:
         self._admit(request)
         entry = {"id": MODEL, "object": "model", "created": 1, "owned_by": "tests"}
-        return JSONResponse({"object": "list", "data": [{**entry, "max_model_len": MAX_TOKENS}]})
+        return JSONResponse(
+            {"object": "list", "data": [{**entry, "max_model_len": self._max_tokens}]}
+        )
 
     async def _statusz(self, _request: Request) -> Response:
-        probe = {"passed": True, "limited": False, "proven_tokens": MAX_TOKENS}
+        probe = {"passed": True, "limited": False, "proven_tokens": self._max_tokens}
         engine = {"generation": self._generation, "restarts": self._generation - 1}
         known = {"state": "READY", "engine": engine, "progress": {}, "probe": probe}
         return JSONResponse({**known, "workspace": []})
@@ -136,7 +145,7 @@ class ScoringDouble(OpenAIDouble):
         is_scored = body.get("prompt_logprobs") is not None
         context = self._scheduled(ids, 0 if is_scored else self._cached_tokens(body, ids))
         width = body.get("logprobs") or 0
-        prefill = self._prefill(context)
+        prefill = self._prefill(context, is_whole=is_scored or len(ids) <= MAX_TOKENS)
         self._asking.append(context.ids)
         try:
             tokens, tops = await self._decoded(body, context, prefill[-1])
@@ -175,17 +184,17 @@ class ScoringDouble(OpenAIDouble):
             lost_end = cached_tokens + STEP_TOKENS
         return Context(tuple(ids), lost_end)
 
-    def _prefill(self, context: Context) -> Array:
-        """What follows each token of the prompt."""
+    def _prefill(self, context: Context, *, is_whole: bool) -> Array:
+        """What follows each token of the prompt, or only the last of a long one."""
         count = len(context.ids)
         rows = log_probs(
             self._weights,
             context.ids,
-            slice(0, count),
+            slice(0 if is_whole else count - 1, count),
             positions=self._positions(count),
             lost_end=context.lost_end,
         )
-        if self.peculiarity == "a NaN row" and count > 90:
+        if self.peculiarity == "a NaN row" and len(rows) > 90:
             rows[40] = np.nan
         return self._noisy(rows)
 
@@ -225,9 +234,8 @@ class ScoringDouble(OpenAIDouble):
 
     def _positions(self, count: int) -> Any:
         places = np.arange(count)
-        if self.peculiarity == "positions off by one":
-            places = places + (places >= _SHIFTED_FROM)
-        return places
+        shifted_from = _ALL_SHIFTED_FROM.get(self.peculiarity, count)
+        return places + (places >= shifted_from)
 
     def _processed(self, body: Body, row: Array, ids: Sequence[int]) -> tuple[Array, Array]:
         """The row as it is told, and as a token is chosen from it."""
@@ -259,19 +267,16 @@ class ScoringDouble(OpenAIDouble):
     def _cached_tokens(self, body: Body, ids: Sequence[int]) -> int:
         if self.peculiarity == "a cache that is off":
             return 0
-        salt, found = body.get("cache_salt", ""), 0
-        while (
-            found + BLOCK_TOKENS < len(ids)
-            and (salt, tuple(ids[: found + BLOCK_TOKENS])) in self._cached
-        ):
-            found += BLOCK_TOKENS
+        found = 0
+        for end, block in _blocks(body.get("cache_salt", ""), ids):
+            if end == len(ids) or block not in self._cached:
+                break
+            found = end
         self._hit_tokens += found
         return found
 
     def _remember(self, body: Body, ids: Sequence[int]) -> None:
-        salt = body.get("cache_salt", "")
-        ends = range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS)
-        self._cached |= {(salt, tuple(ids[:end])) for end in ends}
+        self._cached |= {block for _, block in _blocks(body.get("cache_salt", ""), ids)}
 
     def _noisy(self, rows: Array) -> Array:
         sizes = {"noise of 0.003 nat": 0.003, "noise of 2 nats": 2.0}
@@ -288,6 +293,14 @@ class ScoringDouble(OpenAIDouble):
         return {
             one: None if math.isnan(row[one]) else round(float(row[one]), digits) for one in best
         }
+
+
+def _blocks(salt: str, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where each block of a prompt ends, and a name of it that all before it have a part in."""
+    name = hash(salt)
+    for end in range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS):
+        name = hash((name, *ids[end - BLOCK_TOKENS : end]))
+        yield end, name
 
 
 def _ids_of(prompt: str | list[int]) -> list[int]:

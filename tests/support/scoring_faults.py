@@ -31,9 +31,12 @@ SharedFault = Literal[
 ]
 """All roads are wrong alike: only a baseline shows it."""
 
+LongFault = Literal["positions off by one after 4,096"]
+"""All roads are wrong alike, and only behind a long context."""
+
 Trait = Literal[
     "noise of 0.003 nat", "noise of 2 nats", "a cache that is off", "processed log-probs"
 ]
 """Of servers that are well, or that cannot be judged."""
 
-Peculiarity = RoadFault | SharedFault | Trait | Literal[""]
+Peculiarity = RoadFault | SharedFault | LongFault | Trait | Literal[""]

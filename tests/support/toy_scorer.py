@@ -16,6 +16,8 @@ Array: TypeAlias = "npt.NDArray[np.float32]"
 
 VOCABULARY = 96
 MAX_TOKENS = 640
+LONG_TOKENS = 4200
+"""Of a server of long contexts."""
 BLOCK_TOKENS = 16
 _HIDDEN = 32
 
@@ -40,7 +42,7 @@ def make_weights() -> Weights:
         values = drawn.standard_normal((rows, columns)) * gain / columns**0.5
         return np.asarray(values, np.float32)
 
-    angles = np.outer(np.arange(MAX_TOKENS + 1), 1.7 ** -np.arange(_HIDDEN))
+    angles = np.outer(np.arange(LONG_TOKENS + 1), 1.7 ** -np.arange(_HIDDEN))
     return Weights(
         embedding=normal(VOCABULARY, _HIDDEN, _HIDDEN**0.5),
         positions=np.sin(angles).astype(np.float32),

@@ -123,6 +123,16 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedContext:
+    """What follows a prompt that is too long for the log-probs of all its tokens."""
+
+    __pydantic_config__ = _STRICT
+
+    prompt_ids: TokenIds
+    top: Top
+
+
+@dataclass(frozen=True, slots=True)
 class Baseline:
     """A recorded run."""
 
@@ -137,6 +147,9 @@ class Baseline:
     sequences: Annotated[tuple[RecordedSequence, ...], Field(max_length=1000)] = ()
     first_tokens: Annotated[tuple[FirstToken, ...], Field(max_length=1000)] = ()
     texts: Annotated[tuple[RecordedText, ...], Field(max_length=1000)] = ()
+    contexts: Annotated[tuple[RecordedContext, ...], Field(max_length=1000)] = ()
+    contexts_noise: Noise = field(default_factory=Noise)
+    """That of `contexts`, which add up more."""
     schema: Literal["holdfast-baseline/1"] = SCHEMA
 
 

@@ -10,15 +10,17 @@ from typing import get_args
 import pytest
 
 from holdfast.verify.agreement import Top
-from holdfast.verify.baseline import Baseline, RecordedSequence
+from holdfast.verify.baseline import Baseline, RecordedContext, RecordedSequence
 from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import comparing, recording
 from holdfast.verify.checks.oracle.permutation import p_value
+from holdfast.verify.checks.roads import contexts
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, Status
 from openai_double import OpenAIDouble
 from scoring_double import ScoringDouble
 from scoring_faults import Peculiarity, SharedFault
+from toy_scorer import LONG_TOKENS
 from verified import not_passed, recorded, results
 
 FOUND_BY: dict[SharedFault, str] = {
@@ -30,6 +32,8 @@ FOUND_BY: dict[SharedFault, str] = {
     "a sampler that strays": "answers",
     "biased first tokens of short prompts": "first_tokens",
 }
+SCORES = [check for check in comparing.CHECKS if check.name == "scores"]
+BEHIND = {"behind long contexts"}
 FOLLOWS_FROM = {"scores": {"answers", "first_tokens"}}
 """A model with other scores may well say something else."""
 
@@ -66,6 +70,43 @@ def test_a_shared_fault_is_found(fault: SharedFault) -> None:
     assert set(made.values()) == {Status.FAILED}
     assert FOUND_BY[fault] in names
     assert names - {FOUND_BY[fault]} <= FOLLOWS_FROM.get(FOUND_BY[fault], set())
+
+
+def test_a_fault_behind_a_long_context_is_found() -> None:
+    """No sequence reaches it, and a server without it meets the baseline."""
+    baseline = recorded(ScoringDouble(max_tokens=LONG_TOKENS))
+    faults: dict[Peculiarity, set[str]] = {"": set(), "positions off by one after 4,096": BEHIND}
+    for fault, found in faults.items():
+        app = ScoringDouble(fault, max_tokens=LONG_TOKENS)
+        (made,) = results(app, SCORES, "quick", Options(baseline)).values()
+        beyond = {number.name.partition(":")[0] for number in made.numbers if not number.is_within}
+        assert beyond == found, made.reason
+
+
+def test_long_contexts_are_recorded_in_any_profile() -> None:
+    """Of 8,190 tokens, or as long as the server promises."""
+    app, options = ScoringDouble(max_tokens=LONG_TOKENS), Options(records=True)
+    (made,) = results(app, recording.CHECKS, "quick", options).values()
+    numbers = {number.name: number.value for number in made.numbers}
+    assert numbers["longest context"] == LONG_TOKENS - 1
+
+
+def test_contexts_that_the_server_does_not_promise_are_left_out() -> None:
+    """One with a shorter context is not blamed."""
+    whole = baseline_of()
+    long = RecordedContext(tuple(range(10)) * 100, ((1, -0.5),))
+    (made,) = results(
+        ScoringDouble(), SCORES, options=Options(replace(whole, contexts=(long,)))
+    ).values()
+    assert made.status is Status.PASSED
+
+
+def test_without_a_prefix_cache_no_long_context_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing shows what its noise may be."""
+    monkeypatch.setattr(contexts, "_HITS_SECONDS", 0.2)
+    assert baseline_of("a cache that is off").contexts == ()
 
 
 def test_a_fork_between_near_tokens_is_named() -> None:

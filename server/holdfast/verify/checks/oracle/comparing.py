@@ -7,6 +7,7 @@ from holdfast.verify.agreement import (
     Scores,
     compare,
     margin,
+    noisier,
     pooled,
     quantile,
 )
@@ -17,12 +18,14 @@ from holdfast.verify.checks.oracle.recording import prompt_of, rounds_of
 from holdfast.verify.checks.roads.judging import judge, noise, on_road
 from holdfast.verify.checks.roads.sequences import longest_tokens
 from holdfast.verify.records import at_least, at_most, equal_to
-from holdfast.verify.scoring import decoded, scored
+from holdfast.verify.scoring import decoded, next_top, scored
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 _MIN_P = 0.001
 _MAX_GROWTH = 10
 _SHOWN_CHARACTERS = 40
+_MOST_CONTEXT_TOKENS = 8192
+"""Of a prompt; longer ones, which `full` records, are asked again only there."""
 
 
 async def prompts(trial: Trial) -> None:
@@ -56,6 +59,7 @@ async def scores(trial: Trial) -> None:
     percentile = quantile(sorted(found.differences), 0.99)
     trial.measure("teacher-forced: 99 % of the differences", percentile, "nat")
     trial.measure("positions", len(found.by_position))
+    await _compare_contexts(trial, floor)
 
 
 async def answers(trial: Trial) -> None:
@@ -91,6 +95,25 @@ async def first_tokens(trial: Trial) -> None:
     found = p_value(then, now, within=limits.median)
     trial.measure("p of the same log-probs", found, "", at_least(_MIN_P))
     trial.measure("first tokens", len(recorded))
+
+
+async def _compare_contexts(trial: Trial, floor: Floor) -> None:
+    """Compare what follows long prompts, which no sequence reaches."""
+    baseline, most = _baseline(trial), longest_tokens(trial)
+    if trial.profile != "full":
+        most = min(most, _MOST_CONTEXT_TOKENS)
+    found = [one for one in baseline.contexts if len(one.prompt_ids) < most]
+    trial.measure(
+        "longest context", max((len(one.prompt_ids) for one in found), default=0), "tokens"
+    )
+    if not found:
+        return
+    with on_road(trial):
+        now = {len(one.prompt_ids): await next_top(trial, one.prompt_ids) for one in found}
+    then = {len(one.prompt_ids): dict(one.top) for one in found}
+    recorded = baseline.contexts_noise
+    long = noisier(floor, Floor(recorded.median, recorded.p999, recorded.divergence, len(found)))
+    judge(trial, "behind long contexts", [(now, then)], long.as_reordered)
 
 
 def _baseline(trial: Trial) -> Baseline:
@@ -147,7 +170,7 @@ CHECKS = (
         scores,
         "Token by token, log-probs are those of the baseline.",
         needs=("completions",),
-        deadline_seconds=900.0,
+        deadline_seconds=3600.0,
     ),
     Check(
         "answers",

@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast import __version__
-from holdfast.verify.agreement import Top
+from holdfast.verify.agreement import Floor, Top
 from holdfast.verify.baseline import (
     Baseline,
     FirstToken,
     Noise,
     Origin,
+    RecordedContext,
     RecordedSequence,
     RecordedText,
 )
 from holdfast.verify.check import Check
+from holdfast.verify.checks.roads.contexts import cold_contexts, long_floor
 from holdfast.verify.checks.roads.judging import noise, on_road, reference
 from holdfast.verify.checks.roads.sequences import MOST_SCORED_TOKENS, Sequences, sequences
 from holdfast.verify.scoring import decoded, next_top, token_ids_of
@@ -49,6 +51,8 @@ async def record(trial: Trial) -> None:
     trial.measure("positions", positions)
     trial.measure("texts", len(made.texts))
     trial.measure("first tokens", len(made.first_tokens))
+    longest = max((len(one.prompt_ids) for one in made.contexts), default=0)
+    trial.measure("longest context", longest, "tokens")
 
 
 async def measured(trial: Trial) -> Baseline:
@@ -58,6 +62,7 @@ async def measured(trial: Trial) -> Baseline:
     lengths = sorted({min(one, made.longest_tokens - ANSWER_TOKENS) for one in _LENGTHS})
     recorded = [await _sequence(trial, made, length) for length in lengths]
     fingerprint = (await decoded(trial, made.prompt(lengths[0]), 1)).fingerprint
+    contexts, contexts_noise = await _contexts(trial, made)
     server = trial.server
     return Baseline(
         origin=Origin(
@@ -68,10 +73,12 @@ async def measured(trial: Trial) -> Baseline:
             tool=__version__,
             verdict="",
         ),
-        noise=Noise(floor.median, floor.p999, floor.divergence),
+        noise=_noise(floor),
         sequences=tuple(recorded),
         first_tokens=await _first_tokens(trial, made),
         texts=await _texts(trial),
+        contexts=contexts,
+        contexts_noise=contexts_noise,
     )
 
 
@@ -117,6 +124,20 @@ async def _first_tokens(trial: Trial, made: Sequences) -> tuple[FirstToken, ...]
     )
 
 
+async def _contexts(trial: Trial, made: Sequences) -> tuple[tuple[RecordedContext, ...], Noise]:
+    """What follows long prompts, and its noise; nothing where no prefix cache shows the noise."""
+    try:
+        floor = await long_floor(trial)
+    except SkippedError:
+        return (), Noise()
+    found = await trial.once(cold_contexts)
+    longer = {length: top for length, top in found.items() if length > MOST_SCORED_TOKENS}
+    contexts = [
+        RecordedContext(tuple(made.prompt(length)), _packed(top)) for length, top in longer.items()
+    ]
+    return tuple(contexts), _noise(floor)
+
+
 async def _texts(trial: Trial) -> tuple[RecordedText, ...]:
     found = []
     for text in _TEXTS:
@@ -125,6 +146,10 @@ async def _texts(trial: Trial) -> tuple[RecordedText, ...]:
             if ids is not None:
                 found.append(RecordedText(text, is_chat, tuple(ids)))
     return tuple(found)
+
+
+def _noise(floor: Floor) -> Noise:
+    return Noise(floor.median, floor.p999, floor.divergence)
 
 
 def _packed(top: Top) -> tuple[tuple[int, float], ...]:
@@ -137,6 +162,6 @@ CHECKS = (
         "oracle",
         record,
         "A baseline of this server could be measured; it is made only with --record.",
-        deadline_seconds=900.0,
+        deadline_seconds=3600.0,
     ),
 )

@@ -29,6 +29,9 @@ _OTHER_RUNGS = (64, 256, 384)
 _CACHED_TOKENS = (300, 1100)
 """Prompts that a prefix cache may keep: its blocks have 16 tokens, 128 on a CPU, or more than 500
 where a model keeps a state."""
+_RECORDED = (4120, 8190)
+"""Also of a run that records a baseline, whatever its profile: many windows, and the scaling of
+many positions, begin at 4,096 tokens."""
 _CHUNKED: dict[Profile, tuple[int, ...]] = {
     "quick": (1040, 2072),
     "standard": (520, 1040, 2072, 3000, 4120, 8190),
@@ -70,12 +73,11 @@ async def chunked(trial: Trial) -> None:
     ladder = await _ladder(trial, made, control, _RUNG_TOKENS)
     if not compare(await _cold(trial, made, control), ladder).is_within(short):
         raise InconclusiveError("a prefix from the cache does not agree; see self.prefix")
-    lengths = context_lengths(trial.profile, made)
     with on_road(trial):
-        cold = await _cold(trial, made, lengths)
+        cold = await trial.once(cold_contexts)
     limits = (await long_floor(trial)).as_reordered
     judge(trial, "in chunks", [(cold, await trial.once(_long_ladder))], limits)
-    trial.measure("longest prompt", max(lengths), "tokens")
+    trial.measure("longest prompt", max(cold), "tokens")
 
 
 async def long_floor(trial: Trial) -> Floor:
@@ -103,13 +105,21 @@ async def _ladders_floor(trial: Trial) -> Floor:
 
 async def _long_ladder(trial: Trial) -> Scores:
     made = await trial.once(sequences)
-    return await _ladder(trial, made, context_lengths(trial.profile, made), _RUNG_TOKENS)
+    return await _ladder(trial, made, _lengths(trial, made), _RUNG_TOKENS)
 
 
-def context_lengths(profile: Profile, made: Sequences) -> list[int]:
+async def cold_contexts(trial: Trial) -> Scores:
+    """What follows the start of `Sequences.prompt`, cold, at each length that this run looks at."""
+    made = await trial.once(sequences)
+    return await _cold(trial, made, _lengths(trial, made))
+
+
+def _lengths(trial: Trial, made: Sequences) -> list[int]:
     """Those of the profile that fit; the longest that fits stands for those that do not."""
     most = max(made.longest_tokens - 1, 1)
-    return sorted({min(one, most) for one in _CHUNKED.get(profile, _EVERY_CHUNKED)})
+    recorded = _RECORDED if trial.options.records else ()
+    wanted = (*_CHUNKED.get(trial.profile, _EVERY_CHUNKED), *recorded)
+    return sorted({min(one, most) for one in wanted})
 
 
 async def _cold(trial: Trial, made: Sequences, lengths: Sequence[int]) -> Scores:
