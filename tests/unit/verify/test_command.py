@@ -10,6 +10,7 @@ import socket
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from starlette.requests import Request
@@ -22,6 +23,22 @@ from holdfast.verify.records import Status
 from holdfast.verify.report import FORMS
 from openai_double import OpenAIDouble
 from verified import Run, interrupted, started, verified, verified_at
+
+
+WATCHES_CONNECTIONS = """
+import json, os, sys
+
+
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
+        host = arguments[1] if event == "socket.connect" else arguments
+        with open(os.environ["SEEN"], "a") as seen:
+            seen.write(json.dumps(host[:2], default=repr) + chr(10))
+
+
+sys.addaudithook(watch)
+"""
+"""What a process does as it starts: it writes down each host that it looks up or connects to."""
 
 
 def run(app: OpenAIDouble, directory: Path, *arguments: str) -> Run:
@@ -53,6 +70,22 @@ def test_the_report_names_what_was_verified(tmp_path: Path) -> None:
     done = run(app, tmp_path)
     told = json.loads(json.dumps(asdict(app.configuration)))
     assert done.report["server"]["configuration"] == told
+
+
+def test_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole run, with its packages, looks up and connects to no host but the server."""
+    hooks, seen = tmp_path / "hooks", tmp_path / "seen"
+    hooks.mkdir()
+    (hooks / "sitecustomize.py").write_text(WATCHES_CONNECTIONS)
+    monkeypatch.setenv("PYTHONPATH", str(hooks))
+    monkeypatch.setenv("SEEN", str(seen))
+    done = run(OpenAIDouble(), tmp_path, "--profile=standard")
+    assert {"wire.provider_check", "tools.probe", "tools.replay", "skill.programs"}.isdisjoint(
+        done.named(Status.SKIPPED)
+    )
+    address = urlsplit(done.report["server"]["url"])
+    hosts = {tuple(json.loads(line)) for line in seen.read_text().splitlines()}
+    assert hosts == {(address.hostname, address.port)}
 
 
 def test_a_server_that_is_wrong_fails(tmp_path: Path) -> None:
