@@ -13,19 +13,23 @@ import jsonschema
 import pytest
 
 from holdfast.demo.trained import is_trained
-from holdfast.verify.checks import ALL, soak
+from holdfast.verify.checks import ALL, oracle, soak
 from servers import SMALL, Server, running
 from verified import Run, verified_at
 
 MINUTES = float(os.environ.get("SOAK_VERIFY_MINUTES", "20"))
 LEAST_JUDGED_MINUTES = 10
 """Of a shorter soak, memory and p99 are reported and may be left open."""
+RUNS = 20
+RUN_SECONDS = 900.0
 FULL_SECONDS = 3 * 3600.0
 READY_SECONDS = 600.0
 ADMIN_KEY = "of-an-operator"
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
 OF_THE_MODEL = ("chat", "tools", "skill")
 """Groups that judge what a model says; one with random weights says nothing of sense."""
+OF_RANDOM_WEIGHTS = (*OF_THE_MODEL, "self.needles", "wire.provider_check")
+MET = {check.full_name for check in oracle.comparing.CHECKS}
 SCHEMA = Path(__file__).parents[1] / "docs" / "schemas" / "holdfast-verify-1.schema.json"
 
 
@@ -51,6 +55,15 @@ def named(run: Run) -> Mapping[str, dict[str, Any]]:
     return {f"{one['group']}.{one['name']}": one for one in run.report["checks"]}
 
 
+def wrong(run: Run) -> Mapping[str, str]:
+    """The reasons of the checks that failed, or could not judge, by their full names."""
+    return {
+        name: one["reason"]
+        for name, one in named(run).items()
+        if one["status"] in {"failed", "inconclusive"}
+    }
+
+
 @pytest.mark.timeout(FULL_SECONDS + 600)
 def test_everything_passes_on_the_demo(server: Server, tmp_path: Path) -> None:
     """What only a model with sense can pass is judged if the package has trained weights."""
@@ -60,13 +73,28 @@ def test_everything_passes_on_the_demo(server: Server, tmp_path: Path) -> None:
         server, tmp_path, "--profile=full", f"--api-key-file={key}", seconds=FULL_SECONDS
     )
     quick = {check.full_name for check in ALL if "quick" in check.profiles}
-    wrong = {
-        name: one["reason"]
-        for name, one in named(run).items()
-        if one["status"] in {"failed", "inconclusive"}
-        if one["group"] not in OF_THE_MODEL or (is_trained() and name in quick)
+    judged = {
+        name: reason
+        for name, reason in wrong(run).items()
+        if not name.startswith(OF_THE_MODEL) or (is_trained() and name in quick)
     }
-    assert wrong == {}
+    assert judged == {}
+
+
+@pytest.mark.timeout(RUNS * RUN_SECONDS)
+def test_twenty_runs_in_a_row_are_the_same(server: Server, tmp_path: Path) -> None:
+    """Each meets the baseline, and none finds what the others do not."""
+    record = tmp_path / "demo.baseline"
+    first = verified(server, tmp_path / "first", f"--record={record}", seconds=RUN_SECONDS)
+    told = {name: one["status"] for name, one in named(first).items() if name != "oracle.record"}
+    random = () if is_trained() else OF_RANDOM_WEIGHTS
+    assert {name for name in wrong(first) if not name.startswith(random)} == set()
+    for number in range(RUNS):
+        directory = tmp_path / f"run-{number}"
+        run = verified(server, directory, f"--against={record}", seconds=RUN_SECONDS)
+        found = {name: one["status"] for name, one in named(run).items()}
+        assert {name: found.pop(name) for name in MET} == dict.fromkeys(MET, "passed")
+        assert found == told, wrong(run)
 
 
 @pytest.mark.timeout(MINUTES * 60 + 3600)
@@ -79,10 +107,10 @@ def test_a_soak_passes_on_the_demo(server: Server, tmp_path: Path) -> None:
         print(name, json.dumps(one["numbers"], indent=1))
     assert made.keys() == {check.full_name for check in soak.CHECKS}
     unjudged = {"soak.memory", "soak.latency"} if MINUTES < LEAST_JUDGED_MINUTES else set()
-    wrong = {
+    unsound = {
         name: one["reason"]
         for name, one in made.items()
         if one["status"] not in {"passed", "inconclusive" if name in unjudged else "passed"}
         if (name, one["status"]) != ("soak.memory", "warned")  # below 90 minutes it cannot pass
     }
-    assert wrong == {}
+    assert unsound == {}

@@ -24,7 +24,6 @@ from holdfast.verify.report import FORMS
 from openai_double import OpenAIDouble
 from verified import Run, interrupted, started, verified, verified_at
 
-
 WATCHES_CONNECTIONS = """
 import json, os, sys
 
