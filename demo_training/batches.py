@@ -9,6 +9,8 @@ from random import Random
 import torch
 
 from demo_training.chats import Example, example_of, example_of_text
+from demo_training.course import drill_share
+from demo_training.drills import draw_drill
 from demo_training.skills import draw_lesson
 from demo_training.skills.texts import draw_text
 from holdfast.demo.files import MAX_MODEL_TOKENS
@@ -35,7 +37,8 @@ class Batch:
 def step_batches(seed: int, step: int, lessons: int) -> list[Batch]:
     """The batches of one step, shortest examples first."""
     random = Random(f"{seed} {step}")
-    examples = [_draw_example(random) for _ in range(lessons)]
+    share = drill_share(step)
+    examples = [_draw_example(random, share) for _ in range(lessons)]
     return [batch_of(group, random) for group in grouped(examples)]
 
 
@@ -79,7 +82,9 @@ def _open_gap(positions: torch.Tensor, example: Example, random: Random) -> None
         )
 
 
-def _draw_example(random: Random) -> Example:
+def _draw_example(random: Random, drills: float) -> Example:
+    if random.random() < drills:
+        return draw_drill(random)
     if random.random() < _TEXT_SHARE:
         return example_of_text(draw_text(random))
     return example_of(draw_lesson(random))

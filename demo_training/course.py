@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 _WARMUP_STEPS = 50
 DECAY_SHARE = 0.35
+_DRILL_STEPS = 400
+_LATER_DRILL_SHARE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,7 @@ class Course:
     """
 
     seed: int = 20
-    steps: int = 3000
+    steps: int = 2400
     lessons_per_step: int = 64
 
     def rate(self, step: int) -> float:
@@ -34,3 +36,8 @@ class Course:
             and is_within
             and all(self.rate(step) == other.rate(step) for step in range(steps_done))
         )
+
+
+def drill_share(step: int) -> float:
+    """The share of drills among the examples of a step: all of the first, and some of the rest."""
+    return 1.0 if step < _DRILL_STEPS else _LATER_DRILL_SHARE

@@ -34,18 +34,18 @@ SKILLS: Mapping[str, Skill] = {
     "unknown": draw_unknown,
 }
 _SHARES: Mapping[str, int] = {
-    "greeting": 3,
+    "greeting": 4,
     "fact": 10,
-    "arithmetic": 28,
-    "capital": 9,
-    "date": 8,
-    "counting": 3,
+    "arithmetic": 26,
+    "capital": 10,
+    "date": 9,
+    "counting": 5,
     "object": 12,
     "tool call": 13,
     "tool result": 2,
-    "needle": 11,
-    "repetition": 9,
-    "unknown": 5,
+    "needle": 9,
+    "repetition": 6,
+    "unknown": 6,
 }
 _STORY_SHARE = 0.02
 """Of all lessons; no exam has stories, because none of them is the right one."""

@@ -8,7 +8,7 @@ from demo_training.lessons import Lesson, Phrasings, ask, casually
 from demo_training.skills.words import THINGS, person
 
 _MAX_TERM = 20
-_MAX_LARGE_TERM = 50
+_MAX_LARGE_TERM = 30
 _LARGE_SHARE = 0.5
 _MAX_FACTOR = 12
 _BARE = Phrasings(

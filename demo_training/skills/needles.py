@@ -38,9 +38,9 @@ _FILLERS = (
     "The {things} are in the {color} box.",
     "Nobody knows where {name} went.",
 )
-MAX_CHARACTERS = 360
+MAX_CHARACTERS = 240
 _MAX_LONG_CHARACTERS = 3000
-_LONG_SHARE = 0.04
+_LONG_SHARE = 0.02
 """Such a text takes as long to learn from as ten others."""
 _MAX_NEEDLES = 3
 _QUESTION_FIRST_SHARE = 0.15

@@ -13,14 +13,15 @@ from demo_training import shape
 from demo_training.batches import batch_of, step_batches
 from demo_training.chats import example_of
 from demo_training.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from demo_training.course import Course
+from demo_training.course import Course, drill_share
+from demo_training.drills import draw_drill
 from demo_training.exam import passed
 from demo_training.lessons import ask
 from demo_training.network import Network
 from demo_training.training import train
 from holdfast.demo.files import MAX_MODEL_TOKENS, NORM_EPSILON, ROTARY_BASE
 from holdfast.demo.switches import DEFAULT_SWITCHES
-from holdfast.demo.tokenizer import VOCABULARY_SIZE
+from holdfast.demo.tokenizer import EOS_ID, VOCABULARY_SIZE
 from holdfast.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,6 +87,23 @@ def test_a_gap_tears_no_word_apart() -> None:
     assert len(jumps) > 1
     assert max(jumps) <= example.first_taught
     assert {example.tokens[at - 1] for at in jumps} <= set(b".\n")
+
+
+def test_a_drill_teaches_what_its_prompt_has_said() -> None:
+    """Each word that is taught stands before, so that there is no way but to copy it."""
+    random = Random(1)
+    for _ in range(200):
+        drill = draw_drill(random)
+        said, taught = drill.tokens[: drill.first_taught], drill.tokens[drill.first_taught :]
+        words = bytes(taught[:-1]).decode().split(", ")
+        assert all(word in bytes(said).decode() for word in words)
+        assert taught[-1] == EOS_ID
+
+
+def test_a_course_begins_with_drills() -> None:
+    """Lessons that need a copy come after the steps that teach to copy."""
+    assert drill_share(0) == 1.0
+    assert 0 < drill_share(Course().steps - 1) < 1 / 2
 
 
 def test_a_step_has_the_same_batches_each_time() -> None:
