@@ -31,11 +31,17 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), *needs_browser]
 
 KEY = "hush-this-key-opens-the-page"
 STREAM = "/statusz/stream"
+WORDS = "what-a-client-says-is-its-own"
+LONG_ANSWER_TOKENS = 2000
+"""An answer of this many tokens lasts for seconds."""
 GROWTH_BYTES = 24 * 1024 * 1024
 SLOW_STEP_TOKENS = 1000
 """A step with this many tokens takes long enough to be seen: each chunk of a long prompt does."""
 LONG_PROMPT_TOKENS = 8000
 VIEWERS = 50
+STREAM_REQUEST = (
+    f"GET {STREAM} HTTP/1.1\r\nHost: page\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+)
 KEPT_LIFE_SECONDS = 100.0
 FLAGS = (
     *SMALL,
@@ -150,7 +156,45 @@ def live(server: Server) -> None:
     while time.monotonic() < until_seconds:
         with ThreadPoolExecutor() as pool:
             for number in range(random.randrange(1, 7)):
-                pool.submit(server.completion, f"{number}", max_tokens=random.randrange(20, 200))
+                length = random.randrange(20, 200)
+                pool.submit(server.completion, f"{number}", max_tokens=length, stream=True)
+
+
+def say_words(server: Server, **options: object) -> httpx.Response:
+    """Ask with a text that is nobody else's, wherever a client may put one."""
+    body = {
+        "model": "holdfast-demo",
+        "prompt": WORDS,
+        "stop": WORDS,
+        "user": WORDS,
+        "ignore_eos": True,
+        "max_tokens": LONG_ANSWER_TOKENS,
+        **options,
+    }
+    headers = {"X-Request-Id": WORDS}
+    return server.post("/v1/completions", body, headers=headers, timeout=240)
+
+
+@contextmanager
+def overheard(watched: Watched) -> Iterator[bytearray]:
+    """Every byte that one more viewer gets while entered."""
+    heard = bytearray()
+
+    def listen(viewer: socket.socket) -> None:
+        while received := viewer.recv(1 << 16):
+            heard.extend(received)
+
+    with (
+        ThreadPoolExecutor() as pool,
+        socket.create_connection(("127.0.0.1", watched.port)) as viewer,
+    ):
+        viewer.sendall(STREAM_REQUEST)
+        listening = pool.submit(listen, viewer)
+        try:
+            yield heard
+        finally:
+            viewer.shutdown(socket.SHUT_RDWR)
+            listening.result()
 
 
 @contextmanager
@@ -170,9 +214,7 @@ def until_event(lines: Iterator[str], name: str) -> None:
 def test_a_start_is_watched_until_it_is_ready(watched: Watched) -> None:
     """The page is there from the first second, and shows the states and what was proven."""
     watched.tab.until_text("#word", "READY")
-    assert watched.states[0] in {"STARTING", "PROBING"}
-    in_order = ("STARTING", "PROBING", "READY")
-    assert watched.states == [state for state in in_order if state in watched.states]
+    assert watched.states == ["STARTING", "PROBING", "READY"]
     assert "tokens" in watched.tab.text("#verdicts")
     assert "full context" in watched.tab.text("#steps")
     assert watched.tab.page.locator("#memory .bar").count() >= 1
@@ -200,6 +242,31 @@ def test_a_long_prefill_moves(watched: Watched, asking: ThreadPoolExecutor) -> N
     assert KEY not in row
     assert answer.result().status_code == 200
     watched.tab.until_text("#rows", "No request is running.")
+
+
+def test_the_words_of_a_client_are_shown_to_nobody(
+    watched: Watched, asking: ThreadPoolExecutor
+) -> None:
+    """Neither on the stream nor as text, while its request runs and when one is refused."""
+    with overheard(watched) as heard:
+        answer = asking.submit(say_words, watched.server)
+        watched.tab.until_text("#rows", "decode")
+        watched.server.until(lambda: b'"stage":"decode"' in heard, "the row of the request")
+        assert say_words(watched.server, max_tokens=WORDS).status_code == 400
+        text = watched.server.get("/ui").text
+        assert "decode" in text
+        assert answer.result().status_code == 200
+        watched.tab.until_text("#rows", "No request is running.")
+    assert WORDS not in text
+    assert WORDS.encode() not in heard
+
+
+def test_the_curves_have_what_clients_were_sent(watched: Watched) -> None:
+    """The tokens of a streamed answer, and the time to its first one."""
+    assert watched.server.completion("look", stream=True).status_code == 200
+    label = "document.querySelector('#chart-{} .plot').ariaLabel"
+    watched.tab.until(f"() => !{label.format('first-token')}.includes('unknown')")
+    watched.tab.until(f"() => /[1-9]\\S* tokens.s at most/.test({label.format('output')})")
 
 
 def test_only_the_right_key_opens_the_page(watched: Watched, browser: Browser) -> None:
@@ -239,12 +306,11 @@ def test_fifty_viewers_see_the_same(watched: Watched) -> None:
 
 
 def test_a_viewer_that_does_not_read_holds_nobody_up(watched: Watched) -> None:
-    """The page goes on to change beside it."""
-    request = f"GET {STREAM} HTTP/1.1\r\nHost: page\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+    """The page goes on to change beside it; tests/http fills the buffers of such a one."""
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", watched.port))
-        slow.sendall(request.encode())
+        slow.sendall(STREAM_REQUEST)
         for _ in range(3):
             before = watched.tab.text("#memory .notes")
             assert watched.server.completion("look").status_code == 200
@@ -252,11 +318,20 @@ def test_a_viewer_that_does_not_read_holds_nobody_up(watched: Watched) -> None:
         assert watched.tab.text("#connection") == "live"
 
 
-def test_a_death_is_on_the_time_line(watched: Watched) -> None:
-    """The page shows the recovery while no engine runs, and keeps the death with its cause."""
-    FaultyServer(watched.server, watched.triggers).process("EngineCore").kill()
-    watched.tab.until("() => window.states.includes('RECOVERING')")
-    watched.tab.until("() => window.states.at(-1) === 'READY'")
+def test_a_death_is_on_the_time_line(watched: Watched, asking: ThreadPoolExecutor) -> None:
+    """The page shows the recovery while no engine runs, and keeps the death with its cause.
+
+    What the engine was asked is not part of that.
+    """
+    with overheard(watched) as heard:
+        answer = asking.submit(say_words, watched.server)
+        watched.tab.until_text("#rows", "decode")
+        FaultyServer(watched.server, watched.triggers).process("EngineCore").kill()
+        watched.tab.until("() => window.states.includes('RECOVERING')")
+        watched.tab.until("() => window.states.at(-1) === 'READY'")
+        assert answer.result().status_code == 200
+    assert b"SIGKILL" in heard
+    assert WORDS.encode() not in heard
     assert watched.tab.page.locator("#timeline .mark-death").count() == 1
     watched.tab.page.locator(".life summary").click()
     watched.tab.until_text("#events", "SIGKILL")
@@ -272,7 +347,9 @@ def test_pictures_of_the_page(
     if directory != tmp_path:
         live(watched.server)
     answers = [
-        asking.submit(watched.server.completion, f"{number}", max_tokens=400, ignore_eos=True)
+        asking.submit(
+            watched.server.completion, f"{number}", max_tokens=400, ignore_eos=True, stream=True
+        )
         for number in range(4)
     ]
     answers.append(long_prompt(asking, watched.server))
