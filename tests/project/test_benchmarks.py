@@ -8,11 +8,14 @@ from ast import literal_eval
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import httpx
 import pytest
 
+import bursts
 import connections
 import pairs
 import plots
@@ -176,6 +179,39 @@ def test_a_seam_is_compared_with_the_wait_at_the_same_death() -> None:
     """One row for each length of the prompt."""
     row, _ = seams.measures({64: [seams.Seam(6.0, 5.0), seams.Seam(3.0, 4.0)], 4000: []})
     assert row.ratios() == [1.2, 0.75]
+
+
+def test_the_page_states_the_goals_of_viewers() -> None:
+    """Those of the output, of the p99, of the CPU time and of a viewer without load."""
+    prose = " ".join(PAGE.read_text().split())
+    item = prose[prose.index("* **Viewers of the status page**") :].partition(" * **")[0]
+    assert [row.goal for row in viewers.ROWS if row.goal] == ["<= 1.01", ">= 0.99", "<= 1.01"]
+    assert item.count("(<= 1.01)") == 2
+    assert "1 % of the output (>= 0.99)" in item
+    assert viewers.VIEWER_GOAL == "<= 0.20"
+    assert "at most 0.20 ms of CPU per second" in item
+
+
+def test_a_viewer_costs_what_the_front_end_spends_with_all_of_them() -> None:
+    """Less what it spends without one."""
+    _, each = viewers.quiet_measures({viewers.LOOKING: [15.0, 20.0], viewers.NOBODY: [5.0, 5.0]})
+    assert each.values == {viewers.LOOKING: [0.2, 0.3]}
+
+
+def test_both_sides_get_the_same_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no two pairs do."""
+    seeds: list[int] = []
+
+    def burst(*_: object, seed: int, **__: object) -> dict[str, float]:
+        seeds.append(seed)
+        return {}
+
+    monkeypatch.setattr(bursts, "burst", burst)
+    monkeypatch.setattr(bursts, "settle", lambda _: None)
+    monkeypatch.setattr(viewers, "VIEWERS", 0)
+    server: Any = SimpleNamespace(url="http://127.0.0.1:1")
+    assert len(viewers.found(server, connections.SocketClient("m"), requests=1, count=2)) == 2
+    assert seeds == [0, 1, 1, 2, 2]
 
 
 STREAM = b"HTTP/1.1 200 OK\r\n\r\n", b"data: {}\n\n"
