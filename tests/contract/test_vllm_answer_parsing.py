@@ -159,7 +159,7 @@ def test_what_takes_for_ever_ends_with_an_error(
     bound_answer_parsers()
     monkeypatch.setattr(answer_parsing, "LIMIT_SECONDS", 0.1)
     monkeypatch.setattr(answer_parsing, "SECONDS_PER_CHARACTER", 0.0)
-    with pytest.raises(GenerationError, match="too long to search") as caught:
+    with pytest.raises(GenerationError, match="reasoning and tool calls takes too long") as caught:
         parsed(name, text * 40_000)
     assert caught.value.status_code == 422
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
@@ -172,7 +172,7 @@ def test_a_delta_of_a_stream_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_parsing, "LIMIT_SECONDS", 0.1)
     monkeypatch.setattr(answer_parsing, "SECONDS_PER_CHARACTER", 0.0)
     text = "<function=f><parameter=a>" * 40_000
-    with pytest.raises(GenerationError, match="too long to search"):
+    with pytest.raises(GenerationError, match="reasoning and tool calls takes too long"):
         parser("mimo").parse_delta(text, [5], request(), prompt_token_ids=[2], finished=True)
 
 
