@@ -11,7 +11,7 @@ from gpu_check.engine.witness import ADDED_BYTES
 from gpu_check_runs import run_gpu_check, status_of
 from servers import sooner
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1700)]
 
 NEED_A_GPU = ("seal_retire_lock", "memory_returned")
 

@@ -13,7 +13,7 @@ from servers import Server, sooner, wait_until
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.shares_engine("learned"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1700),
 ]
 
 

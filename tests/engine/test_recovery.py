@@ -253,11 +253,15 @@ def test_no_answer_is_lost(life: Life) -> None:
 
 
 def test_only_what_was_alone_in_a_step_is_suspected(life: Life) -> None:
-    """A fault that no request is to blame for may strike when there is only one; it is counted."""
+    """A fault that no request is to blame for may strike when there is only one; it is counted.
+
+    Suspects are tried alone for as long as one start takes. On a busy machine that time may be over
+    before the last one, which is then answered like one that was alone.
+    """
     failed = [*life.load.lost, *life.load.broken]
     suspected = [answer for answer in failed if _is_suspected(answer)]
     assert len(suspected) == life.server.metric("requests_lost_total", reason="suspected")
-    assert len(suspected) <= len(STRUCK)
+    assert len(suspected) <= 2 * len(STRUCK)
 
 
 def _is_suspected(answer: Answer) -> bool:
