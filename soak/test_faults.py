@@ -20,7 +20,7 @@ import pytest
 import faults
 import tiny_models
 from faults import BIND, FAULTS, MIB, FaultyServer, can_starve, faulty_model, left_in_shared_memory
-from hostile_report import ResourceCounts
+from hostile_report import ResourceCounts, require_released
 from load_generator import loaded, questions, undisturbed
 from servers import (
     NOT_COMPILED,
@@ -31,7 +31,6 @@ from servers import (
     reserved_port,
     running,
     title_of,
-    wait_until,
 )
 from stream_features import PARSER_FLAGS
 from streaming_load import both_loaded, expected_streams, expected_whole
@@ -235,12 +234,7 @@ def test_faults_cost_no_answer(name: str, tmp_path: Path) -> None:
         if FAULT_COUNT >= MANY_FAULTS:
             assert set(log.struck) >= set(setup.faults)
             assert set(went_on) == {question.name for question in streams}
-        wait_until(
-            # With a page, since a server at rest collects no garbage.
-            lambda: server.metrics() and ResourceCounts.of(server).is_within(before),
-            deadline_seconds=30,
-            what=lambda: f"{before} has become {ResourceCounts.of(server)}",
-        )
+        require_released(server, before, deadline_seconds=30)
         # A pool may have grown since, but a leak would be a thread for each death.
         assert psutil.Process(server.process.pid).num_threads() < threads + log.deaths
         assert len(left_in_shared_memory()) <= len(shared)

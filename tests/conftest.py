@@ -23,10 +23,13 @@ _FILE = pytest.StashKey[Path]()
 """Of the last test of this process."""
 
 
-# A shell that starts the tests in the background may have SIGINT ignored, and what they start
-# would inherit that: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html#tag_19_11
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What the tests start would inherit that a signal is ignored. A shell has what it runs in the
+# background ignore SIGINT, and nohup has its command ignore SIGHUP:
+# https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html#tag_19_11
+_HANDLERS = ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL))
+for _number, _handler in _HANDLERS:
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 SHARING = frozenset({"engine", "gpu_paths"})

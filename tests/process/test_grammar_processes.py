@@ -20,6 +20,7 @@ from holdfast.processes import exits, forkserver, tree
 from servers import wait_until
 
 DEADLINE_SECONDS = 60.0
+WORKERS = 2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +35,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @asynccontextmanager
 async def pool(make: Callable[[], Any] = scripted_compiler.make) -> AsyncIterator[Pool]:
-    made = Pool(make, workers=2, memory_bytes=256 << 20)
+    made = Pool(make, workers=WORKERS, memory_bytes=256 << 20)
     try:
         yield made
     finally:
@@ -150,6 +151,11 @@ def test_processes_that_are_stopped_are_given_up(
     async def scene() -> None:
         async with pool(make) as asked:
             await ask(asked, "")
+            wait_until(
+                lambda: len(asked.processes()) == 1 + WORKERS,
+                deadline_seconds=DEADLINE_SECONDS,
+                what=lambda: f"there are only {asked.processes()}",
+            )
             stopped = asked.processes()
             for process in stopped:
                 process.suspend()

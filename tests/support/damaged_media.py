@@ -1,11 +1,15 @@
-"""Decodes media as the front end does, in a process that may die of it.
+"""Decodes media as the front end does, in processes that may die of it.
 
-    python -m damaged_media KIND FILE                 decodes a file
-    python -m damaged_media KIND SEED COUNT SECONDS   decodes files that are damaged
+    python -m damaged_media CASE...
+
+A case is one argument, and has a forked process of its own:
+
+    KIND FILE                 decodes a file
+    KIND SEED COUNT SECONDS   decodes files that are damaged
 
 The second makes a small valid file of each allowed format of the kind, and damages each COUNT
-times; it stops early after SECONDS. It writes what it is about to decode before it does, so that
-its parent knows of what it died. The last line says that it did not.
+times; it stops early after SECONDS. A process writes what it is about to decode before it does, so
+that the last line says of what it died, or that it did not. Its end has a line after that.
 """
 
 from __future__ import annotations
@@ -14,15 +18,17 @@ import asyncio
 import base64
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from PIL import Image
@@ -30,6 +36,10 @@ from PIL import Image
 WIDTH, HEIGHT, FRAMES = 48, 40, 6
 RATE, SAMPLES = 8000, 2400
 DONE = "decoded"
+ENDED = "ended"
+"""Begins the line with the exit code of a case; the code is negative for a signal."""
+CASE_DEADLINE_SECONDS = 240
+"""The kernel ends a case then, also in native code."""
 
 
 def pixels(mode: str = "RGB", seed: int = 1) -> Image.Image:
@@ -172,16 +182,32 @@ def decode(kind: str, data: bytes) -> None:
 
 
 def main() -> None:
-    """Say what is decoded, and decode it."""
+    """Decode each case in a process of its own, and say how that ended."""
     from holdfast.engine.media.limits import guard_media
 
     guard_media(None)
-    kind, what, *bounds = sys.argv[1:]
-    if bounds:
-        decode_damaged(kind, what, *map(int, bounds))
-    else:
-        decode_or_refuse(kind, Path(what).read_bytes())
-    say(DONE)
+    for case in sys.argv[1:]:
+        pid = os.fork()
+        if not pid:
+            _decode_case(case)
+        _, status = os.waitpid(pid, 0)
+        say(f"{ENDED} {os.waitstatus_to_exitcode(status)}")
+
+
+def _decode_case(case: str) -> NoReturn:
+    signal.alarm(CASE_DEADLINE_SECONDS)
+    kind, _, what = case.partition(" ")
+    file = Path(what)
+    try:
+        if file.is_file():
+            decode_or_refuse(kind, file.read_bytes())
+        else:
+            seed, count, seconds = what.split()
+            decode_damaged(kind, seed, int(count), int(seconds))
+        say(DONE)
+    except BaseException:  # noqa: BLE001 - the outermost edge of a process
+        traceback.print_exc()
+        os._exit(1)
     # What a decoder's threads do while an interpreter ends is not of interest.
     os._exit(0)
 

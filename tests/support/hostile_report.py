@@ -31,7 +31,7 @@ from pathlib import Path
 
 from load_generator import Answer, Load, Question
 from server_watch import Outage, Watch
-from servers import Server, descendants
+from servers import Server, descendants, wait_until
 
 MIB = 1024 * 1024
 NUMBER = re.compile(r":\[\d+\]$")
@@ -125,12 +125,30 @@ class ResourceCounts:
                 opened[NUMBER.sub("", str(descriptor.readlink()))] += 1
         return cls(len(descendants(pid)), opened)
 
-    def is_within(self, other: ResourceCounts) -> bool:
-        """Return whether neither count is above that of `other`."""
-        return (
-            self.processes <= other.processes
-            and self.descriptors.total() <= other.descriptors.total()
-        )
+    def grown_from(self, before: ResourceCounts) -> dict[str, int]:
+        """Return how much more there is of each kind; empty if neither sum is above `before`."""
+        more = Counter(processes=max(0, self.processes - before.processes))
+        if self.descriptors.total() > before.descriptors.total():
+            more += self.descriptors - before.descriptors
+        return dict(+more)
+
+
+def require_released(server: Server, before: ResourceCounts, *, deadline_seconds: float) -> None:
+    """Wait until the server has no more open than `before`.
+
+    It is asked for a page each time, since a server at rest collects no garbage, and what a dead
+    engine had open may be in cycles of references.
+    """
+
+    def grown() -> dict[str, int]:
+        server.metrics()
+        return ResourceCounts.of(server).grown_from(before)
+
+    wait_until(
+        lambda: not grown(),
+        deadline_seconds=deadline_seconds,
+        what=lambda: f"left open: {grown()}",
+    )
 
 
 @dataclass

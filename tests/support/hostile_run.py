@@ -24,7 +24,7 @@ from holdfast.processes.exits import is_alive
 from hostile import crashes
 from hostile.__main__ import Plan
 from hostile.target import QUERY_MARK
-from hostile_report import Attacks, HostileReport, Memory, ResourceCounts
+from hostile_report import Attacks, HostileReport, Memory, ResourceCounts, require_released
 from load_generator import Answer, Question, loaded, questions, undisturbed
 from server_watch import Outage, watched
 from servers import (
@@ -257,11 +257,7 @@ def _stop_and_check(server: Server, before: ResourceCounts) -> Iterator[str]:
         return
     server.until_ready(deadline_seconds=2 * READY_DEADLINE_SECONDS)
     try:
-        wait_until(
-            lambda: ResourceCounts.of(server).is_within(before),
-            deadline_seconds=SETTLED_SECONDS,
-            what=lambda: f"{before} has become {ResourceCounts.of(server)}",
-        )
+        require_released(server, before, deadline_seconds=SETTLED_SECONDS)
     except AssertionError as error:
         yield str(error)
     code = server.stop()
