@@ -15,10 +15,12 @@ from holdfast.status_page.document import MAX_ROWS, DocumentBuilder
 from holdfast.status_page.feed import (
     COMMENT_SECONDS,
     INTERVAL_SECONDS,
+    MAX_EVENTS_PER_SECOND,
     MAX_STREAM_SECONDS,
     MAX_VIEWERS,
     MAX_VIEWERS_PER_KEY,
     Feed,
+    interval_seconds,
 )
 from holdfast.status_page.history import History
 from holdfast.status_page.sources import Sources
@@ -85,6 +87,11 @@ def test_the_bounds_are_those_of_the_code() -> None:
     text = " ".join(STATUS_PAGE.read_text().split())
     assert INTERVAL_SECONDS == 0.5
     assert "at most twice a second" in text
+    few = int(INTERVAL_SECONDS * MAX_EVENTS_PER_SECOND)
+    assert f"More than {few} viewers get changes less often: " in text
+    assert f"at most {MAX_EVENTS_PER_SECOND} a second are sent to all viewers together" in text
+    assert interval_seconds(50) == 2
+    assert "each of 50 gets one every two seconds" in text
     assert f"After {COMMENT_SECONDS:g} s without an event" in text
     assert f"At most {MAX_VIEWERS} viewers" in text
     assert f"at most {MAX_VIEWERS_PER_KEY} with one key" in text

@@ -25,6 +25,8 @@ MAX_VIEWERS_PER_KEY = 50
 """One key cannot take the places of all others. Viewers without a key are not told apart."""
 INTERVAL_SECONDS = 0.5
 """The least time between two changes."""
+MAX_EVENTS_PER_SECOND = 25
+"""For all viewers together, so that fifty of them cost the server no more than a dozen do."""
 KEPT_CHANGES = 16
 """The changes that a slow viewer may be behind."""
 COMMENT_SECONDS = 15.0
@@ -160,7 +162,7 @@ class Feed:
     async def _produce(self) -> None:
         try:
             while True:
-                await asyncio.sleep(INTERVAL_SECONDS)
+                await asyncio.sleep(interval_seconds(self._viewers))
                 self._refresh()
         finally:
             self._wake()
@@ -211,6 +213,11 @@ class Feed:
         if found is None or found["name"] != self._name or int(found["number"]) > self._number:
             return None
         return int(found["number"])
+
+
+def interval_seconds(viewers: int) -> float:
+    """Return the time between two changes: the more viewers, the longer."""
+    return max(INTERVAL_SECONDS, viewers / MAX_EVENTS_PER_SECOND)
 
 
 def _encoded(document: Document) -> bytes:

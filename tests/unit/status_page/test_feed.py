@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from holdfast.status_page import feed as feeds
-from holdfast.status_page.feed import KEPT_CHANGES, Feed
+from holdfast.status_page.feed import (
+    INTERVAL_SECONDS,
+    KEPT_CHANGES,
+    MAX_EVENTS_PER_SECOND,
+    MAX_VIEWERS,
+    Feed,
+    interval_seconds,
+)
 from holdfast.status_page.wall_clock import WallClock
 from holdfast.top.reader import Event, EventParser
 
@@ -116,6 +123,15 @@ def test_all_viewers_get_the_same_bytes_of_one_producer(monkeypatch: pytest.Monk
                 assert counted.builds == builds + 1
 
     played(scene, monkeypatch)
+
+
+@pytest.mark.parametrize("viewers", [0, 1, 12, 13, 50, MAX_VIEWERS])
+def test_many_viewers_get_no_more_events_in_all_than_a_few(viewers: int) -> None:
+    """So what they cost is bounded; nobody waits longer than a few seconds."""
+    seconds = interval_seconds(viewers)
+    assert INTERVAL_SECONDS <= seconds <= 4
+    assert viewers / seconds <= MAX_EVENTS_PER_SECOND
+    assert (seconds == INTERVAL_SECONDS) == (viewers <= INTERVAL_SECONDS * MAX_EVENTS_PER_SECOND)
 
 
 def test_nothing_is_built_without_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
