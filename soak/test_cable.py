@@ -10,8 +10,11 @@ import pytest
 from load_generator import Answer, Question, loaded, questions, undisturbed
 from network_namespaces import Cable, cable, joined
 from node_trials import (
+    CLIENTS,
+    FLAGS,
     NOTICED_SECONDS,
     READY_SECONDS,
+    RETRIES,
     STATES,
     Trial,
     come_back,
@@ -25,18 +28,10 @@ from servers import reserved_port, wait_until
 from two_nodes import TwoNodes, places_apart, two_nodes
 
 SEED = 3
-CLIENTS = 8
-RETRIES = 120
 SHORT_SECONDS = 2.0
 """Shorter than the silence after which a side gives up."""
 LONG_SECONDS = NOTICED_SECONDS + 2.0
 LIFE_SECONDS = 2 * 3600
-FLAGS = (
-    "--hold-timeout=600",
-    "--drain-timeout=600",
-    "--max-engine-restarts=1000",
-    "--restart-window=1",
-)
 Pair = tuple[Cable, TwoNodes, Mapping[Question, Answer], set[str]]
 """With what every client should get, and with what an undisturbed engine leaves in memory."""
 

@@ -19,8 +19,11 @@ import pytest
 from load_generator import Answer, Question, loaded, questions, undisturbed
 from network_namespaces import cable, joined
 from node_trials import (
+    CLIENTS,
+    FLAGS,
     NOTICED_SECONDS,
     READY_SECONDS,
+    RETRIES,
     STATES,
     Trial,
     come_back,
@@ -36,7 +39,6 @@ from two_nodes import Places, TwoNodes, places_apart, processes_of, two_nodes
 MINUTES = float(os.environ.get("SOAK_NODES_MINUTES", "60").replace("all", "inf"))
 """`all` takes as long as all faults in all states do: two hours or more."""
 SEED = int(os.environ.get("SOAK_SEED", "1"))
-CLIENTS = 8
 NODES = ("the head", "the follower")
 VICTIMS = (
     *NODES,
@@ -45,18 +47,10 @@ VICTIMS = (
     "Worker of the follower",
     "node_ranks of the follower",
 )
-FLAGS = (
-    "--max-engine-restarts=1000",
-    "--restart-window=1",  # neither the budget nor its back-off is tested here
-    "--hold-timeout=600",
-    "--drain-timeout=600",  # an engine that dies meanwhile takes a start
-    "--stall-timeout=20",
-)
+STALL_FLAG = "--stall-timeout=20"
 FROZEN_SECONDS = NOTICED_SECONDS + 2.0
 """Longer than the silence after which both sides give up."""
 LIFE_SECONDS = 4 * 3600
-RETRIES = 120
-"""More than a client needs during two starts."""
 PROCESS_SECONDS = 60.0
 """Until an engine that starts has a process of every kind."""
 END_SECONDS = 30.0
@@ -198,7 +192,7 @@ def test_two_nodes_come_back_from_whatever_is_killed_or_stopped(tmp_path: Path) 
         before = _session()
         with (
             reserved_port() as port,
-            two_nodes(tmp_path, *FLAGS, http_port=port, places=places) as nodes,
+            two_nodes(tmp_path, *FLAGS, STALL_FLAG, http_port=port, places=places) as nodes,
         ):
             nodes.until_ready(deadline_seconds=READY_SECONDS)
             left_before = left_in_memory(nodes)

@@ -23,8 +23,8 @@ def test_an_old_engine_is_replaced_at_a_quiet_moment(tmp_path: Path) -> None:
         )
         for _ in range(20):
             assert server.completion([7] * 20).status_code == 200
-        assert server.status["engine"]["generation"] == 1
-        server.until(lambda: server.status["engine"]["generation"] == 2, "the next engine")
+        assert server.generation == 1
+        server.until(lambda: server.generation == 2, "the next engine")
         server.until_ready()
         assert server.completion([7] * 20).status_code == 200
         assert server.metric("engine_recycles_total", reason="age") == 1

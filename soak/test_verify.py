@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from holdfast.demo.trained import is_trained
 from holdfast.verify.checks import ALL, oracle, soak
 from servers import SMALL, Server, running
-from verified import Run, verified_at
+from verified import OF_THE_MODEL, Run, beyond_the_demo, require_report, verified_at
 
 MINUTES = float(os.environ.get("SOAK_VERIFY_MINUTES", "20"))
 LEAST_JUDGED_MINUTES = 10
@@ -26,11 +25,7 @@ FULL_SECONDS = 3 * 3600.0
 READY_SECONDS = 600.0
 ADMIN_KEY = "of-an-operator"
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
-OF_THE_MODEL = ("chat", "tools", "skill")
-"""Groups that judge what a model says; one with random weights says nothing of sense."""
-OF_RANDOM_WEIGHTS = (*OF_THE_MODEL, "self.needles", "wire.provider_check")
 MET = {check.full_name for check in oracle.comparing.CHECKS}
-SCHEMA = Path(__file__).parents[1] / "docs" / "schemas" / "holdfast-verify-1.schema.json"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +41,7 @@ def verified(server: Server, directory: Path, *arguments: str, seconds: float) -
     """A whole run, whose report keeps to its schema."""
     run = asyncio.run(verified_at(server.url, directory, *arguments, deadline_seconds=seconds))
     print(run.output, run.errors, sep="\n")
-    jsonschema.validate(run.report, json.loads(SCHEMA.read_text()))
+    require_report(run.report)
     return run
 
 
@@ -87,7 +82,7 @@ def test_twenty_runs_in_a_row_are_the_same(server: Server, tmp_path: Path) -> No
     record = tmp_path / "demo.baseline"
     first = verified(server, tmp_path / "first", f"--record={record}", seconds=RUN_SECONDS)
     told = {name: one["status"] for name, one in named(first).items() if name != "oracle.record"}
-    random = () if is_trained() else OF_RANDOM_WEIGHTS
+    random = beyond_the_demo()
     assert {name for name in wrong(first) if not name.startswith(random)} == set()
     for number in range(RUNS):
         directory = tmp_path / f"run-{number}"

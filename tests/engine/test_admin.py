@@ -17,7 +17,7 @@ from holdfast.verify.checks import oracle, roads
 from holdfast.verify.options import Options
 from load_generator import loaded, questions, undisturbed
 from lora_adapters import make_lora
-from seam_streams import plain_stream
+from seam_streams import plain_stream, recycle
 from servers import SMALL, Server, running, wait_until
 from tiny_models import make_qwen
 from verified import not_passed, recorded_at, results_at
@@ -86,18 +86,13 @@ def text(server: Server, model: str) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def generation(server: Server) -> int:
-    """The number of the engine that runs."""
-    return int(server.status["engine"]["generation"])
-
-
 def restart(server: Server, reason: str) -> None:
     """Ask for the next engine, and wait until it is READY."""
-    before = generation(server)
+    before = server.generation
     answer = ask(server, "restart", reason=reason)
     assert answer.status_code == 202, answer.text
     assert answer.json()["state"] == "RECOVERING"
-    server.until(lambda: generation(server) > before, "the next generation")
+    server.until(lambda: server.generation > before, "the next generation")
     server.until_ready()
 
 
@@ -112,7 +107,7 @@ def test_an_adapter_is_served_and_pinned(server: Server, adapter: Path) -> None:
     missing = ask(server, "loras", name="nobody", path=str(adapter / "nothing"))
     assert missing.status_code in {400, 404}, missing.text
     assert ask(server, "loras", name="accent", path=str(adapter)).status_code == 400
-    assert generation(server) == 1
+    assert server.generation == 1
 
 
 def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> None:
@@ -187,7 +182,7 @@ def test_a_planned_restart_under_load_costs_no_answer(server: Server) -> None:
 
     A stream that it has begun goes on in the next one.
     """
-    before = generation(server)
+    before = server.generation
     many = [PROMPT] * (RECYCLE_REQUESTS // 6)
 
     def ask_many() -> None:
@@ -201,18 +196,11 @@ def test_a_planned_restart_under_load_costs_no_answer(server: Server) -> None:
 
     expected = undisturbed(server, questions(10, count=8, longest_tokens=400))
     with loaded(server, expected, clients=CLIENTS, seed=10) as load:
-        for _ in range(4):
-            ask_many()
-        with carried_over(server, plain_stream(800)):  # it takes longer than the last requests
-            assert generation(server) == before
-            for _ in range(2):
-                ask_many()
-            server.until(lambda: generation(server) > before, "the next generation")
-            server.until_ready()
+        recycle(server, ask_many)
     assert not load.lost, load.lost
     assert not load.wrong, load.wrong
     assert not load.broken, load.broken
-    assert generation(server) == before + 1
+    assert server.generation == before + 1
     assert server.metric("engine_recycles_total", reason="requests") == 1
     assert server.metric("engine_recycles_total") == 1
     assert server.metric("engine_host_memory_bytes") > 0

@@ -122,5 +122,5 @@ def test_whisper_hears_silence_before_and_after_a_death(models: Path, tmp_path: 
         passed = {name for name, step in steps.items() if step["outcome"] == "passed"}
         assert passed == {"first_token"}
         _core_of(server).kill()
-        server.until(lambda: server.status["engine"]["generation"] == 2, "the next engine")
+        server.until(lambda: server.generation == 2, "the next engine")
         server.until_ready()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from browsers import Scheme, chromium, needs_browser, new_tab, picture_directory
@@ -16,7 +14,7 @@ from holdfast.verify.checks import oracle, roads, wire
 from holdfast.verify.options import Options
 from holdfast.verify.records import Status, at_most
 from servers import Server
-from verified import Run, not_passed, results_at, verified_at
+from verified import Run, beyond_the_demo, not_passed, require_report, results_at, verified_at
 
 pytestmark = [
     pytest.mark.engine,
@@ -24,12 +22,9 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "holdfast-verify-1.schema.json"
 RUN_DEADLINE_SECONDS = 600
 BEYOND_IT = {"self.restart"}
 """The server has no key of an operator."""
-OF_THE_MODEL = ("chat", "tools", "skill", "self.needles", "wire.provider_check")
-"""What random weights cannot pass: they know no answers, and do not say `pong`."""
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +38,11 @@ def quick(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def reasons_of(run: Run) -> dict[str, str]:
     """What did not pass although the weights of the package should pass it, with the reason."""
-    beyond = () if is_trained() else OF_THE_MODEL
     named = {f"{one['group']}.{one['name']}": one for one in run.report["checks"]}
     return {
         name: f"{one['status']}: {one['reason']}"
         for name, one in named.items()
-        if one["status"] != Status.PASSED and not name.startswith(beyond)
+        if one["status"] != Status.PASSED and not name.startswith(beyond_the_demo())
     }
 
 
@@ -71,7 +65,7 @@ def test_what_a_user_starts_passes(quick: Run) -> None:
     assert quick.errors == ""
     assert reasons_of(quick) == {}
     assert not is_trained() or quick.code == 0
-    jsonschema.validate(quick.report, json.loads(SCHEMA.read_text()))
+    require_report(quick.report)
 
 
 def test_what_a_user_records_is_met(demo: Server, quick: Run) -> None:

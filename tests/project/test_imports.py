@@ -177,7 +177,7 @@ def own_imports(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def a_cycle(imports: Iterable[tuple[str, str]], node_of: Callable[[str], str]) -> list[str]:
-    """Modules or areas where each imports the next; empty if there is no cycle."""
+    """Return modules or areas that import each other in a ring; empty if none do."""
     graph = defaultdict(set)
     for importer, imported in imports:
         if node_of(importer) != node_of(imported):

@@ -20,6 +20,15 @@ STATES = ("STARTING", "PROBING", "READY", "RECOVERING", "DRAINING")
 NOTICED_SECONDS = 2 * SILENCE_SECONDS + 3.0
 """A side that is busy itself notices silence after twice the time; three are for our own looks."""
 READY_SECONDS = 400.0
+CLIENTS = 8
+RETRIES = 120
+"""More than a client needs during two starts."""
+FLAGS = (
+    "--max-engine-restarts=1000",
+    "--restart-window=1",  # neither the budget nor its back-off is tested here
+    "--hold-timeout=600",
+    "--drain-timeout=600",  # an engine that dies meanwhile takes a start
+)
 LOOK_SECONDS = 0.2
 
 

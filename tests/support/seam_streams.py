@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from cut_streams import Asked
+from cut_streams import Asked, carried_over
+from servers import Server
 from stream_features import CHAT_FEATURES, feature_body
 
 PATTERN = r"([ab]{3}-){50}c"
@@ -83,3 +85,19 @@ def plain_stream(tokens: int, **further: Any) -> Asked:
     """Return a greedy stream of this many tokens."""
     body = {"prompt": [50, 60, 70, 80], "max_tokens": tokens, "temperature": 0, **further}
     return Asked("completions", {**body, "extra_body": {**LONG, **TOKENS}})
+
+
+def recycle(server: Server, ask: Callable[[], None]) -> None:
+    """Ask six times, after which the server replaces its engine, and wait until the next is READY.
+
+    A stream that the first engine has begun goes on in the next one.
+    """
+    before = server.generation
+    for _ in range(4):
+        ask()
+    with carried_over(server, plain_stream(800)):  # it takes longer than the last requests
+        assert server.generation == before
+        for _ in range(2):
+            ask()
+        server.until(lambda: server.generation > before, "the next generation")
+        server.until_ready()

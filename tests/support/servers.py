@@ -129,6 +129,11 @@ class Server:
         """The report of `/statusz`."""
         return dict(self.get("/statusz").json())
 
+    @property
+    def generation(self) -> int:
+        """The number of the engine that the state is about."""
+        return int(self.status["engine"]["generation"])
+
     def metrics(self, path: str = "/metrics") -> Metrics:
         """Every sample of a page, by name and labels."""
         families = text_string_to_metric_families(self.get(path).text)

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
 from asgi_server import serving
+from holdfast.demo.trained import is_trained
 from holdfast.verify.baseline import Baseline
 from holdfast.verify.check import Check
 from holdfast.verify.checks.oracle import recording
@@ -24,6 +27,20 @@ from holdfast.verify.target import Target
 from openai_double import OpenAIDouble
 
 DEADLINE_SECONDS = 120
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
+REPORT_SCHEMA: dict[str, Any] = json.loads((SCHEMAS / "holdfast-verify-1.schema.json").read_text())
+OF_THE_MODEL = ("chat", "tools", "skill")
+"""Groups that judge what a model says; one with random weights says nothing of sense."""
+
+
+def beyond_the_demo() -> tuple[str, ...]:
+    """Return how the names of checks begin that the weights of the package cannot pass."""
+    return () if is_trained() else (*OF_THE_MODEL, "self.needles", "wire.provider_check")
+
+
+def require_report(document: Any) -> None:
+    """Fail unless a report.json keeps to its published schema."""
+    jsonschema.validate(document, REPORT_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ did, because the numbers of a request depend on what shares its step.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from holdfast.errors import UsageError
 from holdfast.labels import BaselineCheck
 from holdfast.records import BaselineComparison
 from holdfast.settings import ProbeSettings
-from holdfast.verify.agreement import Top, differences
+from holdfast.verify.agreement import Top, differences, lead_over
 from holdfast.verify.baseline import (
     NOISE_FACTOR,
     WIDTH,
@@ -90,8 +89,7 @@ class BaselineWatch:
         """The token, unless it was the likeliest or noise may have made it so."""
         if token is None:
             return None
-        lead_nats = max(recorded.values()) - recorded.get(token, -math.inf)
-        return token if lead_nats > 2 * self.limit_nats else None
+        return token if lead_over(recorded, token) > 2 * self.limit_nats else None
 
     def last(self) -> Mapping[BaselineCheck, BaselineComparison]:
         """Return the last comparison of each check that has run."""

@@ -166,6 +166,11 @@ def margin(top: Top) -> float:
     return best[0] - best[1] if len(best) > 1 else math.inf
 
 
+def lead_over(top: Top, token: int) -> float:
+    """By how much the likeliest token leads this one; infinity if nothing is known of it."""
+    return max(top.values()) - top.get(token, -math.inf)
+
+
 def other_choices(one: Scores, reference: Scores, limits: Limits) -> list[int]:
     """The positions with another first choice, though its lead exceeds what noise can take."""
     return [

@@ -90,7 +90,7 @@ def test_a_gap_tears_no_word_apart() -> None:
 
 
 def test_a_drill_teaches_what_its_prompt_has_said() -> None:
-    """Each word that is taught stands before, so that there is no way but to copy it."""
+    """Each taught word appears in the prompt, so the only way to predict it is to copy it."""
     random = Random(1)
     for _ in range(200):
         drill = draw_drill(random)

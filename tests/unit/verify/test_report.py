@@ -8,7 +8,6 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any, get_args
 from xml.etree import ElementTree as ET
 
@@ -48,9 +47,8 @@ from holdfast.verify.report import (
     wording,
 )
 from holdfast.verify.report.markup import html
+from verified import REPORT_SCHEMA, require_report
 
-SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
-PUBLISHED = json.loads((SCHEMAS / "holdfast-verify-1.schema.json").read_text())
 HOSTILE = "</style><script>alert(1)</script> | \x1b[31m \ud800 & ]]>"
 REQUEST = Request("POST", "/v1/completions", {"model": "it's", "prompt": [1, 2]})
 FACTS = HoldfastFacts(
@@ -156,7 +154,7 @@ def test_a_share_is_told_with_its_standard_error() -> None:
 
 def test_the_schema_is_one() -> None:
     """Draft 2020-12 says so."""
-    jsonschema.Draft202012Validator.check_schema(PUBLISHED)
+    jsonschema.Draft202012Validator.check_schema(REPORT_SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -164,16 +162,16 @@ def test_the_schema_is_one() -> None:
 )
 def test_the_report_keeps_to_its_schema(report: Report) -> None:
     """With every kind of result in it."""
-    jsonschema.validate(written(report), PUBLISHED)
+    require_report(written(report))
 
 
 def test_the_schema_has_the_words_of_the_code() -> None:
     """Groups, profiles, statuses, verdicts, relations and sources are those that there are."""
-    check = PUBLISHED["$defs"]["CheckResult"]["properties"]
-    limit = PUBLISHED["$defs"]["Limit"]["properties"]
-    assert PUBLISHED["properties"]["schema"]["const"] == SCHEMA
-    assert PUBLISHED["properties"]["profile"]["enum"] == [*PROFILES]
-    assert PUBLISHED["properties"]["verdict"]["enum"] == [*Verdict]
+    check = REPORT_SCHEMA["$defs"]["CheckResult"]["properties"]
+    limit = REPORT_SCHEMA["$defs"]["Limit"]["properties"]
+    assert REPORT_SCHEMA["properties"]["schema"]["const"] == SCHEMA
+    assert REPORT_SCHEMA["properties"]["profile"]["enum"] == [*PROFILES]
+    assert REPORT_SCHEMA["properties"]["verdict"]["enum"] == [*Verdict]
     assert check["group"]["enum"] == [*GROUPS]
     assert check["status"]["enum"] == [*Status]
     assert limit["relation"]["enum"] == [*get_args(Relation)]

@@ -6,10 +6,8 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
-import jsonschema
 import pytest
 
 from holdfast.verify.checks import soak
@@ -21,7 +19,7 @@ from holdfast.verify.soak_plan import SoakPlan
 from openai_double import OpenAIDouble
 from sample_reports import report
 from soaked_double import HOUR_SECONDS, Ageing, SoakedDouble
-from verified import not_passed, results
+from verified import not_passed, require_report, results
 
 FOUND_BY: dict[Ageing, str] = {
     "one answer is 500": "load",
@@ -37,7 +35,6 @@ FOUND_BY: dict[Ageing, str] = {
 OF_SCORES: tuple[Ageing, ...] = ("weights change", "decodes change")
 UNTOLD = {"soak.agreement": Status.SKIPPED}
 """Of a server that tells no log-probs."""
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "holdfast-verify-1.schema.json"
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +64,7 @@ def test_a_server_that_stays_as_it_is_passes() -> None:
     made = soaked(SoakedDouble(tells_scores=True))
     assert {name: (one.status, one.reason) for name, one in made.items() if one.reason} == {}
     whole = replace(report(*made.values()), profile="soak")
-    jsonschema.validate(json.loads(as_json.rendered(whole)), json.loads(SCHEMA.read_text()))
+    require_report(json.loads(as_json.rendered(whole)))
 
 
 def test_every_fault_has_its_check() -> None:

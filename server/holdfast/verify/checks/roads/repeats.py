@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.verify.agreement import Limits, Scores
+from holdfast.verify.agreement import Limits, Scores, lead_over
 from holdfast.verify.baseline import WIDTH
 from holdfast.verify.check import Check
 from holdfast.verify.checks.roads.judging import (
@@ -87,8 +86,8 @@ def _same_tokens(trial: Trial, how: str, now: Sequence[int], then: Decoded, limi
     chosen = zip(then.scores.items(), now, then.token_ids, strict=True)
     for same, ((at, top), token, other) in enumerate(chosen):
         if token != other:
-            lead = max(top.values()) - top.get(token, -math.inf)
-            trial.require(lead <= 2 * limits.greatest, f"{how}, position {at} has another token")
+            is_noise = lead_over(top, token) <= 2 * limits.greatest
+            trial.require(is_noise, f"{how}, position {at} has another token")
             return same
     return len(now)
 
