@@ -10,12 +10,12 @@ import pytest
 
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import Damage, DemoSwitches
-from holdfast.verify.baseline import Baseline, write_baseline
+from holdfast.verify.baseline import Baseline
 from holdfast.verify.checks import roads
 from holdfast.verify.checks.oracle import comparing
 from holdfast.verify.options import Options
 from holdfast.verify.records import Status
-from recorded_baselines import FLAGS, recorded
+from recorded_baselines import FLAGS, record_baseline
 from servers import SMALL, Server, running
 from verified import not_passed, recorded_at, results_at
 
@@ -29,10 +29,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the sound model says."""
     directory = tmp_path_factory.mktemp("recorded")
     model = ensure_demo_model(directory, DemoSwitches(declares_need=False))
-    with running(directory, str(model), *FLAGS) as server:
-        server.until_ready()
-        write_baseline(recorded(server), directory / "baseline.gz")
-    return directory / "baseline.gz"
+    return record_baseline(model, directory)
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ import pytest
 
 from holdfast.demo.files import demo_directory, ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
-from holdfast.verify.baseline import write_baseline
 from holdfast.worker.nan_rows import LOST_ROWS
-from recorded_baselines import FLAGS, recorded
+from recorded_baselines import FLAGS, record_baseline
 from servers import COMPILED, SMALL, Demo, Greedy, Server, Sight, running
 
 LIMITS = ("--request-timeout=1.5", "--max-body-size=1MiB")
@@ -90,11 +89,7 @@ def nan_demo(models: Path, nan_triggers: Path) -> Path:
 @pytest.fixture(scope="session")
 def baseline(nan_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What that model says while it is sound."""
-    directory = tmp_path_factory.mktemp("recorded")
-    with running(directory, str(nan_demo), *FLAGS) as server:
-        server.until_ready()
-        write_baseline(recorded(server), directory / "baseline.gz")
-    return directory / "baseline.gz"
+    return record_baseline(nan_demo, tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture(scope="session")

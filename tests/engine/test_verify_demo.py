@@ -10,11 +10,19 @@ import pytest
 from browsers import Scheme, chromium, needs_browser, new_tab, picture_directory
 from holdfast.demo.trained import is_trained
 from holdfast.verify.baseline import read_baseline
-from holdfast.verify.checks import oracle, roads, wire
+from holdfast.verify.checks import oracle
 from holdfast.verify.options import Options
 from holdfast.verify.records import Status, at_most
 from servers import Server
-from verified import Run, beyond_the_demo, not_passed, require_report, results_at, verified_at
+from verified import (
+    Run,
+    beyond_the_demo,
+    not_passed,
+    of_standard,
+    require_report,
+    results_at,
+    verified_at,
+)
 
 pytestmark = [
     pytest.mark.engine,
@@ -23,8 +31,7 @@ pytestmark = [
 ]
 
 RUN_DEADLINE_SECONDS = 600
-BEYOND_IT = {"self.restart"}
-"""The server has no key of an operator."""
+NEED_A_FLAG = {"skill.own_tasks", "survive.death"}
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +53,12 @@ def reasons_of(run: Run) -> dict[str, str]:
     }
 
 
-def test_every_road_passes(demo: Server) -> None:
-    """Nothing fails or is left open; in float32 on a CPU, noise is none.
-
-    Nor does a check of the protocol that the profile of the test below does not have.
-    """
-    further = [check for check in wire.CHECKS if "quick" not in check.profiles]
-    made = results_at(demo.url, [*further, *roads.CHECKS])
+def test_every_check_of_standard_passes(demo: Server) -> None:
+    """Nothing fails or is left open; in float32 on a CPU, noise is none."""
+    made = results_at(demo.url, of_standard(beyond=beyond_the_demo()))
     reasons = {name: made[name].reason for name in not_passed(made)}
-    beyond = BEYOND_IT if is_trained() else {*BEYOND_IT, "self.needles"}
-    assert not_passed(made) == dict.fromkeys(beyond, Status.SKIPPED), reasons
+    unasked = dict.fromkeys(NEED_A_FLAG & made.keys(), Status.SKIPPED)
+    assert not_passed(made) == unasked, reasons
     (limits,) = {n.limit for n in made["self.full_batch"].numbers if n.unit == "nat"}
     assert limits == at_most(0, "A/A")
 

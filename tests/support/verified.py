@@ -18,6 +18,7 @@ from asgi_server import serving
 from holdfast.demo.trained import is_trained
 from holdfast.verify.baseline import Baseline
 from holdfast.verify.check import Check
+from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import recording
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, Profile, Status
@@ -31,11 +32,24 @@ SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 REPORT_SCHEMA: dict[str, Any] = json.loads((SCHEMAS / "holdfast-verify-1.schema.json").read_text())
 OF_THE_MODEL = ("chat", "tools", "skill")
 """Groups that judge what a model says; one with random weights says nothing of sense."""
+BEYOND_RANDOM_WEIGHTS = (*OF_THE_MODEL, "self.needles", "wire.provider_check")
+"""How the names of checks begin that random weights cannot pass."""
 
 
 def beyond_the_demo() -> tuple[str, ...]:
     """Return how the names of checks begin that the weights of the package cannot pass."""
-    return () if is_trained() else (*OF_THE_MODEL, "self.needles", "wire.provider_check")
+    return () if is_trained() else BEYOND_RANDOM_WEIGHTS
+
+
+def of_standard(*, beyond: tuple[str, ...] = BEYOND_RANDOM_WEIGHTS) -> list[Check]:
+    """Return the checks of profile standard, without those whose names begin so."""
+    return [
+        check
+        for check in ALL
+        if "standard" in check.profiles
+        and oracle.is_asked_for(check, Options())
+        and not check.full_name.startswith(beyond)
+    ]
 
 
 def require_report(document: Any) -> None:
