@@ -31,7 +31,6 @@ pytestmark = [
 ]
 
 RUN_DEADLINE_SECONDS = 600
-NEED_A_FLAG = {"skill.own_tasks", "survive.death"}
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +53,10 @@ def reasons_of(run: Run) -> dict[str, str]:
 
 
 def test_every_check_of_standard_passes(demo: Server) -> None:
-    """Nothing fails or is left open; in float32 on a CPU, noise is none."""
-    made = results_at(demo.url, of_standard(beyond=beyond_the_demo()))
+    """Nothing fails or is left open, however little the model knows; on a CPU, noise is none."""
+    made = results_at(demo.url, of_standard())
     reasons = {name: made[name].reason for name in not_passed(made)}
-    unasked = dict.fromkeys(NEED_A_FLAG & made.keys(), Status.SKIPPED)
-    assert not_passed(made) == unasked, reasons
+    assert not_passed(made) == {"survive.death": Status.SKIPPED}, reasons
     (limits,) = {n.limit for n in made["self.full_batch"].numbers if n.unit == "nat"}
     assert limits == at_most(0, "A/A")
 

@@ -118,7 +118,12 @@ class ResourceCounts:
 
     @classmethod
     def of(cls, server: Server) -> ResourceCounts:
-        """Count what the server has now."""
+        """Count what the server has now.
+
+        It is asked for a page first. So our own connection always counts, and garbage is collected,
+        which a server at rest does not do: what a dead engine had open may be in cycles.
+        """
+        server.metrics()
         pid, opened = server.process.pid, Counter[str]()
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
@@ -134,14 +139,9 @@ class ResourceCounts:
 
 
 def require_released(server: Server, before: ResourceCounts, *, deadline_seconds: float) -> None:
-    """Wait until the server has no more open than `before`.
-
-    It is asked for a page each time, since a server at rest collects no garbage, and what a dead
-    engine had open may be in cycles of references.
-    """
+    """Wait until the server has no more open than `before`."""
 
     def grown() -> dict[str, int]:
-        server.metrics()
         return ResourceCounts.of(server).grown_from(before)
 
     wait_until(
