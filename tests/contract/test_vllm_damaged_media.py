@@ -24,7 +24,9 @@ DAMAGED = {kind: f"{kind} {SEED} {COUNT} {SECONDS}" for kind in KINDS}
 WRONG_BITS = {"before its start": ("MJPG in avi", 31, 7), "for ever": ("WMV2 in wmv", 196, 3)}
 """Of a clip, the byte and the bit; it has FFmpeg seek to where there is nothing, or for ever."""
 
-pytestmark = pytest.mark.timeout((len(KINDS) + len(WRONG_BITS)) * CASE_DEADLINE_SECONDS + 60)
+DEADLINE_SECONDS = (len(KINDS) + len(WRONG_BITS)) * CASE_DEADLINE_SECONDS + 60
+
+pytestmark = pytest.mark.timeout(DEADLINE_SECONDS + 60)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         check=True,
         env={**os.environ, "PYTHONPATH": path},
         text=True,
+        timeout=DEADLINE_SECONDS,
     )
     last, found = "", []
     for line in decoded.stdout.splitlines():

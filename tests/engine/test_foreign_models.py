@@ -43,7 +43,7 @@ def _assert_proven(server: Server, steps: set[str]) -> None:
 
 
 def _assert_right(server: Server) -> None:
-    """Profile standard passes, over a death too, but for what random weights cannot say."""
+    """Every check of profile standard that random weights can pass does, over a death too."""
     kill = ("kill", "-KILL", str(_core_of(server).pid))
     made = results_at(server.url, of_standard(), Options(kill_command=kill))
     reasons = {name: made[name].reason for name in not_passed(made)}

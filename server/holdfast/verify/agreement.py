@@ -167,7 +167,7 @@ def margin(top: Top) -> float:
 
 
 def lead_over(top: Top, token: int) -> float:
-    """By how much the likeliest token leads this one; infinity if nothing is known of it."""
+    """Return by how much the likeliest token leads this one; infinity if it is not in `top`."""
     return max(top.values()) - top.get(token, -math.inf)
 
 
