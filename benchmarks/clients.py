@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 Result = Mapping[str, Any]
+TTFTS = "ttfts"
+"""The seconds to the first token of each request."""
 _STOP_SECONDS = 10.0
 
 
@@ -117,8 +119,8 @@ def main() -> None:
     add_cli_args(parser)
     for line in sys.stdin:
         result = asyncio.run(main_async(parser.parse_args(json.loads(line))))
-        plain = {name: value for name, value in result.items() if _is_plain(value)}
-        print(json.dumps(plain), file=results)
+        kept = {name: value for name, value in result.items() if _is_plain(value)}
+        print(json.dumps(kept | {TTFTS: result[TTFTS]}), file=results)
 
 
 def _is_plain(value: object) -> bool:

@@ -15,9 +15,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from math import log, sqrt
 from pathlib import Path
-from statistics import median, stdev
+from statistics import median, pvariance, quantiles, stdev
 from typing import Any
 
 import psutil
@@ -50,6 +51,8 @@ class Measure:
     goal: str = ""
     """What the ratio should be, as `<= 1.00`; or the value, if there is no ratio or as
     `itself <= 1.2`. Empty for none."""
+    ratio_error: float | None = None
+    """The standard error of a ratio that is not one of many; None for that of their mean."""
 
     def ratios(self) -> list[float]:
         """One for each pair."""
@@ -65,7 +68,9 @@ class Measure:
             "values": {side: list(values) for side, values in self.values.items()},
             "medians": {side: median(values) for side, values in self.values.items()},
             "ratios": self.ratios(),
-            "standard_error": standard_error(self.ratios()),
+            "standard_error": (
+                standard_error(self.ratios()) if self.ratio_error is None else self.ratio_error
+            ),
             "digits": self.digits,
             "goal": self.goal,
         }
@@ -97,6 +102,35 @@ class Findings:
             "curves": [asdict(curve) for curve in self.curves],
             "details": dict(self.details),
         }
+
+
+def pooled_p99(
+    label: str, values: Mapping[str, Sequence[Sequence[float]]], digits: int = 1, goal: str = ""
+) -> Measure:
+    """Return the row of the p99 of all values of a side, which are given for each pair.
+
+    A p99 needs many values, and those of one burst are few. The standard error of the ratio is that
+    of a jackknife over the pairs (https://doi.org/10.1214/aos/1176345462).
+    """
+    ours, theirs = values.values()
+    count = len(ours)
+    p99s = {side: [_p99(of_pairs)] for side, of_pairs in values.items()}
+    if count < MANY_PAIRS:
+        return Measure(label, p99s, digits, goal)
+    without = [
+        log(_p99(_left_out(ours, one)) / _p99(_left_out(theirs, one))) for one in range(count)
+    ]
+    error = sqrt((count - 1) * pvariance(without))
+    return Measure(label, p99s, digits, goal, error)
+
+
+def _p99(values: Sequence[Sequence[float]]) -> float:
+    together = list(chain.from_iterable(values))
+    return quantiles(together, n=100, method="inclusive")[-1] if together[1:] else together[0]
+
+
+def _left_out(values: Sequence[Sequence[float]], index: int) -> Sequence[Sequence[float]]:
+    return [*values[:index], *values[index + 1 :]]
 
 
 def ordered(number: int, sides: Sequence[str] = SIDES) -> Sequence[str]:
@@ -188,7 +222,7 @@ def _environment(record: Mapping[str, Any]) -> str:
         f"Holdfast {versions_of['holdfast']}, vLLM {versions_of['vllm']}, "
         f"torch {versions_of['torch']}, Python {versions_of['python']}; "
         f"{record['measured'][:10]}. Median (least to most) of each side, and of the ratio in a "
-        "pair; ± is the standard error of a mean."
+        "pair; ± is a standard error."
     )
 
 

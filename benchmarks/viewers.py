@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import takewhile
@@ -34,7 +34,7 @@ import bursts
 import pairs
 import sides
 from bursts import Row
-from clients import BenchClient, Client
+from clients import TTFTS, BenchClient, Client
 from sides import Server
 
 CLIENTS = 64
@@ -57,8 +57,8 @@ ROWS = (
     Row("CPU of the front end, µs a token", CLIENTS, "front_end_us_per_token"),
     Row("output tok/s", CLIENTS, "output_throughput", 0, ">= 0.99"),
     Row("median TTFT, ms", CLIENTS, "median_ttft_ms"),
-    Row("p99 TTFT, ms", CLIENTS, "p99_ttft_ms", 1, "<= 1.01"),
 )
+P99_GOAL = "<= 1.01"
 _REQUEST = b"GET /statusz/stream HTTP/1.1\r\nHost: benchmark\r\n\r\n"
 
 
@@ -138,6 +138,17 @@ def _viewers(server: Server, side: str) -> Viewers:
     return Viewers(server.url, VIEWERS if side == LOOKING else 0)
 
 
+def p99(found: Sequence[bursts.Pair]) -> pairs.Measure:
+    """Return the row of the latest first tokens: a burst alone has only five of them."""
+    milliseconds = {
+        side: [[1e3 * seconds for seconds in pair[side][CLIENTS][TTFTS]] for pair in found]
+        for side in SIDES
+    }
+    return pairs.pooled_p99(
+        f"p99 TTFT of all bursts, ms, clients: {CLIENTS}", milliseconds, 1, P99_GOAL
+    )
+
+
 def quiet(server: Server, model: str, changes: int, count: int) -> list[pairs.Measure]:
     """Return what the front end spends on a document that changes, and what of it on a viewer."""
     spent: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -189,7 +200,7 @@ def main() -> None:
         with bench.ready("holdfast") as server, BenchClient(bench.model) as client:
             pairs_found = found(server, client, requests, arguments.pairs)
             alone = quiet(server, bench.model, changes, min(arguments.pairs, QUIET_PAIRS))
-    measures = [*(row.measure(pairs_found, SIDES) for row in ROWS), *alone]
+    measures = [*(row.measure(pairs_found, SIDES) for row in ROWS), p99(pairs_found), *alone]
     title = f"Viewers of the status page, {len(pairs_found)} pairs of bursts"
     pairs.show(pairs.Findings("viewers", title, measures), arguments)
 
