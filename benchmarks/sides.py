@@ -34,10 +34,12 @@ PLUGIN_SIDE = "vllm serve, our plugin"
 """vLLM's front end over an engine with Holdfast's plugin: it tells what each of the two costs."""
 UNLAYERED_SIDE = "no layers"
 ENDING_SIDE = "streams end with the engine"
+CONSTANT_SIDE = "uvicorn alone"
 _COMMANDS = {
     "holdfast": ("-m", "holdfast"),
     UNLAYERED_SIDE: (str(Path(__file__).with_name("unlayered.py")),),
     ENDING_SIDE: ("-m", "holdfast"),
+    CONSTANT_SIDE: (str(Path(__file__).with_name("constant.py")),),
 }
 _FURTHER_FLAGS = {ENDING_SIDE: ("--continue-streams", "off")}
 _READY_PATHS = dict.fromkeys(_COMMANDS, "/readyz")
