@@ -1,17 +1,18 @@
-"""The lessons of one optimizer step, as padded batches; a pure function of seed and step."""
+"""The lessons of one optimizer step, as padded batches; a pure function of course and step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
 import torch
 
 from demo_training.chats import Example, example_of, example_of_text
-from demo_training.course import drill_share
+from demo_training.course import Course, drill_share
 from demo_training.drills import draw_drill
-from demo_training.skills import draw_lesson
+from demo_training.lessons import Lesson
+from demo_training.skills import draw_fine_tuning_lesson, draw_lesson
 from demo_training.skills.texts import draw_text
 from holdfast.demo.files import MAX_MODEL_TOKENS
 from holdfast.demo.tokenizer import PAD_ID
@@ -34,11 +35,12 @@ class Batch:
     labels: torch.Tensor
 
 
-def step_batches(seed: int, step: int, lessons: int) -> list[Batch]:
+def step_batches(course: Course, step: int) -> list[Batch]:
     """The batches of one step, shortest examples first."""
-    random = Random(f"{seed} {step}")
+    random = Random(f"{course.seed} {step}")
     share = drill_share(step)
-    examples = [_draw_example(random, share) for _ in range(lessons)]
+    draw = draw_fine_tuning_lesson if course.is_fine_tuning(step) else draw_lesson
+    examples = [_draw_example(random, share, draw) for _ in range(course.lessons_per_step)]
     return [batch_of(group, random) for group in grouped(examples)]
 
 
@@ -82,9 +84,9 @@ def _open_gap(positions: torch.Tensor, example: Example, random: Random) -> None
         )
 
 
-def _draw_example(random: Random, drills: float) -> Example:
+def _draw_example(random: Random, drills: float, draw: Callable[[Random], Lesson]) -> Example:
     if random.random() < drills:
         return draw_drill(random)
     if random.random() < _TEXT_SHARE:
         return example_of_text(draw_text(random))
-    return example_of(draw_lesson(random))
+    return example_of(draw(random))

@@ -29,6 +29,8 @@ class Checkpoint:
     steps_done: int
     network: dict[str, torch.Tensor]
     optimizers: list[dict[str, Any]]
+    before_fine_tuning: dict[str, torch.Tensor] | None = None
+    """The network at the end of the lessons; None before that."""
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
@@ -39,6 +41,7 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
         "steps_done": checkpoint.steps_done,
         "network": checkpoint.network,
         "optimizers": checkpoint.optimizers,
+        "before_fine_tuning": checkpoint.before_fine_tuning,
     }
     staged = directory / f".{_CHECKPOINT}"
     torch.save(record, staged)
@@ -61,7 +64,11 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
             remedy="Train in another directory, or check out the code that made it.",
         )
     return Checkpoint(
-        Course(**record["course"]), record["steps_done"], record["network"], record["optimizers"]
+        Course(**record["course"]),
+        record["steps_done"],
+        record["network"],
+        record["optimizers"],
+        record["before_fine_tuning"],
     )
 
 

@@ -14,6 +14,7 @@ from demo_training.checkpoints import read_checkpoint, recipe_sha256
 from demo_training.exam import scores
 from demo_training.network import Network
 from demo_training.shape import SHAPE
+from demo_training.training import final_weights
 from holdfast.demo.files import MAX_MODEL_TOKENS
 from holdfast.demo.tokenizer import write_tokenizer
 from holdfast.demo.trained import FILES, RECORD, WEIGHTS_FILE
@@ -36,13 +37,13 @@ def export(directory: Path, target: Path, *, questions: int) -> dict[str, float]
         UsageError: `directory` has no checkpoint, or one in the middle of its course.
     """
     checkpoint = read_checkpoint(directory)
-    if checkpoint is None or checkpoint.steps_done < checkpoint.course.steps:
+    if checkpoint is None or checkpoint.steps_done < checkpoint.course.total_steps:
         raise UsageError(
             f"{directory} has no finished training.", remedy="Run demo_training train to its end."
         )
     target.mkdir(parents=True, exist_ok=True)
     (target / RECORD).unlink(missing_ok=True)
-    weights = {name: weight.half() for name, weight in checkpoint.network.items()}
+    weights = {name: weight.half() for name, weight in final_weights(checkpoint).items()}
     save_file(weights, target / WEIGHTS_FILE, metadata={"format": "pt"})
     (target / WEIGHTS_FILE).chmod(0o644)  # safetensors lets nobody else read it
     write_tokenizer(target, MAX_MODEL_TOKENS)

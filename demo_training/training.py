@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from demo_training.batches import Batch, step_batches
 from demo_training.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from demo_training.course import Course
+from demo_training.course import FINE_TUNED_SHARE, Course
 from demo_training.exam import described, scores
 from demo_training.muon import Muon
 from demo_training.network import Network
@@ -39,12 +39,14 @@ def train(course: Course, directory: Path, *, stop_after: int | None = None) -> 
     torch.manual_seed(course.seed)
     network = Network()
     optimizers = _optimizers(network)
-    done = _restore(directory, course, network, optimizers)
+    done, before = _restore(directory, course, network, optimizers)
     team = Team(network)
     began, tokens, losses = time.monotonic(), 0, 0.0
-    last = course.steps if stop_after is None else stop_after
+    last = course.total_steps if stop_after is None else stop_after
     for step in range(done, last):
-        batches = step_batches(course.seed, step, course.lessons_per_step)
+        if step == course.steps:
+            before = copy.deepcopy(network.state_dict())
+        batches = step_batches(course, step)
         _set_rate(optimizers, course.rate(step))
         losses += team.backward(batches)
         _step_optimizers(network, optimizers)
@@ -52,16 +54,29 @@ def train(course: Course, directory: Path, *, stop_after: int | None = None) -> 
         if (step + 1) % _STEPS_PER_REPORT == 0:
             seconds = time.monotonic() - began
             print(
-                f"step {step + 1} of {course.steps}: loss {losses / _STEPS_PER_REPORT:.4f}, "
+                f"step {step + 1} of {course.total_steps}: loss {losses / _STEPS_PER_REPORT:.4f}, "
                 f"{tokens / seconds:,.0f} tokens/s",
                 flush=True,
             )
             began, tokens, losses = time.monotonic(), 0, 0.0
         if step + 1 == last or (step + 1) % _STEPS_PER_REPORT == 0:
-            _save(directory, course, step + 1, network, optimizers)
+            states = [optimizer.state_dict() for optimizer in optimizers]
+            checkpoint = Checkpoint(course, step + 1, network.state_dict(), states, before)
+            write_checkpoint(directory, checkpoint)
         if (step + 1) % _STEPS_PER_EXAM == 0:
             print(described(scores(network, _QUESTIONS_ON_THE_WAY)), flush=True)
     return network
+
+
+def final_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The mean of the weights before and after fine-tuning, or those of a course without it."""
+    before = checkpoint.before_fine_tuning
+    if before is None:
+        return checkpoint.network
+    return {
+        name: torch.lerp(before[name], weight, FINE_TUNED_SHARE)
+        for name, weight in checkpoint.network.items()
+    }
 
 
 def _optimizers(network: Network) -> list[torch.optim.Optimizer]:
@@ -130,25 +145,14 @@ def _step_optimizers(network: Network, optimizers: list[torch.optim.Optimizer]) 
         optimizer.zero_grad(set_to_none=True)
 
 
-def _save(
-    directory: Path,
-    course: Course,
-    step: int,
-    network: Network,
-    optimizers: list[torch.optim.Optimizer],
-) -> None:
-    states = [optimizer.state_dict() for optimizer in optimizers]
-    write_checkpoint(directory, Checkpoint(course, step, network.state_dict(), states))
-
-
 def _restore(
     directory: Path, course: Course, network: Network, optimizers: list[torch.optim.Optimizer]
-) -> int:
-    """The steps that were done before, 0 without a checkpoint."""
+) -> tuple[int, dict[str, torch.Tensor] | None]:
+    """The steps that were done before, and the weights before fine-tuning if that has begun."""
     directory.mkdir(parents=True, exist_ok=True)
     checkpoint = read_checkpoint(directory)
     if checkpoint is None:
-        return 0
+        return 0, None
     if not course.continues(checkpoint.course, checkpoint.steps_done):
         raise UsageError(
             f"{directory} has a checkpoint of another course: {checkpoint.course}.",
@@ -157,4 +161,4 @@ def _restore(
     network.load_state_dict(checkpoint.network)
     for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
         optimizer.load_state_dict(state)
-    return checkpoint.steps_done
+    return checkpoint.steps_done, checkpoint.before_fine_tuning

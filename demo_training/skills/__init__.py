@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from random import Random
 
 from demo_training.lessons import Lesson, Skill, Turn
-from demo_training.skills.arithmetic import draw_arithmetic
+from demo_training.skills.arithmetic import draw_arithmetic, draw_worked_arithmetic
 from demo_training.skills.capitals import draw_capital
-from demo_training.skills.counting import draw_counting
+from demo_training.skills.counting import draw_counting, draw_counting_otherwise
 from demo_training.skills.dates import draw_date
 from demo_training.skills.facts import draw_fact
 from demo_training.skills.greetings import draw_greeting
@@ -16,13 +16,13 @@ from demo_training.skills.needles import draw_needle
 from demo_training.skills.objects import draw_object
 from demo_training.skills.repeating import draw_repetition
 from demo_training.skills.stories import draw_story
-from demo_training.skills.tools import draw_tool_call, draw_tool_result
-from demo_training.skills.unknown import draw_unknown
+from demo_training.skills.tools import draw_note, draw_tool_call, draw_tool_result
+from demo_training.skills.unknown import draw_unknown, draw_unknown_otherwise
 
 SKILLS: Mapping[str, Skill] = {
     "greeting": draw_greeting,
     "fact": draw_fact,
-    "arithmetic": draw_arithmetic,
+    "arithmetic": draw_worked_arithmetic,
     "capital": draw_capital,
     "date": draw_date,
     "counting": draw_counting,
@@ -33,20 +33,38 @@ SKILLS: Mapping[str, Skill] = {
     "repetition": draw_repetition,
     "unknown": draw_unknown,
 }
-_SHARES: Mapping[str, int] = {
-    "greeting": 4,
-    "fact": 10,
-    "arithmetic": 26,
-    "capital": 10,
-    "date": 9,
-    "counting": 5,
-    "object": 12,
-    "tool call": 13,
-    "tool result": 2,
-    "needle": 9,
-    "repetition": 6,
-    "unknown": 6,
+_SHARES: Mapping[Skill, int] = {
+    draw_greeting: 4,
+    draw_fact: 10,
+    draw_arithmetic: 26,
+    draw_capital: 10,
+    draw_date: 9,
+    draw_counting: 5,
+    draw_object: 12,
+    draw_tool_call: 13,
+    draw_tool_result: 2,
+    draw_needle: 9,
+    draw_repetition: 6,
+    draw_unknown: 6,
 }
+_FINE_TUNING_SHARES: Mapping[Skill, int] = {
+    draw_greeting: 4,
+    draw_fact: 9,
+    draw_worked_arithmetic: 22,
+    draw_capital: 9,
+    draw_date: 8,
+    draw_counting: 4,
+    draw_counting_otherwise: 5,
+    draw_object: 12,
+    draw_tool_call: 17,
+    draw_note: 6,
+    draw_tool_result: 2,
+    draw_needle: 11,
+    draw_repetition: 6,
+    draw_unknown: 2,
+    draw_unknown_otherwise: 6,
+}
+"""What an exam after the lessons of `_SHARES` found weak has the most."""
 _STORY_SHARE = 0.02
 """Of all lessons; no exam has stories, because none of them is the right one."""
 _EARLIER_TURNS_SHARE = 0.12
@@ -61,12 +79,21 @@ _SYSTEM_PROMPTS = (
 
 def draw_lesson(random: Random) -> Lesson:
     """A story, or a lesson of a random skill, sometimes after another or under a system prompt."""
+    return _draw_lesson(random, _SHARES)
+
+
+def draw_fine_tuning_lesson(random: Random) -> Lesson:
+    """The same, with more of what the lessons before have taught too little."""
+    return _draw_lesson(random, _FINE_TUNING_SHARES)
+
+
+def _draw_lesson(random: Random, shares: Mapping[Skill, int]) -> Lesson:
     if random.random() < _STORY_SHARE:
         return draw_story(random)
-    lesson = _draw(random)
+    lesson = _draw(random, shares)
     turns = lesson.turns
     if not lesson.tools and random.random() < _EARLIER_TURNS_SHARE:
-        earlier = _draw(random)
+        earlier = _draw(random, shares)
         if not earlier.tools:
             turns = (*earlier.turns, Turn("assistant", earlier.reply), *turns)
     if random.random() < _SYSTEM_SHARE:
@@ -74,6 +101,6 @@ def draw_lesson(random: Random) -> Lesson:
     return Lesson(turns, lesson.reply, lesson.tools)
 
 
-def _draw(random: Random) -> Lesson:
-    (name,) = random.choices(list(_SHARES), list(_SHARES.values()))
-    return SKILLS[name](random, is_exam=False)
+def _draw(random: Random, shares: Mapping[Skill, int]) -> Lesson:
+    (skill,) = random.choices(list(shares), list(shares.values()))
+    return skill(random, is_exam=False)

@@ -89,7 +89,19 @@ _ONLY_NUMBER_SHARE = 0.25
 
 
 def draw_arithmetic(random: Random, *, is_exam: bool) -> Lesson:
-    """A calculation or several; the reply repeats each, with the result beside its numbers."""
+    """A calculation or several; the reply repeats each, or is the number that was asked for."""
+    return _draw_arithmetic(random, is_exam=is_exam, may_reply_with_number=True)
+
+
+def draw_worked_arithmetic(random: Random, *, is_exam: bool) -> Lesson:
+    """The same, but the reply always repeats the calculation.
+
+    A network of this size finds the result beside the numbers, and guesses it without them.
+    """
+    return _draw_arithmetic(random, is_exam=is_exam, may_reply_with_number=False)
+
+
+def _draw_arithmetic(random: Random, *, is_exam: bool, may_reply_with_number: bool) -> Lesson:
     is_story = random.random() < _STORY_SHARE
     if not is_story and random.random() < _SEVERAL_SHARE:
         return _draw_several(random, is_exam=is_exam)
@@ -101,7 +113,9 @@ def draw_arithmetic(random: Random, *, is_exam: bool) -> Lesson:
     else:
         question = casually(_BARE.draw(random, is_exam=is_exam).format(**values), random)
     if random.random() < _ONLY_NUMBER_SHARE:
-        return ask(question + ONLY_NUMBER.draw(random, is_exam=is_exam), str(_result(a, sign, b)))
+        question += ONLY_NUMBER.draw(random, is_exam=is_exam)
+        if may_reply_with_number:
+            return ask(question, str(_result(a, sign, b)))
     return ask(question, solved(a, sign, b))
 
 

@@ -14,6 +14,7 @@ from demo_training.skills.greetings import draw_greeting
 from demo_training.skills.words import (
     COLORS,
     city,
+    foreign_text,
     foreign_word,
     invented_word,
     iso_date,
@@ -106,6 +107,22 @@ _PAIRS = Phrasings(
     ),
     ("Please get the {noun}{values} and{other}.", "Find the {noun}{values} and{other}."),
 )
+_NOTES = Phrasings(
+    (
+        "Save {a} titled '{title}' whose {text_name} is exactly: {text}",
+        "Save {a} titled '{title}' with the {text_name}: {text}",
+        "Create {a} titled '{title}' whose {text_name} is '{text}'.",
+        "Create {a} with the title '{title}' and the {text_name} '{text}'.",
+        "Write {a} with the title '{title}' and this {text_name}: {text}",
+        "Please save {a} titled '{title}' whose {text_name} is: {text}",
+    ),
+    (
+        "Please create {a} titled '{title}' whose {text_name} is exactly: {text}",
+        "Save {a} with the title '{title}' and this {text_name}: {text}",
+    ),
+)
+_WRITTEN = ("note", "message", "letter", "post", "page", "card")
+_TEXT_NAMES = ("body", "body", "text", "content", "message")
 _NO_CALL_SHARE = 0.15
 _PAIR_SHARE = 0.12
 _TOLD_OTHERWISE = (" Do not use a tool.", " Do not use any tool.", " Use no tool.", "", "")
@@ -139,6 +156,21 @@ def draw_tool_result(random: Random, *, is_exam: bool) -> Lesson:
     result = found if isinstance(found, str) else json.dumps(found)
     turns = (Turn("user", question), Turn("assistant", asked), Turn("tool", result))
     return Lesson(turns, f"The tool says: {result}", (job.tool,))
+
+
+def draw_note(random: Random, *, is_exam: bool) -> Lesson:
+    """A call whose two strings have letters and signs beyond ASCII."""
+    noun, text_name = random.choice(_WRITTEN), random.choice(_TEXT_NAMES)
+    tool = Tool(f"{random.choice(_VERBS)}_{noun}", {"title": "string", text_name: "string"})
+    title, text = foreign_text(random, 3), foreign_text(random, 8)
+    question = _NOTES.draw(random, is_exam=is_exam).format(
+        a=random.choice((f"a {noun}", f"a new {noun}")),
+        title=title,
+        text_name=text_name,
+        text=text,
+    )
+    reply = call(tool.name, {"title": title, text_name: text})
+    return Lesson((Turn("user", question),), reply, (tool,))
 
 
 def call(name: str, arguments: Mapping[str, Value]) -> str:

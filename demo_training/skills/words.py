@@ -23,6 +23,14 @@ _FOREIGN_RANGES = (
     (0x4E00, 0x9FFF),
     (0x1F600, 0x1F64F),
 )
+_SIGN_RANGES = (
+    (0x2013, 0x2026),
+    (0x2600, 0x26FF),
+    (0x3041, 0x3096),
+    (0xAC00, 0xD7A3),
+    (0x1F300, 0x1F6FF),
+)
+_ACCENTED = "àáâäåæçèéêëìíîïñòóôöøùúûüß"
 _ONSETS = (*"bdfghklmnprstvwz", "br", "dr", "gr", "kr", "pl", "st", "tr", "sh")
 _VOWELS = (*"aeiou", "ai", "ee", "ou")
 _ENDS = ("", "", "", "n", "r", "s", "l", "t", "nd", "x", "m")
@@ -45,6 +53,23 @@ def foreign_word(random: Random) -> str:
     """Letters and signs beyond ASCII: what a byte tokenizer has to copy byte by byte."""
     first, last = random.choice(_FOREIGN_RANGES)
     return "".join(chr(random.randint(first, last)) for _ in range(random.randint(1, 4)))
+
+
+def foreign_text(random: Random, max_words: int) -> str:
+    """Up to so many words, most with a letter or sign beyond ASCII."""
+    words = (_accented_word, _accented_word, invented_name, _sign, foreign_word)
+    return " ".join(random.choice(words)(random) for _ in range(random.randint(1, max_words)))
+
+
+def _accented_word(random: Random) -> str:
+    word = invented_word(random)
+    place = random.randrange(len(word))
+    return word[:place] + random.choice(_ACCENTED) + word[place + 1 :]
+
+
+def _sign(random: Random) -> str:
+    first, last = random.choice(_SIGN_RANGES)
+    return chr(random.randint(first, last))
 
 
 def person(random: Random) -> str:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from demo_examples import EXAMPLES
 from demo_training import shape
-from demo_training.course import DECAY_SHARE, Course
+from demo_training.course import DECAY_SHARE, FINE_TUNED_SHARE, FINE_TUNING_RATE, Course
 from demo_training.skills import SKILLS
-from holdfast.demo.trained import FILES, RECORD, TRAINED_DIRECTORY
+from holdfast.demo.trained import FILES, RECORD, TRAINED_DIRECTORY, is_trained
 from project.test_docs import DEMO_MODEL, INLINE, ROOT, table
 
 
 def test_every_skill_is_explained() -> None:
     """In the order of the lessons."""
     assert [row[0].strip("`") for row in table(DEMO_MODEL, "## What it knows")] == [*SKILLS]
+
+
+@pytest.mark.skipif(not is_trained(), reason="the package has no trained weights")
+def test_the_scores_are_those_of_the_weights() -> None:
+    """Nobody is promised more than the exam has shown."""
+    scores = json.loads((TRAINED_DIRECTORY / RECORD).read_text())["scores"]
+    told = {row[0].strip("`"): row[1] for row in table(DEMO_MODEL, "## What it knows")}
+    assert told == {name: f"{score:.0%}" for name, score in scores.items()}
 
 
 def test_the_examples_are_those_that_a_server_is_asked() -> None:
@@ -26,8 +38,12 @@ def test_the_numbers_of_the_training_are_those_of_the_code() -> None:
     rows = {row[0]: row[1] for row in table(DEMO_MODEL, "## How it was trained")}
     course = Course()
     assert f"{course.steps:,} steps of {course.lessons_per_step} lessons" in rows["lessons"]
+    assert f"and {course.fine_tuning_steps:,} of fine-tuning" in rows["lessons"]
     assert rows["seed"] == str(course.seed)
     assert f"last {DECAY_SHARE:.0%}".replace("%", " percent") in rows["optimizers"]
+    assert f"to {FINE_TUNING_RATE:.0%} of its peak".replace("%", " percent") in rows["optimizers"]
+    mean = f"{FINE_TUNED_SHARE:.0%} those after it and {1 - FINE_TUNED_SHARE:.0%} those before"
+    assert mean.replace("%", " percent") in rows["optimizers"]
     sizes = f"{shape.LAYERS} layers, {shape.HIDDEN_SIZE} channels, {shape.HEADS} heads"
     assert f"{sizes}, {shape.KV_HEADS} of them" in rows["network"]
 

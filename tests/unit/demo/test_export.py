@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from demo_training.course import Course
+from demo_training.course import FINE_TUNED_SHARE, Course
 from demo_training.export import MAX_BYTES, export, read_network
 from demo_training.shape import SHAPE
 from demo_training.training import train
@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "server" / "holdfast"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-COURSE = Course(seed=1, steps=2, lessons_per_step=4)
-LEAST_SCORE = 0.8
+COURSE = Course(seed=1, steps=1, lessons_per_step=4, fine_tuning_steps=1)
+LEAST_SCORE = 0.7
 in_package = pytest.mark.skipif(
     not is_trained(), reason="the package has no trained weights: run make demo-weights"
 )
@@ -69,11 +69,24 @@ def test_the_record_says_how_the_weights_were_made(trained: Path) -> None:
     """With all that it takes to make them again and to check them, and with their licence."""
     record = record_in(trained)
     assert record["license"] == "Apache-2.0"
-    assert record["course"] == {"seed": 1, "steps": 2, "lessons_per_step": 4}
+    assert record["course"] == asdict(COURSE)
     assert record["torch"] == torch.__version__
     assert record["files_sha256"] == hashes_of(trained)
     assert len(record["recipe_sha256"]) == 64
     assert trained_shape(trained) == SHAPE
+
+
+def test_the_weights_are_a_mean_of_those_before_and_after_fine_tuning(
+    training: Path, trained: Path, tmp_path: Path
+) -> None:
+    """The training ends with those after it, and keeps the others."""
+    before = train(COURSE, tmp_path, stop_after=COURSE.steps).state_dict()
+    after = train(COURSE, training).state_dict()
+    exported = read_network(trained / WEIGHTS_FILE).state_dict()
+    for name, weight in exported.items():
+        mean = torch.lerp(before[name], after[name], FINE_TUNED_SHARE)
+        torch.testing.assert_close(weight, mean, rtol=1e-3, atol=1e-4)
+        assert not torch.equal(before[name], after[name])
 
 
 def test_the_weights_are_small(trained: Path) -> None:

@@ -6,7 +6,7 @@ import importlib
 import json
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -14,15 +14,29 @@ import pytest
 
 from demo_training import skills
 from demo_training.chats import example_of, prompt_tokens
-from demo_training.lessons import Lesson, Phrasings, Tool
-from demo_training.skills import SKILLS, draw_lesson
+from demo_training.lessons import Lesson, Phrasings, Skill, Tool
+from demo_training.skills import SKILLS, draw_fine_tuning_lesson, draw_lesson
+from demo_training.skills.arithmetic import draw_arithmetic
+from demo_training.skills.counting import draw_counting_otherwise
 from demo_training.skills.needles import MAX_CHARACTERS
 from demo_training.skills.stories import draw_story
+from demo_training.skills.tools import draw_note
+from demo_training.skills.unknown import draw_unknown_otherwise
 from holdfast.demo.tokenizer import IM_END_ID, write_tokenizer
 
 DRAWS = 200
 EQUATION = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)\.")
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+
+
+TAUGHT: dict[str, Skill] = {
+    **SKILLS,
+    "arithmetic in lessons": draw_arithmetic,
+    "counting otherwise": draw_counting_otherwise,
+    "note": draw_note,
+    "unknown otherwise": draw_unknown_otherwise,
+}
+"""The skills of the exam, and others that only the lessons have."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +51,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def drawn(name: str, *, is_exam: bool = False) -> list[Lesson]:
     """Lessons of one skill, the same each time."""
     random = Random(name)
-    return [SKILLS[name](random, is_exam=is_exam) for _ in range(DRAWS)]
+    return [TAUGHT[name](random, is_exam=is_exam) for _ in range(DRAWS)]
 
 
 def all_phrasings() -> Iterator[Phrasings]:
@@ -50,23 +64,22 @@ def all_phrasings() -> Iterator[Phrasings]:
                 yield from (one for one in value.values() if isinstance(one, Phrasings))
 
 
-def test_a_seed_gives_the_same_lessons() -> None:
+@pytest.mark.parametrize("draw", [draw_lesson, draw_fine_tuning_lesson])
+def test_a_seed_gives_the_same_lessons(draw: Callable[[Random], Lesson]) -> None:
     """Lessons depend on nothing but their random source."""
-    first, again = (
-        [draw_lesson(random) for _ in range(DRAWS)] for random in (Random(1), Random(1))
-    )
+    first, again = ([draw(random) for _ in range(DRAWS)] for random in (Random(1), Random(1)))
     assert first == again
 
 
 def test_the_exam_asks_in_words_that_no_lesson_used() -> None:
-    """Each phrasing is either taught or examined."""
+    """Each phrasing is either taught or examined, whichever skill it belongs to."""
     found = list(all_phrasings())
     assert len(found) > 10
-    for phrasings in found:
-        assert not set(phrasings.lessons) & set(phrasings.exam)
+    taught = {phrasing for one in found for phrasing in one.lessons}
+    assert not taught & {phrasing for one in found for phrasing in one.exam}
 
 
-@pytest.mark.parametrize("name", sorted(SKILLS))
+@pytest.mark.parametrize("name", sorted(TAUGHT))
 @pytest.mark.parametrize("is_exam", [False, True])
 def test_a_reply_ends_and_is_all_that_is_taught(name: str, *, is_exam: bool) -> None:
     """The taught tokens are those of the reply, and the end of the turn."""
@@ -75,17 +88,21 @@ def test_a_reply_ends_and_is_all_that_is_taught(name: str, *, is_exam: bool) -> 
         assert example.tokens[example.first_taught :] == (*lesson.reply.encode(), IM_END_ID)
 
 
-def test_results_of_calculations_are_right() -> None:
+@pytest.mark.parametrize(
+    ("name", "calculations"),
+    [("arithmetic in lessons", {0, 1, 2, 3, 4}), ("arithmetic", {1, 2, 3, 4})],
+)
+def test_results_of_calculations_are_right(name: str, calculations: set[int]) -> None:
     """A reply is a number alone, or has an equation that holds for each calculation."""
     counts = set()
-    for lesson in drawn("arithmetic"):
+    for lesson in drawn(name):
         found = EQUATION.findall(lesson.reply)
         assert found or lesson.reply.isdigit()
         counts.add(len(found))
         for left, sign, right, result in found:
             a, b = int(left), int(right)
             assert int(result) == {"+": a + b, "-": a - b, "*": a * b}[sign]
-    assert counts == {0, 1, 2, 3, 4}
+    assert counts == calculations
 
 
 def test_no_two_functions_at_hand_are_about_the_same() -> None:
@@ -105,10 +122,11 @@ def test_objects_are_what_the_question_says() -> None:
             assert isinstance(value, bool) or str(value) in turn.content
 
 
-def test_calls_are_of_functions_at_hand() -> None:
+@pytest.mark.parametrize("name", ["tool call", "note"])
+def test_calls_are_of_functions_at_hand(name: str) -> None:
     """A call gives the arguments that its function demands, with values from the request."""
     calls = 0
-    for lesson in drawn("tool call"):
+    for lesson in drawn(name):
         tools = {tool.name: tool for tool in lesson.tools}
         for body in CALL.findall(lesson.reply):
             call = json.loads(body)
@@ -138,7 +156,7 @@ def test_a_story_is_one_of_many_about_what_was_asked_for() -> None:
     assert len({lesson.reply for lesson in told}) > DRAWS / 2
 
 
-@pytest.mark.parametrize("name", sorted(SKILLS))
+@pytest.mark.parametrize("name", sorted(TAUGHT))
 def test_the_server_renders_a_chat_as_it_was_taught(tokenizer: Any, name: str) -> None:
     """The chat template gives the tokens of the lesson, calls and functions included."""
     for lesson in drawn(name):

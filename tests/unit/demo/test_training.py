@@ -13,7 +13,7 @@ from demo_training import shape
 from demo_training.batches import batch_of, step_batches
 from demo_training.chats import example_of
 from demo_training.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from demo_training.course import Course, drill_share
+from demo_training.course import FINE_TUNING_RATE, Course, drill_share
 from demo_training.drills import draw_drill
 from demo_training.exam import passed
 from demo_training.lessons import ask
@@ -26,7 +26,7 @@ from holdfast.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-COURSE = Course(seed=1, steps=3, lessons_per_step=4)
+COURSE = Course(seed=1, steps=2, lessons_per_step=4, fine_tuning_steps=1)
 LONG = Course(steps=3000)
 
 
@@ -106,9 +106,25 @@ def test_a_course_begins_with_drills() -> None:
     assert 0 < drill_share(Course().steps - 1) < 1 / 2
 
 
+def test_the_rate_rises_and_falls_once_more_for_fine_tuning() -> None:
+    """What comes after the lessons begins and ends gently, below the peak of the lessons."""
+    rates = [LONG.rate(step) for step in range(LONG.total_steps)]
+    lessons, fine_tuning = rates[: LONG.steps], rates[LONG.steps :]
+    assert max(lessons) == 1.0
+    assert max(fine_tuning) == FINE_TUNING_RATE < 1
+    for part in (lessons, fine_tuning):
+        assert max(part[0], part[-1]) < max(part) / 10
+
+
+def test_fine_tuning_has_lessons_of_its_own() -> None:
+    """The step after the last one of the course draws from other shares."""
+    first, other = (step_batches(replace(LONG, steps=steps), 500) for steps in (501, 500))
+    assert [b.tokens.tolist() for b in first] != [b.tokens.tolist() for b in other]
+
+
 def test_a_step_has_the_same_batches_each_time() -> None:
-    """Seed and step decide what is taught."""
-    first, again, other = (step_batches(1, step, lessons=8) for step in (5, 5, 6))
+    """Course and step decide what is taught."""
+    first, again, other = (step_batches(COURSE, step) for step in (1, 1, 0))
     assert all(map(torch.equal, [b.tokens for b in first], [b.tokens for b in again]))
     assert [b.tokens.tolist() for b in first] != [b.tokens.tolist() for b in other]
 
@@ -127,6 +143,7 @@ def test_a_training_that_was_interrupted_ends_with_the_same_weights(tmp_path: Pa
         (replace(LONG, steps=6000), 1500, True),
         (replace(LONG, steps=6000), 2500, False),
         (LONG, 3000, True),
+        (LONG, 3500, True),
         (replace(LONG, seed=1), 100, False),
         (replace(LONG, lessons_per_step=32), 100, False),
         (replace(LONG, steps=1000), 2000, False),
