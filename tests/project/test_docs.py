@@ -92,7 +92,7 @@ PAGES = (
 Row = tuple[str, ...]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?:\]\(|\bsrc(?:set)?=\")([^)\s\"]+)[)\"]")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FLAG = re.compile(r"--[a-z][a-z-]*")
 
@@ -454,7 +454,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_every_relative_link_resolves(page: Path) -> None:
-    """Each link within the tree names a file that is there, and a heading of it."""
+    """Each link or picture within the tree names a file that is there, and a heading of it."""
     for link in LINK.findall(page.read_text()):
         if "://" in link:
             continue
