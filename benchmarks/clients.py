@@ -86,7 +86,7 @@ class BenchClient:
             "ready-check-timeout-sec": 0,
         }
         given = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
-        self._input.write(json.dumps([*given, "--disable-tqdm"]) + "\n")
+        self._input.write(json.dumps([*given, "--disable-tqdm", "--save-detailed"]) + "\n")
         self._input.flush()
         line = self._output.readline()
         if not line:
