@@ -19,10 +19,10 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from urllib.parse import urlsplit
 
 import bursts
@@ -112,7 +112,7 @@ class SocketClient:
             "total_output_tokens": requests * OUTPUT_TOKENS,
             "output_throughput": requests * OUTPUT_TOKENS / seconds,
             "median_ttft_ms": median(first_seconds) * 1000,
-            "p99_ttft_ms": _percentile(first_seconds, 99) * 1000,
+            "p99_ttft_ms": pairs.p99(first_seconds) * 1000,
         }
 
 
@@ -167,10 +167,6 @@ def request_of(model: str, text: str) -> bytes:
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
-
-
-def _percentile(values: Sequence[float], percent: int) -> float:
-    return quantiles(values, n=100, method="inclusive")[percent - 1] if values[1:] else values[0]
 
 
 def main() -> None:

@@ -114,19 +114,23 @@ def pooled_p99(
     """
     ours, theirs = values.values()
     count = len(ours)
-    p99s = {side: [_p99(of_pairs)] for side, of_pairs in values.items()}
+    p99s = {side: [_pooled(of_pairs)] for side, of_pairs in values.items()}
     if count < MANY_PAIRS:
         return Measure(label, p99s, digits, goal)
     without = [
-        log(_p99(_left_out(ours, one)) / _p99(_left_out(theirs, one))) for one in range(count)
+        log(_pooled(_left_out(ours, one)) / _pooled(_left_out(theirs, one))) for one in range(count)
     ]
     error = sqrt((count - 1) * pvariance(without))
     return Measure(label, p99s, digits, goal, error)
 
 
-def _p99(values: Sequence[Sequence[float]]) -> float:
-    together = list(chain.from_iterable(values))
-    return quantiles(together, n=100, method="inclusive")[-1] if together[1:] else together[0]
+def p99(values: Sequence[float]) -> float:
+    """The 99th percentile; that of one value is the value."""
+    return quantiles(values, n=100, method="inclusive")[-1] if values[1:] else values[0]
+
+
+def _pooled(values: Sequence[Sequence[float]]) -> float:
+    return p99(list(chain.from_iterable(values)))
 
 
 def _left_out(values: Sequence[Sequence[float]], index: int) -> Sequence[Sequence[float]]:

@@ -151,28 +151,17 @@ def _pair(
 
 def measures(found: Sequence[Pair]) -> list[pairs.Measure]:
     """The rows of the table."""
-
-    def by_path(
-        label: str, values: Sequence[Mapping[str, float]], goal: str = "", digits: int = 2
-    ) -> pairs.Measure:
-        of_paths = {path: [1e3 * value[path] for value in values] for path in values[0]}
-        return pairs.Measure(label, of_paths, digits, goal)
-
-    medians = [{path: median(one.latencies_seconds[path]) for path in PATHS} for one in found]
     milliseconds = {
         path: [[1e3 * one for one in pair.latencies_seconds[path]] for pair in found]
         for path in PATHS
     }
+    medians = {path: [*map(median, of_pairs)] for path, of_pairs in milliseconds.items()}
+    spent = {path: [1e3 * pair.processor_seconds[path] for pair in found] for path in COMPARED}
     output = {side: [one.output_tokens_per_second[side] for one in found] for side in SIDES}
     return [
-        by_path("latency at 64 clients, median, ms", medians),
+        pairs.Measure("latency at 64 clients, median, ms", medians, 2),
         pairs.pooled_p99("latency at 64 clients, p99 of all, ms", milliseconds, 2, "<= 1.20"),
-        by_path(
-            "CPU of one request, ms",
-            [{path: one.processor_seconds[path] for path in COMPARED} for one in found],
-            "itself <= 0.10",
-            3,
-        ),
+        pairs.Measure("CPU of one request, ms", spent, 3, "itself <= 0.10"),
         pairs.Measure("output tok/s at 64 clients", output, 0, ">= 0.995"),
     ]
 
