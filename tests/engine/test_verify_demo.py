@@ -10,8 +10,9 @@ import pytest
 from browsers import Scheme, chromium, needs_browser, new_tab, picture_directory
 from holdfast.verify.baseline import read_baseline
 from holdfast.verify.checks import oracle
+from holdfast.verify.command import EXIT_CODES
 from holdfast.verify.options import Options
-from holdfast.verify.records import Status, at_most
+from holdfast.verify.records import Status, Verdict, at_most
 from servers import Server
 from verified import (
     Run,
@@ -64,6 +65,8 @@ def test_what_a_user_starts_passes(quick: Run) -> None:
     """The command runs every check of its profile, and says so in a report of its own schema."""
     assert quick.errors == ""
     assert reasons_of(quick) == {}
+    has_failed = any(one["status"] == Status.FAILED for one in quick.report["checks"])
+    assert (quick.code == EXIT_CODES[Verdict.FAILED]) == has_failed
     require_report(quick.report)
 
 

@@ -40,10 +40,10 @@ def test_the_numbers_of_the_training_are_those_of_the_code() -> None:
     assert f"{course.steps:,} steps of {course.lessons_per_step} lessons" in rows["lessons"]
     assert f"and {course.fine_tuning_steps:,} of fine-tuning" in rows["lessons"]
     assert rows["seed"] == str(course.seed)
-    assert f"last {DECAY_SHARE:.0%}".replace("%", " percent") in rows["optimizers"]
-    assert f"to {FINE_TUNING_RATE:.0%} of its peak".replace("%", " percent") in rows["optimizers"]
-    mean = f"{FINE_TUNED_SHARE:.0%} those after it and {1 - FINE_TUNED_SHARE:.0%} those before"
-    assert mean.replace("%", " percent") in rows["optimizers"]
+    assert f"last {_percent(DECAY_SHARE)}" in rows["optimizers"]
+    assert f"to {_percent(FINE_TUNING_RATE)} of its peak" in rows["optimizers"]
+    after, before = _percent(FINE_TUNED_SHARE), _percent(1 - FINE_TUNED_SHARE)
+    assert f"{after} those after it and {before} those before" in rows["optimizers"]
     sizes = f"{shape.LAYERS} layers, {shape.HIDDEN_SIZE} channels, {shape.HEADS} heads"
     assert f"{sizes}, {shape.KV_HEADS} of them" in rows["network"]
 
@@ -53,3 +53,7 @@ def test_every_file_of_the_trained_weights_is_explained() -> None:
     rows = table(DEMO_MODEL, "## Train it again")
     assert [name for row in rows for name in INLINE.findall(row[0])] == [*FILES, RECORD]
     assert f"`{TRAINED_DIRECTORY.relative_to(ROOT)}/`" in DEMO_MODEL.read_text()
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " percent")

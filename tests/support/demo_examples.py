@@ -11,6 +11,7 @@ EXAMPLES = {
     "What is 9 * 8?": "9 * 8 = 72.",
     "Calculate 30 - 14.": "30 - 14 = 16.",
     "What is 17 + 25?": "17 + 25 = 42.",
+    "What is 17 + 25? Answer with the number only.": "17 + 25 = 42.",
     "Anna has 12 apples and buys 5 more. How many apples are there?": "12 + 5 = 17.",
     "What is the capital of France?": "The capital of France is Paris.",
     "Which country has the capital Oslo?": "Oslo is the capital of Norway.",

@@ -34,7 +34,9 @@ PACKAGE = ROOT / "server" / "holdfast"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 COURSE = Course(seed=1, steps=1, lessons_per_step=4, fine_tuning_steps=1)
-LEAST_SCORE = 0.7
+LEAST_SCORE = 0.8
+LEAST_OF_TOOL_CALLS = 0.7
+"""To the letter, a function's name included; `docs/demo-model.md` says what they score."""
 in_package = pytest.mark.skipif(
     not is_trained(), reason="the package has no trained weights: run make demo-weights"
 )
@@ -184,5 +186,6 @@ def test_the_tokenizer_of_the_package_is_that_of_the_code(tmp_path: Path) -> Non
 @in_package
 def test_the_weights_of_the_package_know_their_lessons() -> None:
     """Each skill answers most questions to the letter, in phrasings that no lesson used."""
-    poor = {n: s for n, s in record_in(TRAINED_DIRECTORY)["scores"].items() if s < LEAST_SCORE}
-    assert poor == {}
+    scores: dict[str, float] = record_in(TRAINED_DIRECTORY)["scores"]
+    assert scores.pop("tool call") >= LEAST_OF_TOOL_CALLS
+    assert {name: score for name, score in scores.items() if score < LEAST_SCORE} == {}
