@@ -20,6 +20,16 @@ Scores = Mapping[int, Top]
 FLOAT32_RESOLUTION = 2.0**-23
 """Of a number of magnitude 1: what is told of a log-prob is rounded to it."""
 _NEARLY_ALL = 0.999
+_NORMAL_P999 = 3.29
+"""So many standard deviations are not exceeded by 99.9 % of a normal distribution."""
+_STEPS = tuple(2.0**-exponent for exponent in range(11))
+"""From 1 nat to a thousandth: of what a logit of bfloat16 or float16 is a multiple."""
+_STEP_SHARE = 0.95
+"""Of the differences of log-probs that a step has to divide: two logits may have smaller ones."""
+_STEP_SAMPLES = 20
+"""With fewer differences, a step may divide them by chance."""
+_TOLD = 128 * FLOAT32_RESOLUTION
+"""By which a difference of two log-probs may miss a step, since each is rounded to float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +58,13 @@ class Floor:
 
     @property
     def as_reordered(self) -> Limits:
-        """For the same sums in another order: the median is another one in every kernel."""
-        return Limits(NOISE_FACTOR * self.median, NOISE_FACTOR * self.p999)
+        """For the same sums in another order: the median is another one in every kernel.
+
+        Where most differences are 0 and few are not, as with TensorFloat32 in only some of the
+        products, the median says nothing; of a normal distribution it is a fifth of the percentile.
+        """
+        median = max(NOISE_FACTOR * self.median, self.p999 / NOISE_FACTOR)
+        return Limits(median, NOISE_FACTOR * self.p999)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +158,20 @@ def floor_of(comparisons: Iterable[Comparison]) -> Floor:
     )
 
 
+def rounding_floor(tops: Iterable[Top]) -> Floor:
+    """The noise of logits that are rounded, as those of bfloat16 are; 0 if they seem not to be.
+
+    Sums in another order may be rounded to another step, and all the differences that a run has
+    measured can be 0 for all that. The deviation of a logit, which some roundings on the way to it
+    add up to, is taken to be normal and of one step: of the finest for the median, and of the
+    steps of the greatest logits for the percentile.
+    """
+    ordered = [sorted(top.values(), reverse=True) for top in tops]
+    fine = _step_of([values[0] - value for values in ordered for value in values[1:]])
+    coarse = _step_of([values[0] - values[1] for values in ordered if len(values) > 1])
+    return Floor(fine, _NORMAL_P999 * max(fine, coarse), divergence=0.0, samples=0)
+
+
 def pooled(comparisons: Sequence[Comparison]) -> Comparison:
     """Several comparisons as one; positions are numbered on."""
     found = [each for one in comparisons for each in one.by_position.values()]
@@ -194,6 +223,18 @@ def divergence(reference: Top, other: Top) -> float:
     if min(rests) > 0:
         total += rests[0] * math.log(rests[0] / rests[1])
     return max(total, 0.0)
+
+
+def _step_of(differences: Sequence[float]) -> float:
+    """The greatest step of which nearly all of these are multiples; 0 if there is none."""
+    told = [one for one in differences if one > _TOLD]  # equals are multiples of anything
+    if len(told) < _STEP_SAMPLES:
+        return 0.0
+    for step in _STEPS:
+        misses = [abs(one - step * round(one / step)) for one in told]
+        if sum(miss <= _TOLD for miss in misses) >= _STEP_SHARE * len(told):
+            return step
+    return 0.0
 
 
 def _normalised(top: Top, tokens: Collection[int]) -> Top:

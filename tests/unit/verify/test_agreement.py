@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
 from holdfast.verify.agreement import (
     Floor,
     Limits,
+    Top,
     compare,
     divergence,
     first_choice,
     floor_of,
     margin,
+    noisier,
     other_choices,
     pooled,
     quantile,
     renormalised,
+    rounding_floor,
 )
 
 ONE = {1: {7: -0.5, 8: -1.0}, 2: {7: -0.2, 9: -3.0}}
@@ -66,10 +70,50 @@ def test_without_noise_equality_is_asked() -> None:
 
 def test_limits_follow_from_the_noise() -> None:
     """The median of the same work is taken as it is; of another order, three times."""
-    floor = Floor(median=0.1, p999=1.0, divergence=0.0, samples=9)
-    assert floor.as_repeated == Limits(0.1, 3.0)
+    floor = Floor(median=0.1, p999=0.5, divergence=0.0, samples=9)
+    assert floor.as_repeated == Limits(0.1, 1.5)
     assert floor.as_reordered.median == pytest.approx(0.3)
-    assert floor.as_reordered.greatest == 3.0
+    assert floor.as_reordered.greatest == 1.5
+
+
+def test_a_median_of_nearly_nothing_is_not_the_limit() -> None:
+    """The noise of float32 on an H200, and what an answer behind 17 tokens differed by there."""
+    noise = Floor(median=4.24e-5, p999=3.9e-3, divergence=0.0, samples=16_958)
+    limits = noise.as_reordered
+    assert limits.median == pytest.approx(1.3e-3)
+    assert limits.median > 6.19e-4
+    assert limits.greatest > 3.31e-3
+
+
+def rounded_tops(step: float, leading_step: float, *, count: int = 40) -> list[Top]:
+    """Log-probs of logits that are multiples of a step, the two greatest of another."""
+    draw = random.Random(3)
+    tops: list[Top] = []
+    for _ in range(count):
+        leading = [leading_step * draw.randrange(200, 240) for _ in range(2)]
+        logits = [*leading, *(step * draw.randrange(100, 200) for _ in range(6))]
+        total = math.log(math.fsum(map(math.exp, logits)))
+        tops.append({token: value - total for token, value in enumerate(logits)})
+    return tops
+
+
+def test_rounded_logits_have_a_floor_without_any_difference() -> None:
+    """An answer of the demo in bfloat16 on an H200 keeps to it; its short prompts had no noise."""
+    floor = rounding_floor(rounded_tops(2**-6, 2**-5))
+    assert floor.median == 2**-6
+    assert floor.p999 == pytest.approx(3.29 * 2**-5)
+    measured = floor_of([compare(ONE, ONE)])
+    limits = noisier(measured, floor).as_reordered
+    assert limits.median > 0.03125
+    assert limits.greatest > 0.2188
+
+
+def test_logits_that_are_not_rounded_have_no_step() -> None:
+    """Those of float32 may be anything; nor do a few numbers make a step."""
+    draw = random.Random(3)
+    tops = [{token: -draw.random() * 9 for token in range(8)} for _ in range(40)]
+    assert rounding_floor(tops) == Floor(0.0, 0.0, 0.0, 0)
+    assert rounding_floor(rounded_tops(2**-6, 2**-5, count=2)).median == 0
 
 
 def test_comparisons_are_pooled() -> None:

@@ -7,6 +7,7 @@ reordered    The same sums in another order. A prompt cut at another length has 
              at the positions that are left, since no token looks ahead; and requests that are all
              the same have the same answers, however many run in one step. Only the shapes of the
              matrix products change, from 1 row to hundreds, and with them the order of additions.
+             Where logits are rounded, as in bfloat16, it is never less than a step of them.
 
 Neither is taken from the road that is judged: a fault of it would raise its own limit.
 """
@@ -25,8 +26,10 @@ from holdfast.verify.agreement import (
     Scores,
     compare,
     floor_of,
+    noisier,
     other_choices,
     pooled,
+    rounding_floor,
 )
 from holdfast.verify.answers import MalformedError
 from holdfast.verify.checks.roads.sequences import (
@@ -57,7 +60,15 @@ class Noise:
     """How far the server differs from itself."""
 
     repeated: Floor
-    reordered: Floor
+    measured: Floor
+    """Of the repeated and of the reordered requests."""
+    rounding: Floor
+    """What the rounding of logits may add, whether or not these requests show it."""
+
+    @property
+    def reordered(self) -> Floor:
+        """The noise within which a road must agree that adds in another order."""
+        return noisier(self.measured, self.rounding)
 
 
 async def noise(trial: Trial) -> Noise:
@@ -67,9 +78,9 @@ async def noise(trial: Trial) -> Noise:
         InconclusiveError: there is too much, or it cannot be measured.
     """
     found = await trial.once(_measured_noise)
-    if found.reordered.p999 > _MAX_NOISE:
+    if found.measured.p999 > _MAX_NOISE:
         raise InconclusiveError(
-            f"too noisy: the server differs from itself by {found.reordered.p999:.2g} nat"
+            f"too noisy: the server differs from itself by {found.measured.p999:.2g} nat"
         )
     return found
 
@@ -154,7 +165,8 @@ async def _plain_decode(trial: Trial) -> Comparison:
 async def _measured_noise(trial: Trial) -> Noise:
     repeated = [*await _repeated_prefills(trial), *await _repeated_decodes(trial)]
     reordered = [*await _cut_prefills(trial), *await _twin_decodes(trial)]
-    return Noise(floor_of(repeated), floor_of([*repeated, *reordered]))
+    rounding = rounding_floor((await reference(trial, await base_prompt(trial))).values())
+    return Noise(floor_of(repeated), floor_of([*repeated, *reordered]), rounding)
 
 
 async def _repeated_prefills(trial: Trial) -> list[Comparison]:
