@@ -12,6 +12,7 @@ from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.worker.nan_rows import LOST_ROWS
 from recorded_baselines import FLAGS, record_baseline
 from servers import COMPILED, SMALL, Demo, Greedy, Server, Sight, running
+from untrained import untrained_demo
 
 LIMITS = ("--request-timeout=1.5", "--max-body-size=1MiB")
 ROUTES = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz", "/metrics")
@@ -26,7 +27,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def silent_demo(models: Path) -> Path:
     """The demo model with its need undeclared."""
-    return ensure_demo_model(models, DemoSwitches(declares_need=False))
+    return untrained_demo(models, DemoSwitches(declares_need=False))
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +84,7 @@ def nan_demo(models: Path, nan_triggers: Path) -> Path:
         DemoFault("decodes", 2, "nan_row", armed_by=str(nan_triggers / "row")),
         DemoFault("decodes", LOST_ROWS, "nan", armed_by=str(nan_triggers / "step")),
     )
-    return ensure_demo_model(models, DemoSwitches(faults=faults))
+    return untrained_demo(models, DemoSwitches(faults=faults))
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from faults import FAULTS, FaultyServer
-from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoSwitches
 from holdfast.engine.heartbeat import IDLE_SECONDS
 from holdfast.verify.baseline import read_baseline
 from recorded_baselines import FLAGS
 from servers import READY_DEADLINE_SECONDS, Server, running
+from untrained import untrained_demo
 
 pytestmark = [
     pytest.mark.engine,
@@ -63,7 +63,7 @@ def test_a_damaged_model_does_not_become_ready(
 ) -> None:
     """It answers fluently, and passes every other step; `soak/` has the other damages."""
     switches = DemoSwitches(damage="scaled_weight", damage_start=100)
-    model = ensure_demo_model(models, switches)
+    model = untrained_demo(models, switches)
     with running(tmp_path, str(model), *FLAGS, f"--verify-baseline={baseline}") as server:
         assert server.wait() == 4
         assert "the probe failed in baseline: " in server.last_line

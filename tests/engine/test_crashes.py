@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from servers import SMALL, Server, running
+from untrained import untrained_demo
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -63,7 +63,7 @@ def flags(models: Path) -> tuple[str, ...]:
         DemoFault("context", CRASH_TOKENS, "crash", until=CRASH_TOKENS),
         DemoFault("context", RAISE_TOKENS, "raise", until=RAISE_TOKENS),
     )
-    model = ensure_demo_model(models, DemoSwitches(faults=faults))
+    model = untrained_demo(models, DemoSwitches(faults=faults))
     return (
         str(model),
         *SMALL,

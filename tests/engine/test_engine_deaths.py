@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 from holdfast import cli
-from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.engine.baseline import CanaryAnswer
 from holdfast.errors import EngineStartError
@@ -32,6 +31,7 @@ from holdfast.verify.agreement import first_choice
 from holdfast.worker.ipc_names import name_prefix
 from holdfast.workspace.plan import WorkspaceSpec
 from servers import NOT_COMPILED, SMALL, title_of, wait_until
+from untrained import untrained_demo
 
 pytestmark = [
     pytest.mark.engine,
@@ -139,7 +139,7 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(models: Path) -> Iterator[Lab]:
     """Engines of a model that fails at a prompt which repeats one token."""
-    model = ensure_demo_model(models, POISON)
+    model = untrained_demo(models, POISON)
     with (
         environment.overridden(NOT_COMPILED),
         TemporaryDirectory(prefix="held-") as directory,  # pytest's own is too long for sockets

@@ -13,10 +13,10 @@ from threading import Event
 
 import pytest
 
-from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from memory_cgroups import MemoryCgroup, memory_cgroup
 from servers import SMALL, Server, descendants, has_ended, running, title_of
+from untrained import untrained_demo
 
 pytestmark = pytest.mark.engine
 
@@ -161,7 +161,7 @@ def server(
         )
         for step, path in enumerate(slow_prefill, start=1)
     )
-    model = ensure_demo_model(models, DemoSwitches(faults=(fault, *later)))
+    model = untrained_demo(models, DemoSwitches(faults=(fault, *later)))
     joined = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group.members))
     command = (*joined, sys.executable, "-m", "holdfast", "serve")
     marks = ",".join(f"{mark}MiB" for mark in MARKS_MIB)

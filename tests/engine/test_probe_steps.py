@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import probe_lab
-from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from killed_probe import kill_during_last
 from servers import SMALL, Server, running, sooner
+from untrained import untrained_demo
 
 pytestmark = [pytest.mark.engine, pytest.mark.own_engines]
 
@@ -43,7 +43,7 @@ def test_each_step_meets_its_own_fault_and_no_other_half_does(tmp_path: Path) ->
 def test_slow_engine_has_a_limited_proof_which_may_be_refused(tmp_path: Path) -> None:
     """Sizes that cannot be finished in time are left out; --probe-require-full then exits 4."""
     slow = DemoFault("step_tokens", 17, "slow", seconds=0.25)
-    model = ensure_demo_model(tmp_path, DemoSwitches(faults=(slow,)))
+    model = untrained_demo(tmp_path, DemoSwitches(faults=(slow,)))
     flags = ("--max-num-batched-tokens=64", "--probe-timeout=8", "--probe-require-full")
     with running(tmp_path, str(model), *SMALL, *flags) as server:
         assert server.wait() == 4

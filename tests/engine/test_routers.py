@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from cut_streams import Asked as AskedStream
 from cut_streams import streams
 from faults import FaultyServer
-from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from routed_replicas import (
     DEADLINE_SECONDS,
@@ -39,6 +38,7 @@ from routed_replicas import (
     vllm_router,
 )
 from servers import Server, descendants, wait_until
+from untrained import untrained_demo
 
 pytestmark = [pytest.mark.engine, pytest.mark.tools, pytest.mark.timeout(900)]
 
@@ -82,7 +82,7 @@ def site(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
     require_routers()
     directory = tmp_path_factory.mktemp("routers")
     fault = DemoFault("context", POISON_TOKENS[0], "crash", until=POISON_TOKENS[-1])
-    model = ensure_demo_model(models, DemoSwitches(faults=(fault,)))
+    model = untrained_demo(models, DemoSwitches(faults=(fault,)))
     once = ("--policy=round_robin", "--disable-retries", "--disable-circuit-breaker")
     seldom = "--health-check-interval-secs=600"
     with (

@@ -20,9 +20,9 @@ import pytest
 
 from browsers import Scheme, Tab, chromium, needs_browser, new_tab, picture_directory
 from faults import FaultyServer
-from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from servers import SMALL, Server, reserved_port, running
+from untrained import untrained_demo
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -135,7 +135,7 @@ def growing_model(models: Path, triggers: Path) -> Path:
         DemoFault("step_tokens", 1, "scratch", scratch_bytes=GROWTH_BYTES, armed_by=grow),
         DemoFault("step_tokens", SLOW_STEP_TOKENS, "slow", seconds=0.6),
     )
-    return ensure_demo_model(models, DemoSwitches(faults=faults))
+    return untrained_demo(models, DemoSwitches(faults=faults))
 
 
 def log_in(tab: Tab, key: str) -> None:

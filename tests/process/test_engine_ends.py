@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
-from holdfast.demo.files import ensure_demo_model
 from holdfast.processes import tree
 from servers import Server, descendants, has_ended, running, wait_until
+from untrained import untrained_demo
 
 pytestmark = pytest.mark.engine
 
@@ -61,7 +61,7 @@ def test_a_model_that_cannot_be_loaded_is_an_engine_start_error(
     tmp_path: Path, temporary: Path
 ) -> None:
     """The worker raises: its error, not vLLM's "see root cause above", is the last line."""
-    whole = ensure_demo_model(tmp_path / "models")
+    whole = untrained_demo(tmp_path / "models")
     broken = tmp_path / "broken"
     shutil.copytree(whole, broken)
     weights = broken / "model.safetensors"

@@ -13,11 +13,11 @@ from types import MappingProxyType
 import psutil
 
 from holdfast.atomic_files import is_writer_alive
-from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.processes.runtime_directory import PREFIX
 from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
 from servers import SMALL, Server, descendants, title_of
+from untrained import untrained_demo
 
 MIB = 1024 * 1024
 GENERATION = re.compile(r"(?:sem\.)?(hf[a-z2-7]{7})")
@@ -79,7 +79,7 @@ def faulty_model(models: Path, triggers: Path, *, raising_rank: int = 1) -> Path
         DemoFault("context", POISON_TOKENS, "raise", rank=raising_rank, until=POISON_TOKENS),
         DemoFault("step_tokens", SLOW_STEP_TOKENS, "slow", rank=0, seconds=0.3),
     )
-    return ensure_demo_model(models, DemoSwitches(faults=faults))
+    return untrained_demo(models, DemoSwitches(faults=faults))
 
 
 def _sent(number: signal.Signals, name: str) -> Callable[[FaultyServer], None]:

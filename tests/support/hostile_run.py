@@ -35,6 +35,7 @@ from servers import (
     running,
     wait_until,
 )
+from untrained import untrained_demo
 
 HONEST_KEY = "honest-0123456789abcdef"
 HOSTILE_KEYS = tuple(f"hostile-{number}-0123456789abcdef" for number in range(5))
@@ -50,7 +51,7 @@ MEMORY_PAUSE_SECONDS = 2.0
 SETTLED_SECONDS = 120.0
 ASKED_SECONDS = 120.0
 FLAGS = (
-    "--demo",
+    "--served-model-name=holdfast-demo",
     "--enforce-eager",
     f"--kv-cache-memory-bytes={KV_CACHE_BYTES}",
     "--max-num-seqs=40",
@@ -132,7 +133,8 @@ def run_hostile(
             **(environment or {}),
         }
         shared = left_in_shared_memory()
-        with running(directory, *FLAGS, *flags, environment=own) as server:
+        model = str(untrained_demo(directory / "models"))
+        with running(directory, model, *FLAGS, *flags, environment=own) as server:
             report, family = _observed(server, run)
         report.left += [f"a process: {one}" for one in family if is_alive(one)]
         files = [one for one in Path(temporary).iterdir() if not _is_trial_of_python(one)]

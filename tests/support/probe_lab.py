@@ -19,7 +19,6 @@ from typing import Any
 from holdfast.api.auth import Keys
 from holdfast.application import Application
 from holdfast.cli import parse_serve
-from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.engine.interface import Engine
 from holdfast.labels import StepName
@@ -29,6 +28,7 @@ from holdfast.processes.environment import NativeVariables
 from holdfast.records import ProbeReport
 from holdfast.settings import Suite
 from holdfast.telemetry.key_usage import KeyUsage
+from untrained import untrained_demo
 
 UNIT_BYTES = 64 * 1024
 MAX_MODEL_LEN = 4096
@@ -68,7 +68,7 @@ def main(directory: Path) -> None:
         DemoFault(effect="persistent", scratch_bytes=UNIT_BYTES << bit, **shape)
         for bit, shape in enumerate(_SHAPES.values())
     )
-    model = ensure_demo_model(directory, DemoSwitches(faults=faults))
+    model = untrained_demo(directory, DemoSwitches(faults=faults))
     arguments = [str(model), *FLAGS, f"--learned-dir={directory / 'learned'}"]
     settings = parse_serve(arguments, {})
     with (

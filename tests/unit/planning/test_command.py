@@ -342,12 +342,13 @@ def test_the_command_prints_json_alone() -> None:
     done = holdfast("plan", "--demo", "--json", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    (term,) = report["ranks"][0]["slots"][0]["terms"]
+    (rank,) = report["ranks"]
+    (term,) = rank["slots"][0]["terms"]
     assert term == {
         "source": "declared",
         "asked_by": "holdfast.demo: prefill scratch",
         "needed_bytes": 8 * MIB,
-        "kv_tokens": 8192,
+        "kv_tokens": 8 * MIB // rank["kv_bytes_per_token"],
     }
 
 
