@@ -19,9 +19,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm.v1.worker.gpu_model_runner import count_nans_per_row, nans_to_dict
+from vllm.v1.worker.gpu_model_runner import nans_to_dict
 
 import pairs
+from holdfast.patches.engine import marked_nan_rows
 from holdfast.worker.nan_rows import NanRows
 from holdfast.workspace.stats import StatsWriter
 
@@ -53,7 +54,7 @@ def _measure(head: torch.Tensor, rows: int, nan_rows: NanRows, count: int) -> pa
     places = {f"request-{number}": number for number in range(rows)}
 
     def counted() -> None:
-        counts = nans_to_dict(count_nans_per_row(logits).tolist(), places)
+        counts = nans_to_dict(marked_nan_rows(logits).tolist(), places)
         nan_rows.check(SimpleNamespace(num_nans_in_logits=counts))
 
     sides: dict[str, Callable[[], Any]] = {_COUNT: counted, _HEAD: lambda: hidden @ head.T}

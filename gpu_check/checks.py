@@ -92,7 +92,7 @@ CHECKS = (
         "nan_count",
         "manager",
         "core.nan_rows:check",
-        "Counting the NaNs in the logits takes less than 1 % of a decode step.",
+        "Looking for NaNs in the logits takes less than 1 % of a decode step.",
         needs=("cuda",),
     ),
     Check(

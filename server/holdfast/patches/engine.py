@@ -132,6 +132,32 @@ def _finalize_nothing(_config: Any) -> None:
     """vLLM's `finalize_loading` for a function that is complete once it is loaded."""
 
 
+def mark_nan_rows() -> None:
+    """Have the model runners of this process mark a row of logits with a NaN, not count its NaNs.
+
+    vLLM makes a mask of the logits and adds it up (V1), or has one program read a whole row (V2).
+    A greatest value takes one pass: of 64 rows, 20 us of an H200, not 54 or 39
+    (`count_nans_per_row`, `get_num_nans`, 0.32, 0.33).
+    """
+    if not fits("patches.engine.mark_nan_rows"):
+        return
+    from vllm.v1.worker import gpu_model_runner  # noqa: PLC0415 - as above
+    from vllm.v1.worker.gpu.sample import sampler  # noqa: PLC0415 - as above
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler  # noqa: PLC0415 - as above
+
+    gpu_model_runner.count_nans_per_row = marked_nan_rows
+    sampler.get_num_nans = marked_nan_rows
+    rejection_sampler.get_num_nans = marked_nan_rows
+
+
+def marked_nan_rows(logits: Any) -> Any:
+    """Return 1 for each row of logits with a NaN, otherwise 0: int32, on their device.
+
+    The greatest value of a row is NaN if any value is (`torch.amax`).
+    """
+    return logits.amax(dim=-1).isnan().int()
+
+
 def withhold_unused_seeds(runner: Any) -> None:
     """Have a model runner on the CPU use no request's generator for a sample that it discards.
 

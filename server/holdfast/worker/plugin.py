@@ -23,6 +23,7 @@ from holdfast.patches.engine import (
     accept_plain_functions,
     find_weight_cache,
     keep_builds,
+    mark_nan_rows,
     withhold_unused_seeds,
 )
 from holdfast.patches.grammars import bound_grammars
@@ -97,6 +98,7 @@ def _with_hooks(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Call
 
         check("worker")
         find_weight_cache()
+        mark_nan_rows()
         directory = Path(spec.stats_directory)
         shared = shared_path(directory) if is_shared_memory_kept() else None
         hooks = WorkerHooks(wrapper.worker, wrapper.vllm_config, spec, shared=shared)

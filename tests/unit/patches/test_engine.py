@@ -1,4 +1,4 @@
-"""Which seeds a model runner on the CPU may use in a step."""
+"""Which seeds a model runner on the CPU may use in a step, and which rows have a NaN."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from holdfast.patches.engine import withhold_unused_seeds
+from holdfast.patches.engine import marked_nan_rows, withhold_unused_seeds
 
 
 def _runner(device: str = "cpu") -> Any:
@@ -54,3 +55,14 @@ def test_other_devices_are_left_alone() -> None:
     sample_tokens = runner.sample_tokens
     withhold_unused_seeds(runner)
     assert runner.sample_tokens is sample_tokens
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_row_with_a_nan_is_marked(kind: torch.dtype) -> None:
+    """Infinities are none: a grammar forbids by them."""
+    nothing, everything = -torch.inf, torch.inf
+    rows = [[1.0, 2.0], [torch.nan, 2.0], [2.0, torch.nan], [nothing, nothing], [everything, 1.0]]
+    marked = marked_nan_rows(torch.tensor(rows, dtype=kind))
+    assert marked.dtype == torch.int32
+    assert marked.tolist() == [0, 1, 1, 0, 0]
+    assert marked_nan_rows(torch.empty(0, 7, dtype=kind)).tolist() == []
