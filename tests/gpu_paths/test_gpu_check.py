@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import zipfile
+from collections import Counter
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ PAGE = ROOT / "docs" / "gpu-check.md"
 SCHEMA = json.loads((ROOT / "gpu_check" / "report.schema.json").read_text())
 CORE = [check.name for check in CHECKS if check.subject == "manager" and not check.needs]
 """What needs no GPU of it."""
+REPORTS = sorted((ROOT / "gpu_check" / "reports").glob("*.json"))
 OF_TORCH = (
     "torch torchgen functorch triton numpy sympy mpmath networkx jinja2 markupsafe filelock fsspec "
     "typing_extensions cuda nvidia"
@@ -43,6 +45,19 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
 """
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+def test_a_report_that_is_kept_is_in_the_page(path: Path) -> None:
+    """It has the published shape, and its row has its device, versions and counts."""
+    kept = json.loads(path.read_text())
+    jsonschema.validate(kept, SCHEMA)
+    made = Counter(status_of(kept).values())
+    counts = ", ".join(f"{made[status]} {status}" for status in ("passed", "failed", "skipped"))
+    (row,) = (line for line in PAGE.read_text().splitlines() if path.name in line)
+    machine = kept["machine"]
+    told = (machine["devices"][0]["name"], machine["vllm"], machine["torch"], machine["driver"])
+    assert [one for one in (*told, counts) if one not in row] == []
 
 
 def test_the_core_runs_on_a_cpu_and_names_what_it_leaves_out(tmp_path: Path) -> None:
