@@ -66,6 +66,7 @@ HOW_IT_WORKS = ROOT / "docs" / "how-it-works.md"
 DASHBOARDS = ROOT / "docs" / "dashboards.md"
 ADMIN = ROOT / "docs" / "admin.md"
 GPU_CHECK = ROOT / "docs" / "gpu-check.md"
+GPU_REPORT = ROOT / "docs" / "gpu-report.md"
 VERIFYING = ROOT / "docs" / "verifying.md"
 SEVERAL_NODES = ROOT / "docs" / "several-nodes.md"
 STATUS_PAGE = ROOT / "docs" / "status-page.md"
@@ -75,6 +76,7 @@ PAGES = (
     README,
     REFERENCE,
     GPU_CHECK,
+    GPU_REPORT,
     HOW_IT_WORKS,
     DEPLOYING,
     OPERATING,
