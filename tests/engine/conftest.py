@@ -105,14 +105,23 @@ def compared(
 
 
 @pytest.fixture(scope="session")
-def greedy_reference() -> Greedy:
-    """The same weights in transformers."""
+def greedy_reference(silent_demo: Path) -> Greedy:
+    """The weights of `silent_demo` in transformers."""
+    return _greedy(silent_demo)
+
+
+@pytest.fixture(scope="session")
+def trained_greedy_reference() -> Greedy:
+    """The weights of `demo` in transformers."""
+    return _greedy(ensure_demo_model(demo_directory()))
+
+
+def _greedy(model_path: Path) -> Greedy:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = str(ensure_demo_model(demo_directory()))
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(str(model_path))
+    model = AutoModelForCausalLM.from_pretrained(str(model_path), dtype=torch.float32)
     model.generation_config.eos_token_id = None
 
     def greedy(prompt: str, count: int) -> list[int]:

@@ -170,8 +170,8 @@ PROMPTS = ("hold fast", "The quick brown fox", "a" * 300, "0123456789" * 250)
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: f"{len(prompt)} characters")
 def test_greedy_output_equals_transformers(
-    demo: Server, greedy_reference: Greedy, prompt: str
+    demo: Server, trained_greedy_reference: Greedy, prompt: str
 ) -> None:
     """Token for token, what transformers generates from the same weights."""
     answer = demo.completion(prompt, max_tokens=24, return_token_ids=True, ignore_eos=True).json()
-    assert answer["choices"][0]["token_ids"] == greedy_reference(prompt, 24)
+    assert answer["choices"][0]["token_ids"] == trained_greedy_reference(prompt, 24)
