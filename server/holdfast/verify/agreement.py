@@ -21,7 +21,7 @@ FLOAT32_RESOLUTION = 2.0**-23
 """Of a number of magnitude 1: what is told of a log-prob is rounded to it."""
 _NEARLY_ALL = 0.999
 _NORMAL_P999 = 3.29
-"""So many standard deviations are not exceeded by 99.9 % of a normal distribution."""
+"""99.9 % of a normal distribution is within this many standard deviations."""
 _STEPS = tuple(2.0**-exponent for exponent in range(11))
 """From 1 nat to a thousandth: of what a logit of bfloat16 or float16 is a multiple."""
 _STEP_SHARE = 0.95
@@ -226,7 +226,7 @@ def divergence(reference: Top, other: Top) -> float:
 
 
 def _step_of(differences: Sequence[float]) -> float:
-    """The greatest step of which nearly all of these are multiples; 0 if there is none."""
+    """Return the greatest step that divides nearly all of these; 0 if there is none."""
     told = [one for one in differences if one > _TOLD]  # equals are multiples of anything
     if len(told) < _STEP_SAMPLES:
         return 0.0
