@@ -145,12 +145,6 @@ def test_make_takes_the_python_that_it_is_given_and_sets_nothing_up() -> None:
     assert done.stdout == "exec other -m gpu_check --list\n"
 
 
-def test_nothing_is_said_of_gpus_before_there_is_a_report() -> None:
-    """README says so, and no page pretends to be a report."""
-    assert "**Holdfast has not run on a GPU.**" in (ROOT / "README.md").read_text()
-    assert not (ROOT / "docs" / "gpu-report.md").exists()
-
-
 # Where vLLM's one file comes from.
 
 
