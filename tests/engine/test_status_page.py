@@ -133,7 +133,7 @@ def growing_model(models: Path, triggers: Path) -> Path:
     grow = str(triggers / "grow")
     faults = (
         DemoFault("step_tokens", 1, "scratch", scratch_bytes=GROWTH_BYTES, armed_by=grow),
-        DemoFault("step_tokens", SLOW_STEP_TOKENS, "slow", seconds=0.6),
+        DemoFault("step_tokens", SLOW_STEP_TOKENS, "slow", seconds=1.5),
     )
     return untrained_demo(models, DemoSwitches(faults=faults))
 
