@@ -4,7 +4,8 @@ A token drawn from such a row is arbitrary, and the request that gets it has no 
 One bad row is a fault of its request, of one expert or of one block of the KV cache. If every row
 is bad, the weights or the device are, and only another engine helps.
 
-vLLM counts if `VLLM_COMPUTE_NANS_IN_LOGITS` is set (0.32, 0.33); `engine.startup` sets it.
+vLLM tells them if `VLLM_COMPUTE_NANS_IN_LOGITS` is set (0.32, 0.33); `engine.startup` sets it, and
+`patches.engine.mark_nan_rows` makes it cheap.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _with_hooks(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Call
 
         check("worker")
         find_weight_cache()
-        mark_nan_rows()
+        mark_nan_rows(wrapper.vllm_config)
         directory = Path(spec.stats_directory)
         shared = shared_path(directory) if is_shared_memory_kept() else None
         hooks = WorkerHooks(wrapper.worker, wrapper.vllm_config, spec, shared=shared)
