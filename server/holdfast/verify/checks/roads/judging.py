@@ -163,16 +163,13 @@ async def _plain_decode(trial: Trial) -> Comparison:
 
 
 async def _measured_noise(trial: Trial) -> Noise:
-    repeated = [*await _repeated_prefills(trial), *await _repeated_decodes(trial)]
-    reordered = [*await _cut_prefills(trial), *await _twin_decodes(trial)]
-    rounding = rounding_floor((await reference(trial, await base_prompt(trial))).values())
-    return Noise(floor_of(repeated), floor_of([*repeated, *reordered]), rounding)
-
-
-async def _repeated_prefills(trial: Trial) -> list[Comparison]:
     prompt = await base_prompt(trial)
     first = await reference(trial, prompt)
-    return [compare(await reference(trial, prompt), first) for _ in range(_REPEATS)]
+    prefills = [compare(await reference(trial, prompt), first) for _ in range(_REPEATS)]
+    repeated = [*prefills, *await _repeated_decodes(trial)]
+    reordered = [*await _cut_prefills(trial), *await _twin_decodes(trial)]
+    measured = floor_of([*repeated, *reordered])
+    return Noise(floor_of(repeated), measured, rounding_floor(first.values()))
 
 
 async def _repeated_decodes(trial: Trial) -> list[Comparison]:

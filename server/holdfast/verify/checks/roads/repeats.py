@@ -38,12 +38,12 @@ async def prefill(trial: Trial) -> None:
             ids = made.prompt(length, number)
             found = await scored(trial, ids)
         _require_order(trial, ids, found)
-    measured = await noise(trial)
-    for name, floor in (("repeated", measured.repeated), ("reordered", measured.measured)):
+    own = await noise(trial)
+    for name, floor in (("repeated", own.repeated), ("reordered", own.measured)):
         trial.measure(f"{name}: median difference", floor.median, "nat")
         trial.measure(f"{name}: 99.9 % of the differences", floor.p999, "nat")
         trial.measure(f"{name}: differences", floor.samples)
-    trial.measure("step to which logits are rounded", measured.rounding.median, "nat")
+    trial.measure("step to which logits are rounded", own.rounding.median, "nat")
 
 
 def _require_order(trial: Trial, ids: list[int], scores: Scores) -> None:
