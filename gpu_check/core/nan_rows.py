@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gpu_check.core.bench import Bench
+from gpu_check.core.bench import Bench, captured
 from gpu_check.records import CheckFailedError, Measured
 from holdfast.patches.engine import marked_nan_rows
 
@@ -23,14 +23,14 @@ def check(bench: Bench) -> Sequence[Measured]:
     """The median times of marking rows, and of the head; marking fails above 1 % of a step."""
     with torch.inference_mode():
         head = torch.randn(_VOCABULARY, _HIDDEN, device=bench.device, dtype=torch.bfloat16)
-        return [one for rows in _ROWS for one in _measured(bench, head, rows)]
+        return [one for rows in _ROWS for one in _measured(head, rows)]
 
 
-def _measured(bench: Bench, head: torch.Tensor, rows: int) -> Iterator[Measured]:
+def _measured(head: torch.Tensor, rows: int) -> Iterator[Measured]:
     hidden = torch.randn(rows, _HIDDEN, device=head.device, dtype=head.dtype)
     logits = (hidden @ head.T).float()
-    count = _median_us(bench, lambda: marked_nan_rows(logits))
-    made = _median_us(bench, lambda: hidden @ head.T)
+    count = _median_us(lambda: marked_nan_rows(logits))
+    made = _median_us(lambda: hidden @ head.T)
     yield Measured(f"looking for NaNs in {rows} rows", count, "us")
     yield Measured(f"the output head for {rows} rows", made, "us")
     if count > made * _STEP_SHARE / 100:
@@ -40,7 +40,7 @@ def _measured(bench: Bench, head: torch.Tensor, rows: int) -> Iterator[Measured]
         )
 
 
-def _median_us(bench: Bench, function: Callable[[], Any]) -> float:
+def _median_us(function: Callable[[], Any]) -> float:
     """The device's own time for one call, median of some runs of a graph with many calls.
 
     A step's launches run ahead of the device, so what the host needs to launch and to wait is not
@@ -51,7 +51,7 @@ def _median_us(bench: Bench, function: Callable[[], Any]) -> float:
         for _ in range(_CALLS):
             function()
 
-    run = bench.capture(calls) if bench.capture else calls
+    run = captured(calls)
     return round(statistics.median(_call_us(run) for _ in range(_REPEATS)), 1)
 
 
