@@ -123,6 +123,14 @@ class Report:
     lacks: tuple[Lack, ...]
     checks: tuple[CheckResult, ...]
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """What `dataclasses.asdict` made, read again."""
+        machine = Machine.from_record(record["machine"])
+        lacks = tuple(Lack(**one) for one in record["lacks"])
+        checks = tuple(CheckResult.from_record(one) for one in record["checks"])
+        return cls(**{**record, "machine": machine, "lacks": lacks, "checks": checks})
+
     def count(self, status: Status) -> int:
         """How many checks have this status."""
         return sum(check.status == status for check in self.checks)
