@@ -41,10 +41,12 @@ GIANT_CALL = {
 }
 
 
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def made(tmp_path_factory: pytest.TempPathFactory, tokenizer_mode: Any = "auto") -> Any:
     """A renderer as vLLM makes it."""
     model = ensure_demo_model(tmp_path_factory.mktemp("models"))
-    arguments = EngineArgs(model=str(model), max_model_len=CONTEXT_TOKENS)
+    arguments = EngineArgs(
+        model=str(model), max_model_len=CONTEXT_TOKENS, tokenizer_mode=tokenizer_mode
+    )
     return renderer_from_config(arguments.create_engine_config())
 
 
@@ -225,6 +227,26 @@ def test_what_may_be_a_prompt_has_the_tokens_that_it_had(
     parameters = unlimited(stock)
     ours = asyncio.run(tokenized(renderer, text, parameters))
     assert ours == asyncio.run(tokenized(stock, text, parameters))
+
+
+@pytest.mark.parametrize("mode", ["hf", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3"])
+def test_a_chat_has_the_tokens_that_it_had(
+    tmp_path_factory: pytest.TempPathFactory, mode: str
+) -> None:
+    """In every mode of vLLM's tokenizers that needs no files of its own; a giant one is refused."""
+    renderer = made(tmp_path_factory, mode)
+    chat = [{"role": "user", "content": "hold fast"}]
+
+    def tokens(messages: list[Any]) -> list[int]:
+        rendering = renderer.render_chat_async([messages], ChatParams(), limited())
+        _, [prompt] = asyncio.run(rendering)
+        return list(prompt["prompt_token_ids"])
+
+    as_vllm = tokens(chat)
+    bound_tokenizer(renderer)
+    assert tokens(chat) == as_vllm
+    with pytest.raises(VLLMValidationError):
+        tokens([{"role": "user", "content": GIANT}])
 
 
 @pytest.mark.parametrize("side", ["left", "right", None])

@@ -185,13 +185,17 @@ class _Bounded:
             raise _refused(f"{most} tokens", "to decode")
         return call_native(super().decode, token_ids, *args, **options)  # type: ignore[misc]  # a mixin
 
-    def apply_chat_template(self, conversation: Any, *args: Any, **options: Any) -> Any:
-        given = [conversation, options.get("tools"), options.get("documents")]
-        texts = [value for value in _parts(given) if isinstance(value, str)]
-        self.holdfast_check_characters(texts)
-        if options.get("tokenize", True):
-            self._checked("".join(texts))
-        return call_native(super().apply_chat_template, conversation, *args, **options)  # type: ignore[misc]  # a mixin
+    def apply_chat_template(self, *args: Any, **options: Any) -> Any:
+        # Hugging Face names the chat `conversation`, tokenizers of vLLM's own name it `messages`,
+        # and the renderers of DeepSeek give it to them under both names (`tokenizers.deepseek_v4`).
+        chats = (*args[:1], options.get("conversation"), options.get("messages"))
+        for chat in filter(None, chats):
+            given = [chat, options.get("tools"), options.get("documents")]
+            texts = [value for value in _parts(given) if isinstance(value, str)]
+            self.holdfast_check_characters(texts)
+            if options.get("tokenize", True):
+                self._checked("".join(texts))
+        return call_native(super().apply_chat_template, *args, **options)  # type: ignore[misc]  # a mixin
 
     def holdfast_check_prompt(self, texts: list[str]) -> None:
         """Refuse texts that together are too long for a prompt, without tokenizing all of them."""
