@@ -18,8 +18,10 @@ from vllm.renderers.params import ChatParams, TokenizeParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+import tiny_models
 from holdfast.demo.files import ensure_demo_model
 from holdfast.engine.arguments import make_arg_parser
+from holdfast.engine.facts import renders_chats
 from holdfast.patches.rendering import LONG_CHARACTERS, render_short_prompts_at_once
 from holdfast.patches.tokenizer import (
     CONTEXTS_PER_TEXT,
@@ -31,6 +33,8 @@ from holdfast.patches.tokenizer import (
 )
 
 CONTEXT_TOKENS = 2048
+OWN_MODES = ("hf", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "mistral")
+"""Those of which we have the files, which Kimi-Audio and Inkling want, or the package (Cohere)."""
 DEADLINE_SECONDS = 60
 GIANT = "x" * (8 << 20)
 """Some 8 s, and a GiB, to a tokenizer that takes it as it is."""
@@ -43,7 +47,8 @@ GIANT_CALL = {
 
 def made(tmp_path_factory: pytest.TempPathFactory, tokenizer_mode: Any = "auto") -> Any:
     """A renderer as vLLM makes it."""
-    model = ensure_demo_model(tmp_path_factory.mktemp("models"))
+    make = tiny_models.make_mixtral if tokenizer_mode == "mistral" else ensure_demo_model
+    model = make(tmp_path_factory.mktemp("models") / "model")
     arguments = EngineArgs(
         model=str(model), max_model_len=CONTEXT_TOKENS, tokenizer_mode=tokenizer_mode
     )
@@ -229,11 +234,11 @@ def test_what_may_be_a_prompt_has_the_tokens_that_it_had(
     assert ours == asyncio.run(tokenized(stock, text, parameters))
 
 
-@pytest.mark.parametrize("mode", ["hf", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3"])
+@pytest.mark.parametrize("mode", OWN_MODES)
 def test_a_chat_has_the_tokens_that_it_had(
     tmp_path_factory: pytest.TempPathFactory, mode: str
 ) -> None:
-    """In every mode of vLLM's tokenizers that needs no files of its own; a giant one is refused."""
+    """Whatever tokenizer of vLLM's it is, and a giant chat is refused."""
     renderer = made(tmp_path_factory, mode)
     chat = [{"role": "user", "content": "hold fast"}]
 
@@ -245,6 +250,7 @@ def test_a_chat_has_the_tokens_that_it_had(
     as_vllm = tokens(chat)
     bound_tokenizer(renderer)
     assert tokens(chat) == as_vllm
+    assert renders_chats(renderer)
     with pytest.raises(VLLMValidationError):
         tokens([{"role": "user", "content": GIANT}])
 

@@ -52,9 +52,9 @@ def _assert_right(server: Server) -> None:
 
 
 def test_generating_model_passes_every_step(models: Path, tmp_path: Path) -> None:
-    """Every step that applies passes, here with a mixture of experts."""
+    """Every step that applies passes, with a mixture of experts and a tokenizer of Mistral's."""
     model = tiny_models.make_mixtral(models / "mixtral")
-    with running(tmp_path, str(model), *SMALL) as server:
+    with running(tmp_path, str(model), *SMALL, "--tokenizer-mode=mistral") as server:
         server.until_ready()
         _assert_proven(server, GENERATED)
         _assert_right(server)

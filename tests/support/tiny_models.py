@@ -31,6 +31,13 @@ _SHAPE: dict[str, Any] = {
     "pad_token_id": PAD_ID,
     "dtype": "float32",
 }
+_TEKKEN_WORDS = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
+    *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    "[TOOL_CONTENT]",
+)
+"""The words that steer a model of Mistral, by their number."""
 
 
 def make_qwen(directory: Path) -> Path:
@@ -46,15 +53,25 @@ def make_qwen(directory: Path) -> Path:
 
 
 def make_mixtral(directory: Path) -> Path:
-    """A Mixtral with two layers of four experts, two of them active."""
+    """A Mixtral with two layers of four experts, two of them active, and Mistral's own tokenizer.
+
+    vLLM takes that from the package `mistral-common`, and none of Hugging Face's.
+    """
 
     def make() -> Any:
         from transformers import MixtralConfig, MixtralForCausalLM
 
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-        return MixtralForCausalLM(MixtralConfig(**_SHAPE, num_key_value_heads=2, **experts))
+        ids = {
+            "vocab_size": len(_TEKKEN_WORDS) + BYTE_TOKENS,
+            "bos_token_id": _TEKKEN_WORDS.index("<s>"),
+            "eos_token_id": _TEKKEN_WORDS.index("</s>"),
+            "pad_token_id": _TEKKEN_WORDS.index("<pad>"),
+        }
+        configuration = MixtralConfig(**_SHAPE | ids, num_key_value_heads=2, **experts)
+        return MixtralForCausalLM(configuration)
 
-    return _make_once(directory, make)
+    return _make_once(directory, make, _write_tekken)
 
 
 def make_embedding(directory: Path) -> Path:
@@ -130,6 +147,31 @@ def make_blip(directory: Path) -> Path:
         return Blip2ForConditionalGeneration(configuration)
 
     return _make_once(directory, make, _write_blip_processor)
+
+
+def _write_tekken(directory: Path, _max_model_tokens: int) -> None:
+    """A tokenizer of bytes in Mistral's format, Tekken."""
+    import base64
+    import json
+
+    content = {
+        "config": {
+            "pattern": ".",
+            "num_vocab_tokens": BYTE_TOKENS,
+            "default_vocab_size": BYTE_TOKENS + len(_TEKKEN_WORDS),
+            "default_num_special_tokens": len(_TEKKEN_WORDS),
+            "version": "v7",
+        },
+        "vocab": [
+            {"rank": n, "token_bytes": base64.b64encode(bytes([n])).decode(), "token_str": None}
+            for n in range(BYTE_TOKENS)
+        ],
+        "special_tokens": [
+            {"rank": rank, "token_str": word, "is_control": True}
+            for rank, word in enumerate(_TEKKEN_WORDS)
+        ],
+    }
+    (directory / "tekken.json").write_text(json.dumps(content))
 
 
 def _write_blip_processor(directory: Path, max_model_tokens: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from vllm import __version__ as vllm_version
 from vllm.platforms import current_platform
+from vllm.renderers.hf import HfRenderer
 
 from holdfast import __version__
 from holdfast.records import EngineFacts
@@ -53,7 +54,7 @@ def engine_facts(
         max_logprobs=model.max_logprobs,
         tasks=tasks,
         has_tokenizer=tokenizer is not None,
-        has_chat_template=has_template or bool(getattr(tokenizer, "chat_template", None)),
+        has_chat_template=has_template or renders_chats(llm.renderer),
         has_prefix_caching=bool(cache.enable_prefix_caching),
         has_chunked_prefill=bool(scheduler.enable_chunked_prefill),
         is_encoder_decoder=bool(model.is_encoder_decoder),
@@ -152,6 +153,14 @@ def _kv_capacity_tokens(config: Any) -> int:
         # A model without KV cache has one block (`get_kv_cache_config_from_groups`, 0.32).
         return 0
     return int(cache.kv_cache_size_tokens or blocks * (cache.block_size or 1))
+
+
+def renders_chats(renderer: Any) -> bool:
+    """Whether the tokenizer has a template, or vLLM's code stands for one, as for DeepSeek-V4."""
+    if renderer.tokenizer is None:
+        return False
+    is_code = not isinstance(renderer, HfRenderer)
+    return is_code or bool(getattr(renderer.tokenizer, "chat_template", None))
 
 
 def _draft_slots(config: Any) -> int:

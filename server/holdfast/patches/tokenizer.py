@@ -46,11 +46,15 @@ _MEDIA_KINDS_END = ("_url", "_embeds")
 def bound_tokenizer(renderer: Any) -> None:
     """Bound the tokenizer of `renderer`, which all of the front end uses; again changes nothing."""
     tokenizer = renderer.tokenizer
-    if tokenizer is None or isinstance(tokenizer, _Bounded):
+    if tokenizer is None or hasattr(tokenizer, "holdfast_bounds"):
         return
     kind = type(tokenizer)
-    # `/tokenizer_info` reports the name of the class.
-    bounded = type(kind.__name__, (_Bounded, kind), {})
+    methods = {name: value for name, value in vars(_Bounded).items() if callable(value)}
+    # `_Bounded` is not a base: with a second one, a class that implements a protocol, as that of
+    # Mistral's tokenizer, has another layout, which no object can change to. The name stays, since
+    # `/tokenizer_info` reports it.
+    bounded: Any = type(kind.__name__, (kind,), methods)
+    bounded.holdfast_class = bounded
     tokenizer.__class__ = bounded
     tokenizer.holdfast_bounds = _Bounds(
         lambda: int(renderer.model_config.max_model_len), int(tokenizer.max_chars_per_token)
@@ -160,12 +164,14 @@ class _Bounds:
 
 
 class _Bounded:
-    """A mixin before the class of a tokenizer: it passes on what is within the bounds."""
+    """The methods of a subclass of a tokenizer's class: they pass on what is within the bounds."""
 
     holdfast_bounds: _Bounds
+    holdfast_class: type
+    """The subclass."""
 
     def __call__(self, text: Any = None, text_pair: Any = None, **options: Any) -> Any:
-        tokenize = partial(call_native, super().__call__, **options)  # type: ignore[misc]  # a mixin
+        tokenize = partial(self._as_vllm, "__call__", **options)
         kept = options.get("max_length") if options.get("truncation") else None
         # Offsets of tokens count from the left, so the left must not be cut off then.
         if kept is None or (options.get("return_offsets_mapping") and self._cuts_left()):
@@ -177,13 +183,13 @@ class _Bounded:
         return tokens
 
     def encode(self, text: Any, *args: Any, **options: Any) -> Any:
-        return call_native(super().encode, self._checked(text), *args, **options)  # type: ignore[misc]  # a mixin
+        return self._as_vllm("encode", self._checked(text), *args, **options)
 
     def decode(self, token_ids: Any, *args: Any, **options: Any) -> Any:
         most = self.holdfast_bounds.max_tokens
         if isinstance(token_ids, Sequence) and len(token_ids) > most:
             raise _refused(f"{most} tokens", "to decode")
-        return call_native(super().decode, token_ids, *args, **options)  # type: ignore[misc]  # a mixin
+        return self._as_vllm("decode", token_ids, *args, **options)
 
     def apply_chat_template(self, *args: Any, **options: Any) -> Any:
         # Hugging Face names the chat `conversation`, tokenizers of vLLM's own name it `messages`,
@@ -195,7 +201,7 @@ class _Bounded:
             self.holdfast_check_characters(texts)
             if options.get("tokenize", True):
                 self._checked("".join(texts))
-        return call_native(super().apply_chat_template, *args, **options)  # type: ignore[misc]  # a mixin
+        return self._as_vllm("apply_chat_template", *args, **options)
 
     def holdfast_check_prompt(self, texts: list[str]) -> None:
         """Refuse texts that together are too long for a prompt, without tokenizing all of them."""
@@ -208,6 +214,9 @@ class _Bounded:
         """Refuse texts that together have too many characters for a prompt."""
         if sum(map(len, texts)) > (most := self.holdfast_bounds.max_characters):
             raise _refused(f"{most} characters", "in one chat")
+
+    def _as_vllm(self, method: str, *args: Any, **options: Any) -> Any:
+        return call_native(getattr(super(self.holdfast_class, self), method), *args, **options)
 
     def _cuts_left(self) -> bool:
         return getattr(self, "truncation_side", "right") == "left"
@@ -250,7 +259,7 @@ class _Bounded:
         """Return a number of characters that surely have more tokens; at most all of them."""
         counted, characters = 0, 0
         for piece in _pieces(text, is_from_right=is_from_right):
-            found = call_native(super().__call__, piece, add_special_tokens=False)  # type: ignore[misc]  # a mixin
+            found = self._as_vllm("__call__", piece, add_special_tokens=False)
             counted += max(0, len(found["input_ids"]) - _BORDER_TOKENS)
             characters += len(piece)
             if counted > tokens * _MARGIN:
