@@ -31,6 +31,7 @@ StepName = Literal[
     "widest_decode",
     "mixed",
     "baseline",
+    "first_sampling",
     "first_image",
     "first_adapter",
 ]

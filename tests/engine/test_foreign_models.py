@@ -30,6 +30,7 @@ GENERATED = {
     "full_batch",
     "widest_decode",
     "mixed",
+    "first_sampling",
 }
 
 
@@ -77,7 +78,7 @@ def test_embedding_model_passes_the_steps_that_apply(models: Path, tmp_path: Pat
             "full_batch",
         }
         skipped = [step for step in steps.values() if step["outcome"] == "skipped"]
-        assert len(skipped) == 6
+        assert len(skipped) == 7
         assert all(step["reason"] for step in skipped)
         asked = {"model": server.model, "input": ["hold fast", "and again"]}
         answer = server.post("/v1/embeddings", asked)

@@ -47,6 +47,7 @@ PASSED = {
     "full_batch",
     "widest_decode",
     "mixed",
+    "first_sampling",
 }
 
 

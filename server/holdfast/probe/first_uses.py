@@ -1,4 +1,4 @@
-"""The steps that prove what only some requests use: an image, an adapter, speech.
+"""The steps that prove what only some requests use: ways to sample, an image, an adapter, speech.
 
 Their kernels compile and allocate at first use, which should not be the use of a client.
 """
@@ -11,10 +11,11 @@ import io
 import struct
 import wave
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -28,10 +29,23 @@ from holdfast.records import EngineFacts
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 CLIP_SECONDS = 30
 """vLLM cuts longer audio into clips of this length, so no encoder gets more (0.32)."""
+SAMPLED_PROMPT_TOKENS, SAMPLED_OUTPUT_TOKENS = 8, 2
 IMAGE_OUTPUT_TOKENS = 2
 ADAPTER_PROMPT_TOKENS = 8
 ADAPTER_OUTPUT_TOKENS = 8
 
+_DRAWN: Mapping[str, Body] = MappingProxyType(
+    {
+        "top_p": {"temperature": 1.0, "top_p": 0.9},
+        "top_k": {"temperature": 1.0, "top_k": 5},
+        "top_k and top_p": {"temperature": 1.0, "top_k": 5, "top_p": 0.9},
+    }
+)
+_TOP_LOGPROBS = (0, 2, 5, 10, 15, 20)
+"""With the sampled token: one, a multiple of 16, and one for each greater power of two.
+
+Triton compiles vLLM's kernel for each of them (0.32 `_topk_log_softmax_kernel`).
+"""
 _SAMPLES_PER_SECOND = 16_000
 _DECODERS = ("soundfile", "av", "torchcodec")
 """The packages that vLLM can read audio with. vLLM installs none of them."""
@@ -104,6 +118,34 @@ def png(width: int, height: int, colour: bytes) -> bytes:
 def _chunk(kind: bytes, content: bytes) -> bytes:
     checksum = zlib.crc32(kind + content)
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
+
+
+async def first_sampling(session: ProbeSession) -> StepResult:
+    """Prove requests that are alone, with every way to draw a token and to report log-probs.
+
+    vLLM compiles kernels at the first use of each, and all other requests wait: on an H200, three
+    seconds for `top_p` without FlashInfer, and 0.3 s for log-probs of another number of tokens.
+    """
+    ways = dict(_ways_to_sample(session.facts))
+    tokens = min(SAMPLED_PROMPT_TOKENS, session.limits.prompt_tokens)
+    seconds = session.steps_seconds(len(ways) * SAMPLED_OUTPUT_TOKENS)
+    if obstacle := session.budget.time_obstacle(tokens * len(ways), least_seconds=seconds):
+        return StepResult(is_skipped=True, limited=True, reason=obstacle)
+    answer = min(SAMPLED_OUTPUT_TOKENS, session.facts.max_model_len - tokens)
+    since = session.mark()
+    for name, extra in ways.items():
+        session.begin_attempt(f"a request with {name}", tokens)
+        messages = session.messages((tokens,), session.prompts.fresh, answer, extra)
+        await session.run_bounded(session.exchange_all(messages))
+    await _prove_ran(session, since)
+    return StepResult(tokens=tokens)
+
+
+def _ways_to_sample(facts: EngineFacts) -> Iterator[tuple[str, Body]]:
+    yield from _DRAWN.items()
+    for wanted in _TOP_LOGPROBS:
+        if extra := client.top_logprobs(facts, wanted):
+            yield f"{extra['logprobs']} log-probs", extra
 
 
 async def first_image(session: ProbeSession) -> StepResult:

@@ -23,7 +23,7 @@ from holdfast.probe.batches import batch_sweep, full_batch
 from holdfast.probe.budget import Budget
 from holdfast.probe.contexts import context_sweep, first_token, full_context, prefix_continuation
 from holdfast.probe.decodes import mixed, widest_decode
-from holdfast.probe.first_uses import first_adapter, first_image
+from holdfast.probe.first_uses import first_adapter, first_image, first_sampling
 from holdfast.probe.journal import ProbeJournal
 from holdfast.probe.session import ProbeSession, ProbeTimeouts, Prompts, StepResult
 from holdfast.probe.sizes import Limits, full_prompt_tokens, is_pooling, is_transcribing
@@ -46,6 +46,7 @@ STEPS: Mapping[StepName, Step] = MappingProxyType(
         "widest_decode": widest_decode,
         "mixed": mixed,
         "baseline": baseline,
+        "first_sampling": first_sampling,
         "first_image": first_image,
         "first_adapter": first_adapter,
     }
@@ -54,7 +55,7 @@ STEPS: Mapping[StepName, Step] = MappingProxyType(
 _SERVED_TASKS = frozenset({"generate", "embed", "classify", "token_classify", "token_embed"})
 _COMPOSED: frozenset[StepName] = frozenset({"batch_sweep", "full_batch"})
 _DECODING: frozenset[StepName] = frozenset(
-    {"prefix_continuation", "widest_decode", "mixed", "baseline"}
+    {"prefix_continuation", "widest_decode", "mixed", "baseline", "first_sampling"}
 )
 
 

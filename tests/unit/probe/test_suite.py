@@ -167,7 +167,7 @@ def failed_step(report: ProbeReport) -> ProbeStep:
 
 
 def test_whole_engine_passes_every_step() -> None:
-    """All eleven steps pass, the whole context is proven, and nothing is limited."""
+    """All twelve steps pass, the whole context is proven, and nothing is limited."""
     report, the_bed = probe()
     assert [(step.name, step.outcome) for step in report.steps] == [
         (name, "passed") for name in PROBE_STEPS
@@ -244,6 +244,10 @@ def is_image(step: FakeStep) -> bool:
     return any(request.prompt == IMAGE_PROMPT for request in step.prefilling)
 
 
+def refuses_top_k(_: str, body: dict[str, Any]) -> int:
+    return 500 if "top_k" in body else 200
+
+
 def refuses_adapters(_: str, body: dict[str, Any]) -> int:
     return 500 if body.get("model") == ADAPTER else 200
 
@@ -258,6 +262,7 @@ CATCHES: dict[StepName, Faults] = {
     "widest_decode": Faults(kills=is_wide_decode),
     "mixed": Faults(kills=is_mixed),
     "baseline": Faults(prompt_logprob=lambda position: -1.0 if position < 30 else -1.25),
+    "first_sampling": Faults(refuses=refuses_top_k),
     "first_image": Faults(kills=is_image),
     "first_adapter": Faults(refuses=refuses_adapters),
 }
@@ -539,6 +544,7 @@ def test_pooling_model(tasks: set[str]) -> None:
         "widest_decode",
         "mixed",
         "baseline",
+        "first_sampling",
         "first_image",
     ]
     assert all(step.reason for step in skipped)
@@ -589,6 +595,22 @@ def test_step_that_does_not_apply_is_skipped(changes: dict[str, Any], step: Step
     assert step_of(report, step).outcome == "skipped"
     assert step_of(report, step).reason
     assert report.passed
+
+
+@pytest.mark.parametrize(
+    ("allowed", "log_probs"),
+    [(20, [0, 2, 5, 10, 15, 20]), (7, [0, 2, 5, 7]), (-1, [0, 2, 5, 10, 15, 20]), (0, [])],
+)
+def test_each_way_to_sample_is_asked_for_alone(allowed: int, log_probs: list[int]) -> None:
+    """A kernel that is compiled for one request is another than that of a batch."""
+    report, the_bed = probe(steps=["first_sampling"], facts=replace(FACTS, max_logprobs=allowed))
+    assert report.passed, report
+    bodies = [body for _, body, _ in the_bed.engine.received]
+    drawn = [(body.get("top_k"), body.get("top_p")) for body in bodies if body["temperature"]]
+    assert drawn == [(None, 0.9), (5, None), (5, 0.9)]
+    assert [body["logprobs"] for body in bodies if "logprobs" in body] == log_probs
+    assert all(len(body["prompt"]) == 1 for body in bodies)
+    assert max(len(step.taken) for step in the_bed.engine.steps) == 1
 
 
 def sent_images(the_bed: Bed) -> list[tuple[int, ...]]:
