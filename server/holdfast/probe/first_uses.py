@@ -126,14 +126,13 @@ async def first_sampling(session: ProbeSession) -> StepResult:
     vLLM compiles kernels at the first use of each, and all other requests wait: on an H200, three
     seconds for `top_p` without FlashInfer, and 0.3 s for log-probs of another number of tokens.
     """
-    ways = dict(_ways_to_sample(session.facts))
     tokens = min(SAMPLED_PROMPT_TOKENS, session.limits.prompt_tokens)
-    seconds = session.steps_seconds(len(ways) * SAMPLED_OUTPUT_TOKENS)
-    if obstacle := session.budget.time_obstacle(tokens * len(ways), least_seconds=seconds):
-        return StepResult(is_skipped=True, limited=True, reason=obstacle)
     answer = min(SAMPLED_OUTPUT_TOKENS, session.facts.max_model_len - tokens)
     since = session.mark()
-    for name, extra in ways.items():
+    for name, extra in dict(_ways_to_sample(session.facts)).items():
+        seconds = session.steps_seconds(answer)
+        if obstacle := session.budget.time_obstacle(tokens, least_seconds=seconds):
+            return StepResult(tokens=tokens, limited=True, reason=f"not with {name}: {obstacle}")
         session.begin_attempt(f"a request with {name}", tokens)
         messages = session.messages((tokens,), session.prompts.fresh, answer, extra)
         await session.run_bounded(session.exchange_all(messages))

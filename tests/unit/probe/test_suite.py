@@ -613,6 +613,14 @@ def test_each_way_to_sample_is_asked_for_alone(allowed: int, log_probs: list[int
     assert max(len(step.taken) for step in the_bed.engine.steps) == 1
 
 
+def test_ways_to_sample_that_time_does_not_allow_are_named() -> None:
+    """The first that is left out stands in the reason, and the proof is limited."""
+    report, _ = probe(steps=["first_sampling"], timeout_seconds=100.0, tokens_per_second=0.5)
+    assert report.passed, report
+    assert report.limited
+    assert step_of(report, "first_sampling").reason.startswith("not with 0 log-probs: ")
+
+
 def sent_images(the_bed: Bed) -> list[tuple[int, ...]]:
     """Width, height and first colour of the images that were sent, read as a decoder does."""
     urls = [
