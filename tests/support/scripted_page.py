@@ -301,7 +301,7 @@ def _requests() -> dict[str, Any]:
 
 def _a_timeline() -> dict[str, Any]:
     events: list[tuple[float, dict[str, object]]] = [
-        (20 * HOUR, {"kind": "state", "state": "STARTING", "reason": "importing vLLM"}),
+        (20 * HOUR, {"kind": "state", "state": "STARTING", "reason": "loading vLLM and the model"}),
         (20 * HOUR - 70, {"kind": "state", "state": "PROBING", "reason": "running worst-case"}),
         (20 * HOUR - 95, {"kind": "state", "state": "READY", "reason": "131071 tokens proven"}),
         (8 * HOUR, {"kind": "growth", "engine": 0, "ranks": [0], "phase": "locked", "growths": 1}),

@@ -106,7 +106,7 @@ class StateMachine:
         self._on_change = on_change
         self._moved = asyncio.Event()
         self.state = State.STARTING
-        self.reason = "importing vLLM"
+        self.reason = "loading vLLM and the model"
         """The reason for the state, in our words, which anyone may read."""
         self.detail = ""
         """What the engine or an operator said about it: for operators, since it may name paths."""

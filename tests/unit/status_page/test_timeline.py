@@ -48,7 +48,7 @@ def test_events_have_a_time_a_kind_and_their_facts() -> None:
 def test_a_new_reason_for_a_state_is_no_new_state() -> None:
     """The band of the state goes on; the next generation has a band of its own."""
     timeline, _ = a_timeline()
-    enter(timeline, "STARTING", "importing vLLM")
+    enter(timeline, "STARTING", "loading vLLM and the model")
     timeline.add("growth", generation=1)
     enter(timeline, "STARTING", "waiting for a node")
     assert told(timeline, "reason") == ["waiting for a node", None]
