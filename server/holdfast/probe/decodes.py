@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
-import httpx
-
 from holdfast.probe import client, measure, sizes
 from holdfast.probe.session import ProbeSession, StepResult
 from holdfast.records import EngineStep, RankStats
@@ -66,13 +64,7 @@ async def _structure_refusal(session: ProbeSession) -> str:
     """Return why the server refuses structured outputs; empty if it accepts them."""
     if not session.facts.has_tokenizer:
         return "there is no tokenizer"
-    for engine in session.engines:
-        message = session.message(engine, [session.prompts.fresh(1)], 1, STRUCTURE)
-        response = await client.post(session.client, message)
-        if response.status_code == httpx.codes.BAD_REQUEST:
-            return client.refusal(message, response.status_code, response.text)
-        client.read(message, response)
-    return ""
+    return await session.refusal(session.messages((1,), session.prompts.fresh, 1, STRUCTURE))
 
 
 async def _decode_together(

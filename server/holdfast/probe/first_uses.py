@@ -125,19 +125,21 @@ async def first_sampling(session: ProbeSession) -> StepResult:
 
     vLLM compiles kernels at the first use of each, and all other requests wait: on an H200, three
     seconds for `top_p` without FlashInfer, and 0.3 s for log-probs of another number of tokens.
+    What the server refuses is left out, and the reason says so.
     """
     tokens = min(SAMPLED_PROMPT_TOKENS, session.limits.prompt_tokens)
     answer = min(SAMPLED_OUTPUT_TOKENS, session.facts.max_model_len - tokens)
-    since = session.mark()
+    since, refusals = session.mark(), list[str]()
     for name, extra in dict(_ways_to_sample(session.facts)).items():
         seconds = session.steps_seconds(answer)
         if obstacle := session.budget.time_obstacle(tokens, least_seconds=seconds):
             return StepResult(tokens=tokens, limited=True, reason=f"not with {name}: {obstacle}")
         session.begin_attempt(f"a request with {name}", tokens)
         messages = session.messages((tokens,), session.prompts.fresh, answer, extra)
-        await session.run_bounded(session.exchange_all(messages))
+        if refused := await session.run_bounded(session.refusal(messages)):
+            refusals.append(f"without {name}: {refused}")
     await _prove_ran(session, since)
-    return StepResult(tokens=tokens)
+    return StepResult(tokens=tokens, reason="; ".join(refusals))
 
 
 def _ways_to_sample(facts: EngineFacts) -> Iterator[tuple[str, Body]]:

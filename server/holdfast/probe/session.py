@@ -21,7 +21,17 @@ from holdfast.errors import HoldfastError, ProbeFailedError, ProbeTooSlowError
 from holdfast.labels import StepName
 from holdfast.probe import measure
 from holdfast.probe.budget import Budget
-from holdfast.probe.client import COMPLETIONS, Body, Message, completion, exchange, pooling
+from holdfast.probe.client import (
+    COMPLETIONS,
+    Body,
+    Message,
+    completion,
+    exchange,
+    pooling,
+    post,
+    read,
+    refusal,
+)
 from holdfast.probe.sizes import Limits, is_pooling, is_transcribing
 from holdfast.processes.stacks import is_compiling_in_process
 from holdfast.records import EngineFacts, RankStats
@@ -238,6 +248,15 @@ class ProbeSession:
         async with asyncio.TaskGroup() as group:
             sent = [group.create_task(exchange(self.client, m)) for m in messages]
         return [task.result() for task in sent]
+
+    async def refusal(self, messages: Iterable[Message]) -> str:
+        """Send the messages one after the other; return why one gets 400, empty if none does."""
+        for message in messages:
+            response = await post(self.client, message)
+            if response.status_code == httpx.codes.BAD_REQUEST:
+                return refusal(message, response.status_code, response.text)
+            read(message, response)
+        return ""
 
     async def exchange_in_one_step(self, messages: Sequence[Message], running: int = 0) -> None:
         """Send so that one engine step takes all messages, beside `running` earlier requests."""

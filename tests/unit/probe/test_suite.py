@@ -613,6 +613,19 @@ def test_each_way_to_sample_is_asked_for_alone(allowed: int, log_probs: list[int
     assert max(len(step.taken) for step in the_bed.engine.steps) == 1
 
 
+def test_a_way_to_sample_that_is_refused_is_left_out() -> None:
+    """A server may forbid what is not needed to answer: it starts, and the step says what it is."""
+    faults = Faults(refuses=lambda _, body: 400 if "top_k" in body else 200)
+    report, _ = probe(faults, steps=["first_sampling"])
+    assert report.passed, report
+    assert not report.limited
+    reasons = step_of(report, "first_sampling").reason.split("; ")
+    assert [reason.partition(":")[0] for reason in reasons] == [
+        "without top_k",
+        "without top_k and top_p",
+    ]
+
+
 def test_ways_to_sample_that_time_does_not_allow_are_named() -> None:
     """The first that is left out stands in the reason, and the proof is limited."""
     report, _ = probe(steps=["first_sampling"], timeout_seconds=100.0, tokens_per_second=0.5)
