@@ -14,7 +14,6 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from itertools import count
 from typing import Any
 
 from holdfast.status_page.patch import Document, difference
@@ -39,10 +38,6 @@ GOODBYE_SECONDS = 1.0
 """The time for viewers to be told of the end."""
 RETRY_MILLISECONDS = 2000
 
-_TURN = (5**0.5 - 1) / 2
-"""The share of the time between two viewers' turns, which spreads any number of them evenly:
-https://en.wikipedia.org/wiki/Low-discrepancy_sequence#Additive_recurrence
-"""
 _EVENT_ID = re.compile(r"(?P<name>[0-9a-f]{8})-(?P<number>[0-9]{1,18})")
 _COMMENT = b": alive\n\n"
 _RENEW = b'event: renew\ndata: {"reason":"the key is checked again"}\n\n'
@@ -66,7 +61,6 @@ class Feed:
         self._changed = asyncio.Event()
         self._viewers = 0
         self._viewers_by_key: Counter[str] = Counter()
-        self._turns = count()
         self._empty = asyncio.Event()
         self._empty.set()
         self._producer: asyncio.Task[None] | None = None
@@ -125,10 +119,9 @@ class Feed:
 
         They begin after the last one that the viewer has, if that is known here. They end after
         `MAX_STREAM_SECONDS` with the request to come back. Each part that is yielded consists of
-        whole events. Many viewers get a change one after the other, since all at once would keep
-        the event loop for milliseconds.
+        whole events.
         """
-        seen, turn = self._number_of(last_event_id), next(self._turns)
+        seen = self._number_of(last_event_id)
         end_seconds = time.monotonic() + MAX_STREAM_SECONDS
         yield b"retry: %d\n\n" % RETRY_MILLISECONDS
         while True:
@@ -143,9 +136,7 @@ class Feed:
             elif self._has_ended:
                 yield _BYE
                 return
-            elif await self._has_changed(min(left_seconds, COMMENT_SECONDS)):
-                await self._until_turn(turn)
-            else:
+            elif not await self._has_changed(min(left_seconds, COMMENT_SECONDS)):
                 yield _COMMENT
 
     async def _end_producer(self) -> None:
@@ -163,13 +154,6 @@ class Feed:
         except TimeoutError:
             return False
         return True
-
-    async def _until_turn(self, turn: int) -> None:
-        seconds = turn_seconds(turn, self._viewers)
-        if seconds > 0 and not self._has_ended:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._changed.wait()
 
     def _raise_failure(self) -> None:
         if self._producer is not None and self._producer.done():
@@ -234,14 +218,6 @@ class Feed:
 def interval_seconds(viewers: int) -> float:
     """Return the time between two changes: the more viewers, the longer."""
     return max(INTERVAL_SECONDS, viewers / MAX_EVENTS_PER_SECOND)
-
-
-def turn_seconds(turn: int, viewers: int) -> float:
-    """Return how long after a change the viewer with this number gets it; 0 among few viewers.
-
-    Viewers in a row are spread evenly, however many there are, over the time that few do not wait.
-    """
-    return turn * _TURN % 1 * (interval_seconds(viewers) - INTERVAL_SECONDS)
 
 
 def _encoded(document: Document) -> bytes:

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from holdfast.status_page.feed import (
     MAX_VIEWERS,
     Feed,
     interval_seconds,
-    turn_seconds,
 )
 from holdfast.status_page.wall_clock import WallClock
 from holdfast.top.reader import Event, EventParser
@@ -134,48 +132,6 @@ def test_many_viewers_get_no_more_events_in_all_than_a_few(viewers: int) -> None
     assert INTERVAL_SECONDS <= seconds <= 4
     assert viewers / seconds <= MAX_EVENTS_PER_SECOND
     assert (seconds == INTERVAL_SECONDS) == (viewers <= INTERVAL_SECONDS * MAX_EVENTS_PER_SECOND)
-
-
-@pytest.mark.parametrize("viewers", [13, 20, 50, MAX_VIEWERS])
-@pytest.mark.parametrize("first", [0, 7, 1000])
-def test_many_viewers_get_a_change_one_after_the_other(viewers: int, first: int) -> None:
-    """Evenly, and before the next one. Few get it at once."""
-    seconds = sorted(turn_seconds(turn, viewers) for turn in range(first, first + viewers))
-    longest = interval_seconds(viewers) - INTERVAL_SECONDS
-    assert 0 <= seconds[0] <= seconds[-1] < longest
-    gaps = [later - earlier for earlier, later in pairwise(seconds)]
-    assert longest / viewers / 3 < min(gaps) <= max(gaps) < 3 * longest / viewers
-    assert turn_seconds(first, 12) == 0
-
-
-def test_a_viewer_that_waits_for_its_turn_is_told_of_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The second of two gets the change with the end, which waits for nobody's turn."""
-    monkeypatch.setattr(feeds, "GOODBYE_SECONDS", float(DEADLINE_SECONDS))
-    monkeypatch.setattr(feeds, "MAX_EVENTS_PER_SECOND", 1 / (2 * DEADLINE_SECONDS))
-
-    async def scene(feed: Feed, counted: Counted) -> None:
-        met: tuple[list[str], ...] = ([], [])
-
-        async def view(names: list[str]) -> None:
-            async with feed.viewing(), aclosing(feed.events()) as events:
-                async for part in events:
-                    names.extend(event.name for event in EventParser().events(part))
-
-        async with asyncio.TaskGroup() as viewers, feed.running():
-            for names in met:
-                viewers.create_task(view(names))
-            while not all(met):  # noqa: ASYNC110 - the loop is all there is
-                await asyncio.sleep(0)
-            counted.number = 9
-            feed._refresh()
-            while "change" not in met[0]:  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0)
-            assert met[1] == ["snapshot"]
-        assert list(met) == [["snapshot", "change", "bye"]] * 2
-
-    played(scene, monkeypatch)
 
 
 def test_nothing_is_built_without_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
