@@ -11,7 +11,8 @@ At this load the cores are full, so the CPU time of a burst limits the output, a
 less: of these numbers, it is the one that can show a difference of one percent in a run this short.
 
 Then the same viewers read without a load. A request for one token each half second changes the
-document as often as the server sends changes.
+document as often as the server sends changes. Beside that, one client asks for `/livez` over and
+over: how many answers are late says how often a change keeps the event loop.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from http.client import HTTPConnection
 from itertools import takewhile
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -51,6 +54,9 @@ CHANGE_SECONDS = 0.5
 QUIET_CHANGES = 30
 QUICK_QUIET_CHANGES = 4
 QUIET_PAIRS = 2
+LATE_PAIRS = 4
+LATE_SECONDS = 0.002
+"""Eight times what `/livez` takes, and a hundredth of the p99 of the first token at this load."""
 VIEWER_GOAL = "<= 0.20"
 ROWS = (
     Row("CPU of the whole server, µs a token", CLIENTS, "server_us_per_token", 1, "<= 1.01"),
@@ -174,6 +180,43 @@ def quiet_measures(spent: Mapping[str, list[float]]) -> list[pairs.Measure]:
     ]
 
 
+def late(server: Server, model: str, changes: int, count: int) -> pairs.Measure:
+    """Return the row of the late answers of `/livez` while the document changes."""
+    found: dict[str, list[float]] = {side: [] for side in SIDES}
+    for number in range(count):
+        for side in pairs.ordered(number, SIDES):
+            with _viewers(server, side).looking():
+                bursts.settle((server,))
+                found[side].append(late_of_thousand(_livez_times(server, model, changes)))
+    label = f"/livez over {1e3 * LATE_SECONDS:.0f} ms without load, of 1,000"
+    return pairs.Measure(label, found, 2)
+
+
+def late_of_thousand(seconds: Sequence[float]) -> float:
+    """Return how many of a thousand took longer than `LATE_SECONDS`."""
+    return 1000 * sum(one > LATE_SECONDS for one in seconds) / len(seconds)
+
+
+def _livez_times(server: Server, model: str, changes: int) -> list[float]:
+    """Return the seconds of each answer, asked one after the other while the document changes."""
+    parts = urlsplit(server.url)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
+    with ThreadPoolExecutor(1) as pool, closing(connection):
+        changing = pool.submit(_spent_on, server, model, changes)
+        seconds = [_livez_seconds(connection)]
+        while not changing.done():
+            seconds.append(_livez_seconds(connection))
+        changing.result()
+    return seconds
+
+
+def _livez_seconds(connection: HTTPConnection) -> float:
+    began_seconds = time.perf_counter()
+    connection.request("GET", "/livez")
+    connection.getresponse().read()
+    return time.perf_counter() - began_seconds
+
+
 def _spent_on(server: Server, model: str, changes: int) -> float:
     """Return the CPU milliseconds of a second in which the document changes twice."""
     body = {"model": model, "prompt": "look", "max_tokens": 1}
@@ -200,7 +243,9 @@ def main() -> None:
         with bench.ready("holdfast") as server, BenchClient(bench.model) as client:
             pairs_found = found(server, client, requests, arguments.pairs)
             alone = quiet(server, bench.model, changes, min(arguments.pairs, QUIET_PAIRS))
-    measures = [*(row.measure(pairs_found, SIDES) for row in ROWS), p99(pairs_found), *alone]
+            waits = late(server, bench.model, changes, min(arguments.pairs, LATE_PAIRS))
+    loaded = [*(row.measure(pairs_found, SIDES) for row in ROWS), p99(pairs_found)]
+    measures = [*loaded, *alone, waits]
     title = f"Viewers of the status page, {len(pairs_found)} pairs of bursts"
     pairs.show(pairs.Findings("viewers", title, measures), arguments)
 

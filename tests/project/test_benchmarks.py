@@ -229,6 +229,12 @@ def test_both_sides_get_the_same_burst(monkeypatch: pytest.MonkeyPatch) -> None:
 STREAM = b"HTTP/1.1 200 OK\r\n\r\n", b"data: {}\n\n"
 
 
+def test_late_answers_are_counted_of_a_thousand() -> None:
+    """Those that took longer than the limit, not as long."""
+    seconds = [0.0001, viewers.LATE_SECONDS, 2 * viewers.LATE_SECONDS, 1.0]
+    assert viewers.late_of_thousand(seconds) == 500
+
+
 def until_lost(looking: viewers.Viewers, count: int) -> None:
     """Wait until this many streams have ended."""
     deadline_seconds = time.monotonic() + 60
