@@ -194,13 +194,12 @@ class _Bounded:
     def apply_chat_template(self, *args: Any, **options: Any) -> Any:
         # Hugging Face names the chat `conversation`, tokenizers of vLLM's own name it `messages`,
         # and the renderers of DeepSeek give it to them under both names (`tokenizers.deepseek_v4`).
-        chats = (*args[:1], options.get("conversation"), options.get("messages"))
-        for chat in filter(None, chats):
-            given = [chat, options.get("tools"), options.get("documents")]
-            texts = [value for value in _parts(given) if isinstance(value, str)]
-            self.holdfast_check_characters(texts)
-            if options.get("tokenize", True):
-                self._checked("".join(texts))
+        chat = args[0] if args else options.get("conversation", options.get("messages"))
+        given = [chat, options.get("tools"), options.get("documents")]
+        texts = [value for value in _parts(given) if isinstance(value, str)]
+        self.holdfast_check_characters(texts)
+        if options.get("tokenize", True):
+            self._checked("".join(texts))
         return self._as_vllm("apply_chat_template", *args, **options)
 
     def holdfast_check_prompt(self, texts: list[str]) -> None:

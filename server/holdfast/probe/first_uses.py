@@ -133,7 +133,8 @@ async def first_sampling(session: ProbeSession) -> StepResult:
     for name, extra in dict(_ways_to_sample(session.facts)).items():
         seconds = session.steps_seconds(answer)
         if obstacle := session.budget.time_obstacle(tokens, least_seconds=seconds):
-            return StepResult(tokens=tokens, limited=True, reason=f"not with {name}: {obstacle}")
+            reasons = (f"not with {name}: {obstacle}", *refusals)
+            return StepResult(tokens=tokens, limited=True, reason="; ".join(reasons))
         session.begin_attempt(f"a request with {name}", tokens)
         messages = session.messages((tokens,), session.prompts.fresh, answer, extra)
         if refused := await session.run_bounded(session.refusal(messages)):
