@@ -8,15 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hostile import crashes
-from hostile_report import (
-    GRAMMARS,
-    GRAMMARS_GROW_BYTES,
-    MIB,
-    Attacks,
-    Bounds,
-    HostileReport,
-    Memory,
-)
+from hostile_report import Attacks, Bounds, HostileReport, Memory
 from hostile_run import HOSTILE_KEYS
 from load_generator import Answer, Load, Question
 from server_watch import Look, Outage, Watch
@@ -99,17 +91,6 @@ def test_memory_and_what_is_left_are_told() -> None:
     report = seen(memory=Memory({"python": 100}, 151))
     report.left.append("a file")
     assert list(report.broken_promises(BOUNDS)) == ["1.51 times the memory of READY", "a file"]
-
-
-def test_memory_to_compile_grammars_has_a_bound_of_its_own() -> None:
-    """It counts neither at READY nor at the peak of the rest."""
-    memory = Memory({"python": 100 * MIB, GRAMMARS: 50 * MIB})
-    memory.note({"python": 150 * MIB, GRAMMARS: 50 * MIB + GRAMMARS_GROW_BYTES})
-    memory.note({"python": 140 * MIB})
-    assert memory.ratio == 1.5
-    assert not list(seen(memory=memory).broken_promises(BOUNDS))
-    memory.note({GRAMMARS: 51 * MIB + GRAMMARS_GROW_BYTES})
-    assert list(seen(memory=memory).broken_promises(BOUNDS)) == ["4147 MiB to compile grammars"]
 
 
 def test_an_outage_is_from_the_last_ready_to_the_next() -> None:

@@ -16,8 +16,7 @@ No outage takes longer than some starts of an engine, nor do all of them togethe
 subtracted has a bound of its own.
 
 Memory is the `Pss` of all processes of the server, which counts shared pages once, as a container's
-limit does. It is compared with the sum at READY, except that of the processes that compile
-grammars: each may take a GiB for a moment, whatever the size of the engine, which is small here.
+limit does. It is compared with the sum at READY.
 """
 
 from __future__ import annotations
@@ -30,14 +29,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.engine.grammars.checker import MEMORY_BYTES, QUICK_SLOTS, SLOW_SLOTS
 from load_generator import Answer, Load, Question
 from server_watch import Outage, Watch
 from servers import Server, descendants, wait_until
 
-GRAMMARS = "holdfast::gramm"
-"""The name of the processes that compile grammars, as Linux cuts it."""
-GRAMMARS_GROW_BYTES = (QUICK_SLOTS + SLOW_SLOTS) * MEMORY_BYTES
 MIB = 1024 * 1024
 NUMBER = re.compile(r":\[\d+\]$")
 """The number by which Linux tells sockets and pipes apart."""
@@ -87,21 +82,17 @@ class Memory:
 
     at_ready: Mapping[str, int]
     peak_bytes: int = 0
-    """The largest sum of the processes that compile no grammars."""
     at_peak: Mapping[str, int] = field(default_factory=dict)
-    grammars_bytes: int = 0
-    """The largest sum of those that do."""
 
     def note(self, held: Mapping[str, int]) -> None:
-        """Keep what is larger in this sample than in any before."""
-        if _without_grammars(held) > self.peak_bytes:
-            self.peak_bytes, self.at_peak = _without_grammars(held), held
-        self.grammars_bytes = max(self.grammars_bytes, held.get(GRAMMARS, 0))
+        """Keep this sample if its sum is the largest so far."""
+        if sum(held.values()) > self.peak_bytes:
+            self.peak_bytes, self.at_peak = sum(held.values()), held
 
     @property
     def at_ready_bytes(self) -> int:
-        """The sum at READY of the processes that compile no grammars."""
-        return _without_grammars(self.at_ready)
+        """The sum at READY."""
+        return sum(self.at_ready.values())
 
     def by_process(self) -> str:
         """Return what each process held at READY and at the peak, in MiB."""
@@ -115,10 +106,6 @@ class Memory:
     def ratio(self) -> float:
         """The largest sum, divided by the sum at READY."""
         return self.peak_bytes / self.at_ready_bytes
-
-
-def _without_grammars(held: Mapping[str, int]) -> int:
-    return sum(size for name, size in held.items() if name != GRAMMARS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +208,6 @@ class HostileReport:
                 yield f"{name} met no engine"
         if self.memory.ratio > bounds.times_the_memory:
             yield f"{self.memory.ratio:.2f} times the memory of READY"
-        if self.memory.grammars_bytes > self.memory.at_ready.get(GRAMMARS, 0) + GRAMMARS_GROW_BYTES:
-            yield f"{self.memory.grammars_bytes / MIB:.0f} MiB to compile grammars"
         yield from self.left
 
     def _long_outages(self, bounds: Bounds) -> Iterator[str]:
@@ -272,7 +257,6 @@ class HostileReport:
                 f"slowest /livez          {self.watch.slowest_livez_seconds:.2f} s",
                 f"memory                  {self.memory.ratio:.2f} x {ready_mib:.0f} MiB of READY",
                 f"of that, in MiB         {self.memory.by_process()}",
-                f"to compile grammars     {self.memory.grammars_bytes / MIB:.0f} MiB at most",
                 f"first start             {self.start_seconds:.0f} s",
                 f"outages                 {outages or 'none'}",
                 f"deaths by cause         {_joined(self.watch.deaths)}",
