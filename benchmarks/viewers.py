@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -157,13 +157,7 @@ def p99(found: Sequence[bursts.Pair]) -> pairs.Measure:
 
 def quiet(server: Server, model: str, changes: int, count: int) -> list[pairs.Measure]:
     """Return what the front end spends on a document that changes, and what of it on a viewer."""
-    spent: dict[str, list[float]] = {side: [] for side in SIDES}
-    for number in range(count):
-        for side in pairs.ordered(number, SIDES):
-            with _viewers(server, side).looking():
-                bursts.settle((server,))
-                spent[side].append(_spent_on(server, model, changes))
-    return quiet_measures(spent)
+    return quiet_measures(_by_side(server, count, lambda: _spent_on(server, model, changes)))
 
 
 def quiet_measures(spent: Mapping[str, list[float]]) -> list[pairs.Measure]:
@@ -182,14 +176,19 @@ def quiet_measures(spent: Mapping[str, list[float]]) -> list[pairs.Measure]:
 
 def late(server: Server, model: str, changes: int, count: int) -> pairs.Measure:
     """Return the row of the late answers of `/livez` while the document changes."""
+    found = _by_side(server, count, lambda: late_of_thousand(_livez_times(server, model, changes)))
+    label = f"/livez over {1e3 * LATE_SECONDS:.0f} ms without load, of 1,000"
+    return pairs.Measure(label, found, 2)
+
+
+def _by_side(server: Server, count: int, measured: Callable[[], float]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {side: [] for side in SIDES}
     for number in range(count):
         for side in pairs.ordered(number, SIDES):
             with _viewers(server, side).looking():
                 bursts.settle((server,))
-                found[side].append(late_of_thousand(_livez_times(server, model, changes)))
-    label = f"/livez over {1e3 * LATE_SECONDS:.0f} ms without load, of 1,000"
-    return pairs.Measure(label, found, 2)
+                found[side].append(measured())
+    return found
 
 
 def late_of_thousand(seconds: Sequence[float]) -> float:
