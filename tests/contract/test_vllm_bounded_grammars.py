@@ -14,8 +14,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from holdfast.demo.files import ensure_demo_model
-from holdfast.patches import grammar_steps
-from holdfast.patches.grammars import COMPILES_TOO_LONG, TOO_SLOW, bound_grammars
+from holdfast.patches import grammar_steps, grammars
+from holdfast.patches.grammar_memory import NO_ROOM, private_bytes
+from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
+from holdfast.patches.grammars import COMPILES_TOO_LONG, bound_grammars
 from servers import wait_until
 
 # vLLM gives xgrammar an argument that it does not need any more.
@@ -26,6 +28,19 @@ DRAFTS = 3
 NO_DRAFTS: dict[str, list[int]] = {}
 AMBIGUOUS = {"grammar": 'root ::= "a" s "z"\ns ::= s s | "a"'}
 """Each token takes longer than the one before; a usual trial sees the first ones only."""
+MIB = 1 << 20
+LITERAL = "an answer that begins as usual: "
+_RULES = [f"r{number:x}" for number in range(3000)]
+EXPLOSIVE = {
+    "grammar": "\n".join(
+        (
+            f'root ::= "{LITERAL}" s',
+            f"s ::= {' | '.join(_RULES)}",
+            *(f'{one} ::= "a" ("b{at % 97}" | "" | {one} "q")' for at, one in enumerate(_RULES)),
+        )
+    )
+}
+"""After the literal, which no trial leaves behind, one token adds 140 MiB of states."""
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "ages": {"type": "array"}},
@@ -143,6 +158,45 @@ def test_a_grammar_that_grows_ends_with_its_request(
         assert a not in allowed
     assert growing.stop_reason == TOO_SLOW
     assert usual.stop_reason is None
+
+
+def test_a_grammar_whose_answer_takes_too_much_memory_ends_with_its_request(config: Any) -> None:
+    """In time: none of it was needed before. What it took is given back."""
+    bound_grammars(DEADLINE_SECONDS)
+    steps = Steps(config)
+    growing, usual = steps.compiled("growing", EXPLOSIVE), steps.compiled("usual", {"regex": "b+"})
+    steps.masks()
+    before_bytes = private_bytes()
+    for token in steps.tokens(LITERAL):
+        assert steps.accept(growing, [token])
+        assert steps.accept(usual, steps.tokens("b"))
+        steps.masks()
+    assert not steps.accept(growing, steps.tokens("a"))
+    assert growing.stop_reason == TOO_LARGE
+    assert private_bytes() < before_bytes + 32 * MIB
+    assert steps.accept(usual, steps.tokens("b"))
+
+
+def test_grammars_that_take_too_much_memory_together_end_the_largest_first(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as the last has compiled, whatever came first. Here two of four fit."""
+    monkeypatch.setattr(grammars, "GRAMMARS_AT_ONCE", 1 / 25)
+    bound_grammars(DEADLINE_SECONDS)
+    steps = Steps(config)
+    usual = steps.compiled("usual", {"json": PERSON})
+    large = [
+        steps.compiled(
+            str(number),
+            {"grammar": "root ::= " + " | ".join(f'"{number} {choice}"' for choice in range(5000))},
+        )
+        for number in range(4)
+    ]
+    steps.masks()
+    assert steps.accept(usual, steps.tokens("{"))
+    accepted = [steps.accept(one, steps.tokens(str(number))) for number, one in enumerate(large)]
+    assert accepted.count(False) == 2
+    assert [one.stop_reason for one in large] == [None if fits else NO_ROOM for fits in accepted]
 
 
 def test_a_lost_thread_writes_to_no_mask_of_others(config: Any) -> None:

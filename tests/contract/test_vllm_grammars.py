@@ -39,8 +39,11 @@ from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
 from holdfast.engine.grammars.compiler import Compiler
 from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import check_in_workers, validate_without_xgrammar
+from holdfast.errors import NotReadyError
 from holdfast.patches import grammar_steps
-from holdfast.patches.grammars import COMPILES_TOO_LONG, TOO_SLOW
+from holdfast.patches.grammar_memory import NO_ROOM
+from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
+from holdfast.patches.grammars import COMPILES_TOO_LONG
 from holdfast.processes import forkserver, tree
 from holdfast.request_context import REQUEST, RequestContext
 from hostile import grammars as hostile_grammars
@@ -297,7 +300,7 @@ def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
 
     async def scene() -> None:
         asked, pool = scripted()
-        with pytest.raises(VLLMValidationError, match="GiB of memory"):
+        with pytest.raises(VLLMValidationError, match="256 MiB of memory"):
             await check(asked, "grow")
         pool.stop()
 
@@ -512,7 +515,7 @@ def output(finish_reason: str | None, stop_reason: str | None = None) -> Any:
     )
 
 
-@pytest.mark.parametrize("reason", [TOO_SLOW, COMPILES_TOO_LONG])
+@pytest.mark.parametrize("reason", [TOO_SLOW, TOO_LARGE, COMPILES_TOO_LONG])
 def test_a_grammar_that_an_engine_gives_up_is_the_fault_of_the_client(reason: str) -> None:
     """The request is left, and the grammar is refused from then on."""
     seen: list[str] = []
@@ -533,6 +536,19 @@ def test_a_grammar_that_an_engine_gives_up_is_the_fault_of_the_client(reason: st
 
     asyncio.run(scene())
     assert seen == ["refused", "left"]
+
+
+def test_a_grammar_that_made_room_for_others_may_be_sent_again() -> None:
+    """It is not refused from then on: the engine has more room later."""
+
+    async def outputs() -> AsyncIterator[Any]:
+        yield output("error", NO_ROOM)
+
+    async def scene() -> None:
+        with pytest.raises(NotReadyError, match="too much memory"):
+            await anext(refusing(outputs(), pytest.fail))
+
+    asyncio.run(scene())
 
 
 def test_another_error_of_an_engine_is_left_to_vllm() -> None:

@@ -46,6 +46,13 @@ async def ask(asked: Pool, what: str, limit_seconds: float = DEADLINE_SECONDS) -
     return await asked.compile(json.dumps({"regex": what}).encode(), limit_seconds)
 
 
+async def _worker(asked: Pool, what: str) -> str:
+    """The pid of the worker that did it."""
+    reply = (await ask(asked, what)).reply
+    assert reply is not None
+    return str(reply["backend"])
+
+
 def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(scene(), 2 * DEADLINE_SECONDS))
 
@@ -99,6 +106,20 @@ def test_a_grammar_has_so_much_memory_and_no_more() -> None:
         async with pool() as asked:
             assert (await ask(asked, "grow")).reply == {"error": "memory"}
             assert (await ask(asked, "")).reply is not None
+
+    run(scene)
+
+
+def test_a_worker_that_has_grown_is_replaced() -> None:
+    """What grammars leave behind does not add up; a worker that only took long stays."""
+
+    async def scene() -> None:
+        async with pool() as asked:
+            kept = {await _worker(asked, what) for what in ("", "sleep 1", "grow 1") * WORKERS}
+            grown = await _worker(asked, "grow 32")
+            later = {await _worker(asked, "") for _ in range(4 * WORKERS)}
+            assert len(kept | later - {grown}) <= WORKERS + 1
+            assert grown not in later
 
     run(scene)
 

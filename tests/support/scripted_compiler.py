@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.worker import lifetime
+
+LEFT: list[bytes] = []
+"""What grammars have left behind in this process."""
 
 
 def make() -> Any:
@@ -23,7 +27,7 @@ def just_forked() -> Any:
 
 
 def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
-    """Do as the grammar says: crash, sleep, spin, grow or refuse."""
+    """Do as the grammar says: crash, sleep, spin, grow (by so many MiB) or refuse."""
     what, _, argument = str(grammar.get("regex", "")).partition(" ")
     match what:
         case "crash":
@@ -34,9 +38,8 @@ def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
             while True:
                 pass
         case "grow":
-            held = []
-            while True:
-                held.append(bytearray(16 << 20))
+            mebibytes = int(argument or sys.maxsize)
+            LEFT.extend(b"x" * (1 << 20) for _ in range(mebibytes))
         case "refuse":
             return {"error": argument}
         case "environment":

@@ -24,14 +24,18 @@ from holdfast.engine.continuation import (
 )
 from holdfast.engine.sequence_queue import SequenceQueue
 from holdfast.engine.unread_tokens import unread_tokens
+from holdfast.errors import NotReadyError
 from holdfast.patches.continued import SENT_TOKENS
-from holdfast.patches.grammars import COMPILES_TOO_LONG, TOO_SLOW
+from holdfast.patches.grammar_memory import NO_ROOM
+from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
+from holdfast.patches.grammars import COMPILES_TOO_LONG
 from holdfast.processes.deaths import CoreProcess
 from holdfast.request_context import current_request
 
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 _REFUSALS = {
     TOO_SLOW: "it takes the engine too much CPU time per token",
+    TOO_LARGE: "its answer takes the engine too much memory",
     COMPILES_TOO_LONG: "it takes the engine too long to compile",
 }
 
@@ -252,15 +256,18 @@ async def refusing(outputs: Any, refuse: Callable[[], None]) -> AsyncIterator[An
 
     Raises:
         VLLMValidationError: the engine gave the grammar up, see `patches.grammars`.
+        NotReadyError: it gave it up to make room for those of others.
     """
     async with aclosing(outputs):
         async for output in outputs:
-            if (reason := _given_up(output)) is not None:
+            reasons = {one.stop_reason for one in output.outputs if one.finish_reason == "error"}
+            if NO_ROOM in reasons:
+                raise NotReadyError(
+                    "The grammars of all requests take the engine too much memory. Try again later."
+                )
+            for reason in reasons & _REFUSALS.keys():
                 refuse()
-                raise VLLMValidationError(f"The grammar of the request is refused: {reason}.")
+                raise VLLMValidationError(
+                    f"The grammar of the request is refused: {_REFUSALS[reason]}."
+                )
             yield output
-
-
-def _given_up(output: Any) -> str | None:
-    reasons = (one.stop_reason for one in output.outputs if one.finish_reason == "error")
-    return next((_REFUSALS[one] for one in reasons if one in _REFUSALS), None)

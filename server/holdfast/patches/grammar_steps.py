@@ -1,4 +1,4 @@
-"""Advances the grammars of one engine step in threads, and gives up those that take too long.
+"""Advances the grammars of one engine step in threads, and gives up those that take too much.
 
 The scheduling loop waits for the threads while each grammar has CPU time left. Native code cannot
 be interrupted, so the thread of a grammar that was given up goes on, at the lowest priority, until
@@ -17,6 +17,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from holdfast.patches.grammar_memory import ThreadGrowth, give_back, most_grammar_bytes
+
+TOO_SLOW = "holdfast: the grammar exceeded its CPU time"
+TOO_LARGE = "holdfast: the grammar exceeded its memory"
+FAILED = "holdfast: the grammar failed"
 
 BURST_SECONDS = 0.25
 """CPU time that a grammar may take for one token, if it has saved it."""
@@ -38,9 +44,11 @@ logger = logging.getLogger("vllm.holdfast")
 
 @dataclass(slots=True)
 class Budget:
-    """The CPU time that one grammar may take."""
+    """The CPU time that one grammar may take, and the memory that its answer may add to it."""
 
     saved_seconds: float = BURST_SECONDS
+    most_bytes: int = most_grammar_bytes(0)
+    grown_bytes: int = 0
 
     def allowed_seconds(self, tokens: int, *, is_late: bool = False) -> float:
         """Return what it may take for the next tokens; in a late step it has only their share."""
@@ -53,6 +61,11 @@ class Budget:
         self.saved_seconds = min(BURST_SECONDS, saved_seconds)
         return is_allowed
 
+    def grow(self, added_bytes: int) -> bool:
+        """Charge what was added to it; return whether that was allowed."""
+        self.grown_bytes += added_bytes
+        return self.grown_bytes <= self.most_bytes
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -62,8 +75,8 @@ class Job:
     """Runs in a thread."""
     finish: Callable[[Any], None]
     """Takes what `work` returned, while the scheduling loop waits."""
-    give_up: Callable[[bool], None]
-    """Called instead of `finish`: with False if it took too long, with True if it raised."""
+    give_up: Callable[[str], None]
+    """Called instead of `finish`, with the reason."""
     budget: Budget
     tokens: int = 1
 
@@ -72,6 +85,7 @@ class Job:
 class _Step:
     jobs: deque[Job]
     used_seconds: float = 0.0
+    grown_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     ended: queue.SimpleQueue[_Worker] = field(default_factory=queue.SimpleQueue)
 
@@ -89,6 +103,7 @@ class _Worker(threading.Thread):
         self._began_seconds = 0.0
         self._read_at_seconds = self._cpu_seconds = 0.0
         """When the thread's clock was read last, and what it showed."""
+        self._growth = ThreadGrowth()
         self._is_lost = False
         self.start()
 
@@ -96,11 +111,13 @@ class _Worker(threading.Thread):
         while not self._is_lost:
             step = self.steps.get()
             self._read_clock(time.monotonic())
+            self._growth.begin()
             result = error = None
             while (job := self._next(step, result, error)) is not None:
                 result, error = _outcome(job)
             if not self._is_lost:
                 step.ended.put(self)
+        give_back()
 
     def _next(self, step: _Step, result: Any, error: Exception | None) -> Job | None:
         """End the job that is done, and return the next one; None if there is none."""
@@ -122,13 +139,18 @@ class _Worker(threading.Thread):
             seconds = min(seconds, self._read_clock(now_seconds))
         is_late = step.is_late(seconds)
         step.used_seconds += seconds
+        grown_bytes = self._growth.grown_bytes()
+        step.grown_bytes += grown_bytes
         if error is not None:
             logger.error("A grammar failed, and its request with it", exc_info=error)
-            job.give_up(True)
-        elif job.budget.spend(seconds, job.tokens, is_late=is_late):
-            job.finish(result)
+            job.give_up(FAILED)
+        elif not job.budget.grow(grown_bytes):
+            job.give_up(TOO_LARGE)
+            give_back()
+        elif not job.budget.spend(seconds, job.tokens, is_late=is_late):
+            job.give_up(TOO_SLOW)
         else:
-            job.give_up(False)
+            job.finish(result)
 
     def _read_clock(self, now_seconds: float) -> float:
         """Return the CPU time since the last call."""
@@ -151,7 +173,7 @@ class _Worker(threading.Thread):
                 return False
             step.used_seconds += seconds
             self._is_lost = True
-            job.give_up(False)
+            job.give_up(TOO_SLOW)
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.native_id or 0, _LOWEST_PRIORITY)
         return True
@@ -171,8 +193,8 @@ class GrammarThreads:
         self._sharing = max(1, min((os.cpu_count() or 1) // 2, 8))
         self._idle: list[_Worker] = []
 
-    def run(self, jobs: Iterable[Job]) -> None:
-        """Return when each job is done or given up."""
+    def run(self, jobs: Iterable[Job]) -> int:
+        """Return when each job is done or given up, with the memory that they have added."""
         step = _Step(deque(jobs))
         threads = self._sharing if len(step.jobs) > _SHARED_ABOVE else 1
         running = {self._start(step) for _ in range(threads)}
@@ -185,6 +207,7 @@ class GrammarThreads:
             else:
                 running.remove(worker)
                 self._idle.append(worker)
+        return step.grown_bytes
 
     def _start(self, step: _Step) -> _Worker:
         worker = self._idle.pop() if self._idle else _Worker()

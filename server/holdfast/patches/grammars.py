@@ -1,11 +1,12 @@
-"""Bounds how long the grammars of requests may stop an EngineCore.
+"""Bounds how long the grammars of requests may stop an EngineCore, and what memory they take.
 
 vLLM advances the grammars of a step and fills their masks in the scheduling loop, while every
 request waits (`StructuredOutputManager.grammar_bitmask` and `accept_tokens`, 0.32). Nothing bounds
 that: with `s ::= s s | "a"`, xgrammar takes longer for each token than for the one before, so no
 trial of a grammar can exclude it. Here threads do it, within a budget of CPU time for each grammar,
 see `grammar_steps`. A grammar that exceeds its budget ends with its request, and so does one that
-compiles for too long. The stop reason of the request tells the front end.
+compiles for too long, and one for which the grammars of all requests leave no memory, see
+`grammar_memory`. The stop reason of the request tells the front end.
 
 Importing this module is cheap: each function imports what it changes.
 """
@@ -13,17 +14,24 @@ Importing this module is cheap: each function imports what it changes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Hashable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from holdfast.patches.grammar_memory import (
+    GRAMMARS_AT_ONCE,
+    LARGE_BYTES,
+    GrammarMemory,
+    compiled_bytes,
+    give_back,
+    most_grammar_bytes,
+    private_bytes,
+)
 from holdfast.patches.grammar_steps import Budget, GrammarThreads, Job
 from holdfast.patches.patch import original, replace
 
-TOO_SLOW = "holdfast: the grammar exceeded its CPU time"
 COMPILES_TOO_LONG = "holdfast: the grammar compiled for too long"
-_FAILED = "holdfast: the grammar failed"
 _TOKENS_A_WORD = 32
 
 
@@ -33,14 +41,18 @@ class BoundedGrammar:
     What vLLM's loop calls only notes what there is to do, or reads what a thread found.
     """
 
-    def __init__(self, grammar: Any, threads: GrammarThreads, mask_words: int) -> None:
+    def __init__(
+        self, grammar: Any, key: tuple[Any, str], threads: GrammarThreads, backend: Any
+    ) -> None:
         self._grammar = grammar
         self._threads = threads
-        self._mask_words = mask_words
+        self._mask_words = mask_words(backend)
         self._mask: Any = None
         """Its own, since a thread that was given up may yet write to it. A row for each draft."""
         self._rows: Any = None
-        self._budget = Budget()
+        self._budget = Budget(most_bytes=most_grammar_bytes(vocabulary_tokens(backend)))
+        self.compiled_as: Hashable = key if hasattr(grammar, "ctx") else object()
+        self.compiled_bytes = compiled_bytes(grammar, key[1])
         self._unread: list[int] = []
         """Tokens of the answer that the grammar has yet to accept."""
         self._has_ended: list[bool] = [False]
@@ -50,13 +62,18 @@ class BoundedGrammar:
         self.stop_reason = ""
         """Why it was given up; empty if it was not."""
 
+    @property
+    def grown_bytes(self) -> int:
+        """How much memory its answer has added."""
+        return self._budget.grown_bytes
+
     def filling(self, drafts: list[int]) -> Job | None:
         """Return the job that fills the masks of a step; None if the grammar was given up."""
         self._at, self._is_drafting = 0, bool(drafts)
         if self.stop_reason:
             return None
         work, tokens = partial(self._fill, drafts), 1 + len(drafts)
-        return Job(work, self._filled, self._give_up, self._budget, tokens)
+        return Job(work, self._filled, self.drop, self._budget, tokens)
 
     def end_drafts(self) -> None:
         """Take the next tokens as those of the answer."""
@@ -78,7 +95,7 @@ class BoundedGrammar:
         if not self.stop_reason:
             work = partial(self._validated, tokens)
             count = 1 + len(tokens)
-            self._threads.run([Job(work, found.append, self._give_up, self._budget, count)])
+            self._threads.run([Job(work, found.append, self.drop, self._budget, count)])
         return found[-1]
 
     def rollback(self, num_tokens: int) -> None:
@@ -93,26 +110,35 @@ class BoundedGrammar:
         """Whether anything may follow."""
         return bool(self.stop_reason) or self._has_ended[self._at]
 
-    def _read(self) -> None:
+    def drop(self, reason: str) -> None:
+        """Give it up, and free it once no thread works with it."""
+        self.stop_reason = self.stop_reason or reason
+        self._grammar = None
+
+    def _read(self) -> Any:
+        """Return the grammar, which has accepted all tokens of the answer."""
+        grammar = self._grammar
+        if grammar is None:
+            raise ValueError("the grammar was dropped while a step began")
         unread, self._unread = self._unread, []
-        if unread and not self._grammar.accept_tokens("", unread):
+        if unread and not grammar.accept_tokens("", unread):
             raise ValueError("the grammar does not accept what was sampled")
+        return grammar
 
     def _validated(self, tokens: list[int]) -> list[int]:
-        self._read()
-        found: list[int] = self._grammar.validate_tokens(tokens)
+        found: list[int] = self._read().validate_tokens(tokens)
         return found
 
     def _fill(self, drafts: list[int]) -> list[bool]:
-        self._read()
+        grammar = self._read()
         self._make_rows(1 + len(drafts))
-        has_ended = [self._fill_row(0)]
+        has_ended = [self._fill_row(grammar, 0)]
         for draft in drafts:
-            if has_ended[-1] or not self._grammar.accept_tokens("", [draft]):
+            if has_ended[-1] or not grammar.accept_tokens("", [draft]):
                 break
-            has_ended.append(self._fill_row(len(has_ended)))
+            has_ended.append(self._fill_row(grammar, len(has_ended)))
         if len(has_ended) > 1:
-            self._grammar.rollback(len(has_ended) - 1)
+            grammar.rollback(len(has_ended) - 1)
         return has_ended
 
     def _make_rows(self, rows: int) -> None:
@@ -122,17 +148,14 @@ class BoundedGrammar:
             self._mask = torch.full((rows, self._mask_words), -1, dtype=torch.int32)
             self._rows = self._mask.numpy()
 
-    def _fill_row(self, row: int) -> bool:
-        if self._grammar.is_terminated():
+    def _fill_row(self, grammar: Any, row: int) -> bool:
+        if grammar.is_terminated():
             return True
-        self._grammar.fill_bitmask(self._mask, row)
+        grammar.fill_bitmask(self._mask, row)
         return False
 
     def _filled(self, has_ended: list[bool]) -> None:
         self._has_ended = has_ended
-
-    def _give_up(self, has_failed: bool) -> None:
-        self.stop_reason = _FAILED if has_failed else TOO_SLOW
 
 
 class GivenUpGrammar:
@@ -162,12 +185,9 @@ class GivenUpGrammar:
 class _Compilation(Future[Any]):
     """vLLM's future of a grammar, which is done by its deadline."""
 
-    def __init__(
-        self, compiling: Future[Any], bound: Callable[[Any], BoundedGrammar], seconds: float
-    ) -> None:
+    def __init__(self, compiling: Future[Any], seconds: float) -> None:
         super().__init__()
         self._compiling = compiling
-        self._bound = bound
         self._deadline_seconds = time.monotonic() + seconds
 
     def done(self) -> bool:
@@ -177,7 +197,29 @@ class _Compilation(Future[Any]):
         if not self._compiling.done():
             self._compiling.cancel()
             return GivenUpGrammar()
-        return self._bound(self._compiling.result(timeout))
+        return self._compiling.result(timeout)
+
+
+class _Bounds:
+    """What the grammars of one StructuredOutputManager share."""
+
+    def __init__(self, manager: Any) -> None:
+        self.threads = GrammarThreads()
+        tokens = manager.vllm_config.model_config.get_vocab_size()
+        self.memory = GrammarMemory(GRAMMARS_AT_ONCE * most_grammar_bytes(tokens))
+        self._manager = manager
+        manager._create_grammar = self.create  # noqa: SLF001 - vLLM has no other name for it
+
+    def create(self, request: Any) -> BoundedGrammar:
+        """Compile the grammar of a request, in a thread of vLLM."""
+        before_bytes = private_bytes()
+        made = type(self._manager)._create_grammar(self._manager, request)  # noqa: SLF001 - as above
+        if private_bytes() > before_bytes + LARGE_BYTES:
+            give_back()
+        key = request.structured_output_request.structured_output_key
+        bounded = BoundedGrammar(made, key, self.threads, self._manager.backend)
+        self.memory.hold(bounded)
+        return bounded
 
 
 def bound_grammars(compile_seconds: float) -> None:
@@ -195,19 +237,18 @@ def bound_grammars(compile_seconds: float) -> None:
     accept = original(StructuredOutputManager, "accept_tokens")
 
     def begin(manager: Any, request: Any) -> None:
+        _bounds(manager)
         initialise(manager, request)
         if (wanted := request.structured_output_request) is None:
             return
         made = wanted._grammar  # noqa: SLF001 - the property reads its result
-        bound = partial(
-            BoundedGrammar, threads=_threads(manager), mask_words=mask_words(manager.backend)
-        )
-        is_compiling = isinstance(made, Future)
-        wanted.grammar = _Compilation(made, bound, compile_seconds) if is_compiling else bound(made)
+        if isinstance(made, Future):
+            wanted.grammar = _Compilation(made, compile_seconds)
 
     def fill_bounded(manager: Any, requests: Any, names: Any, drafts: Any) -> Any:
         if jobs := _jobs(manager, [requests[name] for name in names], drafts):
-            _threads(manager).run(jobs)
+            bounds = _bounds(manager)
+            bounds.memory.grew(bounds.threads.run(jobs))
         try:
             return fill(manager, requests, names, drafts)
         finally:
@@ -225,12 +266,17 @@ def bound_grammars(compile_seconds: float) -> None:
     replace(StructuredOutputManager, "accept_tokens", accept_bounded)
 
 
+def vocabulary_tokens(backend: Any) -> int:
+    """Return how many tokens the masks of a backend are for."""
+    return int(getattr(backend, "ll_tokenizer", backend).vocab_size)
+
+
 def mask_words(backend: Any) -> int:
     """Return the length of a backend's masks.
 
     A backend allocates its own in pinned memory, and each request would need some of it.
     """
-    return -(-int(getattr(backend, "ll_tokenizer", backend).vocab_size) // _TOKENS_A_WORD)
+    return -(-vocabulary_tokens(backend) // _TOKENS_A_WORD)
 
 
 def _jobs(manager: Any, requests: list[Any], drafts: Any) -> list[Job]:
@@ -258,8 +304,8 @@ def _drafted(manager: Any, request: Any, tokens: list[int]) -> tuple[list[int], 
     return drafts[bounds.grammar_start :], bounds.constraint_start <= len(drafts)
 
 
-def _threads(manager: Any) -> GrammarThreads:
-    if not hasattr(manager, "holdfast_threads"):
-        manager.holdfast_threads = GrammarThreads()
-    threads: GrammarThreads = manager.holdfast_threads
-    return threads
+def _bounds(manager: Any) -> _Bounds:
+    if not hasattr(manager, "holdfast_bounds"):
+        manager.holdfast_bounds = _Bounds(manager)
+    bounds: _Bounds = manager.holdfast_bounds
+    return bounds

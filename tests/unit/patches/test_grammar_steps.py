@@ -14,13 +14,17 @@ import pytest
 from holdfast.patches import grammar_steps
 from holdfast.patches.grammar_steps import (
     BURST_SECONDS,
+    FAILED,
     SECONDS_PER_TOKEN,
+    TOO_LARGE,
+    TOO_SLOW,
     Budget,
     GrammarThreads,
     Job,
 )
 
 DEADLINE_SECONDS = 60.0
+BLOCK_BYTES = 32 << 20
 LONG_ITERATIONS = 5_000_000
 """Of a hash, in native code without Python's lock: seconds of CPU time."""
 
@@ -35,8 +39,8 @@ class Seen:
         def finish(result: Any) -> None:
             self.said[name] = result
 
-        def give_up(has_failed: bool) -> None:
-            self.said[name] = "failed" if has_failed else "given up"
+        def give_up(reason: str) -> None:
+            self.said[name] = reason
 
         return Job(work, finish, give_up, budget or Budget())
 
@@ -60,11 +64,11 @@ def test_a_step_goes_on_without_a_grammar_that_takes_too_long() -> None:
     after = seen.job("after", lambda: "done")
     threads.run([before, long, after])
     assert not ended.is_set()
-    assert seen.said == {"before": "done", "long": "given up", "after": "done"}
+    assert seen.said == {"before": "done", "long": TOO_SLOW, "after": "done"}
     threads.run([seen.job("next", lambda: "done")])
     assert seen.said["next"] == "done"
     assert ended.wait(DEADLINE_SECONDS)
-    assert seen.said["long"] == "given up"
+    assert seen.said["long"] == TOO_SLOW
 
 
 def test_what_is_given_up_has_the_lowest_priority() -> None:
@@ -90,7 +94,7 @@ def test_many_grammars_that_are_all_too_slow_do_not_add_up(
     monkeypatch.setattr(grammar_steps, "SECONDS_PER_TOKEN", 0.0)
     seen = Seen()
     GrammarThreads().run([seen.job(str(number), some_work) for number in range(16)])
-    assert set(seen.said.values()) == {"given up"}
+    assert set(seen.said.values()) == {TOO_SLOW}
 
 
 def test_a_grammar_that_raises_concerns_no_other() -> None:
@@ -101,7 +105,41 @@ def test_a_grammar_that_raises_concerns_no_other() -> None:
         raise RuntimeError("an assertion in native code")
 
     GrammarThreads().run([seen.job("broken", broken), seen.job("after", lambda: "done")])
-    assert seen.said == {"broken": "failed", "after": "done"}
+    assert seen.said == {"broken": FAILED, "after": "done"}
+
+
+def test_a_grammar_that_grows_too_large_concerns_no_other() -> None:
+    """It is given up when it has touched more memory than it may, all of its tokens together."""
+    held: list[bytes] = []
+    seen, threads, budget = Seen(), GrammarThreads(), Budget(most_bytes=3 * BLOCK_BYTES)
+
+    def grow() -> None:
+        held.append(b"x" * BLOCK_BYTES)
+
+    for _ in range(5):
+        threads.run([seen.job("growing", grow, budget), seen.job("usual", lambda: "done")])
+        if seen.said["growing"] is not None:
+            break
+    assert seen.said == {"growing": TOO_LARGE, "usual": "done"}
+    assert 3 <= len(held) <= 4
+
+
+def test_memory_that_is_free_after_a_token_is_not_charged() -> None:
+    """A grammar may use as much as it likes for a moment, and others what they like meanwhile."""
+    held: list[bytes] = []
+    neighbour = threading.Thread(target=lambda: held.append(b"x" * 16 * BLOCK_BYTES))
+
+    def use() -> str:
+        if neighbour.ident is None:
+            neighbour.start()
+            neighbour.join()
+        return f"done with {len(b'x' * BLOCK_BYTES)}"
+
+    seen, budget = Seen(), Budget(most_bytes=2 * BLOCK_BYTES)
+    threads = GrammarThreads()
+    for _ in range(8):
+        threads.run([seen.job("usual", use, budget)])
+    assert seen.said == {"usual": f"done with {BLOCK_BYTES}"}
 
 
 def test_a_large_step_is_shared() -> None:

@@ -30,12 +30,12 @@ from holdfast.engine.grammars.pool import Pool, TrialReply
 from holdfast.engine.grammars.workers import OUT_OF_MEMORY
 from holdfast.engine.vllm_errors import capacity_lent
 from holdfast.errors import NotReadyError
+from holdfast.patches.grammar_memory import most_grammar_bytes
 from holdfast.processes.exits import signal_name
 from holdfast.request_context import current_request
 
 MAX_GRAMMAR_BYTES = 512 << 10
 """The largest grammar, as JSON. vLLM has no bound, and some of its loops are quadratic."""
-MEMORY_BYTES = 1 << 30
 QUICK_SECONDS = 1.0
 QUICK_SLOTS = 2
 SLOW_SLOTS = 2
@@ -247,7 +247,7 @@ class GrammarChecker:
         elif reply is None:
             cause = "the process that compiled it crashed"
         else:
-            cause = f"it takes more than {MEMORY_BYTES >> 30} GiB of memory to compile"
+            cause = f"it takes more than {self._pool.memory_bytes >> 20} MiB of memory to compile"
         request_id = current_request().request_id
         died = f" ({signal_name(answer.signal)})" if answer.signal else ""
         logger.warning("refused the grammar of request %s: %s%s", request_id, cause, died)
@@ -318,7 +318,7 @@ def _digest(grammar: bytes) -> bytes:
     return hashlib.sha256(grammar).digest()
 
 
-_GIVEN_UP = "The grammar of the request is refused: it took an engine too much CPU time."
+_GIVEN_UP = "The grammar of the request is refused: it took an engine too much CPU time or memory."
 _TOO_LARGE = f"The grammar of the request is larger than {MAX_GRAMMAR_BYTES >> 10} KiB."
 
 
@@ -345,6 +345,6 @@ def grammar_checker(config: Any, timeout_seconds: float) -> GrammarChecker:
     pool = Pool(
         partial(Compiler, config),
         workers=QUICK_SLOTS + SLOW_SLOTS,
-        memory_bytes=MEMORY_BYTES,
+        memory_bytes=most_grammar_bytes(config.model_config.get_vocab_size()),
     )
     return GrammarChecker(pool, timeout_seconds=timeout_seconds)

@@ -59,7 +59,7 @@ class Pool:
     def __init__(self, make: Callable[[], Compile], *, workers: int, memory_bytes: int) -> None:
         self._serve = partial(serve, make)
         self._workers = workers
-        self._memory_bytes = memory_bytes
+        self.memory_bytes = memory_bytes
         self._starting: asyncio.Task[_Processes] | None = None
         self._process: Any | None = None
 
@@ -124,7 +124,7 @@ class Pool:
         with theirs:
             process = forkserver.ForkedProcess(
                 target=self._serve,
-                args=(theirs, self._workers, self._memory_bytes),
+                args=(theirs, self._workers, self.memory_bytes),
                 name="grammars",
                 daemon=True,  # or the front end would wait for it at its own exit
             )

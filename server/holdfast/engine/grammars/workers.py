@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from holdfast.patches.grammar_memory import private_bytes
 from holdfast.worker import lifetime
 
 Compile = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -35,9 +36,11 @@ OUT_OF_MEMORY = "memory"
 _CLOSED = 3
 """Exit code of a worker when the front end has closed the socket."""
 _RENEWED = 4
-"""Exit code of a worker that is to be replaced, because it may have grown."""
-_RENEW_AFTER_SECONDS = 0.5
-"""A worker is replaced after a grammar that took longer."""
+"""Exit code of a worker that is to be replaced, because it has grown."""
+_RENEW_ABOVE_BYTES = 16 << 20
+"""A worker is replaced once it has grown by more: the allocator keeps what a grammar leaves."""
+_STACKS_BYTES = 64 << 20
+"""Eight threads compile a grammar (vLLM 0.32), and the kernel counts their whole stacks."""
 _MESSAGE_BYTES = 64
 _MAX_GRAMMARS = 100
 """One worker compiles at most this many, so that what they leave behind does not add up."""
@@ -100,11 +103,11 @@ def _forked(compile_grammar: Compile, control: socket.socket, memory_bytes: int)
 
 def _work(compile_grammar: Compile, control: socket.socket) -> int:
     """Compile grammars until the worker is to be replaced; return its exit code."""
+    before_bytes = private_bytes()
     for _ in range(_MAX_GRAMMARS):
         message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
         if not message or not descriptors:
             return _CLOSED
-        started = time.monotonic()
         with socket.socket(fileno=descriptors[0]) as asked:
             asked.setblocking(True)
             asked.sendall(b"%d\n" % os.getpid())
@@ -113,7 +116,7 @@ def _work(compile_grammar: Compile, control: socket.socket) -> int:
             signal.setitimer(signal.ITIMER_REAL, 0)
             with suppress(OSError):  # the front end no longer waits for it
                 asked.sendall(json.dumps(answer).encode())
-        has_grown = time.monotonic() - started > _RENEW_AFTER_SECONDS
+        has_grown = private_bytes() > before_bytes + _RENEW_ABOVE_BYTES
         if has_grown or answer.get("error") == OUT_OF_MEMORY:
             break
     return _RENEWED
@@ -136,7 +139,7 @@ def _read(asked: socket.socket) -> bytes:
 def _bound_memory(memory_bytes: int) -> None:
     """Let this process grow by this much private memory, and no more."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])
-    limit = pages * resource.getpagesize() + memory_bytes
+    limit = pages * resource.getpagesize() + memory_bytes + _STACKS_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
