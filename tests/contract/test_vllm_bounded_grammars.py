@@ -17,7 +17,7 @@ from holdfast.demo.files import ensure_demo_model
 from holdfast.patches import grammar_steps, grammars
 from holdfast.patches.grammar_memory import NO_ROOM, private_bytes
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
-from holdfast.patches.grammars import COMPILES_TOO_LONG, bound_grammars
+from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END, bound_grammars
 from servers import wait_until
 
 # vLLM gives xgrammar an argument that it does not need any more.
@@ -41,6 +41,8 @@ EXPLOSIVE = {
     )
 }
 """After the literal, which no trial leaves behind, one token adds 140 MiB of states."""
+CIRCULAR = {"$defs": {"one": {"anyOf": [{"$ref": "#/$defs/one"}]}}, "$ref": "#/$defs/one"}
+"""What is one of itself: nothing is."""
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "ages": {"type": "array"}},
@@ -73,14 +75,14 @@ class Steps:
 
     def __init__(self, config: Any) -> None:
         self.manager = StructuredOutputManager(config)
-        self._requests: dict[str, Any] = {}
+        self.requests: dict[str, Any] = {}
 
     def add(self, name: str, grammar: dict[str, Any], backend: str = "xgrammar") -> Any:
         """Add a request, as EngineCore does; it compiles."""
         constraint = StructuredOutputsParams(**grammar)
         constraint._backend = backend
         parameters = SamplingParams(structured_outputs=constraint)
-        request = self._requests[name] = SimpleNamespace(
+        request = self.requests[name] = SimpleNamespace(
             request_id=name,
             sampling_params=parameters,
             structured_output_request=StructuredOutputRequest(constraint),
@@ -102,7 +104,7 @@ class Steps:
 
     def masks(self, drafts: dict[str, list[int]] = NO_DRAFTS) -> Any:
         """The masks of one step, of all requests."""
-        return self.manager.grammar_bitmask(self._requests, list(self._requests), drafts)
+        return self.manager.grammar_bitmask(self.requests, list(self.requests), drafts)
 
     def accept(self, request: Any, tokens: list[int]) -> bool:
         return bool(self.manager.accept_tokens(request, tokens))
@@ -135,6 +137,36 @@ def test_bounded_grammars_fill_the_same_masks(config: Any, backend: str) -> None
     bounded = steps_of(Steps(config), backend)
     assert len(own) == len(bounded)
     assert all(np.array_equal(one, other) for one, other in zip(own, bounded, strict=True))
+
+
+@pytest.mark.parametrize("first", ["xgrammar", "guidance"])
+def test_each_grammar_has_the_backend_that_was_chosen_for_it(config: Any, first: str) -> None:
+    """Whichever came first; xgrammar ignores what it does not support of this schema."""
+    bound_grammars(DEADLINE_SECONDS)
+    steps = Steps(config)
+    steps.compiled("first", {"regex": "[0-9]+"}, first)
+    fourteen = {"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 19}
+    steps.compiled("second", {"json": fourteen}, "guidance")
+    steps.compiled("third", {"regex": "[0-9]+"}, "xgrammar")
+    steps.masks()
+    for name in steps.requests:
+        assert steps.accept(steps.requests[name], steps.tokens("1"))
+    bits = np.unpackbits(steps.masks().view(np.uint8), axis=1, bitorder="little")
+    digits = [steps.tokens(str(digit))[0] for digit in range(10)]
+    allowed = [row[digits].nonzero()[0].tolist() for row in bits]
+    assert allowed == [list(range(10)), [4], list(range(10))]
+
+
+def test_a_grammar_that_leads_nowhere_ends_with_its_request(config: Any) -> None:
+    """At the token at which nothing is allowed any more."""
+    bound_grammars(DEADLINE_SECONDS)
+    steps = Steps(config)
+    blocked = steps.compiled("blocked", {"json": CIRCULAR})
+    usual = steps.compiled("usual", {"regex": "b+"})
+    steps.masks()
+    assert not steps.accept(blocked, steps.tokens("a"))
+    assert blocked.stop_reason == DEAD_END
+    assert steps.accept(usual, steps.tokens("b"))
 
 
 def test_a_grammar_that_grows_ends_with_its_request(

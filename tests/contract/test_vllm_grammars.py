@@ -43,7 +43,7 @@ from holdfast.errors import NotReadyError
 from holdfast.patches import grammar_steps
 from holdfast.patches.grammar_memory import NO_ROOM
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
-from holdfast.patches.grammars import COMPILES_TOO_LONG
+from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END
 from holdfast.processes import forkserver, tree
 from holdfast.request_context import REQUEST, RequestContext
 from hostile import grammars as hostile_grammars
@@ -164,12 +164,26 @@ def test_a_grammar_is_left_as_vllms_checks_leave_it(
 
 @pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines"])
 def test_each_backend_that_can_be_named_compiles(config: Any, backend: str) -> None:
-    """As far as its masks; and what ends xgrammar is tried with that, too."""
+    """As far as its masks; and what ends a process never passes."""
     named = copy.deepcopy(config)
     named.structured_outputs_config.backend = backend
     compiler = Compiler(named)
     assert compiler({"regex": "[a-c]+"}).get("backend") == backend
     assert ended(compiler, {"json": with_pattern(DEEP)}) != 0
+
+
+def test_a_grammar_without_any_answer_is_refused(compiler: Compiler) -> None:
+    """An engine would sample what the grammar forbids, and fail."""
+    circular = {"$defs": {"one": {"anyOf": [{"$ref": "#/$defs/one"}]}}, "$ref": "#/$defs/one"}
+    assert "allows no token" in compiler({"json": circular})["error"]
+
+
+def test_a_trial_writes_only_tokens_of_the_vocabulary(
+    compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mask has more bits than that, and xgrammar complains about what they stand for."""
+    assert "error" not in compiler({"regex": "[^x]+"})
+    assert not caplog.records
 
 
 def test_a_wrong_grammar_is_refused_in_the_words_of_vllm(compiler: Compiler) -> None:
@@ -185,11 +199,8 @@ def test_a_wrong_grammar_is_refused_in_the_words_of_vllm(compiler: Compiler) -> 
         with_pattern("a" + "*" * 100_000),
         {"type": "object", "patternProperties": {DEEP: {"type": "string"}}},
         {"type": "object", "propertyNames": {"pattern": DEEP}},
-        # Its fallback takes the pattern, and the engine has xgrammar.
-        {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}}
-        | {"patternProperties": {DEEP: {"type": "string"}}},
     ],
-    ids=["groups", "no-captures", "stars", "names", "property-names", "fallback"],
+    ids=["groups", "no-captures", "stars", "names", "property-names"],
 )
 def test_no_grammar_that_ends_a_process_survives_a_worker(
     compiler: Compiler, schema: dict[str, Any]
@@ -546,6 +557,19 @@ def test_a_grammar_that_made_room_for_others_may_be_sent_again() -> None:
 
     async def scene() -> None:
         with pytest.raises(NotReadyError, match="too much memory"):
+            await anext(refusing(outputs(), pytest.fail))
+
+    asyncio.run(scene())
+
+
+def test_a_grammar_that_leads_nowhere_is_the_fault_of_the_client() -> None:
+    """Another answer may get further, so it is not refused from then on."""
+
+    async def outputs() -> AsyncIterator[Any]:
+        yield output("error", DEAD_END)
+
+    async def scene() -> None:
+        with pytest.raises(VLLMValidationError, match="allows no token"):
             await anext(refusing(outputs(), pytest.fail))
 
     asyncio.run(scene())

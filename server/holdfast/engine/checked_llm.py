@@ -28,7 +28,7 @@ from holdfast.errors import NotReadyError
 from holdfast.patches.continued import SENT_TOKENS
 from holdfast.patches.grammar_memory import NO_ROOM
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
-from holdfast.patches.grammars import COMPILES_TOO_LONG
+from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END
 from holdfast.processes.deaths import CoreProcess
 from holdfast.request_context import current_request
 
@@ -255,7 +255,8 @@ async def refusing(outputs: Any, refuse: Callable[[], None]) -> AsyncIterator[An
     """Yield the outputs of a request that has a grammar.
 
     Raises:
-        VLLMValidationError: the engine gave the grammar up, see `patches.grammars`.
+        VLLMValidationError: the engine gave the grammar up, see `patches.grammars`, or it leads
+            nowhere.
         NotReadyError: it gave it up to make room for those of others.
     """
     async with aclosing(outputs):
@@ -264,6 +265,10 @@ async def refusing(outputs: Any, refuse: Callable[[], None]) -> AsyncIterator[An
             if NO_ROOM in reasons:
                 raise NotReadyError(
                     "The grammars of all requests take the engine too much memory. Try again later."
+                )
+            if DEAD_END in reasons:
+                raise VLLMValidationError(
+                    "The answer came to a point at which the grammar allows no token."
                 )
             for reason in reasons & _REFUSALS.keys():
                 refuse()

@@ -8,6 +8,10 @@ see `grammar_steps`. A grammar that exceeds its budget ends with its request, an
 compiles for too long, and one for which the grammars of all requests leave no memory, see
 `grammar_memory`. The stop reason of the request tells the front end.
 
+vLLM compiles all grammars with the backend of the first, although it checks each with the one that
+it chooses for it (`StructuredOutputManager.grammar_init`, 0.32). So what xgrammar does not support
+got 500 or was ignored, unless it came first. Here each grammar gets its own backend.
+
 Importing this module is cheap: each function imports what it changes.
 """
 
@@ -32,6 +36,7 @@ from holdfast.patches.grammar_steps import Budget, GrammarThreads, Job
 from holdfast.patches.patch import original, replace
 
 COMPILES_TOO_LONG = "holdfast: the grammar compiled for too long"
+DEAD_END = "holdfast: the grammar allows no token"
 _TOKENS_A_WORD = 32
 
 
@@ -103,8 +108,10 @@ class BoundedGrammar:
         self._at -= num_tokens
 
     def fill_bitmask(self, bitmask: Any, index: int) -> None:
-        """Copy what a thread has filled."""
-        bitmask.numpy()[index] = self._rows[self._at]
+        """Copy what a thread has filled; another backend may have made the row longer."""
+        row, filled = bitmask.numpy()[index], self._rows[self._at]
+        words = min(len(row), len(filled))
+        row[:words], row[words:] = filled[:words], 0
 
     def is_terminated(self) -> bool:
         """Whether anything may follow."""
@@ -130,9 +137,12 @@ class BoundedGrammar:
         return found
 
     def _fill(self, drafts: list[int]) -> list[bool]:
+        """Return whether the grammar has ended after each draft; empty if no token may follow."""
         grammar = self._read()
         self._make_rows(1 + len(drafts))
         has_ended = [self._fill_row(grammar, 0)]
+        if not has_ended[0] and not self._rows[0].any():
+            return []
         for draft in drafts:
             if has_ended[-1] or not grammar.accept_tokens("", [draft]):
                 break
@@ -155,7 +165,10 @@ class BoundedGrammar:
         return False
 
     def _filled(self, has_ended: list[bool]) -> None:
-        self._has_ended = has_ended
+        if has_ended:
+            self._has_ended = has_ended
+        else:
+            self.drop(DEAD_END)
 
 
 class GivenUpGrammar:
@@ -207,18 +220,29 @@ class _Bounds:
         self.threads = GrammarThreads()
         tokens = manager.vllm_config.model_config.get_vocab_size()
         self.memory = GrammarMemory(GRAMMARS_AT_ONCE * most_grammar_bytes(tokens))
-        self._manager = manager
-        manager._create_grammar = self.create  # noqa: SLF001 - vLLM has no other name for it
+        self.compilers: dict[str, _Compiler] = {}
 
-    def create(self, request: Any) -> BoundedGrammar:
+
+class _Compiler:
+    """A StructuredOutputManager as vLLM's methods see it that compile for one backend."""
+
+    def __init__(self, manager: Any, bounds: _Bounds) -> None:
+        self._manager = manager
+        self._bounds = bounds
+        self.backend: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def _create_grammar(self, request: Any) -> BoundedGrammar:
         """Compile the grammar of a request, in a thread of vLLM."""
         before_bytes = private_bytes()
-        made = type(self._manager)._create_grammar(self._manager, request)  # noqa: SLF001 - as above
+        made = type(self._manager)._create_grammar(self, request)  # noqa: SLF001 - it takes any self
         if private_bytes() > before_bytes + LARGE_BYTES:
             give_back()
         key = request.structured_output_request.structured_output_key
-        bounded = BoundedGrammar(made, key, self.threads, self._manager.backend)
-        self.memory.hold(bounded)
+        bounded = BoundedGrammar(made, key, self._bounds.threads, self.backend)
+        self._bounds.memory.hold(bounded)
         return bounded
 
 
@@ -237,10 +261,11 @@ def bound_grammars(compile_seconds: float) -> None:
     accept = original(StructuredOutputManager, "accept_tokens")
 
     def begin(manager: Any, request: Any) -> None:
-        _bounds(manager)
-        initialise(manager, request)
         if (wanted := request.structured_output_request) is None:
             return
+        compiler = _compiler(manager, request.sampling_params.structured_outputs._backend)  # noqa: SLF001 - where vLLM has it
+        initialise(compiler, request)
+        manager.backend = manager.backend or compiler.backend
         made = wanted._grammar  # noqa: SLF001 - the property reads its result
         if isinstance(made, Future):
             wanted.grammar = _Compilation(made, compile_seconds)
@@ -309,3 +334,8 @@ def _bounds(manager: Any) -> _Bounds:
         manager.holdfast_bounds = _Bounds(manager)
     bounds: _Bounds = manager.holdfast_bounds
     return bounds
+
+
+def _compiler(manager: Any, backend: str) -> _Compiler:
+    bounds = _bounds(manager)
+    return bounds.compilers.setdefault(backend, _Compiler(manager, bounds))

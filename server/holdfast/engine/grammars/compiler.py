@@ -27,7 +27,7 @@ from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from holdfast.patches.grammar_steps import BURST_SECONDS, SECONDS_PER_TOKEN, Budget
-from holdfast.patches.grammars import mask_words
+from holdfast.patches.grammars import mask_words, vocabulary_tokens
 
 Grammar = Mapping[str, Any]
 """The fields of vLLM's StructuredOutputsParams that a client has set."""
@@ -102,8 +102,6 @@ class Compiler:
         if backend is None:
             raise ValueError("no structured output backend supports this grammar")
         self._try(backend, constraint)
-        if backend != "xgrammar":
-            self._try_xgrammar(constraint)
         changed = {
             field.name: now
             for field in fields(constraint)
@@ -113,29 +111,14 @@ class Compiler:
         was_auto = constraint._backend_was_auto  # noqa: SLF001 - as above
         return {"backend": backend, "was_auto": was_auto, "changed": changed}
 
-    def _try_xgrammar(self, constraint: Any) -> None:
-        """Try it with xgrammar too, which was not chosen for it; only a slow one is refused.
-
-        An EngineCore keeps the backend of the first grammar that it gets, whatever comes later, and
-        tool parsers ask xgrammar even if another backend is named.
-        """
-        try:
-            if self._named == "auto":
-                self._try("xgrammar", constraint)
-            else:
-                validate_xgrammar_grammar(SamplingParams(structured_outputs=replace(constraint)))
-        except SlowGrammarError:
-            raise
-        except _ERRORS:
-            return
-
     def _try(self, backend: str, constraint: Any) -> None:
         compiler = self._backend(backend)
         made = compiler.compile_grammar(*get_structured_output_key(constraint))
+        tokens = vocabulary_tokens(compiler)
         mask = _mask_for(compiler)
         until_seconds = time.thread_time() + TRIAL_SECONDS
         for choose in _answers():
-            _try_answer(made, mask, choose, until_seconds)
+            _try_answer(made, mask, tokens, choose, until_seconds)
             made.reset()
 
     def _backend(self, name: str) -> Any:
@@ -171,12 +154,17 @@ def _answers() -> tuple[Callable[[Any], Any], ...]:
 
 
 def _try_answer(
-    made: Any, mask: torch.Tensor, choose: Callable[[Any], Any], until_seconds: float
+    made: Any,
+    mask: torch.Tensor,
+    tokens: int,
+    choose: Callable[[Any], Any],
+    until_seconds: float,
 ) -> None:
     """Write an answer and fill its masks, as EngineCore does.
 
     Raises:
         SlowGrammarError: that takes more than EngineCore allows.
+        ValueError: it accepts no answer at all.
     """
     budget = Budget()
     token: int | None = None
@@ -193,7 +181,10 @@ def _try_answer(
                 f"the grammar takes {now_seconds - began_seconds:.2f} s of CPU time per token; at "
                 f"most {SECONDS_PER_TOKEN:g} s on average and {BURST_SECONDS:g} s are allowed"
             )
-        allowed = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little").nonzero()[0]
+        bits = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little")
+        allowed = bits[:tokens].nonzero()[0]
+        if token is None and not has_ended and not allowed.size:
+            raise ValueError("the grammar allows no token, so no answer")
         if has_ended or not allowed.size or now_seconds > until_seconds:
             return
         token = int(choose(allowed))
