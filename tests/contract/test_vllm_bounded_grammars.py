@@ -15,7 +15,7 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from holdfast.demo.files import ensure_demo_model
 from holdfast.patches import grammar_steps, grammars
-from holdfast.patches.grammar_memory import NO_ROOM, private_bytes
+from holdfast.patches.grammar_memory import NO_ROOM, give_back, private_bytes
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
 from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END, bound_grammars
 from servers import wait_until
@@ -29,6 +29,8 @@ NO_DRAFTS: dict[str, list[int]] = {}
 AMBIGUOUS = {"grammar": 'root ::= "a" s "z"\ns ::= s s | "a"'}
 """Each token takes longer than the one before; a usual trial sees the first ones only."""
 MIB = 1 << 20
+LEFT_BYTES = 4 * MIB
+"""What an allocator may keep of whatever it gave to threads."""
 LITERAL = "an answer that begins as usual: "
 _RULES = [f"r{number:x}" for number in range(3000)]
 EXPLOSIVE = {
@@ -198,6 +200,7 @@ def test_a_grammar_whose_answer_takes_too_much_memory_ends_with_its_request(conf
     steps = Steps(config)
     growing, usual = steps.compiled("growing", EXPLOSIVE), steps.compiled("usual", {"regex": "b+"})
     steps.masks()
+    give_back()  # what is used again is no growth
     before_bytes = private_bytes()
     for token in steps.tokens(LITERAL):
         assert steps.accept(growing, [token])
@@ -207,6 +210,33 @@ def test_a_grammar_whose_answer_takes_too_much_memory_ends_with_its_request(conf
     assert growing.stop_reason == TOO_LARGE
     assert private_bytes() < before_bytes + 32 * MIB
     assert steps.accept(usual, steps.tokens("b"))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"grammar": "root ::= " + " | ".join(f'"a choice {number}"' for number in range(12_000))},
+        {"json": {"properties": {f"p{number}": {"type": "integer"} for number in range(2000)}}},
+        {
+            "json": {
+                "properties": {f"p{at}": {"type": "string", "maxLength": 300} for at in range(30)}
+            }
+        },
+    ],
+    ids=["choices", "properties", "lengths"],
+)
+def test_a_grammar_takes_no_more_than_is_counted(config: Any, grammar: dict[str, Any]) -> None:
+    """Or the grammars of an engine would take more than they may."""
+    bound_grammars(DEADLINE_SECONDS)
+    steps = Steps(config)
+    steps.compiled("first", {"regex": "[a-z]+"})
+    give_back()
+    before_bytes = private_bytes()
+    large = steps.compiled("large", grammar)
+    give_back()
+    taken_bytes = private_bytes() - before_bytes
+    counted_bytes = large.structured_output_request.grammar.compiled_bytes
+    assert counted_bytes + LEFT_BYTES > taken_bytes
 
 
 def test_grammars_that_take_too_much_memory_together_end_the_largest_first(

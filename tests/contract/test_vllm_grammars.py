@@ -178,6 +178,19 @@ def test_a_grammar_without_any_answer_is_refused(compiler: Compiler) -> None:
     assert "allows no token" in compiler({"json": circular})["error"]
 
 
+def test_a_grammar_that_takes_too_much_memory_says_so(compiler: Compiler) -> None:
+    """Not as an error of the grammar, in the words of C++."""
+    with pytest.MonkeyPatch.context() as patched:
+        backend = compiler._backend("xgrammar")
+        patched.setattr(backend, "compile_grammar", _without_memory)
+        with pytest.raises(MemoryError):
+            compiler({"regex": "[a-z]+"})
+
+
+def _without_memory(*_arguments: Any) -> Any:
+    raise RuntimeError("std::bad_alloc")
+
+
 def test_a_trial_writes_only_tokens_of_the_vocabulary(
     compiler: Compiler, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,7 +228,7 @@ def test_a_grammar_that_is_slow_after_a_literal_is_refused(
     """Here a hundredth of what such a grammar may take is too slow, and a usual schema is not."""
     monkeypatch.setattr(grammar_steps, "SECONDS_PER_TOKEN", 0.001)
     monkeypatch.setattr(grammar_steps, "BURST_SECONDS", 0.0)
-    monkeypatch.setattr(compiler_module, "Budget", partial(grammar_steps.Budget, 0.0))
+    monkeypatch.setattr(compiler_module, "GrammarBudget", partial(grammar_steps.GrammarBudget, 0.0))
     rules = "\n".join(f"r{number} ::= r{number + 1}" for number in range(4000))
     chained = f'root ::= "a literal of many tokens " r0\n{rules}\nr4000 ::= "a"'
     assert "CPU time per token" in compiler({"grammar": chained})["error"]

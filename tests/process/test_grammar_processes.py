@@ -46,8 +46,8 @@ async def ask(asked: Pool, what: str, limit_seconds: float = DEADLINE_SECONDS) -
     return await asked.compile(json.dumps({"regex": what}).encode(), limit_seconds)
 
 
-async def _worker(asked: Pool, what: str) -> str:
-    """The pid of the worker that did it."""
+async def _said_by_worker(asked: Pool, what: str) -> str:
+    """What it said: its pid, unless it was asked for something else."""
     reply = (await ask(asked, what)).reply
     assert reply is not None
     return str(reply["backend"])
@@ -115,11 +115,28 @@ def test_a_worker_that_has_grown_is_replaced() -> None:
 
     async def scene() -> None:
         async with pool() as asked:
-            kept = {await _worker(asked, what) for what in ("", "sleep 1", "grow 1") * WORKERS}
-            grown = await _worker(asked, "grow 32")
-            later = {await _worker(asked, "") for _ in range(4 * WORKERS)}
+            kept = {
+                await _said_by_worker(asked, what) for what in ("", "sleep 1", "grow 1") * WORKERS
+            }
+            grown = await _said_by_worker(asked, "grow 32")
+            later = {await _said_by_worker(asked, "") for _ in range(4 * WORKERS)}
             assert len(kept | later - {grown}) <= WORKERS + 1
             assert grown not in later
+
+    run(scene)
+
+
+def test_a_slow_grammar_has_a_lower_priority() -> None:
+    """It is tried for long, with several threads, beside an engine that answers others."""
+
+    async def scene() -> None:
+        async with pool() as asked:
+            usual = int(await _said_by_worker(asked, "priority"))
+            slow = json.dumps({"regex": "priority"}).encode()
+            reply = (await asked.compile(slow, DEADLINE_SECONDS, is_slow=True)).reply
+            assert reply is not None
+            assert int(reply["backend"]) > usual
+            assert int(await _said_by_worker(asked, "priority")) == usual
 
     run(scene)
 

@@ -44,6 +44,8 @@ def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
             return {"error": argument}
         case "environment":
             return {"backend": os.environ.get(argument, ""), "was_auto": False, "changed": {}}
+        case "priority":
+            return {"backend": str(os.getpriority(os.PRIO_PROCESS, 0)), "changed": {}}
         case "files":
             return {"backend": _files(), "was_auto": False, "changed": {}}
     return {"backend": str(os.getpid()), "was_auto": True, "changed": {}}

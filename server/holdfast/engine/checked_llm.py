@@ -39,6 +39,9 @@ _REFUSALS = {
     COMPILES_TOO_LONG: "it takes the engine too long to compile",
 }
 
+_NO_ROOM = "The grammars of all requests take the engine too much memory. Try again later."
+_DEAD_END = "The answer came to a point at which the grammar allows no token."
+
 
 class UnsentError(EngineDeadError):  # type: ignore[misc]  # vLLM is Any to us
     """The engine died before this queued request was sent, so the request did not cause it."""
@@ -263,16 +266,11 @@ async def refusing(outputs: Any, refuse: Callable[[], None]) -> AsyncIterator[An
         async for output in outputs:
             reasons = {one.stop_reason for one in output.outputs if one.finish_reason == "error"}
             if NO_ROOM in reasons:
-                raise NotReadyError(
-                    "The grammars of all requests take the engine too much memory. Try again later."
-                )
+                raise NotReadyError(_NO_ROOM)
             if DEAD_END in reasons:
-                raise VLLMValidationError(
-                    "The answer came to a point at which the grammar allows no token."
-                )
-            for reason in reasons & _REFUSALS.keys():
+                raise VLLMValidationError(_DEAD_END)
+            if refused := reasons & _REFUSALS.keys():
                 refuse()
-                raise VLLMValidationError(
-                    f"The grammar of the request is refused: {_REFUSALS[reason]}."
-                )
+                reason = _REFUSALS[refused.pop()]
+                raise VLLMValidationError(f"The grammar of the request is refused: {reason}.")
             yield output

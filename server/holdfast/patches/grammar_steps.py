@@ -43,7 +43,7 @@ logger = logging.getLogger("vllm.holdfast")
 
 
 @dataclass(slots=True)
-class Budget:
+class GrammarBudget:
     """The CPU time that one grammar may take, and the memory that its answer may add to it."""
 
     saved_seconds: float = BURST_SECONDS
@@ -77,7 +77,7 @@ class Job:
     """Takes what `work` returned, while the scheduling loop waits."""
     give_up: Callable[[str], None]
     """Called instead of `finish`, with the reason."""
-    budget: Budget
+    budget: GrammarBudget
     tokens: int = 1
 
 

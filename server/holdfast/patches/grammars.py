@@ -32,7 +32,7 @@ from holdfast.patches.grammar_memory import (
     most_grammar_bytes,
     private_bytes,
 )
-from holdfast.patches.grammar_steps import Budget, GrammarThreads, Job
+from holdfast.patches.grammar_steps import GrammarBudget, GrammarThreads, Job
 from holdfast.patches.patch import original, replace
 
 COMPILES_TOO_LONG = "holdfast: the grammar compiled for too long"
@@ -55,7 +55,7 @@ class BoundedGrammar:
         self._mask: Any = None
         """Its own, since a thread that was given up may yet write to it. A row for each draft."""
         self._rows: Any = None
-        self._budget = Budget(most_bytes=most_grammar_bytes(vocabulary_tokens(backend)))
+        self._budget = GrammarBudget(most_bytes=most_grammar_bytes(vocabulary_tokens(backend)))
         self.compiled_as: Hashable = key if hasattr(grammar, "ctx") else object()
         self.compiled_bytes = compiled_bytes(grammar, key[1])
         self._unread: list[int] = []
@@ -213,7 +213,7 @@ class _Compilation(Future[Any]):
         return self._compiling.result(timeout)
 
 
-class _Bounds:
+class _GrammarBounds:
     """What the grammars of one StructuredOutputManager share."""
 
     def __init__(self, manager: Any) -> None:
@@ -226,7 +226,7 @@ class _Bounds:
 class _Compiler:
     """A StructuredOutputManager as vLLM's methods see it that compile for one backend."""
 
-    def __init__(self, manager: Any, bounds: _Bounds) -> None:
+    def __init__(self, manager: Any, bounds: _GrammarBounds) -> None:
         self._manager = manager
         self._bounds = bounds
         self.backend: Any = None
@@ -329,10 +329,10 @@ def _drafted(manager: Any, request: Any, tokens: list[int]) -> tuple[list[int], 
     return drafts[bounds.grammar_start :], bounds.constraint_start <= len(drafts)
 
 
-def _bounds(manager: Any) -> _Bounds:
+def _bounds(manager: Any) -> _GrammarBounds:
     if not hasattr(manager, "holdfast_bounds"):
-        manager.holdfast_bounds = _Bounds(manager)
-    bounds: _Bounds = manager.holdfast_bounds
+        manager.holdfast_bounds = _GrammarBounds(manager)
+    bounds: _GrammarBounds = manager.holdfast_bounds
     return bounds
 
 

@@ -18,7 +18,7 @@ from holdfast.patches.grammar_steps import (
     SECONDS_PER_TOKEN,
     TOO_LARGE,
     TOO_SLOW,
-    Budget,
+    GrammarBudget,
     GrammarThreads,
     Job,
 )
@@ -35,14 +35,14 @@ class Seen:
     def __init__(self) -> None:
         self.said: dict[str, Any] = {}
 
-    def job(self, name: str, work: Callable[[], Any], budget: Budget | None = None) -> Job:
+    def job(self, name: str, work: Callable[[], Any], budget: GrammarBudget | None = None) -> Job:
         def finish(result: Any) -> None:
             self.said[name] = result
 
         def give_up(reason: str) -> None:
             self.said[name] = reason
 
-        return Job(work, finish, give_up, budget or Budget())
+        return Job(work, finish, give_up, budget or GrammarBudget())
 
 
 def long_work(ended: threading.Event) -> None:
@@ -111,7 +111,7 @@ def test_a_grammar_that_raises_concerns_no_other() -> None:
 def test_a_grammar_that_grows_too_large_concerns_no_other() -> None:
     """It is given up when it has touched more memory than it may, all of its tokens together."""
     held: list[bytes] = []
-    seen, threads, budget = Seen(), GrammarThreads(), Budget(most_bytes=3 * BLOCK_BYTES)
+    seen, threads, budget = Seen(), GrammarThreads(), GrammarBudget(most_bytes=3 * BLOCK_BYTES)
 
     def grow() -> None:
         held.append(b"x" * BLOCK_BYTES)
@@ -135,7 +135,7 @@ def test_memory_that_is_free_after_a_token_is_not_charged() -> None:
             neighbour.join()
         return f"done with {len(b'x' * BLOCK_BYTES)}"
 
-    seen, budget = Seen(), Budget(most_bytes=2 * BLOCK_BYTES)
+    seen, budget = Seen(), GrammarBudget(most_bytes=2 * BLOCK_BYTES)
     threads = GrammarThreads()
     for _ in range(8):
         threads.run([seen.job("usual", use, budget)])
@@ -154,7 +154,7 @@ def test_a_large_step_is_shared() -> None:
 
 def test_a_budget_allows_so_much_on_average() -> None:
     """And more at once only of what was saved."""
-    budget = Budget()
+    budget = GrammarBudget()
     assert budget.spend(BURST_SECONDS, 1)
     for _ in range(100):
         assert budget.spend(SECONDS_PER_TOKEN, 1)
@@ -163,7 +163,7 @@ def test_a_budget_allows_so_much_on_average() -> None:
 
 def test_a_budget_saves_so_much_and_no_more() -> None:
     """However many cheap tokens came first."""
-    budget = Budget()
+    budget = GrammarBudget()
     for _ in range(10_000):
         budget.spend(0.0, 1)
     assert not budget.spend(BURST_SECONDS + 2 * SECONDS_PER_TOKEN, 1)

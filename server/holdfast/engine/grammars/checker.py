@@ -2,8 +2,8 @@
 
 A worker tries a grammar for a second. One that needs longer goes to the slow lane, where a key has
 one at a time, and occupies it for as long as EngineCore will need for the same grammar. So ordinary
-grammars never wait long behind one client's slow ones. A request uses no capacity of the engine
-while its grammar is tried.
+grammars never wait long behind one client's slow ones, and slow ones take little of an engine's
+CPU. A request uses no capacity of the engine while its grammar is tried.
 
 Results are remembered by digest: a schema that comes with each request costs a few microseconds.
 """
@@ -212,7 +212,7 @@ class GrammarChecker:
         seconds = 0.0
         try:
             self._require_waiting_client(digest)
-            answer = await self._pool.compile(grammar, self.timeout_seconds)
+            answer = await self._pool.compile(grammar, self.timeout_seconds, is_slow=True)
             result = self._result_of(answer)
             seconds = 0.0 if result.refusal else answer.seconds
             return result

@@ -26,7 +26,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
 from vllm.v1.structured_output.request import get_structured_output_key
 
-from holdfast.patches.grammar_steps import BURST_SECONDS, SECONDS_PER_TOKEN, Budget
+from holdfast.patches.grammar_steps import BURST_SECONDS, SECONDS_PER_TOKEN, GrammarBudget
 from holdfast.patches.grammars import mask_words, vocabulary_tokens
 
 Grammar = Mapping[str, Any]
@@ -49,6 +49,8 @@ _ERRORS = (
     ValueError,
 )
 """What four libraries raise for a grammar that they do not accept."""
+_NO_MEMORY = "std::bad_alloc"
+"""What xgrammar makes of it when the kernel gives it no more memory."""
 _BACKENDS = {
     "xgrammar": ("backend_xgrammar", "XgrammarBackend"),
     "guidance": ("backend_guidance", "GuidanceBackend"),
@@ -81,12 +83,18 @@ class Compiler:
                 self._backend("xgrammar" if self._named == "auto" else self._named)
 
     def __call__(self, grammar: Grammar) -> dict[str, Any]:
-        """Return an `error`, or the `backend` that vLLM chooses and the fields it `changed`."""
+        """Return an `error`, or the `backend` that vLLM chooses and the fields it `changed`.
+
+        Raises:
+            MemoryError: it takes more memory than this process may have.
+        """
         try:
             return self._verdict(grammar)
         except MemoryError:
             raise
         except _ERRORS as error:
+            if str(error) == _NO_MEMORY:
+                raise MemoryError from error
             return {"error": str(error)[:_MAX_MESSAGE_CHARACTERS] or type(error).__name__}
 
     def _verdict(self, grammar: Grammar) -> dict[str, Any]:
@@ -166,7 +174,7 @@ def _try_answer(
         SlowGrammarError: that takes more than EngineCore allows.
         ValueError: it accepts no answer at all.
     """
-    budget = Budget()
+    budget = GrammarBudget()
     token: int | None = None
     began_seconds = time.thread_time()
     for _ in range(TRIAL_TOKENS):

@@ -63,15 +63,20 @@ class Pool:
         self._starting: asyncio.Task[_Processes] | None = None
         self._process: Any | None = None
 
-    async def compile(self, grammar: bytes, limit_seconds: float) -> TrialReply:
+    async def compile(
+        self, grammar: bytes, limit_seconds: float, *, is_slow: bool = False
+    ) -> TrialReply:
         """Have a worker compile a grammar. The kernel ends the worker after `limit_seconds`.
+
+        One that is slow has a lower priority than the others, and than an engine.
 
         Raises:
             NotReadyError: no process can check the grammar now.
         """
         started = await self._ensure_started()
         began = time.monotonic()
-        pid, answer = await self._send(started, grammar, limit_seconds)
+        how = b"%f %d" % (limit_seconds, is_slow)
+        pid, answer = await self._send(started, grammar, how, limit_seconds)
         seconds = time.monotonic() - began
         with suppress(ValueError):
             return TrialReply(json.loads(answer), 0, seconds)
@@ -84,7 +89,7 @@ class Pool:
         return TrialReply(None, max(0, -code), seconds)
 
     async def _send(
-        self, started: _Processes, grammar: bytes, limit_seconds: float
+        self, started: _Processes, grammar: bytes, how: bytes, limit_seconds: float
     ) -> tuple[int, bytes]:
         """Return the pid of the worker that took the grammar, 0 if none did, and its reply."""
         try:
@@ -95,7 +100,7 @@ class Pool:
             ours.setblocking(False)
             try:
                 async with asyncio.timeout(limit_seconds + MARGIN_SECONDS):
-                    socket.send_fds(started.control, [b"%f" % limit_seconds], [theirs.fileno()])
+                    socket.send_fds(started.control, [how], [theirs.fileno()])
                     theirs.close()
                     return await _exchange(ours, grammar)
             except (TimeoutError, OSError) as error:

@@ -47,6 +47,8 @@ _MAX_GRAMMARS = 100
 _KEPT_VARIABLES = frozenset({"HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "XDG_CACHE_HOME"})
 _CHUNK_BYTES = 1 << 16
 _NICENESS = 5
+_ADDED_NICENESS = 5
+"""That of a slow grammar, with several threads: or two would take 40 % of two busy cores."""
 _PAUSE_SECONDS = 0.02
 
 
@@ -108,16 +110,20 @@ def _work(compile_grammar: Compile, control: socket.socket) -> int:
         message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
         if not message or not descriptors:
             return _CLOSED
+        limit_seconds, is_slow = map(float, message.split())
         with socket.socket(fileno=descriptors[0]) as asked:
             asked.setblocking(True)
             asked.sendall(b"%d\n" % os.getpid())
-            signal.setitimer(signal.ITIMER_REAL, float(message))
+            if is_slow:
+                with suppress(OSError):
+                    os.nice(_ADDED_NICENESS)
+            signal.setitimer(signal.ITIMER_REAL, limit_seconds)
             answer = _answer(compile_grammar, json.loads(_read(asked)))
             signal.setitimer(signal.ITIMER_REAL, 0)
             with suppress(OSError):  # the front end no longer waits for it
                 asked.sendall(json.dumps(answer).encode())
         has_grown = private_bytes() > before_bytes + _RENEW_ABOVE_BYTES
-        if has_grown or answer.get("error") == OUT_OF_MEMORY:
+        if is_slow or has_grown or answer.get("error") == OUT_OF_MEMORY:
             break
     return _RENEWED
 
