@@ -14,7 +14,7 @@ from holdfast.verify.baseline import Baseline
 from holdfast.verify.checks import roads
 from holdfast.verify.checks.oracle import comparing
 from holdfast.verify.options import Options
-from holdfast.verify.records import Status
+from holdfast.verify.records import CheckStatus
 from recorded_baselines import FLAGS, record_baseline
 from servers import SMALL, Server, running
 from verified import not_passed, recorded_at, results_at
@@ -89,5 +89,5 @@ def test_a_block_that_is_lost_behind_a_context_is_found_by_its_road(tmp_path: Pa
     contexts = [check for check in roads.CHECKS if check.name in {"prefix", "chunked"}]
     with long_contexts(tmp_path, "dropped_block") as server:
         made = results_at(server.url, contexts)
-    found = {"self.prefix": Status.FAILED, "self.chunked": Status.INCONCLUSIVE}
+    found = {"self.prefix": CheckStatus.FAILED, "self.chunked": CheckStatus.INCONCLUSIVE}
     assert not_passed(made) == found, made

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.verify.checks import ALL, oracle, roads
 from holdfast.verify.options import Options
-from holdfast.verify.records import Status
+from holdfast.verify.records import CheckStatus
 from openai_double import OpenAIDouble
 from scoring_double import ScoringDouble
 from scoring_faults import Peculiarity
@@ -26,7 +26,7 @@ def test_the_profile_of_every_day_passes() -> None:
         wrong = {
             name: (status, made[name].reason)
             for name, status in not_passed(made).items()
-            if status is not Status.SKIPPED or made[name].group not in UNTOLD
+            if status is not CheckStatus.SKIPPED or made[name].group not in UNTOLD
         }
         assert wrong == {}, f"run {number}"
 

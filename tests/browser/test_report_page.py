@@ -13,7 +13,7 @@ import pytest
 
 from browsers import DESK_WIDTH, PHONE_WIDTH, Scheme, Tab, chromium, needs_browser, new_tab
 from holdfast.configuration_record import ModelFile
-from holdfast.verify.records import Fault, Number, Report, Series, Status, at_least, at_most
+from holdfast.verify.records import CheckStatus, Fault, Number, Report, Series, at_least, at_most
 from holdfast.verify.report import page
 from openai_double import OpenAIDouble
 from sample_reports import SERVED, SERVER, check, report
@@ -38,7 +38,7 @@ def full_report() -> Report:
     roads = replace(
         check(
             "roads_of_a_name_that_is_rather_long",
-            Status.FAILED,
+            CheckStatus.FAILED,
             Number("median difference", 0.25, "nat", at_most(0.5, "A/A")),
             Number("largest difference", 1.7, "nat", at_most(0.9, "A/A")),
             Number("right answers", 80, "%", at_least(75, "baseline"), of=100),
@@ -54,7 +54,9 @@ def full_report() -> Report:
         flags=(*SERVED.flags, f"--chat-template={LONG}"),
         files=tuple(ModelFile(f"model-{n:05}.safetensors", n, "ab" * 32) for n in range(20)),
     )
-    others = [check(status.value, status, why="because") for status in Status if status != "passed"]
+    others = [
+        check(status.value, status, why="because") for status in CheckStatus if status != "passed"
+    ]
     server = replace(SERVER, configuration=served, model="deepseek-ai/DeepSeek-V4-Flash-Instruct")
     return report(check("chat"), roads, *others, server=server)
 

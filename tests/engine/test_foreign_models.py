@@ -11,7 +11,7 @@ import pytest
 
 import tiny_models
 from holdfast.verify.options import Options
-from holdfast.verify.records import Status
+from holdfast.verify.records import CheckStatus
 from lora_adapters import make_lora
 from servers import SMALL, Server, descendants, running, title_of
 from verified import not_passed, of_standard, results_at
@@ -19,7 +19,7 @@ from verified import not_passed, of_standard, results_at
 pytestmark = [pytest.mark.engine, pytest.mark.own_engines, pytest.mark.timeout(900)]
 
 
-MAY_BE_SKIPPED = {"wire.stop": Status.SKIPPED}
+MAY_BE_SKIPPED = {"wire.stop": CheckStatus.SKIPPED}
 """If the model says nothing that could stop it."""
 GENERATED = {
     "first_token",

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from holdfast.verify.checks.tools import replay
-from holdfast.verify.records import Status
+from holdfast.verify.records import CheckStatus
 from servers import SMALL, Server, descendants, running, wait_until
 from verified import results_at
 
@@ -83,7 +83,7 @@ def test_nobody_else_gets_in(locked: Locked) -> None:
 def test_verify_with_a_key_has_recorded_answers_parsed(locked: Locked) -> None:
     """By vLLM's own parser, which takes markup in an argument for the end of the call."""
     (made,) = results_at(locked.server.url, replay.CHECKS, api_key=GIVEN).values()
-    assert made.status in {Status.PASSED, Status.WARNED}, made.reason
+    assert made.status in {CheckStatus.PASSED, CheckStatus.WARNED}, made.reason
     wrong = {one.what.partition(",")[0] for one in made.warnings}
     assert wrong <= {"qwen3-hermes/marker-in-arguments"}, made.warnings
     (score,) = made.numbers

@@ -12,7 +12,7 @@ from holdfast.verify.baseline import read_baseline
 from holdfast.verify.checks import oracle
 from holdfast.verify.command import EXIT_CODES
 from holdfast.verify.options import Options
-from holdfast.verify.records import Status, Verdict, at_most
+from holdfast.verify.records import CheckStatus, Verdict, at_most
 from servers import Server
 from verified import (
     Run,
@@ -48,7 +48,7 @@ def reasons_of(run: Run) -> dict[str, str]:
     return {
         name: f"{one['status']}: {one['reason']}"
         for name, one in named.items()
-        if one["status"] != Status.PASSED and not name.startswith(beyond_the_demo())
+        if one["status"] != CheckStatus.PASSED and not name.startswith(beyond_the_demo())
     }
 
 
@@ -56,7 +56,7 @@ def test_every_check_of_standard_passes(demo: Server) -> None:
     """Nothing fails or is left open; in float32 on a CPU, noise is none."""
     made = results_at(demo.url, of_standard())
     reasons = {name: made[name].reason for name in not_passed(made)}
-    assert not_passed(made) == {"survive.death": Status.SKIPPED}, reasons
+    assert not_passed(made) == {"survive.death": CheckStatus.SKIPPED}, reasons
     (limits,) = {n.limit for n in made["self.full_batch"].numbers if n.unit == "nat"}
     assert limits == at_most(0, "A/A")
 
@@ -65,7 +65,7 @@ def test_what_a_user_starts_passes(quick: Run) -> None:
     """The command runs every check of its profile, and says so in a report of its own schema."""
     assert quick.errors == ""
     assert reasons_of(quick) == {}
-    has_failed = any(one["status"] == Status.FAILED for one in quick.report["checks"])
+    has_failed = any(one["status"] == CheckStatus.FAILED for one in quick.report["checks"])
     assert (quick.code == EXIT_CODES[Verdict.FAILED]) == has_failed
     require_report(quick.report)
 

@@ -31,7 +31,7 @@ from gpu_paths.scheduler_settings import (
 )
 from holdfast.labels import StepName
 from holdfast.probe import ProbeJournal, Prober, ProbeTimeouts
-from holdfast.probe.sizes import Limits, batch_sizes, fewest, largest_step, most
+from holdfast.probe.sizes import EngineLimits, batch_sizes, fewest, largest_step, most
 from holdfast.records import ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings
 from holdfast.telemetry.progress import LogProgress
@@ -167,7 +167,7 @@ def test_a_planned_step_takes_all_its_prompts(base: Any, method: str, draft_toke
     """Also those of which drafts hold more of a small KV cache than they have tokens."""
     setting = Setting(method, draft_tokens, has_prefix_caching=False)
     config, kv_cache = configured(base, setting)
-    limits = Limits.of(facts_of(config), None)
+    limits = EngineLimits.of(facts_of(config), None)
 
     async def try_all() -> None:
         engine = ScheduledEngine(config, kv_cache)

@@ -6,7 +6,7 @@ import socket
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.doctor.asking import Answer, Report
+from holdfast.doctor.asking import PeerAnswer, PeerReport
 from holdfast.doctor.links import Interface, Network, Route
 from holdfast.doctor.peers import Peer, PeerName
 from holdfast.doctor.reach import Address, Knock
@@ -43,16 +43,16 @@ HEAD: dict[str, Any] = {
 }
 
 
-def an_answer(*, ahead_seconds: float = 0.0) -> Answer:
+def an_answer(*, ahead_seconds: float = 0.0) -> PeerAnswer:
     """An answer of a peer whose clock is ahead."""
     there = datetime.fromtimestamp(NOW_SECONDS + ahead_seconds, UTC)
     date = there.strftime("%a, %d %b %Y %H:%M:%S GMT")
-    return Answer(200, b"", date, NOW_SECONDS, NOW_SECONDS + 0.001)
+    return PeerAnswer(200, b"", date, NOW_SECONDS, NOW_SECONDS + 0.001)
 
 
-def report(document: dict[str, Any]) -> Report:
+def report(document: dict[str, Any]) -> PeerReport:
     """What a health port answered that answers well."""
-    return Report(8001, document, answers=(an_answer(),))
+    return PeerReport(8001, document, answers=(an_answer(),))
 
 
 PEER = Peer(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.blame import Verdict
+from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.replay import ReplayManager
 from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
@@ -44,7 +44,7 @@ class ReplayHarness:
             self.requests.open()
         return self.llm
 
-    def bury(self, death: Death = KILLED) -> Verdict:
+    def bury(self, death: Death = KILLED) -> BlameVerdict:
         """What the supervisor does with a dead engine."""
         self.llm.die()
         self.requests.engine_ended()
@@ -96,7 +96,7 @@ async def killed(
     *,
     held: int | None = None,
     key: str = "",
-) -> tuple[list[asyncio.Task[Any]], Verdict]:
+) -> tuple[list[asyncio.Task[Any]], BlameVerdict]:
     """Send requests, end their engine, and wait until `held` of them wait for the next one."""
     harness.start().hold()
     requests = [harness.call(prompt, context=RequestContext(key=key)) for prompt in prompts]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from holdfast.configuration_record import Configuration, ModelFile
 from holdfast.verify.records import (
     CheckResult,
+    CheckStatus,
     HoldfastFacts,
     Number,
     Report,
     Server,
-    Status,
     Tool,
     Verdict,
 )
@@ -37,7 +37,7 @@ SERVER = Server(
 
 
 def check(
-    name: str, status: Status = Status.PASSED, *numbers: Number, why: str = ""
+    name: str, status: CheckStatus = CheckStatus.PASSED, *numbers: Number, why: str = ""
 ) -> CheckResult:
     """The result of a check of the group `wire`."""
     return CheckResult(name, "wire", "Something.", status, why, numbers=numbers)

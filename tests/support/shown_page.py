@@ -24,7 +24,7 @@ from holdfast.status_page.page import StatusPage
 from holdfast.status_page.sources import Sources
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.progress import LogProgress
-from holdfast.top.reader import Event, EventParser, Mirror
+from holdfast.top.reader import EventParser, Mirror, StatusEvent
 from inner_app import InnerApp, View
 from listening import DEADLINE_SECONDS, Listening, listening
 from sample_status import a_status
@@ -39,7 +39,7 @@ class Viewer:
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
         self.mirror = Mirror()
-        self.events: list[Event] = []
+        self.events: list[StatusEvent] = []
         """All events in their order."""
         self.received = b""
         self._parts = response.aiter_raw()

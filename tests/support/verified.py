@@ -21,7 +21,7 @@ from holdfast.verify.check import Check
 from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import recording
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, Profile, Status
+from holdfast.verify.records import CheckResult, CheckStatus, Profile
 from holdfast.verify.runner import RunContext, run
 from holdfast.verify.survey import survey
 from holdfast.verify.target import Target
@@ -75,7 +75,7 @@ class Run:
         """Its report.json."""
         return dict(json.loads((self.directory / "report.json").read_text()))
 
-    def named(self, *statuses: Status) -> list[str]:
+    def named(self, *statuses: CheckStatus) -> list[str]:
         """The checks that have one of some statuses: `wire.models`."""
         checks = self.report["checks"]
         return [f"{one['group']}.{one['name']}" for one in checks if one["status"] in statuses]
@@ -210,6 +210,6 @@ async def _judged(
     return {f"{one.group}.{one.name}": one for one in made}, context
 
 
-def not_passed(made: Mapping[str, CheckResult]) -> dict[str, Status]:
+def not_passed(made: Mapping[str, CheckResult]) -> dict[str, CheckStatus]:
     """Those that did not pass, with their status."""
-    return {name: one.status for name, one in made.items() if one.status is not Status.PASSED}
+    return {name: one.status for name, one in made.items() if one.status is not CheckStatus.PASSED}

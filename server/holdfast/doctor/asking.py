@@ -27,7 +27,7 @@ _NO_KEY = {401, 403}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PeerAnswer:
     """One whole answer."""
 
     status: int
@@ -40,7 +40,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PeerReport:
     """What a health port answered."""
 
     port: int
@@ -48,19 +48,19 @@ class Report:
     """What `/statusz` says; empty if it says nothing that can be used."""
     problem: str = ""
     """Why the document is empty."""
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[PeerAnswer, ...] = ()
 
 
 class _UnusableError(Exception):
     """The peer answers, but not what was asked."""
 
 
-def ask(address: Address, port: int, deadline_seconds: float = ANSWERS_SECONDS) -> Report:
+def ask(address: Address, port: int, deadline_seconds: float = ANSWERS_SECONDS) -> PeerReport:
     """Return what the health port answers within the deadline."""
     return asyncio.run(_ask(address, port, deadline_seconds))
 
 
-async def _ask(address: Address, port: int, deadline_seconds: float) -> Report:
+async def _ask(address: Address, port: int, deadline_seconds: float) -> PeerReport:
     host = f"[{address.host}]" if ":" in address.host else address.host
     problem = ""
     try:
@@ -73,10 +73,10 @@ async def _ask(address: Address, port: int, deadline_seconds: float) -> Report:
                     problem = problem or f"it is not a web server ({type(error).__name__})"
     except TimeoutError:
         problem = problem or f"its answers took longer than {deadline_seconds:g} s"
-    return Report(port, {}, problem)
+    return PeerReport(port, {}, problem)
 
 
-async def _ask_once(url: str, port: int) -> Report:
+async def _ask_once(url: str, port: int) -> PeerReport:
     # Not verified: nothing secret is sent, and the certificate names the public host.
     async with httpx.AsyncClient(
         base_url=url,
@@ -85,15 +85,15 @@ async def _ask_once(url: str, port: int) -> Report:
         timeout=None,  # noqa: S113 - the caller has a deadline for all of it
         headers={"Accept-Encoding": "identity"},
     ) as client:
-        answers: list[Answer] = []
+        answers: list[PeerAnswer] = []
         try:
             answers = [await _get(client, path) for path in _PATHS]
-            return Report(port, _document(answers[-1]), answers=tuple(answers))
+            return PeerReport(port, _document(answers[-1]), answers=tuple(answers))
         except _UnusableError as error:
-            return Report(port, {}, str(error), tuple(answers))
+            return PeerReport(port, {}, str(error), tuple(answers))
 
 
-async def _get(client: httpx.AsyncClient, path: str) -> Answer:
+async def _get(client: httpx.AsyncClient, path: str) -> PeerAnswer:
     body = bytearray()
     asked_seconds = time.time()
     async with client.stream("GET", path) as response:
@@ -102,7 +102,7 @@ async def _get(client: httpx.AsyncClient, path: str) -> Answer:
             body += chunk
             if len(body) > MAX_ANSWER_BYTES:
                 raise _UnusableError(f"{path} sends more than {MAX_ANSWER_BYTES} bytes")
-    return Answer(
+    return PeerAnswer(
         response.status_code,
         bytes(body),
         response.headers.get("date", ""),
@@ -111,7 +111,7 @@ async def _get(client: httpx.AsyncClient, path: str) -> Answer:
     )
 
 
-def _document(answer: Answer) -> Mapping[str, Any]:
+def _document(answer: PeerAnswer) -> Mapping[str, Any]:
     if answer.status in _NO_KEY:
         raise _UnusableError(f"{STATUS} asks for an API key")
     if answer.status != _OK:

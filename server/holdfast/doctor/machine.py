@@ -31,28 +31,28 @@ _CGROUPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class HostMemory:
+class NumaMemory:
     """The memory of one NUMA node, bounded by the limit of the container."""
 
     total_bytes: int
     available_bytes: int
 
 
-NO_MEMORY = HostMemory(0, 0)
+NO_MEMORY = NumaMemory(0, 0)
 
 
-def read_host_memory(root: Path = Path("/")) -> HostMemory:
+def read_host_memory(root: Path = Path("/")) -> NumaMemory:
     """Return the memory of the NUMA node of the first CPU that this process may use."""
     found = _node_memory(root)
     for limit_path, use_path in _CGROUPS:
         limit_bytes = _read_number(root / limit_path)
         if limit_bytes is not None and limit_bytes < found.total_bytes:
             left_bytes = max(0, limit_bytes - (_read_number(root / use_path) or 0))
-            return HostMemory(limit_bytes, min(found.available_bytes, left_bytes))
+            return NumaMemory(limit_bytes, min(found.available_bytes, left_bytes))
     return found
 
 
-def _node_memory(root: Path) -> HostMemory:
+def _node_memory(root: Path) -> NumaMemory:
     first_cpu = min(os.sched_getaffinity(0))
     nodes = (root / f"sys/devices/system/cpu/cpu{first_cpu}").glob("node[0-9]*")
     name = next((node.name for node in nodes), "node0")
@@ -60,10 +60,10 @@ def _node_memory(root: Path) -> HostMemory:
         lines = (root / f"sys/devices/system/node/{name}/meminfo").read_text().splitlines()
     except OSError:
         whole = psutil.virtual_memory()
-        return HostMemory(whole.total, whole.available)
+        return NumaMemory(whole.total, whole.available)
     # `Node 0 MemTotal: 97421888 kB`
     sizes = {words[2].rstrip(":"): int(words[3]) * 1024 for words in map(str.split, lines)}
-    return HostMemory(
+    return NumaMemory(
         sizes["MemTotal"], sum(sizes.get(name_of_size, 0) for name_of_size in _FREE_OR_FREED)
     )
 
@@ -100,7 +100,7 @@ class Machine:
     is_cpu_build: bool = False
     """Whether the installed vLLM is the build for CPUs."""
     gpu_facts: GpuFacts = NO_GPUS
-    memory: HostMemory = NO_MEMORY
+    memory: NumaMemory = NO_MEMORY
     swap_free_bytes: int = 0
     shared_memory_free_bytes: int = 0
     numa_nodes: int = 1

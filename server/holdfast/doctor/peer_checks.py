@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import replace
 
-from holdfast.doctor.asking import Report
+from holdfast.doctor.asking import PeerReport
 from holdfast.doctor.findings import Finding, HazardName, failure, gib, ok, warning
 from holdfast.doctor.peer_status import PeerStatus, clock_bounds_seconds
 from holdfast.doctor.peers import Peer
@@ -121,7 +121,7 @@ def _check_round_trip(peer: Peer) -> Iterator[Finding]:
         yield ok(name, seen)
 
 
-def _check_clock(report: Report) -> Finding:
+def _check_clock(report: PeerReport) -> Finding:
     name: HazardName = "clock"
     bounds = clock_bounds_seconds(report.answers)
     if bounds is None:

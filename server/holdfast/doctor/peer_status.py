@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from holdfast.doctor.asking import Answer
+from holdfast.doctor.asking import PeerAnswer
 from holdfast.nodes.messages import NodeFacts
 from holdfast.verify.answers import dig_or, printable
 
@@ -68,7 +68,7 @@ def read_status(document: Mapping[str, Any]) -> PeerStatus | None:
     return None
 
 
-def clock_bounds_seconds(answers: Iterable[Answer]) -> tuple[float, float] | None:
+def clock_bounds_seconds(answers: Iterable[PeerAnswer]) -> tuple[float, float] | None:
     """Return between which bounds the peer's clock is ahead of this one.
 
     None if no answer has a time, or if they contradict each other.

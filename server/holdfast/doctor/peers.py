@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from holdfast.doctor.asking import ANSWERS_SECONDS, Report, ask
+from holdfast.doctor.asking import ANSWERS_SECONDS, PeerReport, ask
 from holdfast.doctor.links import Network, Route, route_to
 from holdfast.doctor.peer_status import PeerStatus, read_status
 from holdfast.doctor.reach import (
@@ -94,7 +94,7 @@ class Peer:
     round_trip_seconds: float | None = None
     packet_answer: PacketAnswer | None = None
     """What becomes of a packet as long as the interface allows; None if none was sent."""
-    report: Report | None = None
+    report: PeerReport | None = None
     """What a health port answers; None if none is open."""
 
     def __str__(self) -> str:
@@ -185,7 +185,9 @@ def _packet_answer(address: Address, route: Route | None) -> PacketAnswer | None
     return full_packet_answer(address, route.interface.mtu_bytes)
 
 
-def _report(address: Address, knocks: Sequence[Knock], deadline_seconds: float) -> Report | None:
+def _report(
+    address: Address, knocks: Sequence[Knock], deadline_seconds: float
+) -> PeerReport | None:
     """Return the answers of the first health port that is one of ours, else of the first."""
     first = None
     for one in knocks:

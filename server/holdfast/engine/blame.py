@@ -53,7 +53,7 @@ logger = logging.getLogger("holdfast.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BlameVerdict:
     """What a death has shown."""
 
     explained: int = 0
@@ -120,17 +120,17 @@ class Blame:
         if request.deaths and self._tokens(request) > request.reached_tokens:
             request.deaths = 0
 
-    def assign_blame(self, death: Death, present: Iterable[EngineRequest]) -> Verdict:
+    def assign_blame(self, death: Death, present: Iterable[EngineRequest]) -> BlameVerdict:
         """Judge a death; `present` are the clients' requests that the engine had."""
         if self._trials is not None and self._trials.is_running:
             return self._judge_trial(death, self._trials)
         if death.cause in OF_NO_REQUEST:
-            return Verdict()
+            return BlameVerdict()
         present, left = list(present), self._departed.take()
         self._trials = None
         gone_before, self._gone_before = self._gone_before, frozenset()
         if not (present or left.recent or left.earlier):
-            return Verdict()
+            return BlameVerdict()
         if self._accuses(death, [*present, *left.earlier, *left.recent]):
             return self._judge(death, present, left)
         return self._judge_recurrence(death, present, left, gone_before)
@@ -215,25 +215,25 @@ class Blame:
 
     # What follows
 
-    def _judge(self, death: Death, present: list[EngineRequest], left: Leavers) -> Verdict:
+    def _judge(self, death: Death, present: list[EngineRequest], left: Leavers) -> BlameVerdict:
         suspects, is_complete = self._suspects(death, present, left)
         self._count_death([*present, *suspects])
         if not suspects:
             # One that left too long ago to be a suspect may still have caused it.
             has_left = death.suspects is None and bool(left.recent or left.earlier)
-            return Verdict(has_suspects=has_left or not left.is_complete)
+            return BlameVerdict(has_suspects=has_left or not left.is_complete)
         culprits = suspects
         if len(suspects) > 1:
             keys = {request.context.key for request in suspects}
             culprits = [*filter(self._is_suspected, suspects)] if len(keys) == 1 else []
         if not (culprits and is_complete):
             self._begin_trials(suspects, unexplained=1)
-            return Verdict(has_suspects=True)
+            return BlameVerdict(has_suspects=True)
         for request in culprits:
             self._convict(request)
         for request in present:
             request.deaths = 0
-        return Verdict(1, bool(culprits[0].context.key), has_suspects=True)
+        return BlameVerdict(1, bool(culprits[0].context.key), has_suspects=True)
 
     def _judge_recurrence(
         self,
@@ -241,7 +241,7 @@ class Blame:
         present: list[EngineRequest],
         left: Leavers,
         gone_before: frozenset[tuple[str, str]],
-    ) -> Verdict:
+    ) -> BlameVerdict:
         """Judge a death that accuses no request: those of two in a row are suspects."""
         gone = self._gone(death, present, left)
         for request in gone:
@@ -252,15 +252,15 @@ class Blame:
         self._count_death([*present, *gone])
         if not suspects:
             self._gone_before = frozenset(map(self._identity, gone))
-            return Verdict(has_suspects=bool(gone))
+            return BlameVerdict(has_suspects=bool(gone))
         if len(suspects) == 1 and death.cause == "host_memory":
             self._refuse(suspects[0], suspected_error())
-            return Verdict(1, has_suspects=True)
+            return BlameVerdict(1, has_suspects=True)
         if is_alone and death.cause not in SHOWS_NOTHING:
             self._convict(suspects[0])
-            return Verdict(unexplained, bool(suspects[0].context.key), has_suspects=True)
+            return BlameVerdict(unexplained, bool(suspects[0].context.key), has_suspects=True)
         self._begin_trials(suspects, unexplained=unexplained)
-        return Verdict(has_suspects=True)
+        return BlameVerdict(has_suspects=True)
 
     def _count_death(self, requests: Iterable[EngineRequest]) -> None:
         for request in dict.fromkeys(requests):
@@ -273,17 +273,17 @@ class Blame:
             triable, self.suspicions.charged, self._clock, unexplained=unexplained
         )
 
-    def _judge_trial(self, death: Death, trials: Trials) -> Verdict:
+    def _judge_trial(self, death: Death, trials: Trials) -> BlameVerdict:
         found = trials.died(death)
         if len(found) != 1:
-            return Verdict(has_suspects=bool(found))
+            return BlameVerdict(has_suspects=bool(found))
         (culprit,) = found
         explained = trials.explain()
         if death.blames_requests:
             self._quarantine(culprit, deaths=explained)
         else:
             self._convict(culprit)
-        return Verdict(explained, bool(culprit.context.key), has_suspects=True)
+        return BlameVerdict(explained, bool(culprit.context.key), has_suspects=True)
 
     def _convict(self, request: EngineRequest) -> None:
         """Refuse a request on evidence that is not a proof; a second one quarantines its like.

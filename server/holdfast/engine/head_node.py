@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.engine.identity import commit_of, directory_of
 from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.facts import node_facts
-from holdfast.nodes.generations import Engine, NodeGenerations, node_generations
+from holdfast.nodes.generations import EngineOverNodes, NodeGenerations, node_generations
 from holdfast.nodes.handed_flags import handed_out
 from holdfast.nodes.head import Head
 from holdfast.nodes.listener import NodePort
@@ -44,7 +44,7 @@ async def head_node(
         nodes=settings.node_count,
     )
     arguments = with_file(with_two_token_config(settings.vllm_arguments))
-    engine = Engine(
+    engine = EngineOverNodes(
         nodes=settings.node_count,
         master_address=port.address,
         arguments=handed_out(arguments, revision=revision),

@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.engine.aborts import Aborts
 from holdfast.engine.arrivals import Arrivals
-from holdfast.engine.blame import Blame, Verdict
+from holdfast.engine.blame import Blame, BlameVerdict
 from holdfast.engine.long_prompts import LongPrompts
 from holdfast.engine.request import (
     EngineLoad,
@@ -312,7 +312,7 @@ class ReplayManager:
 
     # Which request is to blame
 
-    def assign_blame(self, death: Death) -> Verdict:
+    def assign_blame(self, death: Death) -> BlameVerdict:
         """Work out which requests may have caused a death, and return the verdict."""
         unsent = self.unsent(self._outputs.request_ids)
         present = [

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from holdfast.engine.baseline import BaselineWatch
-from holdfast.engine.blame import Verdict
+from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
@@ -166,7 +166,7 @@ class DeathHandler:
 
     def _record_start(self, death: Death, start_seconds: float | None) -> GenerationOutcome:
         self._engine_deaths.count(death.cause)
-        return self._enter_recovering(death, Verdict(), start_seconds)
+        return self._enter_recovering(death, BlameVerdict(), start_seconds)
 
     async def back_off(self, death: Death) -> None:
         """Wait before the next start; after a death for lack of memory, until there is enough.
@@ -197,7 +197,7 @@ class DeathHandler:
         self._state_machine.enter(State.RECOVERING, reason, left)
 
     def _enter_recovering(
-        self, death: Death, verdict: Verdict, start_seconds: float | None
+        self, death: Death, verdict: BlameVerdict, start_seconds: float | None
     ) -> GenerationOutcome:
         is_requested = death.cause == "requested"
         if is_requested:
@@ -250,7 +250,7 @@ class RestartBudget:
         """The restarts that are still allowed. Any thread may ask."""
         return max(0, self._max_restarts - sum(not death.is_explained for death in self._recent()))
 
-    def count(self, death: Death, verdict: Verdict) -> None:
+    def count(self, death: Death, verdict: BlameVerdict) -> None:
         """Count a death, and refund those that it explains; a requested one is free."""
         if death.cause == "requested":
             return

@@ -36,7 +36,7 @@ MAX_KNOWN_NODES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineOverNodes:
     """What is the same in every generation of the engine on several nodes."""
 
     nodes: int
@@ -52,7 +52,11 @@ class NodeGenerations:
     """Runs generations on the followers of a `Head`. It belongs to one event loop."""
 
     def __init__(
-        self, head: Head, engine: Engine, *, on_refused: Callable[[NodeRefusalReason], None]
+        self,
+        head: Head,
+        engine: EngineOverNodes,
+        *,
+        on_refused: Callable[[NodeRefusalReason], None],
     ) -> None:
         self._head = head
         self._engine = engine
@@ -197,7 +201,7 @@ class NodeGenerations:
 @asynccontextmanager
 async def node_generations(
     head: Head,
-    engine: Engine,
+    engine: EngineOverNodes,
     port: NodePort,
     *,
     on_refused: Callable[[NodeRefusalReason], None],

@@ -32,7 +32,7 @@ from holdfast.probe.client import (
     read,
     refusal,
 )
-from holdfast.probe.sizes import Limits, is_pooling, is_transcribing
+from holdfast.probe.sizes import EngineLimits, is_pooling, is_transcribing
 from holdfast.processes.stacks import is_compiling_in_process
 from holdfast.records import EngineFacts, RankStats
 from holdfast.telemetry.progress import Progress
@@ -101,7 +101,7 @@ class ProbeSession:
     client: httpx.AsyncClient
     budget: Budget
     progress: Progress
-    limits: Limits
+    limits: EngineLimits
     prompts: Prompts
     timeouts: ProbeTimeouts
     start: measure.Mark
@@ -141,7 +141,7 @@ class ProbeSession:
         return min(bounds)
 
     @property
-    def allowed(self) -> Limits:
+    def allowed(self) -> EngineLimits:
         """The limits for every step, with prompts no longer than is allowed."""
         return replace(self.limits, prompt_tokens=max(0, self.longest_allowed_tokens))
 

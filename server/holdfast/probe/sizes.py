@@ -45,7 +45,7 @@ def full_prompt_tokens(facts: EngineFacts) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """The bounds of prompts and steps of one engine."""
 
     prompt_tokens: int
@@ -158,7 +158,7 @@ def _blocks(tokens: int, facts: EngineFacts) -> int:
     return -(-tokens // facts.kv_block_tokens)
 
 
-def context_sizes(limits: Limits, first: int = FIRST_CONTEXT_TOKENS) -> Iterator[int]:
+def context_sizes(limits: EngineLimits, first: int = FIRST_CONTEXT_TOKENS) -> Iterator[int]:
     """Yield sizes that double from `first` up to the longest prompt, which is the last."""
     size = first
     while size < limits.prompt_tokens:
@@ -183,7 +183,7 @@ def batch_sizes(largest: int) -> tuple[int, ...]:
     return tuple(sorted(size for size in sizes if size <= largest))
 
 
-def fewest(limits: Limits, tokens: int) -> tuple[int, ...] | None:
+def fewest(limits: EngineLimits, tokens: int) -> tuple[int, ...] | None:
     """Return prompt lengths that sum to `tokens`, as few as possible; None if none fit."""
     longest = limits.prompt_tokens if tokens <= limits.prompt_tokens else _longest_shared(limits)
     if not longest:
@@ -193,7 +193,7 @@ def fewest(limits: Limits, tokens: int) -> tuple[int, ...] | None:
     return lengths if _is_one_step(limits, lengths) else None
 
 
-def most(limits: Limits, tokens: int) -> tuple[int, ...] | None:
+def most(limits: EngineLimits, tokens: int) -> tuple[int, ...] | None:
     """Return prompt lengths that sum to `tokens`, as many as fit; None if none fit."""
     room = (limits.input_tokens or limits.step_tokens) - tokens
     seats = room // limits.draft_slots if limits.draft_slots else limits.step_requests
@@ -209,12 +209,12 @@ def _even(tokens: int, requests: int) -> tuple[int, ...]:
     return (short + 1,) * longer + (short,) * (requests - longer)
 
 
-def _longest_shared(limits: Limits) -> int:
+def _longest_shared(limits: EngineLimits) -> int:
     """Return the longest prompt that is prefilled in one step with others."""
     return min(limits.prompt_tokens, limits.shared_prompt_tokens or limits.prompt_tokens)
 
 
-def _is_one_step(limits: Limits, lengths: Sequence[int]) -> bool:
+def _is_one_step(limits: EngineLimits, lengths: Sequence[int]) -> bool:
     longest = limits.prompt_tokens if len(lengths) == 1 else _longest_shared(limits)
     return (
         limits.takes(sum(lengths), len(lengths))
@@ -223,13 +223,13 @@ def _is_one_step(limits: Limits, lengths: Sequence[int]) -> bool:
     )
 
 
-def largest_step(limits: Limits) -> int:
+def largest_step(limits: EngineLimits) -> int:
     """Return the most tokens that one step can schedule."""
     sizes = range(1, limits.step_tokens + 1)
     return bisect_right(sizes, x=False, key=lambda size: fewest(limits, size) is None)
 
 
-def fullest_step(limits: Limits) -> int:
+def fullest_step(limits: EngineLimits) -> int:
     """Return the most tokens of a step with the most requests.
 
     It is the largest step, except where each request takes draft slots or prompts are cut.
@@ -255,7 +255,7 @@ class DecodePlan:
     output_tokens: int
 
 
-def widest_decodes(limits: Limits) -> tuple[DecodePlan, ...]:
+def widest_decodes(limits: EngineLimits) -> tuple[DecodePlan, ...]:
     """Return plans for the most requests that can decode together; later ones decode longer."""
     seats = max(1, limits.decoding_requests)
     room = (limits.input_tokens or limits.step_tokens) // seats - limits.draft_slots
@@ -270,7 +270,7 @@ def widest_decodes(limits: Limits) -> tuple[DecodePlan, ...]:
     return tuple(plan for plan in found if plan.requests == found[0].requests)
 
 
-def _width(limits: Limits, prompt_tokens: int, output_tokens: int) -> int:
+def _width(limits: EngineLimits, prompt_tokens: int, output_tokens: int) -> int:
     width = limits.decoding_requests
     while width and not (
         limits.takes(width * prompt_tokens, width)
@@ -290,13 +290,13 @@ class MixedPlan:
     """Prompts before the long one, which fill the steps before requests decode."""
 
 
-def mixed(limits: Limits) -> tuple[MixedPlan, ...]:
+def mixed(limits: EngineLimits) -> tuple[MixedPlan, ...]:
     """Return plans that leave the prompts at least half of the KV cache, most decoders first."""
     plans = (_mixed(limits, requests) for requests in MIXED_DECODERS)
     return tuple(plan for plan in plans if plan is not None)
 
 
-def _mixed(limits: Limits, requests: int) -> MixedPlan | None:
+def _mixed(limits: EngineLimits, requests: int) -> MixedPlan | None:
     prompt = min(DECODE_PROMPT_TOKENS, limits.prompt_tokens)
     leading = _leading(limits)
     if len(leading) >= requests:
@@ -311,7 +311,7 @@ def _mixed(limits: Limits, requests: int) -> MixedPlan | None:
     return None
 
 
-def _leading(limits: Limits) -> tuple[int, ...]:
+def _leading(limits: EngineLimits) -> tuple[int, ...]:
     """Return prompts that fill the steps after a pause in which vLLM lets no request decode.
 
     With asynchronous scheduling over a pipeline of N stages, a request decodes once in N steps
@@ -323,7 +323,7 @@ def _leading(limits: Limits) -> tuple[int, ...]:
     return (longest,) * ceil(limits.idle_steps * limits.step_tokens / longest)
 
 
-def _beside(limits: Limits, decoders: DecodePlan, leading: Sequence[int]) -> int:
+def _beside(limits: EngineLimits, decoders: DecodePlan, leading: Sequence[int]) -> int:
     """Return the longest prompt that fits beside the others, also in the budget of one step."""
     width = decoders.requests
     held = width * limits.blocks_of(decoders.prompt_tokens + decoders.output_tokens)

@@ -26,7 +26,7 @@ from holdfast.probe.decodes import mixed, widest_decode
 from holdfast.probe.first_uses import first_adapter, first_image, first_sampling
 from holdfast.probe.journal import ProbeJournal
 from holdfast.probe.session import ProbeSession, ProbeTimeouts, Prompts, StepResult
-from holdfast.probe.sizes import Limits, full_prompt_tokens, is_pooling, is_transcribing
+from holdfast.probe.sizes import EngineLimits, full_prompt_tokens, is_pooling, is_transcribing
 from holdfast.records import EngineFacts, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import Progress
@@ -174,7 +174,7 @@ class Prober:
             client=client,
             budget=Budget(self._settings.timeout_seconds, self._journal, self._clock, memory),
             progress=self._progress,
-            limits=Limits.of(facts, self._settings.max_tokens),
+            limits=EngineLimits.of(facts, self._settings.max_tokens),
             prompts=Prompts(facts, self._random),
             timeouts=self._timeouts,
             start=start,

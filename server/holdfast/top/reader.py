@@ -22,7 +22,7 @@ class StreamError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StatusEvent:
     """One server-sent event."""
 
     name: str
@@ -36,7 +36,7 @@ class EventParser:
     def __init__(self) -> None:
         self._unparsed = b""
 
-    def events(self, received: bytes) -> Iterator[Event]:
+    def events(self, received: bytes) -> Iterator[StatusEvent]:
         """Yield the events that are complete with these bytes; comments are left out.
 
         Raises:
@@ -48,7 +48,7 @@ class EventParser:
         for block in complete:
             fields = _fields(block.decode(errors="replace"))
             if "data" in fields:
-                yield Event(fields.get("event", ""), fields["data"], fields.get("id", ""))
+                yield StatusEvent(fields.get("event", ""), fields["data"], fields.get("id", ""))
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Mirror:
     _ahead_seconds: float = 0.0
     """How far the server's clock is ahead of ours."""
 
-    def take(self, event: Event) -> None:
+    def take(self, event: StatusEvent) -> None:
         """Apply an event; one of another name changes nothing.
 
         Raises:

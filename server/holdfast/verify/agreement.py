@@ -33,7 +33,7 @@ _TOLD = 128 * FLOAT32_RESOLUTION
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DifferenceLimits:
     """What differences may be, in nats."""
 
     median: float
@@ -52,19 +52,19 @@ class Floor:
     samples: int
 
     @property
-    def as_repeated(self) -> Limits:
+    def as_repeated(self) -> DifferenceLimits:
         """For the same work done twice: its median, and three times its 99.9th percentile."""
-        return Limits(self.median, NOISE_FACTOR * self.p999)
+        return DifferenceLimits(self.median, NOISE_FACTOR * self.p999)
 
     @property
-    def as_reordered(self) -> Limits:
+    def as_reordered(self) -> DifferenceLimits:
         """For the same sums in another order: the median is another one in every kernel.
 
         Where most differences are 0 and few are not, as with TensorFloat32 in only some of the
         products, the median says nothing; of a normal distribution it is a fifth of the percentile.
         """
         median = max(NOISE_FACTOR * self.median, self.p999 / NOISE_FACTOR)
-        return Limits(median, NOISE_FACTOR * self.p999)
+        return DifferenceLimits(median, NOISE_FACTOR * self.p999)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Comparison:
         """The greatest difference of each position, for a chart."""
         return tuple((float(at), max(found)) for at, found in sorted(self.by_position.items()))
 
-    def is_within(self, limits: Limits) -> bool:
+    def is_within(self, limits: DifferenceLimits) -> bool:
         """Whether the differences keep to the limits."""
         return self.median <= limits.median and self.greatest <= limits.greatest
 
@@ -200,7 +200,7 @@ def lead_over(top: Top, token: int) -> float:
     return max(top.values()) - top.get(token, -math.inf)
 
 
-def other_choices(one: Scores, reference: Scores, limits: Limits) -> list[int]:
+def other_choices(one: Scores, reference: Scores, limits: DifferenceLimits) -> list[int]:
     """The positions with another first choice, though its lead exceeds what noise can take."""
     return [
         at

@@ -28,7 +28,7 @@ from holdfast.verify.options import Options
 from holdfast.verify.page import show_on_page
 from holdfast.verify.progress import view_on
 from holdfast.verify.recorder import keep, options_of, require_same_model
-from holdfast.verify.records import PROFILES, Profile, Report, Status, Tool, Verdict
+from holdfast.verify.records import PROFILES, CheckStatus, Profile, Report, Tool, Verdict
 from holdfast.verify.redaction import redacted
 from holdfast.verify.report import write
 from holdfast.verify.runner import RunContext, judge, run
@@ -66,7 +66,7 @@ def verify(arguments: Sequence[str]) -> int:
     _make_directory(directory)
     try:
         report, measured = asyncio.run(_run(url, key, flags.profile, options))
-        counts = ", ".join(f"{report.count(s)} {s}" for s in Status if report.count(s))
+        counts = ", ".join(f"{report.count(s)} {s}" for s in CheckStatus if report.count(s))
         say(f"{report.verdict} in {report.duration_seconds:.1f} s: {counts}", sys.stdout)
         say(f"report: {write(report, directory)}", sys.stdout)
         if flags.record:

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.configuration_record import Configuration
-from holdfast.verify.records import CheckResult, Report, Status
+from holdfast.verify.records import CheckResult, CheckStatus, Report
 from holdfast.verify.report import wording
 from holdfast.verify.survey import given_flags
 
 _WORST_FIRST = (
-    Status.FAILED,
-    Status.INCONCLUSIVE,
-    Status.WARNED,
-    Status.SKIPPED,
-    Status.PASSED,
+    CheckStatus.FAILED,
+    CheckStatus.INCONCLUSIVE,
+    CheckStatus.WARNED,
+    CheckStatus.SKIPPED,
+    CheckStatus.PASSED,
 )
 
 
@@ -27,13 +27,13 @@ class Change:
     before: str
     after: str
     """Each is empty if its report does not have the thing."""
-    status: Status | None = None
+    status: CheckStatus | None = None
     """That of the check, in the report that has it last."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ComparedReports:
     """Two reports side by side."""
 
     statuses: tuple[Change, ...]
@@ -46,7 +46,7 @@ class Comparison:
     same_settings: int
 
 
-def compare(before: Report, after: Report) -> Comparison:
+def compare(before: Report, after: Report) -> ComparedReports:
     """Compare two reports, which may be of different servers, profiles and versions."""
     checks = {wording.full_name(check): check for one in (before, after) for check in one.checks}
     statuses = sorted(
@@ -54,12 +54,12 @@ def compare(before: Report, after: Report) -> Comparison:
             Change(one.what, one.before, one.after, checks[one.what].status, _why(one, checks))
             for one in _changes(_statuses(before), _statuses(after))
         ),
-        key=lambda change: _WORST_FIRST.index(change.status or Status.PASSED),
+        key=lambda change: _WORST_FIRST.index(change.status or CheckStatus.PASSED),
     )
     before_numbers, after_numbers = _numbers(before), _numbers(after)
     numbers = _changes(before_numbers, after_numbers)
     configuration = _changes(_settings(before), _settings(after))
-    return Comparison(
+    return ComparedReports(
         statuses=tuple(statuses),
         numbers=numbers,
         configuration=configuration,

@@ -15,7 +15,7 @@ from rich.text import Text
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.terminal import is_terminal, say
 from holdfast.verify.answers import printable
-from holdfast.verify.comparison import Change, Comparison, compare
+from holdfast.verify.comparison import Change, ComparedReports, compare
 from holdfast.verify.progress import STYLES
 from holdfast.verify.records import Report
 from holdfast.verify.report import as_json, wording
@@ -97,7 +97,7 @@ def _table(title: str, changes: Sequence[Change]) -> Table:
     return table
 
 
-def _same(found: Comparison) -> str:
+def _same(found: ComparedReports) -> str:
     return (
         f"the same: {found.same_statuses} statuses, {found.same_numbers} numbers, "
         f"{found.same_settings} settings"

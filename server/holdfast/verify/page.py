@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.verify.records import Report, Request, Status
+from holdfast.verify.records import CheckStatus, Report, Request
 from holdfast.verify.target import NoAnswerError, Target
 
 VERIFY_RUN_PATH = "/admin/verify-run"
@@ -14,9 +14,9 @@ async def show_on_page(url: str, admin_key: str, report: Report) -> str:
     body = {
         "verdict": report.verdict,
         "profile": report.profile,
-        "passed": report.count(Status.PASSED),
-        "failed": report.count(Status.FAILED),
-        "inconclusive": report.count(Status.INCONCLUSIVE),
+        "passed": report.count(CheckStatus.PASSED),
+        "failed": report.count(CheckStatus.FAILED),
+        "inconclusive": report.count(CheckStatus.INCONCLUSIVE),
     }
     try:
         async with Target(url, admin_key) as target:

@@ -14,17 +14,17 @@ from rich.text import Text
 from holdfast.terminal import is_terminal, say
 from holdfast.verify.answers import printable
 from holdfast.verify.check import Check
-from holdfast.verify.records import CheckResult, Status
+from holdfast.verify.records import CheckResult, CheckStatus
 from holdfast.verify.runner import View
 
 STYLES = {
-    Status.PASSED: "green",
-    Status.FAILED: "bold red",
-    Status.WARNED: "yellow",
-    Status.SKIPPED: "dim",
-    Status.INCONCLUSIVE: "magenta",
+    CheckStatus.PASSED: "green",
+    CheckStatus.FAILED: "bold red",
+    CheckStatus.WARNED: "yellow",
+    CheckStatus.SKIPPED: "dim",
+    CheckStatus.INCONCLUSIVE: "magenta",
 }
-_STATUS_WIDTH = max(map(len, Status))
+_STATUS_WIDTH = max(map(len, CheckStatus))
 
 
 @contextmanager
@@ -81,7 +81,7 @@ class LiveView:
 
 def line_of(result: CheckResult) -> str:
     """The result on one line."""
-    seconds = "" if result.status is Status.SKIPPED else f"{result.duration_seconds:.1f} s"
+    seconds = "" if result.status is CheckStatus.SKIPPED else f"{result.duration_seconds:.1f} s"
     remedy = f"; remedy: {result.remedy}" if result.remedy else ""
     said = printable(" ".join(f"{result.reason}{remedy}".split()))
     name = f"{result.group}.{result.name}"

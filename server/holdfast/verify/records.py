@@ -26,7 +26,7 @@ Source = Literal["constant", "A/A", "baseline"]
 Relation = Literal["at most", "at least", "equal to"]
 
 
-class Status(StrEnum):
+class CheckStatus(StrEnum):
     """What came of a check."""
 
     PASSED = "passed"
@@ -145,7 +145,7 @@ class CheckResult:
     name: str
     group: Group
     proves: str
-    status: Status
+    status: CheckStatus
     reason: str = ""
     """Why it was skipped, failed, warned or could not be judged; empty if it passed."""
     remedy: str = ""
@@ -229,6 +229,6 @@ class Report:
     """What Holdfast said after the last check."""
     schema: str = field(default=SCHEMA)
 
-    def count(self, status: Status) -> int:
+    def count(self, status: CheckStatus) -> int:
         """How many checks have this status."""
         return sum(check.status is status for check in self.checks)

@@ -12,7 +12,7 @@ from holdfast.verify.answers import MalformedError, excerpt
 from holdfast.verify.check import Check, deadline_seconds_of, lack_of
 from holdfast.verify.interruption import unless
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, Fault, Profile, Server, Status, Verdict
+from holdfast.verify.records import CheckResult, CheckStatus, Fault, Profile, Server, Verdict
 from holdfast.verify.redaction import redacted
 from holdfast.verify.survey import is_answering
 from holdfast.verify.target import NoAnswerError, Target
@@ -66,23 +66,23 @@ async def run(checks: Sequence[Check], context: RunContext, view: View) -> tuple
 
 def judge(results: Sequence[CheckResult], *, is_interrupted: bool) -> tuple[Verdict, str]:
     """The verdict, and why."""
-    named: dict[Status, list[str]] = {status: [] for status in Status}
+    named: dict[CheckStatus, list[str]] = {status: [] for status in CheckStatus}
     for result in results:
         named[result.status].append(f"{result.group}.{result.name}")
-    if failed := named[Status.FAILED]:
+    if failed := named[CheckStatus.FAILED]:
         return Verdict.FAILED, f"failed: {', '.join(failed)}"
     if is_interrupted:
         return Verdict.INCONCLUSIVE, INTERRUPTED
-    if unjudged := named[Status.INCONCLUSIVE]:
+    if unjudged := named[CheckStatus.INCONCLUSIVE]:
         return Verdict.INCONCLUSIVE, f"inconclusive: {', '.join(unjudged)}"
-    if not (named[Status.PASSED] or named[Status.WARNED]):
+    if not (named[CheckStatus.PASSED] or named[CheckStatus.WARNED]):
         return Verdict.INCONCLUSIVE, "every check was skipped"
     return Verdict.PASSED, "every check that was made passed"
 
 
 def _not_made(check: Check, context: RunContext, obstacle: str) -> CheckResult | None:
     """Return the result of a check that cannot run."""
-    skipped = _result(check, Status.SKIPPED)
+    skipped = _result(check, CheckStatus.SKIPPED)
     if obstacle and not check.is_afterthought:
         return replace(skipped, reason=obstacle)
     if lack := lack_of(check, context.server):
@@ -119,7 +119,7 @@ async def _made(check: Check, context: RunContext) -> CheckResult:
             else TimeoutError(f"it took more than {deadline_seconds:.0f} s")
         )
     noted = replace(
-        _result(check, Status.PASSED),
+        _result(check, CheckStatus.PASSED),
         duration_seconds=time.monotonic() - started_seconds,
         numbers=tuple(trial.numbers),
         series=tuple(trial.series),
@@ -149,21 +149,21 @@ def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:
         if n.limit is not None and not n.is_within
     ]
     if wrong := [*(fault.what for fault in noted.faults), *beyond]:
-        return replace(noted, status=Status.FAILED, reason=_sentence(wrong))
+        return replace(noted, status=CheckStatus.FAILED, reason=_sentence(wrong))
     if isinstance(error, SkippedError):
-        return replace(noted, status=Status.SKIPPED, reason=str(error), remedy=error.remedy)
+        return replace(noted, status=CheckStatus.SKIPPED, reason=str(error), remedy=error.remedy)
     if error is not None:
-        return replace(noted, status=Status.INCONCLUSIVE, reason=str(error))
+        return replace(noted, status=CheckStatus.INCONCLUSIVE, reason=str(error))
     if noted.warnings:
         reason = _sentence([warning.what for warning in noted.warnings])
-        return replace(noted, status=Status.WARNED, reason=reason)
+        return replace(noted, status=CheckStatus.WARNED, reason=reason)
     return noted
 
 
 async def _obstacle_after(result: CheckResult, context: RunContext) -> str:
     """Why no check can be made after this one; empty if nothing stands in the way."""
     is_lost = False
-    if result.status in (Status.FAILED, Status.INCONCLUSIVE):
+    if result.status in (CheckStatus.FAILED, CheckStatus.INCONCLUSIVE):
         answering = is_answering(context.target, context.server)
         is_lost = not await unless(context.interrupted, answering)
     if context.interrupted.is_set():
@@ -173,7 +173,7 @@ async def _obstacle_after(result: CheckResult, context: RunContext) -> str:
     return ""
 
 
-def _result(check: Check, status: Status) -> CheckResult:
+def _result(check: Check, status: CheckStatus) -> CheckResult:
     return CheckResult(check.name, check.group, check.proves, status)
 
 

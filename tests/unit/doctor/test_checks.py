@@ -17,7 +17,7 @@ from holdfast.doctor.checks import (
 )
 from holdfast.doctor.findings import Severity, has_failed
 from holdfast.doctor.gpus import GpuFacts
-from holdfast.doctor.machine import Directory, HostMemory, Machine, read_machine
+from holdfast.doctor.machine import Directory, Machine, NumaMemory, read_machine
 from holdfast.doctor.parallelism import Layout, read_layout
 from machines import (
     CPU,
@@ -110,18 +110,18 @@ def test_host_memory_that_something_else_holds(
     changes: dict[str, Any], layout: Layout, severity: str
 ) -> None:
     """On the CPU vLLM refuses to start with less available than its share."""
-    machine = replace(CPU, memory=HostMemory(24 * GIB, 16 * GIB), **changes)
+    machine = replace(CPU, memory=NumaMemory(24 * GIB, 16 * GIB), **changes)
     assert found(machine, layout)["host-memory"].severity == severity
 
 
 def test_host_memory_does_not_matter_where_the_kv_cache_has_a_size() -> None:
     """vLLM looks at it only to find that size."""
-    full = replace(CPU, memory=HostMemory(24 * GIB, GIB))
+    full = replace(CPU, memory=NumaMemory(24 * GIB, GIB))
     assert "host-memory" not in found(full, read_layout(["m", "--kv-cache-memory-bytes", "1G"]))
     assert "host-memory" not in found(full, read_layout(["--demo"]))
     by_variable = replace(full, environment={"VLLM_CPU_KVCACHE_SPACE": "4"})
     assert "host-memory" not in found(by_variable)
-    assert "host-memory" not in found(replace(CUDA, memory=HostMemory(24 * GIB, GIB)))
+    assert "host-memory" not in found(replace(CUDA, memory=NumaMemory(24 * GIB, GIB)))
 
 
 @pytest.mark.parametrize(

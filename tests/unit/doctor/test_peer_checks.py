@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.doctor.asking import Report
+from holdfast.doctor.asking import PeerReport
 from holdfast.doctor.findings import GIB, Finding, Severity
 from holdfast.doctor.peer_checks import check_peer
 from holdfast.doctor.peers import Peer
@@ -76,7 +76,7 @@ def test_a_head_without_a_health_port_is_a_warning() -> None:
 @pytest.mark.parametrize("problem", ["/statusz asks for an API key", ""])
 def test_a_health_port_of_something_else_is_a_warning(problem: str) -> None:
     """The others are checked all the same."""
-    findings = found(replace(PEER, report=Report(8001, {}, problem)))
+    findings = found(replace(PEER, report=PeerReport(8001, {}, problem)))
     assert findings["peer"].severity == "warning"
     assert (problem or "not that of Holdfast") in findings["peer"].seen
     assert "clock" not in findings
@@ -138,14 +138,14 @@ def test_a_peer_that_is_far_away_is_a_warning() -> None:
 def test_clocks_that_differ_are_a_warning(ahead_seconds: float) -> None:
     """Whichever is ahead; the difference is at least what is said."""
     answers = (an_answer(ahead_seconds=ahead_seconds),)
-    finding = found(replace(PEER, report=Report(8001, FOLLOWER, answers=answers)))["clock"]
+    finding = found(replace(PEER, report=PeerReport(8001, FOLLOWER, answers=answers)))["clock"]
     assert finding.severity == "warning"
     assert any(f"at least {seconds} s" in finding.seen for seconds in (88, 90))
 
 
 def test_a_clock_that_is_not_told_is_said_to_be_unknown() -> None:
     """It is not taken for a good one."""
-    finding = found(replace(PEER, report=Report(8001, FOLLOWER)))["clock"]
+    finding = found(replace(PEER, report=PeerReport(8001, FOLLOWER)))["clock"]
     assert (finding.severity, "does not report" in finding.seen) == ("warning", True)
 
 

@@ -14,7 +14,7 @@ from asgi_server import serving
 from holdfast.api.follower_health import follower_routes
 from holdfast.api.health import health_routes
 from holdfast.configuration import given
-from holdfast.doctor.asking import Answer
+from holdfast.doctor.asking import PeerAnswer
 from holdfast.doctor.peer_status import MAX_CHARACTERS, clock_bounds_seconds, read_status
 from holdfast.nodes.facts import node_facts
 from holdfast.records import FollowerStatus
@@ -134,7 +134,7 @@ def test_a_clock_that_jumps_is_not_known() -> None:
 
 def test_the_width_covers_a_header_that_is_a_second_old() -> None:
     """As uvicorn writes it: a clock that is right is never called wrong."""
-    stale = Answer(200, b"", an_answer().date, NOW_SECONDS + 1.9, NOW_SECONDS + 1.95)
+    stale = PeerAnswer(200, b"", an_answer().date, NOW_SECONDS + 1.9, NOW_SECONDS + 1.95)
     bounds = clock_bounds_seconds([stale])
     assert bounds is not None
     assert bounds[0] <= 0 <= bounds[1]

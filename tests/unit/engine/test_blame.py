@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.blame import Verdict
+from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.departed import TRIABLE_SECONDS
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.suspicion_files import SuspicionFiles
@@ -45,7 +45,7 @@ def test_a_lone_suspect_is_answered_at_once() -> None:
         (bad, good), verdict = await killed(harness, named("bad"), ["bad", "good"], held=1)
         with answered(SuspectedError):
             await bad
-        assert verdict == Verdict(1, has_suspects=True)
+        assert verdict == BlameVerdict(1, has_suspects=True)
         harness.start()
         await good
         assert harness.llm.received == ["good"]
@@ -62,7 +62,7 @@ def test_a_restart_that_was_asked_for_accuses_nobody() -> None:
         for _ in range(2):
             harness.start().hold()
             await harness.llm.until_received(1)
-            assert harness.bury(Death("requested", "new weights")) == Verdict()
+            assert harness.bury(Death("requested", "new weights")) == BlameVerdict()
             await harness.until_held(1)
         harness.start()
         await call
@@ -160,7 +160,7 @@ def test_nobody_is_quarantined_for_being_near_the_request_of_another_key() -> No
         await harness.until_held(2)
         harness.start(ScriptedLLM(poison="killer"), is_open=False)
         assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert harness.bury(RAISED) == Verdict(2, is_charged=True, has_suspects=True)
+        assert harness.bury(RAISED) == BlameVerdict(2, is_charged=True, has_suspects=True)
         harness.start()
         await requests[0]
         with answered(QuarantinedError):
@@ -200,7 +200,7 @@ def test_a_signal_from_outside_accuses_nobody(death: Death) -> None:
         llm.hold()
         trial = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
         await llm.until_received(1)
-        assert harness.bury(death) == Verdict()
+        assert harness.bury(death) == BlameVerdict()
         await trial
         harness.start(is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
@@ -217,10 +217,10 @@ def test_what_is_alone_at_two_deaths_in_a_row_is_not_made_again(death: Death) ->
 
     async def scene(harness: ReplayHarness) -> None:
         (bad,), verdict = await killed(harness, death, ["bad"])
-        assert verdict == Verdict()
+        assert verdict == BlameVerdict()
         harness.start().hold()
         await harness.llm.until_received(1)
-        assert harness.bury(death) == Verdict(2, has_suspects=True)
+        assert harness.bury(death) == BlameVerdict(2, has_suspects=True)
         with answered(SuspectedError):
             await bad
         harness.start()
@@ -237,7 +237,7 @@ async def killed_twice(
     harness.start().hold()
     newcomer = harness.call("newcomer")
     await harness.llm.until_received(len(prompts) + 1)
-    assert harness.bury(death) == Verdict(has_suspects=True)
+    assert harness.bury(death) == BlameVerdict(has_suspects=True)
     await harness.until_held(len(prompts) + 1)
     return [*requests, newcomer]
 
@@ -270,7 +270,7 @@ def test_what_is_alone_at_the_third_death_in_a_row_is_a_suspect(death: Death) ->
             requests = await killed_twice(harness, death, ["bad", "good"])
             harness.start(ScriptedLLM(poison="bad"), is_open=False)
             assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-            assert harness.bury(death) == Verdict(3, has_suspects=True)
+            assert harness.bury(death) == BlameVerdict(3, has_suspects=True)
             with answered(error):
                 await requests[0]
             harness.start(is_open=False)
@@ -289,7 +289,7 @@ def test_a_trial_that_a_neighbour_or_an_operator_ends_convicts_nobody(cause: Dea
         requests = await killed_twice(harness, KILLED, ["long"])
         harness.start(ScriptedLLM(poison="long"), is_open=False)
         assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert harness.bury(Death(cause, "it ended")) == Verdict()
+        assert harness.bury(Death(cause, "it ended")) == BlameVerdict()
         harness.start(is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
         harness.requests.open()
@@ -310,8 +310,8 @@ def test_a_client_that_leaves_is_in_two_deaths_in_a_row_with_its_like() -> None:
             call.cancel()
             await asyncio.wait({call})
             verdicts.append(harness.bury(OUT_OF_MEMORY))
-        possible = Verdict(has_suspects=True)
-        assert verdicts == [possible, possible, Verdict(2, is_charged=True, has_suspects=True)]
+        possible = BlameVerdict(has_suspects=True)
+        assert verdicts == [possible, possible, BlameVerdict(2, is_charged=True, has_suspects=True)]
 
     run_scene(scene)
 
@@ -327,11 +327,11 @@ def test_a_client_that_leaves_does_not_save_its_request_from_a_trial() -> None:
             await harness.llm.until_received(2)
             bad.cancel()
             await asyncio.wait({bad})
-            assert harness.bury(OUT_OF_MEMORY) == Verdict(has_suspects=True)
+            assert harness.bury(OUT_OF_MEMORY) == BlameVerdict(has_suspects=True)
         await harness.until_held(1)
         harness.start(ScriptedLLM(poison="bad"), is_open=False)
         assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert harness.bury(OUT_OF_MEMORY) == Verdict(3, has_suspects=True)
+        assert harness.bury(OUT_OF_MEMORY) == BlameVerdict(3, has_suspects=True)
         harness.start(is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
         harness.requests.open()
@@ -345,7 +345,7 @@ def test_a_refused_workspace_is_made_again_once() -> None:
 
     async def scene(harness: ReplayHarness) -> None:
         (long,), verdict = await killed(harness, REFUSED, ["long"])
-        assert verdict == Verdict()
+        assert verdict == BlameVerdict()
         harness.start().hold()
         await harness.llm.until_received(1)
         harness.bury(REFUSED)
@@ -520,11 +520,11 @@ def test_a_suspect_in_the_company_of_another_key_is_tried() -> None:
             for name, key in (("popular#2", "victim"), ("killer", "attacker"))
         ]
         await harness.llm.until_received(2)
-        assert harness.bury(RAISED) == Verdict(has_suspects=True)
+        assert harness.bury(RAISED) == BlameVerdict(has_suspects=True)
         await harness.until_held(2)
         harness.start(ScriptedLLM(poison="killer"), is_open=False)
         assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert harness.bury(RAISED) == Verdict(2, is_charged=True, has_suspects=True)
+        assert harness.bury(RAISED) == BlameVerdict(2, is_charged=True, has_suspects=True)
         with answered(QuarantinedError):
             await requests[1]
         harness.start(is_open=False)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.engine import departed
-from holdfast.engine.blame import Verdict
+from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.departed import KEPT, TRIABLE_SECONDS
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.request import EngineRequest
@@ -27,7 +27,7 @@ def test_a_crowd_that_leaves_makes_no_death_the_servers_own() -> None:
             await harness.llm.until_received(number)
             call.cancel()
             await asyncio.wait({call})
-        assert harness.bury(named("bad#1", cause="stall")) == Verdict(has_suspects=True)
+        assert harness.bury(named("bad#1", cause="stall")) == BlameVerdict(has_suspects=True)
 
     run_scene(scene)
 

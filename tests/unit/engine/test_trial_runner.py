@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from holdfast.engine.blame import Verdict
+from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import NotReadyError, SuspectedError
 from holdfast.records import Death
@@ -85,7 +85,7 @@ def test_an_engine_that_gives_its_requests_up_acquits_nobody() -> None:
         await harness.until_held(2)
         harness.start(is_open=False)
         assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert harness.bury(TERMINATED) == Verdict()
+        assert harness.bury(TERMINATED) == BlameVerdict()
         llm = harness.start(ScriptedLLM(poison="a"), is_open=False)
         assert not await harness.requests.try_suspects(TRIAL_SECONDS)
         assert llm.received == ["a"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.engine.blame import Verdict
+from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import QuarantinedError, SuspectedError
 from holdfast.request_context import RequestContext
@@ -26,7 +26,7 @@ def test_suspects_are_tried_one_at_a_time() -> None:
 
     async def scene(harness: ReplayHarness) -> None:
         requests, verdict = await killed(harness, named("a", "b", "c"), ["a", "b", "c", "d"])
-        assert verdict == Verdict(has_suspects=True)
+        assert verdict == BlameVerdict(has_suspects=True)
         llm = harness.start(ScriptedLLM(answers=3), is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
         assert llm.received == ["a", "b", "c"]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast.engine.blame import Verdict
+from holdfast.engine.blame import BlameVerdict
 from holdfast.errors import EngineLostError, QuarantinedError, SuspectedError
 from holdfast.lifecycle.death_handler import (
     MAX_BACKOFF_SECONDS,
@@ -26,14 +26,14 @@ KILLED = Death("core_exit", "EngineCore was killed")
 EXITED = Death("worker_exit", "the worker ended with exit code 1")
 OUT_OF_MEMORY = Death("out_of_memory", "the kernel killed the worker for lack of memory")
 RAISED = Death("worker_exception", "rank 0: ZeroDivisionError", blames_requests=True)
-NOBODY = Verdict()
-UNSOLVED = Verdict(has_suspects=True)
-ALONE = Verdict(1, has_suspects=True)
-CHARGED = Verdict(1, is_charged=True, has_suspects=True)
-TRIED = Verdict(2, is_charged=True, has_suspects=True)
+NOBODY = BlameVerdict()
+UNSOLVED = BlameVerdict(has_suspects=True)
+ALONE = BlameVerdict(1, has_suspects=True)
+CHARGED = BlameVerdict(1, is_charged=True, has_suspects=True)
+TRIED = BlameVerdict(2, is_charged=True, has_suspects=True)
 
 
-def wait(budget: RestartBudget, verdict: Verdict = NOBODY) -> float:
+def wait(budget: RestartBudget, verdict: BlameVerdict = NOBODY) -> float:
     """Return the wait after one more death."""
     death = RAISED if verdict.has_suspects else KILLED
     budget.count(death, verdict)

@@ -15,7 +15,7 @@ from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.actions import NodeJoined, NodeLeft
 from holdfast.nodes.generations import (
     MAX_KNOWN_NODES,
-    Engine,
+    EngineOverNodes,
     NodeGenerations,
     node_generations,
 )
@@ -27,7 +27,7 @@ from node_pairs import FACTS, KEY, SPEC
 from node_scenes import DEADLINE_SECONDS, StandInEngine, following
 from sample_status import a_rank, a_status
 
-ENGINE = Engine(
+ENGINE = EngineOverNodes(
     nodes=2, master_address="127.0.0.1", arguments=("model", "--seed", "1"), fingerprint="f00d"
 )
 HERE = replace(a_rank(), engine=0, rank=0)
@@ -63,7 +63,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def _scene(engine: Engine) -> AsyncIterator[Scene]:
+async def _scene(engine: EngineOverNodes) -> AsyncIterator[Scene]:
     head = Head(key=KEY, name="head", model="m", facts=FACTS, nodes=engine.nodes)
     refused: list[NodeRefusalReason] = []
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -72,7 +72,7 @@ async def _scene(engine: Engine) -> AsyncIterator[Scene]:
             yield Scene(generations, sock.getsockname()[1], refused)
 
 
-def play(act: Callable[[Scene], Awaitable[None]], engine: Engine = ENGINE) -> None:
+def play(act: Callable[[Scene], Awaitable[None]], engine: EngineOverNodes = ENGINE) -> None:
     """Act with a head that waits for followers, within a deadline."""
 
     async def run() -> None:

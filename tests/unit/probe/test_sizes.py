@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.probe.sizes import (
-    Limits,
+    EngineLimits,
     batch_sizes,
     context_sizes,
     fewest,
@@ -68,7 +68,7 @@ def budget(facts: EngineFacts, requests: int) -> int:
 @given(engines(), CAPS)
 def test_longest_prompt_is_the_smallest_bound(facts: EngineFacts, cap: int | None) -> None:
     """The longest prompt is within the model, the operator's cap and the KV cache."""
-    longest = Limits.of(facts, cap).prompt_tokens
+    longest = EngineLimits.of(facts, cap).prompt_tokens
     room = 1 if "generate" in facts.tasks else 0
     assert longest <= facts.max_model_len - room
     assert cap is None or longest <= cap
@@ -79,7 +79,7 @@ def test_longest_prompt_is_the_smallest_bound(facts: EngineFacts, cap: int | Non
 @given(engines(), CAPS)
 def test_contexts_increase_to_the_longest_prompt(facts: EngineFacts, cap: int | None) -> None:
     """Sizes grow strictly, at most doubling after the first, and end at the cap."""
-    limits = Limits.of(facts, cap)
+    limits = EngineLimits.of(facts, cap)
     sizes = list(context_sizes(limits))
     assert sizes == sorted(set(sizes))
     assert all(later <= 2 * earlier for earlier, later in pairwise(sizes))
@@ -100,7 +100,7 @@ def test_batches_increase_to_the_largest_step(largest: int) -> None:
 @given(engines(), CAPS, st.data())
 def test_composed_steps_fit(facts: EngineFacts, cap: int | None, data: st.DataObject) -> None:
     """Any size up to the largest is made exactly, within every limit of the engine."""
-    limits = Limits.of(facts, cap)
+    limits = EngineLimits.of(facts, cap)
     largest = largest_step(limits)
     assert fewest(limits, largest + 1) is None
     if not largest:
@@ -120,7 +120,7 @@ def test_composed_steps_fit(facts: EngineFacts, cap: int | None, data: st.DataOb
 @given(engines(), CAPS)
 def test_widest_decodes_fit(facts: EngineFacts, cap: int | None) -> None:
     """All requests are prefilled in one step and hold their whole output in the KV cache."""
-    for plan in widest_decodes(Limits.of(facts, cap)):
+    for plan in widest_decodes(EngineLimits.of(facts, cap)):
         length = plan.prompt_tokens + plan.output_tokens
         assert 1 <= plan.requests <= facts.max_num_seqs
         assert plan.requests * plan.prompt_tokens <= budget(facts, plan.requests)
@@ -135,7 +135,7 @@ def test_widest_decodes_fit(facts: EngineFacts, cap: int | None) -> None:
 @given(engines(), CAPS)
 def test_mixed_plans_fit(facts: EngineFacts, cap: int | None) -> None:
     """Decoders and prompts have seats and KV cache at the same time, and fit in one step."""
-    limits = Limits.of(facts, cap)
+    limits = EngineLimits.of(facts, cap)
     for plan in mixed(limits):
         decoders = plan.decoders
         lengths = (decoders.prompt_tokens + decoders.output_tokens,) * decoders.requests

@@ -21,7 +21,7 @@ from holdfast.status_page.feed import (
     interval_seconds,
 )
 from holdfast.status_page.wall_clock import WallClock
-from holdfast.top.reader import Event, EventParser
+from holdfast.top.reader import EventParser, StatusEvent
 
 DEADLINE_SECONDS = 60
 
@@ -41,13 +41,13 @@ class Counted:
         return {"number": self.number, "constant": {"a": 1}}
 
 
-async def read(events: AsyncGenerator[bytes, None]) -> list[Event]:
+async def read(events: AsyncGenerator[bytes, None]) -> list[StatusEvent]:
     """The events of the next part, without comments."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         return [*EventParser().events(await anext(events))]
 
 
-async def read_first(events: AsyncGenerator[bytes, None]) -> Event:
+async def read_first(events: AsyncGenerator[bytes, None]) -> StatusEvent:
     """The first event, which comes after the time to wait before a retry."""
     assert await read(events) == []
     (event,) = await read(events)
@@ -257,7 +257,7 @@ def test_a_stream_ends_so_that_its_key_is_checked_again(monkeypatch: pytest.Monk
     monkeypatch.setattr(feeds, "MAX_STREAM_SECONDS", 0.05)
 
     async def scene(feed: Feed, counted: Counted) -> None:
-        met: list[Event] = []
+        met: list[StatusEvent] = []
         async with feed.viewing(), aclosing(feed.events()) as events:
             async for part in events:
                 met.extend(EventParser().events(part))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.top.reader import MAX_EVENT_BYTES, Event, EventParser, Mirror, StreamError
+from holdfast.top.reader import MAX_EVENT_BYTES, EventParser, Mirror, StatusEvent, StreamError
 
 STREAM = (
     b"retry: 2000\n\n"
@@ -43,7 +43,7 @@ def test_changes_make_the_document() -> None:
     assert mirror.document["a"] == {"c": 2}
     assert (mirror.last_event_id, mirror.has_said_goodbye) == ("1f-2", True)
     assert mirror.now_unix_seconds == 120.0
-    mirror.take(Event("snapshot", "{}", "2e-1"))
+    mirror.take(StatusEvent("snapshot", "{}", "2e-1"))
     assert (mirror.document, mirror.last_event_id) == ({}, "2e-1")
     assert not mirror.has_said_goodbye
     assert mirror.now_unix_seconds == 100.0
@@ -52,7 +52,7 @@ def test_changes_make_the_document() -> None:
 def test_unknown_events_change_nothing() -> None:
     """A later version may have more of them."""
     mirror = Mirror()
-    mirror.take(Event("news", "not even JSON", "1f-3"))
+    mirror.take(StatusEvent("news", "not even JSON", "1f-3"))
     assert (mirror.document, mirror.last_event_id) == ({}, "")
 
 
@@ -60,7 +60,7 @@ def test_unknown_events_change_nothing() -> None:
 def test_what_is_no_document_is_refused(data: str) -> None:
     """Any server may answer at that address."""
     with pytest.raises(StreamError):
-        Mirror().take(Event("snapshot", data, ""))
+        Mirror().take(StatusEvent("snapshot", data, ""))
 
 
 def test_an_event_without_end_is_refused() -> None:
@@ -75,7 +75,7 @@ def test_an_event_without_end_is_refused() -> None:
 def test_an_end_that_asks_to_come_back_is_no_goodbye() -> None:
     """The next event ends it."""
     mirror = Mirror()
-    mirror.take(Event("renew", "{}", ""))
+    mirror.take(StatusEvent("renew", "{}", ""))
     assert (mirror.has_to_renew, mirror.has_said_goodbye) == (True, False)
-    mirror.take(Event("change", "{}", "1f-3"))
+    mirror.take(StatusEvent("change", "{}", "1f-3"))
     assert not mirror.has_to_renew

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from holdfast.verify.agreement import (
+    DifferenceLimits,
     Floor,
-    Limits,
     Top,
     compare,
     divergence,
@@ -41,7 +41,7 @@ def test_lists_without_a_common_token_differ_by_infinity() -> None:
     """No limit allows that."""
     found = compare({1: {7: -0.5}}, {1: {8: -0.5}})
     assert found.greatest == math.inf
-    assert not found.is_within(Limits(1e9, 1e9))
+    assert not found.is_within(DifferenceLimits(1e9, 1e9))
 
 
 def test_nothing_in_common_is_not_agreement() -> None:
@@ -63,7 +63,7 @@ def test_a_floor_is_that_of_the_noisiest_group() -> None:
 def test_without_noise_equality_is_asked() -> None:
     """As on a CPU."""
     floor = floor_of([compare(ONE, ONE)])
-    assert floor.as_repeated == floor.as_reordered == Limits(0.0, 0.0)
+    assert floor.as_repeated == floor.as_reordered == DifferenceLimits(0.0, 0.0)
     assert compare(ONE, ONE).is_within(floor.as_repeated)
     assert not compare(ONE, OTHER).is_within(floor.as_repeated)
 
@@ -71,7 +71,7 @@ def test_without_noise_equality_is_asked() -> None:
 def test_limits_follow_from_the_noise() -> None:
     """The median of the same work is taken as it is; of another order, three times."""
     floor = Floor(median=0.1, p999=0.5, divergence=0.0, samples=9)
-    assert floor.as_repeated == Limits(0.1, 1.5)
+    assert floor.as_repeated == DifferenceLimits(0.1, 1.5)
     assert floor.as_reordered.median == pytest.approx(0.3)
     assert floor.as_reordered.greatest == 1.5
 
@@ -139,7 +139,7 @@ def test_a_quantile_is_a_value_that_was_measured(share: float, value: float) -> 
 
 def test_another_first_choice_counts_beyond_the_noise() -> None:
     """Two that are nearer than both may move can change places."""
-    limits = Limits(0.1, 0.1)
+    limits = DifferenceLimits(0.1, 0.1)
     near, far = {1: {7: -0.5, 8: -0.6}}, {1: {7: -0.5, 8: -0.9}}
     now = {1: {7: -0.7, 8: -0.4}}
     assert other_choices(now, near, limits) == []

@@ -10,7 +10,7 @@ from holdfast.verify.checks import chat
 from holdfast.verify.checks.chat.judges import broken_characters, loop, stray_scripts
 from holdfast.verify.checks.chat.matrix import prompts
 from holdfast.verify.options import Options
-from holdfast.verify.records import Status
+from holdfast.verify.records import CheckStatus
 from openai_double import OpenAIDouble
 from verified import not_passed, results
 
@@ -37,17 +37,19 @@ def test_a_model_that_is_well_passes() -> None:
 def test_a_defect_is_found_by_its_check(defect: Defect) -> None:
     """No other one fails."""
     made = results(OpenAIDouble(defect), chat.CHECKS)
-    assert not_passed(made) == {f"chat.{FOUND_BY[defect]}": Status.FAILED}
+    assert not_passed(made) == {f"chat.{FOUND_BY[defect]}": CheckStatus.FAILED}
 
 
 def test_a_greedy_answer_that_changes_is_warned_of() -> None:
     """No other check notices, because batching on a GPU can do the same."""
     made = results(OpenAIDouble("a greedy story that changes"), chat.CHECKS)
-    assert not_passed(made) == {"chat.greedy": Status.WARNED}
+    assert not_passed(made) == {"chat.greedy": CheckStatus.WARNED}
 
 
-@pytest.mark.parametrize(("value", "status"), [(100.0, Status.FAILED), (20.0, Status.PASSED)])
-def test_a_model_that_knows_less_than_was_recorded_fails(value: float, status: Status) -> None:
+@pytest.mark.parametrize(
+    ("value", "status"), [(100.0, CheckStatus.FAILED), (20.0, CheckStatus.PASSED)]
+)
+def test_a_model_that_knows_less_than_was_recorded_fails(value: float, status: CheckStatus) -> None:
     """The double knows none of the answers; one of five is within the error of so few."""
     baseline = Baseline(scores={EXPECTED: Score(value, 10)})
     (made,) = results(OpenAIDouble(), MATRIX, options=Options(baseline)).values()

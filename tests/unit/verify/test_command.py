@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from asgi_server import serving
 from holdfast.api.admin.models import VerifyRunRequest
-from holdfast.verify.records import Status
+from holdfast.verify.records import CheckStatus
 from holdfast.verify.report import FORMS
 from openai_double import OpenAIDouble
 from verified import Run, interrupted, started, verified, verified_at
@@ -58,7 +58,7 @@ def test_a_server_that_is_well_passes(tmp_path: Path) -> None:
     assert {path.name for path in done.directory.iterdir()} == set(FORMS)
     lines = done.output.splitlines()
     begun = [line.split()[:2] for line in lines]
-    named = done.named(*Status)
+    named = done.named(*CheckStatus)
     assert [name for _, name in begun[: len(named)]] == named
     assert lines[-1] == f"report: {done.directory / 'report.html'}"
 
@@ -80,7 +80,7 @@ def test_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SEEN", str(seen))
     done = run(OpenAIDouble(), tmp_path, "--profile=standard")
     assert {"wire.provider_check", "tools.probe", "tools.replay", "skill.programs"}.isdisjoint(
-        done.named(Status.SKIPPED)
+        done.named(CheckStatus.SKIPPED)
     )
     address = urlsplit(done.report["server"]["url"])
     hosts = {tuple(json.loads(line)) for line in seen.read_text().splitlines()}
@@ -91,7 +91,7 @@ def test_a_server_that_is_wrong_fails(tmp_path: Path) -> None:
     """Exit 7, and the line of the check says why."""
     done = run(OpenAIDouble("no such capital"), tmp_path)
     assert done.code == 7
-    assert done.named(Status.FAILED) == ["chat.capital"]
+    assert done.named(CheckStatus.FAILED) == ["chat.capital"]
     (line,) = (line for line in done.output.splitlines() if "chat.capital  " in line)
     assert line.startswith("failed ")
     assert "and not Paris" in line
@@ -101,7 +101,7 @@ def test_an_engine_that_dies_unseen_fails_the_run(tmp_path: Path) -> None:
     """Every answer is right, because the next engine gives it."""
     done = run(OpenAIDouble("an engine dies unseen"), tmp_path)
     assert done.code == 7
-    assert done.named(Status.FAILED) == ["survive.unharmed"]
+    assert done.named(CheckStatus.FAILED) == ["survive.unharmed"]
     assert (done.report["server"]["holdfast"]["deaths"], done.report["after"]["deaths"]) == (0, 1)
 
 
@@ -277,7 +277,7 @@ def test_the_status_page_is_told_of_the_verdict(tmp_path: Path) -> None:
     ((how, told),) = app.told
     assert (done.code, how) == (0, "PUT Bearer the-admin-key")
     assert (told.verdict, told.profile) == ("passed", "quick")
-    assert told.passed == len(done.named(Status.PASSED))
+    assert told.passed == len(done.named(CheckStatus.PASSED))
     assert done.output.splitlines()[-1] == "the status page shows the verdict"
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.configuration_record import ModelFile
-from holdfast.verify.comparison import Change, Comparison, compare
-from holdfast.verify.records import Number, Status, at_most
+from holdfast.verify.comparison import Change, ComparedReports, compare
+from holdfast.verify.records import CheckStatus, Number, at_most
 from sample_reports import SERVED, SERVER, check, report
 
 
-def configured(**differences: Any) -> Comparison:
+def configured(**differences: Any) -> ComparedReports:
     """What changed for a server whose configuration has some differences."""
     served = replace(SERVED, **differences)
     one = check("chat")
@@ -21,7 +21,7 @@ def configured(**differences: Any) -> Comparison:
 
 def test_a_report_is_the_same_as_itself() -> None:
     """NaN too, which equals nothing; all that was compared is counted."""
-    one = report(check("chat", Status.PASSED, Number("rows", math.nan), Number("n", 2)))
+    one = report(check("chat", CheckStatus.PASSED, Number("rows", math.nan), Number("n", 2)))
     found = compare(one, one)
     assert (found.statuses, found.numbers, found.configuration) == ((), (), ())
     assert (found.same_statuses, found.same_numbers) == (1, 2)
@@ -30,20 +30,26 @@ def test_a_report_is_the_same_as_itself() -> None:
 
 def test_statuses_come_worst_first_with_their_reasons() -> None:
     """A check that only one of the reports has is a change, too."""
-    before = report(check("a"), check("b", Status.FAILED, why="late"), check("c"), check("old"))
-    after = report(check("a", Status.FAILED, why="rude"), check("b"), check("c"), check("new"))
+    before = report(
+        check("a"), check("b", CheckStatus.FAILED, why="late"), check("c"), check("old")
+    )
+    after = report(check("a", CheckStatus.FAILED, why="rude"), check("b"), check("c"), check("new"))
     assert compare(before, after).statuses == (
-        Change("wire.a", "passed", "failed", Status.FAILED, "rude"),
-        Change("wire.b", "failed", "passed", Status.PASSED, ""),
-        Change("wire.old", "passed", "", Status.PASSED, ""),
-        Change("wire.new", "", "passed", Status.PASSED, ""),
+        Change("wire.a", "passed", "failed", CheckStatus.FAILED, "rude"),
+        Change("wire.b", "failed", "passed", CheckStatus.PASSED, ""),
+        Change("wire.old", "passed", "", CheckStatus.PASSED, ""),
+        Change("wire.new", "", "passed", CheckStatus.PASSED, ""),
     )
 
 
 def test_a_number_stands_with_both_limits() -> None:
     """And says where it is beyond its limit."""
-    before = report(check("a", Status.PASSED, Number("spread", 0.25, "nat", at_most(0.5, "A/A"))))
-    after = report(check("a", Status.FAILED, Number("spread", 0.7, "nat", at_most(0.6, "A/A"))))
+    before = report(
+        check("a", CheckStatus.PASSED, Number("spread", 0.25, "nat", at_most(0.5, "A/A")))
+    )
+    after = report(
+        check("a", CheckStatus.FAILED, Number("spread", 0.7, "nat", at_most(0.6, "A/A")))
+    )
     (change,) = compare(before, after).numbers
     assert change == Change(
         "wire.a: spread",
@@ -54,14 +60,14 @@ def test_a_number_stands_with_both_limits() -> None:
 
 def test_a_limit_alone_may_change() -> None:
     """It says how strict the check was."""
-    before = report(check("a", Status.PASSED, Number("n", 1, limit=at_most(2))))
-    after = report(check("a", Status.PASSED, Number("n", 1, limit=at_most(3))))
+    before = report(check("a", CheckStatus.PASSED, Number("n", 1, limit=at_most(2))))
+    after = report(check("a", CheckStatus.PASSED, Number("n", 1, limit=at_most(3))))
     assert len(compare(before, after).numbers) == 1
 
 
 def test_a_number_of_one_report_is_a_change() -> None:
     """The other one has nothing in its place."""
-    found = compare(report(check("a")), report(check("a", Status.PASSED, Number("n", 1))))
+    found = compare(report(check("a")), report(check("a", CheckStatus.PASSED, Number("n", 1))))
     assert found.numbers == (Change("wire.a: n", "", "1"),)
 
 

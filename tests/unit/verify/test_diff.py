@@ -14,14 +14,14 @@ import pytest
 from holdfast.errors import UsageError
 from holdfast.verify.command import verify
 from holdfast.verify.diff import show
-from holdfast.verify.records import Number, Report, Status, at_most
+from holdfast.verify.records import CheckStatus, Number, Report, at_most
 from holdfast.verify.report import FORMS, as_json
 from sample_reports import SERVED, SERVER, check, report
 from terminals import read_to_the_end
 
 BEFORE = report(check("chat"))
 AFTER = report(
-    check("chat", Status.FAILED, why="no \x1b[2Janswer [red]"),
+    check("chat", CheckStatus.FAILED, why="no \x1b[2Janswer [red]"),
     server=replace(SERVER, configuration=replace(SERVED, driver="580.95.05")),
 )
 
@@ -69,7 +69,9 @@ def test_a_terminal_gets_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     """With a number that JSON does not have."""
-    one = report(check("chat", Status.PASSED, Number("most", math.inf, limit=at_most(math.inf))))
+    one = report(
+        check("chat", CheckStatus.PASSED, Number("most", math.inf, limit=at_most(math.inf)))
+    )
     assert as_json.read(saved(one, tmp_path / "report.json")) == one
 
 

@@ -16,7 +16,7 @@ from holdfast.verify.checks.oracle import comparing, recording
 from holdfast.verify.checks.oracle.permutation import p_value
 from holdfast.verify.checks.roads import contexts
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, Status
+from holdfast.verify.records import CheckResult, CheckStatus
 from openai_double import OpenAIDouble
 from scoring_double import ScoringDouble
 from scoring_faults import Peculiarity, SharedFault
@@ -67,7 +67,7 @@ def test_a_shared_fault_is_found(fault: SharedFault) -> None:
     """No other check fails, unless it follows."""
     made = not_passed(compared(fault, baseline_of()))
     names = {name.removeprefix("oracle.") for name in made}
-    assert set(made.values()) == {Status.FAILED}
+    assert set(made.values()) == {CheckStatus.FAILED}
     assert FOUND_BY[fault] in names
     assert names - {FOUND_BY[fault]} <= FOLLOWS_FROM.get(FOUND_BY[fault], set())
 
@@ -98,7 +98,7 @@ def test_contexts_that_the_server_does_not_promise_are_left_out() -> None:
     (made,) = results(
         ScoringDouble(), SCORES, options=Options(replace(whole, contexts=(long,)))
     ).values()
-    assert made.status is Status.PASSED
+    assert made.status is CheckStatus.PASSED
 
 
 def test_without_a_prefix_cache_no_long_context_is_recorded(
@@ -123,7 +123,7 @@ def test_a_fork_between_near_tokens_is_named() -> None:
     only = [check for check in comparing.CHECKS if check.name == "answers"]
     baseline = replace(whole, sequences=(changed, *whole.sequences[1:]))
     (made,) = results(ScoringDouble(), only, options=Options(baseline)).values()
-    assert made.status is Status.PASSED
+    assert made.status is CheckStatus.PASSED
     assert "answer 0 forks at token 4, where the lead was" in {n.name for n in made.numbers}
 
 
@@ -132,14 +132,14 @@ def test_a_baseline_of_longer_contexts_cannot_be_compared() -> None:
     long = RecordedSequence(tuple(range(10)) * 100, (1,), ())
     made = compared("", replace(baseline_of(), sequences=(long,)))
     assert not_passed(made) == dict.fromkeys(
-        ("oracle.scores", "oracle.answers"), Status.INCONCLUSIVE
+        ("oracle.scores", "oracle.answers"), CheckStatus.INCONCLUSIVE
     )
 
 
 def test_what_was_asked_for_and_cannot_be_recorded_is_not_skipped() -> None:
     """So that no script goes on without its baseline."""
     (made,) = results(OpenAIDouble(), recording.CHECKS).values()
-    assert made.status is Status.INCONCLUSIVE
+    assert made.status is CheckStatus.INCONCLUSIVE
     assert made.reason.startswith("no baseline can be measured: ")
 
 

@@ -7,7 +7,7 @@ import pytest
 from double_defects import Defect
 from holdfast.verify import packages
 from holdfast.verify.checks import ALL, wire
-from holdfast.verify.records import Status
+from holdfast.verify.records import CheckStatus
 from openai_double import OpenAIDouble
 from verified import not_passed, results
 
@@ -26,7 +26,7 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "has_module", lambda _: False)
     needing = [check for check in ALL if check.packages]
     made = results(OpenAIDouble(), needing)
-    assert {one.status for one in made.values()} == {Status.SKIPPED}
+    assert {one.status for one in made.values()} == {CheckStatus.SKIPPED}
     assert {one.remedy for one in made.values()} == {"pip install 'holdfast[verify]'"}
     assert made["wire.provider_check"].reason == (
         "the package trustedrouter-provider-check is not installed"
@@ -37,12 +37,12 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ("defect", "failed"),
     [
         ("", {}),
-        ("chats without a role", {"wire.openai_types": Status.FAILED}),
-        ("a model without its time", {"wire.openai_types": Status.FAILED}),
-        ("completions that call themselves chats", {"wire.openai_types": Status.FAILED}),
+        ("chats without a role", {"wire.openai_types": CheckStatus.FAILED}),
+        ("a model without its time", {"wire.openai_types": CheckStatus.FAILED}),
+        ("completions that call themselves chats", {"wire.openai_types": CheckStatus.FAILED}),
     ],
 )
-def test_openais_types_are_strict(defect: Defect, failed: dict[str, Status]) -> None:
+def test_openais_types_are_strict(defect: Defect, failed: dict[str, CheckStatus]) -> None:
     """A server that is well is taken, one that leaves something out is not."""
     need("openai")
     assert not_passed(results(OpenAIDouble(defect), OPENAI)) == failed
@@ -51,12 +51,12 @@ def test_openais_types_are_strict(defect: Defect, failed: dict[str, Status]) -> 
 @pytest.mark.parametrize(
     ("defect", "status"),
     [
-        ("", Status.PASSED),
-        ("total_tokens off by one", Status.FAILED),
-        ("no [DONE]", Status.WARNED),
+        ("", CheckStatus.PASSED),
+        ("total_tokens off by one", CheckStatus.FAILED),
+        ("no [DONE]", CheckStatus.WARNED),
     ],
 )
-def test_the_gateways_checks_are_made(defect: Defect, status: Status) -> None:
+def test_the_gateways_checks_are_made(defect: Defect, status: CheckStatus) -> None:
     """What they refuse fails, what they tolerate warns."""
     need("tr_provider_check")
     (made,) = results(OpenAIDouble(defect), PROVIDER).values()
@@ -67,5 +67,5 @@ def test_a_model_without_an_end_is_not_asked_without_a_limit() -> None:
     """Its every answer would fill the context."""
     need("tr_provider_check")
     (made,) = results(OpenAIDouble("chats that never end"), PROVIDER).values()
-    assert made.status is Status.SKIPPED
+    assert made.status is CheckStatus.SKIPPED
     assert "does not end an answer" in made.reason

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.verify.check import Check
 from holdfast.verify.progress import line_of, view_on
-from holdfast.verify.records import CheckResult, Status
+from holdfast.verify.records import CheckResult, CheckStatus
 from holdfast.verify.trial import Trial
 from terminals import read_to_the_end
 
@@ -20,8 +20,10 @@ async def nothing(_trial: Trial) -> None:
 
 
 CHECK = Check("models", "wire", nothing, "Something.")
-PASSED = CheckResult("models", "wire", "Something.", Status.PASSED, duration_seconds=0.25)
-SKIPPED = CheckResult("kill", "survive", "x", Status.SKIPPED, "not Holdfast", "serve\x1b[2J it")
+PASSED = CheckResult("models", "wire", "Something.", CheckStatus.PASSED, duration_seconds=0.25)
+SKIPPED = CheckResult(
+    "kill", "survive", "x", CheckStatus.SKIPPED, "not Holdfast", "serve\x1b[2J it"
+)
 
 
 def test_a_line_says_what_and_why() -> None:

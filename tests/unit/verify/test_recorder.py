@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.verify.baseline import Baseline, Origin, Score, read_baseline, write_baseline
 from holdfast.verify.options import Options
 from holdfast.verify.recorder import keep, options_of, require_same_model
-from holdfast.verify.records import CheckResult, Number, Report, Server, Status, Tool, Verdict
+from holdfast.verify.records import CheckResult, CheckStatus, Number, Report, Server, Tool, Verdict
 from openai_double import OpenAIDouble
 from scoring_double import ScoringDouble
 from verified import Run, verified
@@ -39,7 +39,9 @@ REPORT = Report(
     verdict=Verdict.FAILED,
     reason="failed: skill.sums",
     is_interrupted=False,
-    checks=(CheckResult("sums", "skill", "x", Status.FAILED, numbers=(SHARE, Number("n", 3))),),
+    checks=(
+        CheckResult("sums", "skill", "x", CheckStatus.FAILED, numbers=(SHARE, Number("n", 3))),
+    ),
 )
 
 
@@ -58,9 +60,9 @@ def test_a_baseline_is_recorded_and_met(tmp_path: Path) -> None:
     verdict = first.report["verdict"]
     assert origin == replace(ORIGIN, vllm="0.0.0", tool=origin.tool, verdict=verdict)
     second = run(ScoringDouble(), tmp_path, f"--against={path}")
-    oracle = {name for name in second.named(*Status) if name.startswith("oracle.")}
+    oracle = {name for name in second.named(*CheckStatus) if name.startswith("oracle.")}
     assert oracle == {f"oracle.{name}" for name in ("prompts", "scores", "answers", "first_tokens")}
-    assert oracle <= set(second.named(Status.PASSED))
+    assert oracle <= set(second.named(CheckStatus.PASSED))
 
 
 def test_what_cannot_be_recorded_leaves_the_file(tmp_path: Path) -> None:

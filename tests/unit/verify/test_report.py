@@ -20,6 +20,7 @@ from holdfast.verify.records import (
     PROFILES,
     SCHEMA,
     CheckResult,
+    CheckStatus,
     Fault,
     HoldfastFacts,
     Number,
@@ -29,7 +30,6 @@ from holdfast.verify.records import (
     Series,
     Server,
     Source,
-    Status,
     Tool,
     Verdict,
     at_least,
@@ -77,23 +77,27 @@ CONFIGURATION = Configuration(
     ),
 )
 CHECKS = (
-    CheckResult("models", "wire", "The list has its form.", Status.PASSED, duration_seconds=0.2),
+    CheckResult(
+        "models", "wire", "The list has its form.", CheckStatus.PASSED, duration_seconds=0.2
+    ),
     CheckResult(
         "capital",
         "chat",
         "The model knows a capital.",
-        Status.FAILED,
+        CheckStatus.FAILED,
         reason=HOSTILE,
         duration_seconds=1.5,
         faults=(Fault("it says nothing", REQUEST, HOSTILE),),
         requests=(REQUEST, Request("GET", "/v1/models"), Request("POST", "/x", None, "{")),
     ),
-    CheckResult("tone", "chat", "It is polite.", Status.WARNED, "rude", warnings=(Fault("rude"),)),
+    CheckResult(
+        "tone", "chat", "It is polite.", CheckStatus.WARNED, "rude", warnings=(Fault("rude"),)
+    ),
     CheckResult(
         "roads",
         "self",
         "Every road gives the same.",
-        Status.INCONCLUSIVE,
+        CheckStatus.INCONCLUSIVE,
         "too noisy",
         duration_seconds=3.0,
         numbers=(
@@ -108,7 +112,7 @@ CHECKS = (
             Series("flat", "x", "y", ((1, 5), (1, 5)), at_most(4, "baseline")),
         ),
     ),
-    CheckResult("kill", "survive", "It lives on.", Status.SKIPPED, "not Holdfast", "serve it"),
+    CheckResult("kill", "survive", "It lives on.", CheckStatus.SKIPPED, "not Holdfast", "serve it"),
 )
 REPORT = Report(
     tool=Tool("1.0", {"openai": "3"}),
@@ -173,7 +177,7 @@ def test_the_schema_has_the_words_of_the_code() -> None:
     assert REPORT_SCHEMA["properties"]["profile"]["enum"] == [*PROFILES]
     assert REPORT_SCHEMA["properties"]["verdict"]["enum"] == [*Verdict]
     assert check["group"]["enum"] == [*GROUPS]
-    assert check["status"]["enum"] == [*Status]
+    assert check["status"]["enum"] == [*CheckStatus]
     assert limit["relation"]["enum"] == [*get_args(Relation)]
     assert limit["source"]["enum"] == [*get_args(Source)]
 
@@ -219,14 +223,14 @@ def test_the_statement_is_in_totos() -> None:
 @pytest.mark.parametrize(
     ("verdict", "status", "result"),
     [
-        (Verdict.PASSED, Status.PASSED, "PASSED"),
-        (Verdict.PASSED, Status.WARNED, "WARNED"),
-        (Verdict.INCONCLUSIVE, Status.INCONCLUSIVE, "FAILED"),
-        (Verdict.FAILED, Status.FAILED, "FAILED"),
+        (Verdict.PASSED, CheckStatus.PASSED, "PASSED"),
+        (Verdict.PASSED, CheckStatus.WARNED, "WARNED"),
+        (Verdict.INCONCLUSIVE, CheckStatus.INCONCLUSIVE, "FAILED"),
+        (Verdict.FAILED, CheckStatus.FAILED, "FAILED"),
     ],
 )
 def test_a_gate_lets_only_what_passed_through(
-    verdict: Verdict, status: Status, result: str
+    verdict: Verdict, status: CheckStatus, result: str
 ) -> None:
     """The statement knows three results."""
     report = replace(REPORT, verdict=verdict, checks=(replace(CHECKS[0], status=status),))

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from holdfast.verify.checks import roads
-from holdfast.verify.records import CheckResult, Status
+from holdfast.verify.records import CheckResult, CheckStatus
 from openai_double import OpenAIDouble
 from scoring_double import ScoringDouble
 from scoring_faults import Peculiarity, RoadFault, SharedFault
@@ -35,7 +35,7 @@ def judged(peculiarity: Peculiarity) -> dict[str, CheckResult]:
 
 
 def failed(made: dict[str, CheckResult]) -> set[str]:
-    return {name for name, one in made.items() if one.status is Status.FAILED}
+    return {name for name, one in made.items() if one.status is CheckStatus.FAILED}
 
 
 @pytest.mark.parametrize("trait", ["", "noise of 0.003 nat"])
@@ -58,8 +58,8 @@ def test_a_fault_is_found_by_its_check(fault: RoadFault) -> None:
     """No other one fails; those that build on what is broken are inconclusive."""
     made = judged(fault)
     assert failed(made) == {f"self.{FOUND_BY[fault]}"}
-    others = set(not_passed(made).values()) - {Status.FAILED}
-    assert others <= {Status.INCONCLUSIVE}
+    others = set(not_passed(made).values()) - {CheckStatus.FAILED}
+    assert others <= {CheckStatus.INCONCLUSIVE}
 
 
 @pytest.mark.parametrize("fault", get_args(SharedFault))
@@ -71,7 +71,9 @@ def test_what_all_roads_share_is_not_found(fault: SharedFault) -> None:
 def test_a_server_that_is_too_noisy_is_not_judged() -> None:
     """Nothing passes that was compared, and nothing fails."""
     made = judged("noise of 2 nats")
-    assert {name for name, one in made.items() if one.status is Status.PASSED} == {"self.needles"}
+    assert {name for name, one in made.items() if one.status is CheckStatus.PASSED} == {
+        "self.needles"
+    }
     assert failed(made) == set()
     assert "too noisy" in made["self.decode"].reason
 
@@ -80,14 +82,14 @@ def test_without_a_prefix_cache_its_checks_are_skipped(monkeypatch: pytest.Monke
     """The report says what to change; all others are made."""
     monkeypatch.setattr(roads.contexts, "_HITS_SECONDS", 0.2)
     made = judged("a cache that is off")
-    assert not_passed(made) == dict.fromkeys(("self.prefix", "self.chunked"), Status.SKIPPED)
+    assert not_passed(made) == dict.fromkeys(("self.prefix", "self.chunked"), CheckStatus.SKIPPED)
     assert made["self.prefix"].remedy == "serve the model with --enable-prefix-caching"
 
 
 def test_processed_log_probs_are_not_judged() -> None:
     """They are right to follow a penalty."""
     made = judged("processed log-probs")
-    assert not_passed(made) == {"self.penalties": Status.SKIPPED}
+    assert not_passed(made) == {"self.penalties": CheckStatus.SKIPPED}
     assert "--logprobs-mode" in made["self.penalties"].remedy
 
 
@@ -96,7 +98,7 @@ def test_a_key_that_is_not_an_operators_restarts_nothing() -> None:
     only = [check for check in roads.CHECKS if check.name == "restart"]
     (made,) = results(ScoringDouble(), only).values()
     assert (made.status, made.remedy) == (
-        Status.SKIPPED,
+        CheckStatus.SKIPPED,
         "give --api-key-file a file with an admin key",
     )
 
@@ -104,6 +106,6 @@ def test_a_key_that_is_not_an_operators_restarts_nothing() -> None:
 def test_a_server_without_token_ids_is_skipped() -> None:
     """As OpenAI's own; but needles need only chats."""
     made = results(OpenAIDouble(), roads.CHECKS)
-    assert {one.status for one in made.values()} == {Status.SKIPPED}
+    assert {one.status for one in made.values()} == {CheckStatus.SKIPPED}
     assert made["self.decode"].remedy == "serve the model with Holdfast or with vLLM"
     assert "short text" in made["self.needles"].reason

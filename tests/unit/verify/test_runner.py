@@ -10,7 +10,7 @@ import pytest
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.check import Check
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, Status, Verdict, at_most, equal_to
+from holdfast.verify.records import CheckResult, CheckStatus, Verdict, at_most, equal_to
 from holdfast.verify.runner import judge
 from holdfast.verify.trial import (
     MODELS,
@@ -86,19 +86,19 @@ async def asks_wrongly(trial: Trial) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "reason"),
     [
-        (well, Status.PASSED, ""),
-        (at_fault, Status.FAILED, "it is rude (and 1 more)"),
-        (beyond, Status.FAILED, "errors is 3, equal to 0"),
-        (not_a_number, Status.FAILED, "mean is nan, at most 1"),
-        (warns, Status.WARNED, "it is slow"),
-        (skips, Status.SKIPPED, "nothing to see"),
-        (cannot_tell, Status.INCONCLUSIVE, "too noisy"),
-        (at_fault_and_unsure, Status.FAILED, "it is rude"),
-        (reads_too_far, Status.INCONCLUSIVE, "choices[3] is missing"),
-        (unforeseen, Status.INCONCLUSIVE, "unexpected KeyError: 'choices'"),
+        (well, CheckStatus.PASSED, ""),
+        (at_fault, CheckStatus.FAILED, "it is rude (and 1 more)"),
+        (beyond, CheckStatus.FAILED, "errors is 3, equal to 0"),
+        (not_a_number, CheckStatus.FAILED, "mean is nan, at most 1"),
+        (warns, CheckStatus.WARNED, "it is slow"),
+        (skips, CheckStatus.SKIPPED, "nothing to see"),
+        (cannot_tell, CheckStatus.INCONCLUSIVE, "too noisy"),
+        (at_fault_and_unsure, CheckStatus.FAILED, "it is rude"),
+        (reads_too_far, CheckStatus.INCONCLUSIVE, "choices[3] is missing"),
+        (unforeseen, CheckStatus.INCONCLUSIVE, "unexpected KeyError: 'choices'"),
     ],
 )
-def test_a_check_gets_its_status(body: Body, status: Status, reason: str) -> None:
+def test_a_check_gets_its_status(body: Body, status: CheckStatus, reason: str) -> None:
     """A fault or a number beyond its limit fails; what hinders the check does not."""
     made = outcome(body)
     assert (made.status, made.reason) == (status, reason)
@@ -112,13 +112,15 @@ def test_what_is_skipped_has_its_remedy() -> None:
 @pytest.mark.parametrize(
     ("recorded", "status"),
     [
-        (None, Status.PASSED),
-        ({"sums": Score(96, 100)}, Status.PASSED),
-        ({"sums": Score(99, 100)}, Status.FAILED),
-        ({"products": Score(99, 100)}, Status.PASSED),
+        (None, CheckStatus.PASSED),
+        ({"sums": Score(96, 100)}, CheckStatus.PASSED),
+        ({"sums": Score(99, 100)}, CheckStatus.FAILED),
+        ({"products": Score(99, 100)}, CheckStatus.PASSED),
     ],
 )
-def test_a_score_keeps_to_the_baseline(recorded: dict[str, Score] | None, status: Status) -> None:
+def test_a_score_keeps_to_the_baseline(
+    recorded: dict[str, Score] | None, status: CheckStatus
+) -> None:
     """It may be two standard errors behind; without a baseline it is only reported."""
     baseline = Baseline(recorded) if recorded else None
     (made,) = results(
@@ -133,7 +135,7 @@ def test_a_score_keeps_to_the_baseline(recorded: dict[str, Score] | None, status
 def test_a_status_that_was_not_expected_fails() -> None:
     """The reason has what the server said, the fault has the request."""
     made = outcome(asks_wrongly)
-    assert made.status is Status.FAILED
+    assert made.status is CheckStatus.FAILED
     assert "/v1/chat/completions answered 400" in made.reason
     assert made.faults[0].request == made.requests[0]
 
@@ -145,7 +147,7 @@ def test_a_check_ends_at_its_deadline() -> None:
         await trial.chat("Hello!")
 
     made = outcome(waits, OpenAIDouble("chats that never come"), deadline_seconds=0.2)
-    assert made.status is Status.FAILED
+    assert made.status is CheckStatus.FAILED
     assert "it took more than 0 s" in made.reason
 
 
@@ -166,8 +168,8 @@ def test_the_checks_after_the_end_of_a_server_are_skipped() -> None:
 
     checks = [Check(name, "wire", body, "Something.") for name, body in (("a", kills), ("b", well))]
     made = results(app, checks)
-    assert made["wire.a"].status is Status.FAILED
-    assert made["wire.b"].status is Status.SKIPPED
+    assert made["wire.a"].status is CheckStatus.FAILED
+    assert made["wire.b"].status is CheckStatus.SKIPPED
     assert made["wire.b"].reason == "the server did not answer any more after wire.a"
 
 
@@ -183,7 +185,7 @@ def test_a_server_that_hangs_does_not_delay_an_interruption() -> None:
         Check(name, "wire", body, "Something.") for name, body in (("a", silences), ("b", well))
     ]
     made = results(app, checks, interrupted=app.is_hanging)
-    assert made["wire.b"].status is Status.SKIPPED
+    assert made["wire.b"].status is CheckStatus.SKIPPED
     assert made["wire.b"].reason == "the run was interrupted"
 
 
@@ -197,26 +199,26 @@ def test_a_check_is_cancelled_when_it_ends_early() -> None:
         finally:
             ended.append(True)
 
-    assert outcome(works, deadline_seconds=0.05).status is Status.FAILED
+    assert outcome(works, deadline_seconds=0.05).status is CheckStatus.FAILED
     assert ended
 
 
-def some(*statuses: Status) -> list[CheckResult]:
+def some(*statuses: CheckStatus) -> list[CheckResult]:
     return [CheckResult(f"c{i}", "wire", "Something.", one) for i, one in enumerate(statuses)]
 
 
 @pytest.mark.parametrize(
     ("statuses", "is_interrupted", "verdict"),
     [
-        ((Status.PASSED, Status.WARNED, Status.SKIPPED), False, Verdict.PASSED),
-        ((Status.PASSED, Status.INCONCLUSIVE), False, Verdict.INCONCLUSIVE),
-        ((Status.FAILED, Status.INCONCLUSIVE), True, Verdict.FAILED),
-        ((Status.PASSED,), True, Verdict.INCONCLUSIVE),
-        ((Status.SKIPPED,), False, Verdict.INCONCLUSIVE),
+        ((CheckStatus.PASSED, CheckStatus.WARNED, CheckStatus.SKIPPED), False, Verdict.PASSED),
+        ((CheckStatus.PASSED, CheckStatus.INCONCLUSIVE), False, Verdict.INCONCLUSIVE),
+        ((CheckStatus.FAILED, CheckStatus.INCONCLUSIVE), True, Verdict.FAILED),
+        ((CheckStatus.PASSED,), True, Verdict.INCONCLUSIVE),
+        ((CheckStatus.SKIPPED,), False, Verdict.INCONCLUSIVE),
     ],
 )
 def test_the_verdict_is_that_of_the_worst(
-    statuses: tuple[Status, ...], is_interrupted: bool, verdict: Verdict
+    statuses: tuple[CheckStatus, ...], is_interrupted: bool, verdict: Verdict
 ) -> None:
     """A failure outweighs an interruption; a run in which nothing was made proves nothing."""
     assert judge(some(*statuses), is_interrupted=is_interrupted)[0] is verdict

@@ -12,7 +12,7 @@ from holdfast.verify.checks import skill
 from holdfast.verify.checks.skill import arithmetic, programs, sandbox
 from holdfast.verify.checks.skill.own_tasks import is_right
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, Status
+from holdfast.verify.records import CheckResult, CheckStatus
 from holdfast.verify.tasks import Task
 from openai_double import OpenAIDouble
 from verified import results
@@ -64,7 +64,7 @@ def test_a_model_that_knows_scores_all(name: str) -> None:
     """Each score has its n, and no limit without a baseline."""
     score, known = SCORES[name]
     result = made(name, known())
-    assert result.status is Status.PASSED, result.reason
+    assert result.status is CheckStatus.PASSED, result.reason
     (number,) = (one for one in result.numbers if one.of)
     assert (number.name, number.value, number.limit) == (score, 100, None)
 
@@ -73,8 +73,8 @@ def test_a_model_that_knows_scores_all(name: str) -> None:
 def test_a_model_that_has_forgotten_fails_against_a_baseline(name: str) -> None:
     """It is far below what was recorded; without a baseline the same score passes."""
     score, _ = SCORES[name]
-    assert made(name, {}).status is Status.PASSED
-    assert made(name, {}, Baseline(scores={score: Score(100, 400)})).status is Status.FAILED
+    assert made(name, {}).status is CheckStatus.PASSED
+    assert made(name, {}, Baseline(scores={score: Score(100, 400)})).status is CheckStatus.FAILED
 
 
 def test_a_program_that_is_wrong_is_no_solution() -> None:
@@ -101,7 +101,7 @@ def test_without_confinement_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sandbox, "passes", run)
     (check,) = (one for one in skill.CHECKS if one.name == "programs")
     (result,) = results(OpenAIDouble(), [check]).values()
-    assert result.status is Status.SKIPPED
+    assert result.status is CheckStatus.SKIPPED
     assert "Operation not permitted" in result.reason
     assert result.remedy
 
@@ -177,5 +177,5 @@ def test_a_task_list_is_not_needed() -> None:
     """Without `--tasks` the check is skipped, and says how to give some."""
     (check,) = (one for one in skill.CHECKS if one.name == "own_tasks")
     (result,) = results(OpenAIDouble(), [check]).values()
-    assert result.status is Status.SKIPPED
+    assert result.status is CheckStatus.SKIPPED
     assert "--tasks" in result.remedy

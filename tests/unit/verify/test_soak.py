@@ -13,7 +13,7 @@ import pytest
 from holdfast.verify.checks import soak
 from holdfast.verify.checks.soak import latency, memory, mix
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, Status, at_most
+from holdfast.verify.records import CheckResult, CheckStatus, at_most
 from holdfast.verify.report import as_json
 from holdfast.verify.soak_plan import SoakPlan
 from openai_double import OpenAIDouble
@@ -33,7 +33,7 @@ FOUND_BY: dict[Ageing, str] = {
     "decodes change": "agreement",
 }
 OF_SCORES: tuple[Ageing, ...] = ("weights change", "decodes change")
-UNTOLD = {"soak.agreement": Status.SKIPPED}
+UNTOLD = {"soak.agreement": CheckStatus.SKIPPED}
 """Of a server that tells no log-probs."""
 
 
@@ -78,7 +78,7 @@ def test_a_fault_is_found_by_its_check(ageing: Ageing) -> None:
     """No other one fails."""
     is_of_scores = ageing in OF_SCORES
     made = soaked(SoakedDouble(ageing, tells_scores=is_of_scores))
-    found = {f"soak.{FOUND_BY[ageing]}": Status.FAILED}
+    found = {f"soak.{FOUND_BY[ageing]}": CheckStatus.FAILED}
     assert not_passed(made) == (found if is_of_scores else {**UNTOLD, **found})
 
 
@@ -86,7 +86,7 @@ def test_the_load_is_mixed_and_bounded() -> None:
     """Each kind of request is there, and no more of them at a time than there are clients."""
     app = SoakedDouble()
     made = soaked(app, clients=4)["soak.load"]
-    assert made.status is Status.PASSED
+    assert made.status is CheckStatus.PASSED
     assert all(values(made)[kind] for kind in mix.DECK)
     assert 2 <= app.most_at_a_time <= 4
 
@@ -103,17 +103,17 @@ def test_a_soak_that_is_interrupted_is_judged_as_far_as_it_came() -> None:
     made = soaked(app, interrupted=app.has_aged)
     assert made["soak.load"].reason == "the run was interrupted"
     assert 60 < values(made["soak.load"])["minutes"] < 360
-    assert made["soak.memory"].status is Status.FAILED
+    assert made["soak.memory"].status is CheckStatus.FAILED
     others = {"soak.workspace", "soak.latency", "soak.canary"}
     assert not_passed(made).keys().isdisjoint(others)
 
 
 @pytest.mark.parametrize(
     ("hours", "answer_seconds", "status"),
-    [(0.02, 2.0, Status.INCONCLUSIVE), (1.4, 150.0, Status.WARNED)],
+    [(0.02, 2.0, CheckStatus.INCONCLUSIVE), (1.4, 150.0, CheckStatus.WARNED)],
 )
 def test_a_short_soak_does_not_pass_for_memory(
-    hours: float, answer_seconds: float, status: Status
+    hours: float, answer_seconds: float, status: CheckStatus
 ) -> None:
     """Steady memory may still leak, and the check says how long it takes to know."""
     made = soaked(SoakedDouble(answer_seconds=answer_seconds), hours=hours)["soak.memory"]
@@ -124,11 +124,11 @@ def test_a_short_soak_does_not_pass_for_memory(
 def test_a_soak_ends_with_the_server() -> None:
     """It does not ask a server that fails each request for hours, and judges what it has seen."""
     made = soaked(SoakedDouble("every answer is 500", answer_seconds=150.0))
-    assert made["soak.load"].status is Status.FAILED
+    assert made["soak.load"].status is CheckStatus.FAILED
     (warning,) = made["soak.load"].warnings
     assert "was given up" in warning.what
     assert values(made["soak.load"])["minutes"] < 360
-    assert made["soak.memory"].status is Status.PASSED
+    assert made["soak.memory"].status is CheckStatus.PASSED
 
 
 def test_another_server_is_loaded_all_the_same() -> None:
@@ -137,7 +137,7 @@ def test_another_server_is_loaded_all_the_same() -> None:
     gone = ("/metrics", "/statusz")
     app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") not in gone]
     made = soaked(app)
-    skipped = dict.fromkeys(("soak.workspace", "soak.memory"), Status.SKIPPED)
+    skipped = dict.fromkeys(("soak.workspace", "soak.memory"), CheckStatus.SKIPPED)
     assert not_passed(made) == {**UNTOLD, **skipped}
     assert "engines that died" not in values(made["soak.load"])
 
@@ -146,7 +146,7 @@ def test_without_a_soak_there_is_nothing_to_judge() -> None:
     """A run that is interrupted before it skips them all."""
     later = [check for check in soak.CHECKS if check.is_afterthought]
     made = results(OpenAIDouble(), later)
-    assert {one.status for one in made.values()} == {Status.SKIPPED}
+    assert {one.status for one in made.values()} == {CheckStatus.SKIPPED}
 
 
 def held(*mib: float, hours: float = 6.0, generations: Sequence[int] = ()) -> list[memory.Held]:

@@ -9,7 +9,7 @@ import pytest
 from double_defects import Defect
 from holdfast.verify.checks import survive
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, Status
+from holdfast.verify.records import CheckResult, CheckStatus
 from mortal_double import MortalDouble
 from openai_double import OpenAIDouble
 from verified import not_passed, results
@@ -54,7 +54,7 @@ def test_an_engine_that_a_check_kills_is_not_blamed_on_the_server(tmp_path: Path
 @pytest.mark.parametrize("defect", FOUND_BY)
 def test_a_defect_is_found_by_its_check(defect: Defect, tmp_path: Path) -> None:
     """No other one fails."""
-    assert not_passed(made(tmp_path, defect)) == {f"survive.{FOUND_BY[defect]}": Status.FAILED}
+    assert not_passed(made(tmp_path, defect)) == {f"survive.{FOUND_BY[defect]}": CheckStatus.FAILED}
 
 
 def test_no_other_server_is_harmed_unasked() -> None:
@@ -62,7 +62,7 @@ def test_no_other_server_is_harmed_unasked() -> None:
     app = OpenAIDouble()
     app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") != "/statusz"]
     found = results(app, survive.CHECKS)
-    assert {one.status for one in found.values()} == {Status.SKIPPED}
+    assert {one.status for one in found.values()} == {CheckStatus.SKIPPED}
     asking = [one for one in found.values() if one.name != "unharmed"]
     assert all("--kill-command" in one.remedy for one in asking)
     assert all(one.requests == () for one in found.values())
@@ -70,7 +70,9 @@ def test_no_other_server_is_harmed_unasked() -> None:
 
 def test_without_a_command_the_engine_of_holdfast_lives() -> None:
     """All the others are made."""
-    assert not_passed(results(OpenAIDouble(), survive.CHECKS)) == {"survive.death": Status.SKIPPED}
+    assert not_passed(results(OpenAIDouble(), survive.CHECKS)) == {
+        "survive.death": CheckStatus.SKIPPED
+    }
 
 
 @pytest.mark.parametrize(
@@ -85,14 +87,14 @@ def test_a_command_that_fails_proves_nothing(command: str, said: str, tmp_path: 
     app = MortalDouble(tmp_path / "dead")
     options = Options(kill_command=(command, "x"))
     (found,) = results(app, DEATH, options=options).values()
-    assert found.status is Status.INCONCLUSIVE
+    assert found.status is CheckStatus.INCONCLUSIVE
     assert said in found.reason
 
 
 def test_a_command_that_kills_nothing_proves_nothing() -> None:
     """Where the answers come all the same, the engine may have lived on."""
     (found,) = results(OpenAIDouble(), DEATH, options=Options(kill_command=("true",))).values()
-    assert found.status is Status.INCONCLUSIVE
+    assert found.status is CheckStatus.INCONCLUSIVE
 
 
 def test_no_large_request_is_in_the_report(tmp_path: Path) -> None:

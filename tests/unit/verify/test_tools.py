@@ -15,7 +15,7 @@ from holdfast.verify.checks.tools import replay
 from holdfast.verify.checks.tools.keywords import MAKERS, Case, cases
 from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, triggers
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, Status
+from holdfast.verify.records import CheckResult, CheckStatus
 from openai_double import DERENDER, OpenAIDouble
 from verified import not_passed, results
 
@@ -63,7 +63,7 @@ def test_a_server_that_is_well_passes() -> None:
 def test_a_defect_is_found_by_its_check(defect: Defect) -> None:
     """No other one fails."""
     made = not_passed(made_by(OpenAIDouble(defect)))
-    failed = {name for name, status in made.items() if status is Status.FAILED}
+    failed = {name for name, status in made.items() if status is CheckStatus.FAILED}
     assert failed == {f"tools.{FOUND_BY[defect]}"}
 
 
@@ -88,15 +88,15 @@ def test_pass_k_asks_for_each_try() -> None:
 def test_a_server_without_functions_is_not_blamed() -> None:
     """Every check is skipped, and says what to serve it with."""
     made = results(OpenAIDouble("functions are 400"), tools.CHECKS)
-    assert {one.status for one in made.values()} == {Status.SKIPPED}
+    assert {one.status for one in made.values()} == {CheckStatus.SKIPPED}
     assert all("--enable-auto-tool-choice" in one.remedy for one in made.values())
 
 
 def test_a_model_that_ends_no_call_is_not_blamed() -> None:
     """What `max_tokens` cut is nobody's fault."""
     made = results(OpenAIDouble("chats that never end"), OWN)
-    assert Status.FAILED not in not_passed(made).values()
-    assert made["tools.schemas"].status is Status.SKIPPED
+    assert CheckStatus.FAILED not in not_passed(made).values()
+    assert made["tools.schemas"].status is CheckStatus.SKIPPED
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def _canitoolcall() -> None:
 def test_recorded_answers_come_out_as_they_were_meant() -> None:
     """Each is parsed at once and as streams, and the score keeps to the baseline."""
     (made,) = results(OpenAIDouble(), REPLAY, options=Options(BASELINE)).values()
-    assert (made.status, made.reason) == (Status.PASSED, "")
+    assert (made.status, made.reason) == (CheckStatus.PASSED, "")
     (score,) = made.numbers
     assert (score.name, score.value) == (replay.SCORE, 100)
     assert score.limit is not None
@@ -121,9 +121,9 @@ def test_a_parser_that_loses_streamed_calls_falls_behind_its_baseline() -> None:
     """No other check fails. Without a baseline, what goes wrong is only named."""
     app = OpenAIDouble("calls lost in parts of several tokens")
     made = not_passed(results(app, [*OWN, *REPLAY], options=Options(BASELINE)))
-    assert made == {"tools.replay": Status.FAILED}
+    assert made == {"tools.replay": CheckStatus.FAILED}
     (told,) = results(app, REPLAY).values()
-    assert told.status is Status.WARNED
+    assert told.status is CheckStatus.WARNED
     assert any("instruct2507-parallel-calls, as a stream" in one.what for one in told.warnings)
 
 
@@ -140,7 +140,7 @@ def test_without_a_known_parser_nothing_is_replayed(flags: tuple[str, ...], reas
     app = OpenAIDouble()
     app.configuration = dataclasses.replace(app.configuration, flags=flags)
     (made,) = results(app, REPLAY).values()
-    assert made.status is Status.SKIPPED
+    assert made.status is CheckStatus.SKIPPED
     assert reason in made.reason
 
 
@@ -150,7 +150,7 @@ def test_a_server_that_parses_nothing_on_request_is_not_blamed() -> None:
     app = OpenAIDouble()
     app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") != DERENDER]
     (made,) = results(app, REPLAY).values()
-    assert made.status is Status.SKIPPED
+    assert made.status is CheckStatus.SKIPPED
     assert "--enable-scale-out" in made.remedy
 
 
@@ -186,15 +186,15 @@ def test_the_scenes_use_functions_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("defect", "status"),
     [
-        ("", Status.PASSED),
-        ("markup of calls left in the text", Status.FAILED),
-        ("streams without the last of several calls", Status.FAILED),
-        ("functions called for nothing", Status.WARNED),
-        ("the second call dropped", Status.WARNED),
+        ("", CheckStatus.PASSED),
+        ("markup of calls left in the text", CheckStatus.FAILED),
+        ("streams without the last of several calls", CheckStatus.FAILED),
+        ("functions called for nothing", CheckStatus.WARNED),
+        ("the second call dropped", CheckStatus.WARNED),
     ],
 )
 @pytest.mark.usefixtures("_canitoolcall")
-def test_the_probe_of_canitoolcall_is_made(defect: Defect, status: Status) -> None:
+def test_the_probe_of_canitoolcall_is_made(defect: Defect, status: CheckStatus) -> None:
     """It fails a server for what is the server's, and warns of what may be the model's."""
     (made,) = results(OpenAIDouble(defect), PROBE).values()
     assert made.status is status, made.reason

@@ -7,7 +7,7 @@ import pytest
 from double_defects import Defect
 from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import streams
-from holdfast.verify.records import Status
+from holdfast.verify.records import CheckStatus
 from openai_double import OpenAIDouble
 from verified import not_passed, results
 
@@ -65,9 +65,9 @@ def test_a_defect_is_found_by_its_check(defect: Defect, monkeypatch: pytest.Monk
     """No other one fails; those that need what is broken are inconclusive."""
     monkeypatch.setattr(streams, "_FREED_SECONDS", 0.5)
     made = results(OpenAIDouble(defect), OWN)
-    failed = {name for name, status in not_passed(made).items() if status is Status.FAILED}
+    failed = {name for name, status in not_passed(made).items() if status is CheckStatus.FAILED}
     assert failed == {f"wire.{FOUND_BY[defect]}"}
-    assert Status.WARNED not in not_passed(made).values()
+    assert CheckStatus.WARNED not in not_passed(made).values()
 
 
 def test_a_server_without_a_route_is_not_blamed() -> None:
@@ -76,7 +76,7 @@ def test_a_server_without_a_route_is_not_blamed() -> None:
     gone = ("/v1/completions", "/tokenize", "/openapi.json", "/statusz")
     app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") not in gone]
     made = results(app, OWN)
-    skipped = {name for name, status in not_passed(made).items() if status is Status.SKIPPED}
+    skipped = {name for name, status in not_passed(made).items() if status is CheckStatus.SKIPPED}
     assert skipped == not_passed(made).keys()
     assert {"wire.completion", "wire.prompt_tokens", "wire.responses"} <= skipped
     assert all(made[name].reason for name in skipped)

@@ -29,13 +29,13 @@ Printable = Annotated[str, AfterValidator(_printable)]
 Name = Annotated[Printable, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
 
-class Request(BaseModel):
+class AdminRequest(BaseModel):
     """A body with exactly these fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class ProbeRequest(Request):
+class ProbeRequest(AdminRequest):
     """Run the probe again."""
 
     suite: ProvenSuite = "quick"
@@ -43,13 +43,13 @@ class ProbeRequest(Request):
     """Answer with the last requested proof if it is not older; 0 always runs the suite."""
 
 
-class RestartRequest(Request):
+class RestartRequest(AdminRequest):
     """Restart the engine."""
 
     reason: Annotated[Printable, Field(min_length=1, max_length=200)]
 
 
-class SleepRequest(Request):
+class SleepRequest(AdminRequest):
     """Free the memory of the device. At level 2, waking reads the weights from disk again."""
 
     level: SleepLevel = 1
@@ -57,19 +57,19 @@ class SleepRequest(Request):
     """Whether to wait for running requests, within --drain-timeout, or to abort them."""
 
 
-class WakeRequest(Request):
+class WakeRequest(AdminRequest):
     """Reclaim all of the memory, or a part."""
 
     tags: list[SleepTag] = Field(default=sorted(SLEEP_TAGS), min_length=1)
 
 
-class ProfileRequest(Request):
+class ProfileRequest(AdminRequest):
     """Start the profiler."""
 
     prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 
-class LoraRequest(Request):
+class LoraRequest(AdminRequest):
     """Load an adapter from a path on the server, or by its name on a model hub."""
 
     name: Name
@@ -78,13 +78,13 @@ class LoraRequest(Request):
     """Whether to replace an adapter of the same name."""
 
 
-class CacheRequest(Request):
+class CacheRequest(AdminRequest):
     """Empty caches."""
 
     caches: list[CacheKind] = Field(default=["prefix"], min_length=1)
 
 
-class VerifyRunRequest(Request):
+class VerifyRunRequest(AdminRequest):
     """Show the verdict of `holdfast verify` on the status page."""
 
     verdict: VerifyVerdict
@@ -95,7 +95,7 @@ class VerifyRunRequest(Request):
     inconclusive: int = Field(default=0, ge=0, le=MAX_CHECKS)
 
 
-class LogLevelRequest(Request):
+class LogLevelRequest(AdminRequest):
     """Change what the front end logs."""
 
     level: LogLevel
@@ -103,7 +103,7 @@ class LogLevelRequest(Request):
     """The logger to change; both if omitted."""
 
 
-class SaveRequest(Request):
+class SaveRequest(AdminRequest):
     """Write the weights of each rank to a directory on its host."""
 
     path: Annotated[Printable, Field(pattern=r"^/", max_length=MAX_PATH_CHARACTERS)]

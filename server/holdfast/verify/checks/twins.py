@@ -10,7 +10,7 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import InconclusiveError, Trial
 
-Said = TypeVar("Said")
+Compared = TypeVar("Compared")
 """A dataclass: what an answer says, however it came."""
 
 _ROUNDS = 3
@@ -20,9 +20,9 @@ async def compare(
     trial: Trial,
     path: str,
     body: Mapping[str, Any],
-    at_once: Callable[[Answer], Said],
-    in_parts: Callable[[StreamedAnswer], Said],
-) -> Said:
+    at_once: Callable[[Answer], Compared],
+    in_parts: Callable[[StreamedAnswer], Compared],
+) -> Compared:
     """Blame a difference that the server does not show to itself; what it said at once.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from holdfast.errors import UsageError
-from holdfast.verify.records import SCHEMA, Report, Status
+from holdfast.verify.records import SCHEMA, CheckStatus, Report
 
 NAME = "report.json"
 _REPORT = TypeAdapter(Report)
@@ -21,7 +21,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 def document(report: Report) -> dict[str, Any]:
     """The report as JSON has it: a number that is not finite becomes a string."""
-    counts = {status.value: report.count(status) for status in Status}
+    counts = {status.value: report.count(status) for status in CheckStatus}
     whole = asdict(report)
     schema = whole.pop("schema")
     return {"schema": schema, **_finite(whole), "counts": counts}

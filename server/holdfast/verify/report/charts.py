@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from holdfast.verify.records import CheckResult, Number, Report, Series, Status
+from holdfast.verify.records import CheckResult, CheckStatus, Number, Report, Series
 from holdfast.verify.report import wording
 from holdfast.verify.report.markup import tag
 
@@ -24,7 +24,7 @@ def proportions(report: Report) -> Element:
     drawn = _svg(_WIDTH, 12.0, "How many checks have which status")
     drawn.set("preserveAspectRatio", "none")  # as wide as the page
     total, x = max(1, len(report.checks)), 0.0
-    for status in Status:
+    for status in CheckStatus:
         width = _WIDTH * report.count(status) / total
         if width:
             title = tag("title", f"{report.count(status)} {status}")
@@ -69,7 +69,7 @@ def gauge(number: Number) -> Element | None:
     most = 1.25 * max(number.value, bound.value)
     drawn = _svg(width, height, f"{wording.value(number)}, {wording.limit(bound, number.unit)}")
     drawn.set("class", "gauge")
-    status = Status.PASSED if number.is_within else Status.FAILED
+    status = CheckStatus.PASSED if number.is_within else CheckStatus.FAILED
     at = width * bound.value / most
     drawn.extend(
         [
@@ -104,7 +104,7 @@ def plot(series: Series) -> Element:
         if is_within and len(points) > _MAX_DOTS:
             continue
         title = tag("title", f"{wording.figure(x)}: {wording.figure(y)}")
-        kind = "point" if is_within else f"fill-{Status.FAILED}"
+        kind = "point" if is_within else f"fill-{CheckStatus.FAILED}"
         drawn.append(tag("circle", title, class_=kind, cx=x_of(x), cy=y_of(y), r=3.0))
     if lost:
         said = f"{lost} not finite"

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from holdfast.configuration_record import Configuration
-from holdfast.verify.records import Report, Status, Verdict
+from holdfast.verify.records import CheckStatus, Report, Verdict
 from holdfast.verify.report import wording
 
 _STATEMENT = "https://in-toto.io/Statement/v1"
@@ -34,9 +34,9 @@ def rendered(report: Report) -> str:
                 },
                 *_served(report.server.configuration or Configuration()),
             ],
-            "passedTests": _names(report, Status.PASSED),
-            "warnedTests": _names(report, Status.WARNED, Status.INCONCLUSIVE),
-            "failedTests": _names(report, Status.FAILED),
+            "passedTests": _names(report, CheckStatus.PASSED),
+            "warnedTests": _names(report, CheckStatus.WARNED, CheckStatus.INCONCLUSIVE),
+            "failedTests": _names(report, CheckStatus.FAILED),
         },
     }
     return json.dumps(statement, indent=1) + "\n"
@@ -62,8 +62,8 @@ def _result(report: Report) -> str:
     """The predicate knows no inconclusive run; what a gate must not let pass has failed."""
     if report.verdict is not Verdict.PASSED:
         return "FAILED"
-    return "WARNED" if report.count(Status.WARNED) else "PASSED"
+    return "WARNED" if report.count(CheckStatus.WARNED) else "PASSED"
 
 
-def _names(report: Report, *statuses: Status) -> list[str]:
+def _names(report: Report, *statuses: CheckStatus) -> list[str]:
     return [wording.full_name(check) for check in report.checks if check.status in statuses]

@@ -11,13 +11,13 @@ from itertools import groupby
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from holdfast.verify.answers import printable
-from holdfast.verify.records import CheckResult, Fault, Report, Status
+from holdfast.verify.records import CheckResult, CheckStatus, Fault, Report
 from holdfast.verify.report import wording
 
 _ELEMENTS = {
-    Status.FAILED: "failure",
-    Status.INCONCLUSIVE: "error",
-    Status.SKIPPED: "skipped",
+    CheckStatus.FAILED: "failure",
+    CheckStatus.INCONCLUSIVE: "error",
+    CheckStatus.SKIPPED: "skipped",
 }
 
 
@@ -52,14 +52,14 @@ def _add_case(suite: Element, check: CheckResult, report: Report) -> None:
 
 
 def _counts(checks: Sequence[CheckResult]) -> dict[str, str]:
-    def count(status: Status) -> str:
+    def count(status: CheckStatus) -> str:
         return str(sum(check.status is status for check in checks))
 
     return {
         "tests": str(len(checks)),
-        "failures": count(Status.FAILED),
-        "errors": count(Status.INCONCLUSIVE),
-        "skipped": count(Status.SKIPPED),
+        "failures": count(CheckStatus.FAILED),
+        "errors": count(CheckStatus.INCONCLUSIVE),
+        "skipped": count(CheckStatus.SKIPPED),
         "time": f"{sum(check.duration_seconds for check in checks):.3f}",
     }
 

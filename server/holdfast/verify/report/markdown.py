@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.verify.answers import printable
-from holdfast.verify.records import CheckResult, Fault, Report, Status
+from holdfast.verify.records import CheckResult, CheckStatus, Fault, Report
 from holdfast.verify.report import wording
 
 _MARKS = {
-    Status.PASSED: "✅",
-    Status.FAILED: "❌",
-    Status.WARNED: "⚠️",
-    Status.SKIPPED: "⏭️",
-    Status.INCONCLUSIVE: "❔",
+    CheckStatus.PASSED: "✅",
+    CheckStatus.FAILED: "❌",
+    CheckStatus.WARNED: "⚠️",
+    CheckStatus.SKIPPED: "⏭️",
+    CheckStatus.INCONCLUSIVE: "❔",
 }
 
 
@@ -51,7 +51,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _details(report: Report, check: CheckResult) -> Iterator[str]:
-    is_amiss = check.status not in (Status.PASSED, Status.SKIPPED)
+    is_amiss = check.status not in (CheckStatus.PASSED, CheckStatus.SKIPPED)
     if not check.numbers and not is_amiss:
         return
     yield ""

@@ -8,16 +8,16 @@ from itertools import groupby
 from xml.etree.ElementTree import Element
 
 from holdfast.configuration_record import Configuration
-from holdfast.verify.records import CheckResult, Fault, Number, Report, Server, Status
+from holdfast.verify.records import CheckResult, CheckStatus, Fault, Number, Report, Server
 from holdfast.verify.report import charts, wording
 from holdfast.verify.report.markup import html, tag
 
 _MARKS = {
-    Status.PASSED: "✓",
-    Status.FAILED: "✕",
-    Status.WARNED: "!",
-    Status.SKIPPED: "-",
-    Status.INCONCLUSIVE: "?",
+    CheckStatus.PASSED: "✓",
+    CheckStatus.FAILED: "✕",
+    CheckStatus.WARNED: "!",
+    CheckStatus.SKIPPED: "-",
+    CheckStatus.INCONCLUSIVE: "?",
 }
 """Not everyone sees the colours."""
 _MAX_NARROW_CHARACTERS = 23
@@ -64,7 +64,7 @@ def _parts(report: Report) -> Iterator[Element]:
 def _header(report: Report) -> Element:
     counted = [
         tag("span", f"{report.count(status)} {status}", class_=f"chip text-{status}")
-        for status in Status
+        for status in CheckStatus
         if report.count(status)
     ]
     known = [_fact(name, told) for name, told in wording.facts(report)]
@@ -104,9 +104,9 @@ def _overview(report: Report) -> Element:
             tag("span", _MARKS[one.status], class_=f"square fill-{one.status}", title=one.name)
             for one in checks
         ]
-        made = [one for one in checks if one.status is not Status.SKIPPED]
+        made = [one for one in checks if one.status is not CheckStatus.SKIPPED]
         seconds = sum(one.duration_seconds for one in checks)
-        well = [one for one in made if one.status in (Status.PASSED, Status.WARNED)]
+        well = [one for one in made if one.status in (CheckStatus.PASSED, CheckStatus.WARNED)]
         rows.append(
             tag(
                 "tr",
@@ -128,7 +128,7 @@ def _check(check: CheckResult, server: Server) -> Element:
         tag("span", wording.duration(check.duration_seconds), class_="number faint"),
     )
     row = tag("details", summary, *_details(check, server))
-    if check.status in (Status.FAILED, Status.INCONCLUSIVE):
+    if check.status in (CheckStatus.FAILED, CheckStatus.INCONCLUSIVE):
         row.set("open", "")
     return row
 
@@ -178,7 +178,7 @@ def _fault(fault: Fault) -> Element:
 
 
 def _number(number: Number) -> Element:
-    status = Status.PASSED if number.is_within else Status.FAILED
+    status = CheckStatus.PASSED if number.is_within else CheckStatus.FAILED
     kind = f"number text-{status}" if number.limit else "number"
     drawn = charts.gauge(number)
     return tag(

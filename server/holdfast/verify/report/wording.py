@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from holdfast.configuration_record import Configuration, ModelFile
 from holdfast.verify.records import (
     CheckResult,
+    CheckStatus,
     HoldfastFacts,
     Limit,
     Number,
     Report,
     Request,
     Server,
-    Status,
 )
 
 _MAX_COMMAND_CHARACTERS = 2000
@@ -26,7 +26,7 @@ _MAX_COMMAND_CHARACTERS = 2000
 
 def counts(report: Report) -> str:
     """How many checks have which status: `12 passed, 1 failed`."""
-    return ", ".join(f"{report.count(one)} {one}" for one in Status if report.count(one))
+    return ", ".join(f"{report.count(one)} {one}" for one in CheckStatus if report.count(one))
 
 
 def full_name(check: CheckResult) -> str:

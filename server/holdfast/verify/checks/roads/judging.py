@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from holdfast.verify.agreement import (
     Comparison,
+    DifferenceLimits,
     Floor,
-    Limits,
     Scores,
     compare,
     floor_of,
@@ -56,7 +56,7 @@ _MAX_NOISE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class Floors:
     """How far the server differs from itself."""
 
     repeated: Floor
@@ -71,7 +71,7 @@ class Noise:
         return noisier(self.measured, self.rounding)
 
 
-async def noise(trial: Trial) -> Noise:
+async def noise(trial: Trial) -> Floors:
     """Both kinds, measured once.
 
     Raises:
@@ -107,7 +107,9 @@ def on_road(trial: Trial) -> Iterator[None]:
         raise
 
 
-def judge(trial: Trial, name: str, pairs: Sequence[tuple[Scores, Scores]], limits: Limits) -> None:
+def judge(
+    trial: Trial, name: str, pairs: Sequence[tuple[Scores, Scores]], limits: DifferenceLimits
+) -> None:
     """Compare what a road says with its reference, and note the numbers with their limits."""
     found = pooled([compare(*pair) for pair in pairs])
     greatest = at_most(limits.greatest, "A/A")
@@ -120,7 +122,7 @@ def judge(trial: Trial, name: str, pairs: Sequence[tuple[Scores, Scores]], limit
 
 
 async def judge_answer(
-    trial: Trial, name: str, prompt: Sequence[int], made: Decoded, limits: Limits
+    trial: Trial, name: str, prompt: Sequence[int], made: Decoded, limits: DifferenceLimits
 ) -> None:
     """Compare an answer with one prefill of the prompt and that answer: no fork can matter."""
     whole = await _prefilled(trial, prompt, made.token_ids)
@@ -162,14 +164,14 @@ async def _plain_decode(trial: Trial) -> Comparison:
     return compare(made.scores, await reference(trial, [*prompt, *made.token_ids]))
 
 
-async def _measured_noise(trial: Trial) -> Noise:
+async def _measured_noise(trial: Trial) -> Floors:
     prompt = await base_prompt(trial)
     first = await reference(trial, prompt)
     prefills = [compare(await reference(trial, prompt), first) for _ in range(_REPEATS)]
     repeated = [*prefills, *await _repeated_decodes(trial)]
     reordered = [*await _cut_prefills(trial), *await _twin_decodes(trial)]
     measured = floor_of([*repeated, *reordered])
-    return Noise(floor_of(repeated), measured, rounding_floor(first.values()))
+    return Floors(floor_of(repeated), measured, rounding_floor(first.values()))
 
 
 async def _repeated_decodes(trial: Trial) -> list[Comparison]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.verify.agreement import Limits, Scores, lead_over
+from holdfast.verify.agreement import DifferenceLimits, Scores, lead_over
 from holdfast.verify.baseline import WIDTH
 from holdfast.verify.check import Check
 from holdfast.verify.checks.roads.judging import (
@@ -82,7 +82,9 @@ async def widths(trial: Trial) -> None:
     judge(trial, "other widths", pairs, limits)
 
 
-def _same_tokens(trial: Trial, how: str, now: Sequence[int], then: Decoded, limits: Limits) -> int:
+def _same_tokens(
+    trial: Trial, how: str, now: Sequence[int], then: Decoded, limits: DifferenceLimits
+) -> int:
     """How many tokens are the same; the next one is a fault unless noise can explain it."""
     chosen = zip(then.scores.items(), now, then.token_ids, strict=True)
     for same, ((at, top), token, other) in enumerate(chosen):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.verify.agreement import FLOAT32_RESOLUTION, Limits, renormalised
+from holdfast.verify.agreement import FLOAT32_RESOLUTION, DifferenceLimits, renormalised
 from holdfast.verify.check import Check
 from holdfast.verify.checks.roads.judging import (
     base_prompt,
@@ -65,7 +65,7 @@ async def grammar(trial: Trial) -> None:
     # Each was rounded before and after what is forbidden was taken out.
     greatest = max(abs(value) for top in made.scores.values() for value in top.values())
     rounding = 4 * FLOAT32_RESOLUTION * greatest
-    allowed = Limits(limits.median + rounding, limits.greatest + rounding)
+    allowed = DifferenceLimits(limits.median + rounding, limits.greatest + rounding)
     judge(trial, "with a grammar", [renormalised(made.scores, whole)], allowed)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.verify.agreement import Comparison, Limits, compare, other_choices
+from holdfast.verify.agreement import Comparison, DifferenceLimits, compare, other_choices
 from holdfast.verify.check import ONLY_SOAK, Check
-from holdfast.verify.checks.soak.history import History, Look, history_of
+from holdfast.verify.checks.soak.history import Look, SoakHistory, history_of
 from holdfast.verify.records import at_most, equal_to
 from holdfast.verify.trial import InconclusiveError, Trial
 
@@ -51,7 +51,7 @@ async def agreement(trial: Trial) -> None:
     trial.measure("other first choices", others, limit=equal_to(0))
 
 
-def _looks(history: History) -> Sequence[Look]:
+def _looks(history: SoakHistory) -> Sequence[Look]:
     """All of them: two from before the load, and those since.
 
     Raises:
@@ -67,7 +67,7 @@ def _when(look: Look) -> str:
 
 
 def _judge(
-    trial: Trial, name: str, found: Sequence[tuple[Look, Comparison]], limits: Limits
+    trial: Trial, name: str, found: Sequence[tuple[Look, Comparison]], limits: DifferenceLimits
 ) -> None:
     """Note the worst look, and draw them all."""
     greatest = at_most(limits.greatest, "A/A")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from holdfast.verify.answers import MalformedError
 from holdfast.verify.check import ONLY_SOAK, Check
-from holdfast.verify.checks.soak.history import History, begun, plan
+from holdfast.verify.checks.soak.history import SoakHistory, begun, plan
 from holdfast.verify.checks.soak.looks import limits_of, look
 from holdfast.verify.checks.soak.mix import Client, room_of
 from holdfast.verify.checks.soak.samples import Sampler
@@ -35,7 +35,7 @@ class LostError(Exception):
 class Soak:
     """One soak."""
 
-    def __init__(self, trial: Trial, history: History) -> None:
+    def __init__(self, trial: Trial, history: SoakHistory) -> None:
         self._trial = trial
         self._history = history
         self._plan = plan(trial)
@@ -135,7 +135,7 @@ async def load(trial: Trial) -> None:
         _note(trial, history)
 
 
-def _note(trial: Trial, history: History) -> None:
+def _note(trial: Trial, history: SoakHistory) -> None:
     trial.measure("minutes", history.lasted_seconds / _MINUTE_SECONDS, "min")
     trial.measure("clients", plan(trial).clients)
     trial.measure("seed", plan(trial).seed)

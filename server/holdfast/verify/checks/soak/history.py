@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from holdfast.verify.agreement import Limits, Scores
+from holdfast.verify.agreement import DifferenceLimits, Scores
 from holdfast.verify.records import HoldfastFacts
 from holdfast.verify.soak_plan import SoakPlan
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SoakSample:
     """What the server said of itself at one moment."""
 
     at_seconds: float
@@ -47,7 +47,7 @@ class Look:
 
 
 @dataclass(slots=True)
-class History:
+class SoakHistory:
     """A soak so far."""
 
     lasted_seconds: float = 0.0
@@ -59,9 +59,9 @@ class History:
     """When each whole answer had come, since the soak began."""
     answer_seconds: array[float] = field(default_factory=lambda: array("d"))
     """How long each took."""
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[SoakSample] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
-    limits: Limits | None = None
+    limits: DifferenceLimits | None = None
     """How far log-probs may differ; None if they cannot be compared."""
     obstacle: SkippedError | InconclusiveError | None = None
     """Why they cannot."""
@@ -94,12 +94,12 @@ class History:
         return thirds
 
 
-async def begun(_trial: Trial) -> History:
+async def begun(_trial: Trial) -> SoakHistory:
     """A history in which nothing has happened; `Trial.once` keeps it."""
-    return History()
+    return SoakHistory()
 
 
-async def history_of(trial: Trial) -> History:
+async def history_of(trial: Trial) -> SoakHistory:
     """The history of the soak of this run.
 
     Raises:

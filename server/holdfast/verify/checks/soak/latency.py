@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holdfast.verify.agreement import quantile
 from holdfast.verify.check import ONLY_SOAK, Check
-from holdfast.verify.checks.soak.history import History, history_of
+from holdfast.verify.checks.soak.history import SoakHistory, history_of
 from holdfast.verify.records import Limit, at_most
 from holdfast.verify.trial import InconclusiveError, Trial
 
@@ -55,7 +55,7 @@ def limit_of(first: Sequence[float]) -> Limit:
     return at_most(_FACTOR * sampling, "A/A" if sampling > 1 else "constant")
 
 
-def _draw(trial: Trial, history: History, limit: Limit | None) -> None:
+def _draw(trial: Trial, history: SoakHistory, limit: Limit | None) -> None:
     slices: dict[int, list[float]] = {}
     length_seconds = max(history.lasted_seconds, 1e-9) / _SLICES
     pairs = zip(history.answered_at_seconds, history.answer_seconds, strict=True)

@@ -5,7 +5,7 @@ They are asked while the load pauses, because on a GPU a batch changes the order
 
 from __future__ import annotations
 
-from holdfast.verify.agreement import Limits
+from holdfast.verify.agreement import DifferenceLimits
 from holdfast.verify.answers import MalformedError
 from holdfast.verify.checks.roads.judging import base_prompt, noise
 from holdfast.verify.checks.roads.sequences import ANSWER_TOKENS
@@ -20,7 +20,7 @@ _QUESTION = "Tell me a short story about a lighthouse."
 _TOKENS = 32
 
 
-async def limits_of(trial: Trial) -> Limits:
+async def limits_of(trial: Trial) -> DifferenceLimits:
     """How far log-probs may differ from one look to the next, and from one road to another.
 
     Raises:

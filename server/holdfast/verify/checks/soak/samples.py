@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.verify.checks.soak.history import History, Sample
+from holdfast.verify.checks.soak.history import SoakHistory, SoakSample
 from holdfast.verify.survey import ask_holdfast
 from holdfast.verify.trial import Trial
 from holdfast.verify.vitals import ask_vitals
@@ -11,7 +11,7 @@ from holdfast.verify.vitals import ask_vitals
 class Sampler:
     """Takes a sample whenever the last one is old enough; it never waits."""
 
-    def __init__(self, trial: Trial, history: History, spacing_seconds: float) -> None:
+    def __init__(self, trial: Trial, history: SoakHistory, spacing_seconds: float) -> None:
         self._trial = trial
         self._history = history
         self._spacing_seconds = spacing_seconds
@@ -28,4 +28,4 @@ class Sampler:
         is_holdfast = self._trial.server.holdfast is not None
         told = await ask_vitals(self._trial.target, is_holdfast=is_holdfast)
         facts = await ask_holdfast(self._trial.target) if is_holdfast else None
-        self._history.samples.append(Sample(at_seconds, told.memory_bytes, told.deaths, facts))
+        self._history.samples.append(SoakSample(at_seconds, told.memory_bytes, told.deaths, facts))

@@ -32,7 +32,7 @@ Asked = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CountedAnswer:
     """What an answer says; None stands for one that was lost."""
 
     content: str
@@ -81,7 +81,9 @@ async def death(trial: Trial) -> None:
 
 
 def _compare(
-    trial: Trial, calm: Sequence[Sequence[Said | None]], disturbed: Sequence[Said | None]
+    trial: Trial,
+    calm: Sequence[Sequence[CountedAnswer | None]],
+    disturbed: Sequence[CountedAnswer | None],
 ) -> None:
     """Count the answers that changed, if chance cannot explain it.
 
@@ -96,11 +98,11 @@ def _compare(
     trial.measure("answers that changed", changed, limit=equal_to(0))
 
 
-async def _all(trial: Trial, asked: Sequence[Asked]) -> list[Said | None]:
+async def _all(trial: Trial, asked: Sequence[Asked]) -> list[CountedAnswer | None]:
     return await asyncio.gather(*(_one(trial, one) for one in asked))
 
 
-async def _one(trial: Trial, asked: Asked) -> Said | None:
+async def _one(trial: Trial, asked: Asked) -> CountedAnswer | None:
     """What the answer says; None if it is lost, which is a fault."""
     path, body = asked
     try:
@@ -113,12 +115,12 @@ async def _one(trial: Trial, asked: Asked) -> Said | None:
     return _said(answer)
 
 
-def _said(answer: Answer) -> Said:
+def _said(answer: Answer) -> CountedAnswer:
     tokens = dig(answer.usage(), "completion_tokens", kind=int)
-    return Said(answer.content(), answer.finish_reason(), tokens)
+    return CountedAnswer(answer.content(), answer.finish_reason(), tokens)
 
 
-async def _until_running(trial: Trial, tasks: Sequence[asyncio.Task[Said | None]]) -> None:
+async def _until_running(trial: Trial, tasks: Sequence[asyncio.Task[CountedAnswer | None]]) -> None:
     """Wait until the engine is at work; of other servers it is only known that they have begun."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_WAIT_SECONDS):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from holdfast.verify.check import Check
 from holdfast.verify.checks.twins import compare
 from holdfast.verify.checks.wire.asking import PROMPT, each
-from holdfast.verify.streams import StreamedAnswer
+from holdfast.verify.streams import Said, StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import (
     COMPLETIONS,
@@ -21,15 +20,6 @@ _UNUSUAL = "naïve 北京 \N{SLIGHTLY SMILING FACE}\N{ZERO WIDTH JOINER}\N{FIRE}
 _AT_ONCE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What an answer says, however it came."""
-
-    content: str
-    reasoning: str
-    finish_reason: str
-
-
 async def stream_twin(trial: Trial) -> None:
     """A greedy answer as a stream, against the same at once."""
     asked = each(trial, PROMPT, max_tokens=48) + each(trial, _UNUSUAL, max_tokens=16)
@@ -38,17 +28,12 @@ async def stream_twin(trial: Trial) -> None:
         body = trial.completion_body(_UNUSUAL, max_tokens=1, echo=True)
         asked.append((COMPLETIONS, body))
     for path, body in asked:
-        await compare(trial, path, body, _said, _streamed)
+        await compare(trial, path, body, _said, StreamedAnswer.said)
     trial.measure("requests compared", len(asked))
 
 
 def _said(answer: Answer) -> Said:
     return Said(answer.content(), answer.reasoning(), answer.finish_reason())
-
-
-def _streamed(stream: StreamedAnswer) -> Said:
-    said = stream.said()
-    return Said(said.content, said.reasoning, said.finish_reason)
 
 
 async def _echoes(trial: Trial) -> bool:
