@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -200,6 +201,7 @@ def test_a_grammar_whose_answer_takes_too_much_memory_ends_with_its_request(conf
     steps = Steps(config)
     growing, usual = steps.compiled("growing", EXPLOSIVE), steps.compiled("usual", {"regex": "b+"})
     steps.masks()
+    gc.collect()
     give_back()  # what is used again is no growth
     before_bytes = private_bytes()
     for token in steps.tokens(LITERAL):

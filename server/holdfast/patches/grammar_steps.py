@@ -147,6 +147,7 @@ class _Worker(threading.Thread):
         elif not job.budget.grow(grown_bytes):
             job.give_up(TOO_LARGE)
             give_back()
+            self._growth.begin()
         elif not job.budget.spend(seconds, job.tokens, is_late=is_late):
             job.give_up(TOO_SLOW)
         else:

@@ -6,12 +6,13 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from holdfast.patches import grammar_steps
+from holdfast.patches import grammar_memory, grammar_steps
 from holdfast.patches.grammar_steps import (
     BURST_SECONDS,
     FAILED,
@@ -124,22 +125,45 @@ def test_a_grammar_that_grows_too_large_concerns_no_other() -> None:
     assert 3 <= len(held) <= 4
 
 
-def test_memory_that_is_free_after_a_token_is_not_charged() -> None:
-    """A grammar may use as much as it likes for a moment, and others what they like meanwhile."""
+def test_grammars_that_grow_in_one_step_are_all_given_up() -> None:
+    """What the first of them gave back does not hide what the next one takes."""
+    held: dict[str, bytes] = {}
+    seen = Seen()
+
+    def growing(name: str) -> Job:
+        def grow() -> None:
+            held[name] = b"x" * 4 * BLOCK_BYTES
+
+        def give_up(reason: str) -> None:
+            del held[name]
+            job.give_up(reason)
+
+        job = seen.job(name, grow, GrammarBudget(most_bytes=BLOCK_BYTES))
+        return replace(job, give_up=give_up)
+
+    GrammarThreads().run([growing("one"), growing("two"), growing("three")])
+    assert set(seen.said.values()) == {TOO_LARGE}
+    assert not held
+
+
+@pytest.mark.parametrize("has_huge_pages", [False, True])
+def test_a_grammar_is_not_charged_what_others_take(
+    monkeypatch: pytest.MonkeyPatch, has_huge_pages: bool
+) -> None:
+    """However much that is, and however the kernel counts."""
+    monkeypatch.setattr(grammar_memory, "_HAS_HUGE_PAGES", has_huge_pages)
     held: list[bytes] = []
-    neighbour = threading.Thread(target=lambda: held.append(b"x" * 16 * BLOCK_BYTES))
 
-    def use() -> str:
-        if neighbour.ident is None:
-            neighbour.start()
-            neighbour.join()
-        return f"done with {len(b'x' * BLOCK_BYTES)}"
+    def wait_for_neighbour() -> str:
+        neighbour = threading.Thread(target=lambda: held.append(b"x" * 16 * BLOCK_BYTES))
+        neighbour.start()
+        neighbour.join()
+        return "done"
 
-    seen, budget = Seen(), GrammarBudget(most_bytes=2 * BLOCK_BYTES)
-    threads = GrammarThreads()
-    for _ in range(8):
-        threads.run([seen.job("usual", use, budget)])
-    assert seen.said == {"usual": f"done with {BLOCK_BYTES}"}
+    seen = Seen()
+    budget = GrammarBudget(most_bytes=8 * BLOCK_BYTES)
+    GrammarThreads().run([seen.job("usual", wait_for_neighbour, budget)])
+    assert seen.said == {"usual": "done"}
 
 
 def test_a_large_step_is_shared() -> None:
