@@ -562,27 +562,24 @@ def test_a_grammar_that_an_engine_gives_up_is_the_fault_of_the_client(reason: st
     assert seen == ["refused", "left"]
 
 
-def test_a_grammar_that_made_room_for_others_may_be_sent_again() -> None:
-    """It is not refused from then on: the engine has more room later."""
+@pytest.mark.parametrize(
+    ("reason", "error", "message"),
+    [
+        (NO_ROOM, NotReadyError, "too much memory"),
+        (DEAD_END, VLLMValidationError, "allows no token"),
+    ],
+    ids=["made-room", "leads-nowhere"],
+)
+def test_a_grammar_may_be_sent_again_after_one_answer_of_it_ended(
+    reason: str, error: type[Exception], message: str
+) -> None:
+    """It is not refused from then on: there is room later, or another answer gets further."""
 
     async def outputs() -> AsyncIterator[Any]:
-        yield output("error", NO_ROOM)
+        yield output("error", reason)
 
     async def scene() -> None:
-        with pytest.raises(NotReadyError, match="too much memory"):
-            await anext(refusing(outputs(), pytest.fail))
-
-    asyncio.run(scene())
-
-
-def test_a_grammar_that_leads_nowhere_is_the_fault_of_the_client() -> None:
-    """Another answer may get further, so it is not refused from then on."""
-
-    async def outputs() -> AsyncIterator[Any]:
-        yield output("error", DEAD_END)
-
-    async def scene() -> None:
-        with pytest.raises(VLLMValidationError, match="allows no token"):
+        with pytest.raises(error, match=message):
             await anext(refusing(outputs(), pytest.fail))
 
     asyncio.run(scene())
