@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -47,6 +50,11 @@ class Core:
         self.parameters: list[SamplingParams] = []
         self.aborted: list[str] = []
         self.resources = SimpleNamespace(engine_dead=False)
+        self.dies = asyncio.get_running_loop().create_future()
+
+    async def get_output_async(self) -> Any:
+        await self.dies
+        raise EngineDeadError
 
     async def add_request_async(self, request: Any) -> None:
         self.sent.append(request.request_id)
@@ -455,6 +463,39 @@ def test_what_waits_for_its_turn_when_the_engine_dies_was_not_sent() -> None:
         assert not isinstance(died.value, UnsentError)
 
     play(scene)
+
+
+def test_a_dead_engine_is_freed_although_vllm_has_frozen_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing that was made before vLLM froze its heap is in a reference cycle after its death."""
+    # pytest would keep the record of the error that the engine ends with.
+    caplog.set_level(logging.CRITICAL, "vllm.v1.engine.async_llm")
+
+    async def client_after_its_death() -> weakref.ref[Core]:
+        engine = Engine()
+        engine.llm.log_stats = False
+        engine.llm.renderer = SimpleNamespace(mm_processor_cache=None, shutdown=bool)
+        engine.llm.output_handler = None
+        engine.llm._run_output_handler()
+        gc.freeze()
+        asked = [engine.ask(name, RequestContext(key="a")) for name in ("a", "b")]
+        await engine.until_sent(2)
+        engine.llm.declare_dead()
+        await asyncio.wait(asked)
+        engine.sequences.end(UnsentError)
+        engine.llm.stop_queueing()
+        engine.core.dies.set_result(None)
+        await asyncio.wait({engine.llm.output_handler})
+        assert {type(one.exception()) for one in asked} == {EngineDeadError}
+        return weakref.ref(engine.core)
+
+    try:
+        client = asyncio.run(client_after_its_death())
+        gc.collect()
+        assert client() is None
+    finally:
+        gc.unfreeze()
 
 
 def test_an_aborted_request_is_not_sent() -> None:
