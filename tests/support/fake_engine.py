@@ -91,6 +91,8 @@ class Faults:
     blind_ranks: frozenset[tuple[int, int]] = frozenset()
     """The ranks that note no step."""
     grows_at_step: int | None = None
+    compiles_seconds: float = 0.0
+    """How much longer the first step takes."""
     forgetting_fails: bool = False
     is_deaf: bool = False
     """Whether audio is answered without a step of the engine."""
@@ -284,6 +286,8 @@ class FakeEngine(StubEngine):
     def _compute(self, lane: _Lane, step: FakeStep) -> None:
         started = self.clock.now_seconds
         self.clock.now_seconds += step.tokens / self.tokens_per_second
+        if not lane.steps:
+            self.clock.now_seconds += self.faults.compiles_seconds
         for request, tokens in step.taken.items():
             self._advance(lane, request, tokens)
         index = lane.steps[-1].index + 1 if lane.steps else 1

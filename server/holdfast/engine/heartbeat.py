@@ -3,8 +3,8 @@
 Each rule comes from a real outage:
 
 * A stall: requests are in the engine, and no rank ends a step within the stall timeout and within
-  three times the slowest step that the probe saw. A chunked prefill is progress, and a long step is
-  not a stall.
+  three times the slowest step that the probe saw after its first token. A chunked prefill is
+  progress, and a long step is not a stall.
 * A stall: requests wait and none runs for a minute, though the scheduler says nothing defers them.
 * Time does not count while a compiler runs as a child of the engine, while the engine is paused, or
   while this process itself did not run. A compiler within a process shows in its stacks, which are

@@ -38,6 +38,11 @@ class Mark:
         found = (sorted(step.requests for step in self.new_steps(rank))[-2:-1] for rank in ranks)
         return min((max(requests, default=0) for requests in found), default=0)
 
+    def slowest_step_seconds(self, ranks: Iterable[RankStats]) -> float:
+        """Return the duration of the slowest kept step of any rank since the mark; 0 if none."""
+        seen = (step.duration_seconds for rank in ranks for step in self.new_steps(rank))
+        return max(seen, default=0.0)
+
     def grew(self, ranks: Iterable[RankStats]) -> bool:
         """Whether a workspace of any rank grew since the mark, in any phase."""
         return any(
@@ -54,6 +59,38 @@ def mark(ranks: Iterable[RankStats]) -> Mark:
         scheduled_tokens={key: rank.scheduled_tokens for key, rank in known.items()},
         growths={key: sum(rank.growths.values()) for key, rank in known.items()},
     )
+
+
+@dataclass(slots=True)
+class SlowestStep:
+    """How long the slowest step of the engine took while the suite ran.
+
+    The steps for the first token wait for compilers, up to a minute on a new machine, so they count
+    only while there are no others.
+    """
+
+    since: Mark
+    _first_seconds: float = 0.0
+    _later_seconds: float = 0.0
+    _is_later: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the slowest step that counts; 0 before any was seen."""
+        return self._later_seconds or self._first_seconds
+
+    def observe(self, ranks: Iterable[RankStats]) -> None:
+        """Look at the kept steps, before newer ones displace them."""
+        slowest = self.since.slowest_step_seconds(ranks)
+        if self._is_later:
+            self._later_seconds = max(self._later_seconds, slowest)
+        else:
+            self._first_seconds = max(self._first_seconds, slowest)
+
+    def first_token_ended(self, ranks: Sequence[RankStats]) -> None:
+        """Begin with the steps that are not for the first token."""
+        self.observe(ranks)
+        self.since, self._is_later = mark(ranks), True
 
 
 Condition = Callable[[RankStats], bool]

@@ -104,7 +104,7 @@ class ProbeSession:
     limits: EngineLimits
     prompts: Prompts
     timeouts: ProbeTimeouts
-    start: measure.Mark
+    slowest: measure.SlowestStep
     baseline: BaselineWatch | None = None
     step: StepName = "first_token"
     attempt: str = ""
@@ -115,7 +115,6 @@ class ProbeSession:
     """The longest context that may be tried; None until one had to be left out."""
     prefers_many_requests: bool = False
     """Whether this scheduler has cut a long prompt that one step should have taken."""
-    slowest_step_seconds: float = 0.0
 
     @property
     def facts(self) -> EngineFacts:
@@ -313,20 +312,15 @@ class ProbeSession:
 
     def _is_shown(self, condition: measure.Condition) -> bool:
         ranks = self.engine.ranks()
-        self.observe(ranks)
+        self.slowest.observe(ranks)
         return all(
             measure.is_shown(self.facts, ranks, engine, condition) for engine in self.engines
         )
 
     def steps_seconds(self, steps: float) -> float:
         """Return the time that `steps` steps take if all are as slow as the slowest of this run."""
-        self.observe(self.engine.ranks())
-        return steps * self.slowest_step_seconds
-
-    def observe(self, ranks: Iterable[RankStats]) -> None:
-        """Keep the duration of the slowest step of this run, before newer steps displace it."""
-        seen = (step.duration_seconds for rank in ranks for step in self.start.new_steps(rank))
-        self.slowest_step_seconds = max(self.slowest_step_seconds, max(seen, default=0.0))
+        self.slowest.observe(self.engine.ranks())
+        return steps * self.slowest.seconds
 
 
 def first_failure(group: BaseExceptionGroup[BaseException]) -> BaseException:

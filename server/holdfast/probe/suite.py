@@ -141,7 +141,7 @@ class Prober:
         if not_forgotten and all(step.outcome != "failed" for step in found):
             found[-1] = replace(found[-1], outcome="failed", reason=not_forgotten)
         ranks = self._engine.ranks()
-        session.observe(ranks)
+        session.slowest.observe(ranks)
         proven = _proven_tokens(found)
         is_short = "full_context" in names and proven < full_prompt_tokens(self._engine.facts)
         return ProbeReport(
@@ -152,7 +152,7 @@ class Prober:
             duration_seconds=self._clock() - started,
             steps=tuple(found),
             grew=start.grew(ranks),
-            slowest_step_seconds=session.slowest_step_seconds,
+            slowest_step_seconds=session.slowest.seconds,
         )
 
     async def run_again(self) -> ProbeReport:
@@ -177,7 +177,7 @@ class Prober:
             limits=EngineLimits.of(facts, self._settings.max_tokens),
             prompts=Prompts(facts, self._random),
             timeouts=self._timeouts,
-            start=start,
+            slowest=measure.SlowestStep(start),
             baseline=self._baseline,
         )
 
@@ -190,6 +190,8 @@ class Prober:
             else:
                 step = await self._run_one(session, name)
                 failed = name if step.outcome == "failed" else ""
+            if name == "first_token":
+                session.slowest.first_token_ended(self._engine.ranks())
             self._progress.step_finished(step)
             found.append(step)
         return found

@@ -179,6 +179,18 @@ def test_whole_engine_passes_every_step() -> None:
     assert report.slowest_step_seconds > 0
 
 
+def test_compiling_is_not_a_slow_step() -> None:
+    """A stall is found no later where the first token had to wait for a compiler."""
+    report, _ = probe(Faults(compiles_seconds=60.0))
+    assert 0 < report.slowest_step_seconds < 60
+
+
+def test_the_only_steps_are_the_slowest() -> None:
+    """Where the first token is all that can be proven, its steps are what is known."""
+    report, _ = probe(Faults(compiles_seconds=60.0), steps=["first_token"])
+    assert report.slowest_step_seconds >= 60
+
+
 def test_sizes_follow_the_engine() -> None:
     """Contexts double to the longest prompt, batches reach the scheduler's, decodes fill seats."""
     report, the_bed = probe()
