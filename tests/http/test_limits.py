@@ -432,9 +432,15 @@ def test_one_network_of_ipv6_has_the_share_of_one_client(
 
 def test_others_have_their_turn_while_a_body_floods_in() -> None:
     """A body that is always ready does not block the loop between two reads of it."""
-    turns = asyncio.run(turns_at_reads())
+    (turns,) = asyncio.run(turns_at_reads(1))
     assert len(turns) == 8
     assert all(later > earlier for earlier, later in pairwise(turns))
+
+
+def test_others_have_their_turn_between_any_two_of_many_bodies() -> None:
+    """However many bodies flood in, they are read one after the other once they have begun."""
+    later = [turn for turns in asyncio.run(turns_at_reads(4)) for turn in turns[1:]]
+    assert len(later) == len(set(later)) == 28
 
 
 def test_others_have_their_turn_while_one_part_is_looked_at() -> None:
@@ -469,9 +475,9 @@ async def turns_in_one_part(size_bytes: int) -> int:
     return turns - before
 
 
-async def turns_at_reads() -> list[int]:
-    """How many turns another task has had at each read of such a body."""
-    turns, found = 0, list[int]()
+async def turns_at_reads(bodies: int) -> list[list[int]]:
+    """How many turns another task has had at each read of so many bodies that come at once."""
+    turns = 0
 
     async def others() -> None:
         nonlocal turns
@@ -479,10 +485,17 @@ async def turns_at_reads() -> list[int]:
             turns += 1
             await asyncio.sleep(0)
 
-    async def receive() -> dict[str, Any]:
-        found.append(turns)
-        has_more = len(found) < 8
-        return {"type": "http.request", "body": b"x" * PACE_BYTES, "more_body": has_more}
+    async def turns_of_one() -> list[int]:
+        found: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            found.append(turns)
+            has_more = len(found) < 8
+            return {"type": "http.request", "body": b"x" * PACE_BYTES, "more_body": has_more}
+
+        headers = [(b"content-length", b"%d" % (8 * PACE_BYTES))]
+        await limits({"type": "http", "headers": headers}, receive, send)
+        return found
 
     async def app(scope: Any, receive: Any, _send: Any) -> None:
         await Request(scope, receive).body()
@@ -492,9 +505,9 @@ async def turns_at_reads() -> list[int]:
 
     task = asyncio.create_task(others())
     limits = Limits(app, LimitSettings(), Refusals(), is_probe=lambda _: False)
-    await limits({"type": "http", "headers": []}, receive, send)
+    found = await asyncio.gather(*(turns_of_one() for _ in range(bodies)))
     task.cancel()
-    return found
+    return list(found)
 
 
 def test_a_head_of_an_error_has_no_body() -> None:

@@ -7,6 +7,7 @@ looked up, and the garbage collector traverses arrays.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 from collections.abc import Iterator
@@ -77,6 +78,8 @@ class Buffers:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self.turn = asyncio.Lock()
+        """Held by the body that is read next."""
         self.taken_bytes = 0
         """The counted bytes of all owners."""
         self._taken_by: Counter[str] = Counter()
