@@ -76,6 +76,7 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         (f"{_BASE}.tokenizer",),
         "a text of 30 MB takes the tokenizer 90 s and 8 GB",
+        upstream=f"{_ISSUE}31229",
     ),
     Patch(
         "patches.tokenizer.bound_bad_words",
@@ -105,12 +106,14 @@ PATCHES: tuple[Patch, ...] = (
             f"{_BATCH}.render_batch_chat_request",
         ),
         "a word of a megabyte in a chat with gpt-oss blocks the event loop for 7 minutes",
+        upstream=f"{_ISSUE}38266",
     ),
     Patch(
         "patches.request_bodies.refuse_wrong_bodies",
         "front end",
         ("starlette.applications:Starlette.middleware_stack",),
         "a value of a wrong type in a body is a 500",
+        upstream=f"{_ISSUE}35438",
     ),
     Patch(
         "patches.request_bodies.stop_at_first_error",
@@ -174,6 +177,7 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.v1.engine.input_processor:InputProcessor.structured_outputs_config",
         ),
         "a client's grammar of 80 KB crashes the process that compiles it",
+        upstream=f"{_ISSUE}54003",
     ),
     Patch(
         "engine.checked_llm.CheckedLLM",
@@ -276,7 +280,7 @@ PATCHES: tuple[Patch, ...] = (
         ),
         "a grammar of 40 bytes takes longer with each token, and stops all requests for seconds; "
         "one of 240 KiB takes 280 MiB more with one token; all get the backend of the first",
-        upstream="https://github.com/vllm-project/vllm/issues/43920",
+        upstream=f"{_ISSUE}43920",
     ),
     Patch(
         "patches.continued.keep_sent_tokens",
