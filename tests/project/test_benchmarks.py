@@ -199,6 +199,16 @@ def test_a_viewer_costs_what_the_front_end_spends_with_all_of_them() -> None:
     assert each.values == {viewers.LOOKING: [0.2, 0.3]}
 
 
+def test_viewers_lengthen_a_wait_by_the_time_that_they_take() -> None:
+    """Ten microseconds for each of a thousand tokens are a hundredth of a second."""
+    spent = {viewers.LOOKING: 210.0, viewers.NOBODY: 200.0}
+    pair: bursts.Pair = {
+        side: {viewers.CLIENTS: {"front_end_us_per_token": us, "output_throughput": 1000.0}}
+        for side, us in spent.items()
+    }
+    assert viewers.loop_time([pair]).ratios() == [pytest.approx(1.01)]
+
+
 def test_the_p99_is_that_of_all_bursts() -> None:
     """With the error of its ratio, which is none if all pairs show the same."""
     ours, theirs = [[2.0, 4.0]] * 10, [[1.0, 2.0]] * 10
