@@ -27,10 +27,10 @@ from websockets.asyncio.client import connect
 from asgi_server import DEADLINE_SECONDS, serving
 from counter_values import counter_values
 from holdfast.api.admission import PROBE_HEADER, Admission
-from holdfast.api.body_cost import FREE_BYTES, LOOK_BYTES
+from holdfast.api.body_cost import FREE_BYTES, LOOK_BYTES, PACE_BYTES
 from holdfast.api.errors import SHAPED_BYTES
 from holdfast.api.gate import Gate
-from holdfast.api.limits import PACE_BYTES, Limits
+from holdfast.api.limits import Limits
 from holdfast.api.router import OwnRoutes
 from holdfast.request_context import current_request
 from holdfast.settings import LimitSettings
@@ -432,14 +432,15 @@ def test_one_network_of_ipv6_has_the_share_of_one_client(
 
 def test_others_have_their_turn_while_a_body_floods_in() -> None:
     """A body that is always ready does not block the loop between two reads of it."""
-    (turns,) = asyncio.run(turns_at_reads(1))
+    (turns,) = asyncio.run(turns_at_reads("http", 1))
     assert len(turns) == 8
     assert all(later > earlier for earlier, later in pairwise(turns))
 
 
-def test_others_have_their_turn_between_any_two_of_many_bodies() -> None:
-    """However many bodies flood in, they are read one after the other once they have begun."""
-    later = [turn for turns in asyncio.run(turns_at_reads(4)) for turn in turns[1:]]
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_others_have_their_turn_between_any_two_of_many_bodies(kind: str) -> None:
+    """However much floods in, bodies and messages are read one after the other."""
+    later = [turn for turns in asyncio.run(turns_at_reads(kind, 4)) for turn in turns[1:]]
     assert len(later) == len(set(later)) == 28
 
 
@@ -475,7 +476,7 @@ async def turns_in_one_part(size_bytes: int) -> int:
     return turns - before
 
 
-async def turns_at_reads(bodies: int) -> list[list[int]]:
+async def turns_at_reads(kind: str, count: int) -> list[list[int]]:
     """How many turns another task has had at each read of so many bodies that come at once."""
     turns = 0
 
@@ -491,21 +492,27 @@ async def turns_at_reads(bodies: int) -> list[list[int]]:
         async def receive() -> dict[str, Any]:
             found.append(turns)
             has_more = len(found) < 8
+            if kind == "websocket" and has_more:
+                return {"type": "websocket.receive", "text": "x" * PACE_BYTES}
+            if kind == "websocket":
+                return {"type": "websocket.disconnect"}
             return {"type": "http.request", "body": b"x" * PACE_BYTES, "more_body": has_more}
 
         headers = [(b"content-length", b"%d" % (8 * PACE_BYTES))]
-        await limits({"type": "http", "headers": headers}, receive, send)
+        await limits({"type": kind, "headers": headers}, receive, send)
         return found
 
-    async def app(scope: Any, receive: Any, _send: Any) -> None:
-        await Request(scope, receive).body()
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        message = await receive()
+        while message.get("more_body") or message["type"] == "websocket.receive":
+            message = await receive()
 
     async def send(_message: Any) -> None:
         return
 
     task = asyncio.create_task(others())
     limits = Limits(app, LimitSettings(), Refusals(), is_probe=lambda _: False)
-    found = await asyncio.gather(*(turns_of_one() for _ in range(bodies)))
+    found = await asyncio.gather(*(turns_of_one() for _ in range(count)))
     task.cancel()
     return list(found)
 

@@ -23,6 +23,10 @@ FREE_BYTES = 64 * 1024
 never refused because of the long ones of others."""
 LOOK_BYTES = 32 * 1024
 """The bytes of a body that are inspected in one turn: some milliseconds at worst."""
+PACE_BYTES = 256 * 1024
+"""The bytes of a large body that are read before it has to wait for its next turn."""
+PACE_SECONDS = 0.001
+"""The pause before each turn, so all large bodies together bring at most 250 MiB/s."""
 GARBAGE_BYTES = 64 << 20
 """After answering bodies of this total size, the garbage that they left is collected."""
 
@@ -78,8 +82,7 @@ class Buffers:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self.turn = asyncio.Lock()
-        """Held by the body that is read next."""
+        self._turn = asyncio.Lock()
         self.taken_bytes = 0
         """The counted bytes of all owners."""
         self._taken_by: Counter[str] = Counter()
@@ -94,6 +97,14 @@ class Buffers:
         finally:
             self.give_back(owner, buffer.counted_bytes)
             self._collect(buffer.size_bytes)
+
+    async def turn(self) -> None:
+        """Return when it is the caller's turn to read more of a large body.
+
+        Only one has its turn at a time, so many fast ones do not keep a core from everybody else.
+        """
+        async with self._turn:
+            await asyncio.sleep(PACE_SECONDS)
 
     def _collect(self, answered_bytes: int) -> None:
         """Free the bodies that parser errors keep alive: they are part of reference cycles.

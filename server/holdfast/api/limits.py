@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.api.body_cost import (
     FREE_BYTES,
     LOOK_BYTES,
+    PACE_BYTES,
     Buffer,
     Buffers,
     JsonShape,
@@ -28,11 +29,6 @@ from holdfast.request_context import REQUEST, current_request
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.counters import Refusals
 
-PACE_BYTES = 256 * 1024
-"""The bytes of a large body that are read before it has to wait for its next turn."""
-PACE_SECONDS = 0.001
-"""The pause before each turn. Only one body has its turn at a time, so all of them together bring
-at most 250 MiB/s, and many fast ones do not keep a core from all other requests."""
 MAX_JSON_VALUES = 4 << 20
 """The limit per body, parsed in half a second: more than 2,048 inputs of 2,000 token ids each."""
 BYTES_PER_JSON_VALUE = 8
@@ -82,7 +78,11 @@ class Limits:
 
     async def _run_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         messages = LimitedMessages(
-            receive, send, lambda: JsonShape(self._max_json_depth, self._max_values), self._refusals
+            receive,
+            send,
+            lambda: JsonShape(self._max_json_depth, self._max_values),
+            self.buffers.turn,
+            self._refusals,
         )
         bind = scope.get("extensions", {}).get(MEMORY_EXTENSION, lambda _: None)
         with self.buffers.buffer_of(_owner(scope)) as buffer:
@@ -202,8 +202,7 @@ class _LimitedExchange:
         """Keep a fast body from delaying all other requests."""
         if self.buffer is not None and self._unpaced_bytes >= PACE_BYTES:
             self._unpaced_bytes = 0
-            async with self.buffer.buffers.turn:
-                await asyncio.sleep(PACE_SECONDS)
+            await self.buffer.buffers.turn()
 
     async def time_out(self, seconds: float) -> None:
         """Tell the client that its time is over, if that is still possible."""

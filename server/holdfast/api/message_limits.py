@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Receive, Send
 
-from holdfast.api.body_cost import LOOK_BYTES, JsonShape, json_fault
+from holdfast.api.body_cost import LOOK_BYTES, PACE_BYTES, JsonShape, json_fault
 from holdfast.api.errors import send_nothing
 from holdfast.errors import RefusedError
 from holdfast.telemetry.counters import Refusals
@@ -19,21 +19,34 @@ class LimitedMessages:
     """The messages of one WebSocket, which is closed at the first that exceeds a limit."""
 
     def __init__(
-        self, receive: Receive, send: Send, new_shape: Callable[[], JsonShape], refusals: Refusals
+        self,
+        receive: Receive,
+        send: Send,
+        new_shape: Callable[[], JsonShape],
+        turn: Callable[[], Awaitable[None]],
+        refusals: Refusals,
     ) -> None:
         self._receive = receive
         self._send = send
         self._new_shape = new_shape
+        self._turn = turn
+        """Waits until more may be read after `PACE_BYTES`."""
+        self._unpaced_bytes = 0
         self._refusals = refusals
         self._is_over = False
 
     async def receive(self) -> Message:
         """Return the next event; after a refused message, that the client has left."""
         if not self._is_over:
+            if self._unpaced_bytes >= PACE_BYTES:
+                self._unpaced_bytes = 0
+                await self._turn()
             message = await self._receive()
             if message["type"] != "websocket.receive":
                 return message
-            error = await self._fault((message.get("text") or "").encode())
+            text = (message.get("text") or "").encode()
+            self._unpaced_bytes += len(text or message.get("bytes") or b"")
+            error = await self._fault(text)
             if error is None:
                 return message
             self._is_over = True
