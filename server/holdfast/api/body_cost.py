@@ -101,7 +101,7 @@ class Buffers:
     async def turn(self) -> None:
         """Return when it is the caller's turn to read more of a large body.
 
-        Only one has its turn at a time, so many fast ones do not keep a core from everybody else.
+        Only one has its turn at a time: a dozen fast ones would keep a core from everybody else.
         """
         async with self._turn:
             await asyncio.sleep(PACE_SECONDS)
