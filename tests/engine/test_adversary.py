@@ -18,6 +18,7 @@ BOUNDS = Bounds(
     times_the_memory=1.5,
     starts_per_outage=20,
     starts_in_all=40,
+    standstill_seconds=60,
 )
 """Times are deadlines here, where other engines take the same cores; the soak has the promise."""
 AS_USERS_DO = {**COMPILED, "VLLM_CPU_OMP_THREADS_BIND": "auto"}

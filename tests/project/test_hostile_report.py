@@ -119,6 +119,23 @@ def test_an_outage_makes_no_answer_late() -> None:
     assert ratio == pytest.approx(4.9)
 
 
+def test_a_machine_that_stands_still_makes_no_answer_late() -> None:
+    """Another process was woken late then; within an outage it is subtracted only once."""
+    late = replace(WHOLE, ended_seconds=24)
+    still = replace(look(22), late_seconds=4)
+    ((ratio, _),) = seen(late, looks=(look(10), still)).latest()
+    assert ratio == pytest.approx(10)
+    report = seen(late, looks=(look(12), look(13, "RECOVERING"), still))
+    assert report.outages() == [Outage(12, 22.1)]
+
+
+def test_a_long_standstill_is_told() -> None:
+    """What was subtracted for it says nothing of the server."""
+    looks = (look(10), replace(look(22), late_seconds=6), replace(look(30), late_seconds=0.4))
+    (told,) = seen(looks=looks).broken_promises(BOUNDS)
+    assert told == "the machine stood still for 6.0 s: run it again"
+
+
 def test_a_long_outage_is_told() -> None:
     """No answer is late beside it, however long it takes."""
     late = replace(WHOLE, ended_seconds=70)

@@ -13,7 +13,8 @@ For an honest answer:
   plus N times the baseline.
 
 No outage takes longer than some starts of an engine, nor do all of them together: what is
-subtracted has a bound of its own.
+subtracted has a bound of its own. So have the moments at which the whole machine stood still, which
+another process tells by how late it is woken.
 
 Memory is the `Pss` of all processes of the server, which counts shared pages once, as a container's
 limit does. It is compared with the sum at READY.
@@ -52,6 +53,8 @@ class Bounds:
     """How often the first start would have fitted into one outage."""
     starts_in_all: float
     """How often it would have fitted into all of them."""
+    standstill_seconds: float = 5.0
+    """How long the machine may have stood still; after more, nothing can be said of the server."""
 
 
 @dataclass
@@ -173,7 +176,8 @@ class HostileReport:
 
     def outages(self) -> list[Outage]:
         """Return the times in which no engine could answer."""
-        return [*self._watched_outages(), *self.stopped]
+        known = [*self._watched_outages(), *self.stopped]
+        return known + [still for still in self.watch.standstills() if not still.meets(known)]
 
     def latest(self) -> list[tuple[float, Answer]]:
         """Return complete answers by their time relative to the baseline, the slowest first.
@@ -206,6 +210,8 @@ class HostileReport:
         for name in self.killers:
             if not MET.intersection(self.attacks.outcomes.get(name, ())):
                 yield f"{name} met no engine"
+        if (still_seconds := self._standstill_seconds()) > bounds.standstill_seconds:
+            yield f"the machine stood still for {still_seconds:.1f} s: run it again"
         if self.memory.ratio > bounds.times_the_memory:
             yield f"{self.memory.ratio:.2f} times the memory of READY"
         yield from self.left
@@ -220,6 +226,9 @@ class HostileReport:
         yield from (f"an outage of {span:.0f} s" for span in spans if span > longest)
         if sum(spans) > bounds.starts_in_all * self.start_seconds:
             yield f"outages of {sum(spans):.0f} s in all, a start took {self.start_seconds:.0f} s"
+
+    def _standstill_seconds(self) -> float:
+        return sum(one.end_seconds - one.start_seconds for one in self.watch.standstills())
 
     def _watched_outages(self) -> list[Outage]:
         return self.watch.outages(stall_seconds=self.stall_seconds)
@@ -259,6 +268,7 @@ class HostileReport:
                 f"of that, in MiB         {self.memory.by_process()}",
                 f"first start             {self.start_seconds:.0f} s",
                 f"outages                 {outages or 'none'}",
+                f"machine stood still     {self._standstill_seconds():.1f} s",
                 f"deaths by cause         {_joined(self.watch.deaths)}",
                 f"refused by reason       {_joined(self.watch.refusals)}",
             ]

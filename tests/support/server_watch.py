@@ -14,9 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what looks needs none of it, and starts sooner
@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # what looks needs none of it, and starts sooner
 
 LOOKS_A_SECOND = 4
 DEADLINE_SECONDS = 20.0
+STANDSTILL_SECONDS = 0.5
+"""A process that sleeps nearly always is woken within some milliseconds on a busy machine. One that
+is woken this late was on a machine that stood still, with the server on it."""
 COUNTED = re.compile(
     rb'^holdfast_(engine_deaths|requests_refused)_total\{(?:cause|reason)="(\w+)"\} (\S+)',
     re.MULTILINE,
@@ -42,6 +45,8 @@ class Look:
     state: str
     counts: dict[str, float]
     """Deaths by cause and refusals by reason, as of the last time they were read."""
+    late_seconds: float = 0.0
+    """How much later than asked for this process was woken for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,10 @@ class Outage:
     def overlap_seconds(self, start: float, end: float) -> float:
         """How much of a time it takes."""
         return max(0.0, min(end, self.end_seconds) - max(start, self.start_seconds))
+
+    def meets(self, others: Iterable[Outage]) -> bool:
+        """Whether it has any moment in common with another one."""
+        return any(self.overlap_seconds(one.start_seconds, one.end_seconds) for one in others)
 
 
 @dataclass
@@ -95,6 +104,14 @@ class Watch:
             is_out = not is_ready if look.status else is_out
             last_ready = look.at_seconds if is_ready else last_ready
         return found
+
+    def standstills(self) -> list[Outage]:
+        """Return when the whole machine stood still, as one does whose memory is saved or moved."""
+        return [
+            Outage(look.at_seconds - look.late_seconds, look.at_seconds)
+            for look in self.looks
+            if look.late_seconds >= STANDSTILL_SECONDS
+        ]
 
     def _counted(self, family: str) -> dict[str, float]:
         counts = self.looks[-1].counts if self.looks else {}
@@ -163,10 +180,13 @@ def _asked(port: int, path: str) -> tuple[int, bytes]:
 
 def main(port: int) -> None:
     """Poll until standard input ends."""
+    late_seconds = 0.0
     for look in looks(port):
-        print(json.dumps(asdict(look)), flush=True)  # noqa: T201 - to the parent process
+        print(json.dumps(asdict(replace(look, late_seconds=late_seconds))), flush=True)  # noqa: T201 - to the parent process
+        woken_seconds = time.monotonic() + 1 / LOOKS_A_SECOND
         if select.select([sys.stdin], [], [], 1 / LOOKS_A_SECOND)[0]:
             return
+        late_seconds = time.monotonic() - woken_seconds
 
 
 if __name__ == "__main__":
