@@ -61,6 +61,14 @@ def test_generating_model_passes_every_step(models: Path, tmp_path: Path) -> Non
         _assert_right(server)
 
 
+def test_dense_model_answers_right(models: Path, tmp_path: Path) -> None:
+    """Verify finds nothing wrong with a second model, which has a tokenizer of Hugging Face's."""
+    model = tiny_models.make_qwen(models / "qwen")
+    with running(tmp_path, str(model), *SMALL) as server:
+        server.until_ready()
+        _assert_right(server)
+
+
 def test_embedding_model_passes_the_steps_that_apply(models: Path, tmp_path: Path) -> None:
     """A pooling model proves its contexts and batches; what cannot apply says why."""
     model = tiny_models.make_embedding(models / "embedding")
