@@ -23,7 +23,7 @@ DRIVEN_ELSEWHERE = {
     "api.keyring": "http/test_keyring.py",
     "api.limits": "http/test_limits.py",
     "api.load": "http/test_load.py",
-    "api.message_limits": "http/test_limits.py",
+    "api.message_limits": "http/test_message_limits.py http/test_limits.py",
     "api.metrics": "http/test_metrics.py http/test_scrapes.py",
     "api.openapi": "http/test_openapi.py",
     "api.quotas": "http/test_quotas.py http/test_used_up_days.py",

@@ -38,14 +38,15 @@ class LimitedMessages:
     async def receive(self) -> Message:
         """Return the next event; after a refused message, that the client has left."""
         if not self._is_over:
-            if self._unpaced_bytes >= PACE_BYTES:
-                self._unpaced_bytes = 0
-                await self._turn()
             message = await self._receive()
             if message["type"] != "websocket.receive":
                 return message
             text = (message.get("text") or "").encode()
             self._unpaced_bytes += len(text or message.get("bytes") or b"")
+            if self._unpaced_bytes >= PACE_BYTES:
+                # After `receive`, which returns the memory of the last message.
+                self._unpaced_bytes = 0
+                await self._turn()
             error = await self._fault(text)
             if error is None:
                 return message
