@@ -70,27 +70,22 @@ class SlowestStep:
     """
 
     since: Mark
-    _first_seconds: float = 0.0
-    _later_seconds: float = 0.0
-    _is_later: bool = False
+    _seconds: float = 0.0
+    _first_token_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The duration of the slowest step that counts; 0 before any was seen."""
-        return self._later_seconds or self._first_seconds
+        return self._seconds or self._first_token_seconds
 
     def observe(self, ranks: Iterable[RankStats]) -> None:
         """Look at the kept steps, before newer ones displace them."""
-        slowest = self.since.slowest_step_seconds(ranks)
-        if self._is_later:
-            self._later_seconds = max(self._later_seconds, slowest)
-        else:
-            self._first_seconds = max(self._first_seconds, slowest)
+        self._seconds = max(self._seconds, self.since.slowest_step_seconds(ranks))
 
     def first_token_ended(self, ranks: Sequence[RankStats]) -> None:
         """Begin with the steps that are not for the first token."""
         self.observe(ranks)
-        self.since, self._is_later = mark(ranks), True
+        self.since, self._first_token_seconds, self._seconds = mark(ranks), self._seconds, 0.0
 
 
 Condition = Callable[[RankStats], bool]
