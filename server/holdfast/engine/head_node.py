@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import platform
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from holdfast.engine.facts import fingerprint
 from holdfast.engine.identity import commit_of, directory_of
 from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.facts import node_facts
@@ -24,7 +26,6 @@ from holdfast.settings.yaml_files import with_file, with_two_token_config
 async def head_node(
     settings: Settings,
     config: Any,
-    fingerprint: str,
     port: NodePort,
     *,
     on_refused: Callable[[NodeRefusalReason], None],
@@ -48,10 +49,24 @@ async def head_node(
         nodes=settings.node_count,
         master_address=port.address,
         arguments=handed_out(arguments, revision=revision),
-        fingerprint=fingerprint,
+        fingerprint=fingerprint_at(config, revision),
     )
     async with node_generations(head, engine, port, on_refused=on_refused) as generations:
         yield generations
+
+
+def fingerprint_at(config: Any, revision: str) -> str:
+    """Return the fingerprint that this VllmConfig has on a node that is told the commit.
+
+    vLLM hashes the revision as it was given, so the head's own fingerprint, which names the files
+    that it has learned, has the branch in it, or nothing. Without a commit, both are the same.
+    """
+    if not revision:
+        return fingerprint(config)
+    pinned = copy.copy(config)
+    pinned.model_config = copy.copy(config.model_config)
+    pinned.model_config.revision = revision
+    return fingerprint(pinned)
 
 
 def _shared_model(settings: Settings, config: Any) -> tuple[str, str]:

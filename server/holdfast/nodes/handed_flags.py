@@ -28,17 +28,18 @@ def handed_out(arguments: Sequence[str], *, revision: str = "") -> tuple[str, ..
     """Return the flags for the ranks on other nodes; `--demo` is one of them.
 
     `arguments` are those of `serve` with the `--config` file read and the names of flags
-    normalised. `revision` is the commit of a model from the Hub: without it, a node would take the
-    newest that it finds.
+    normalised. `revision` is the commit of a model from the Hub, in place of the branch that a user
+    may have named: a node would take the newest commit that it finds there.
     """
-    kept = tuple(_kept(arguments))
-    is_pinned = any(word.partition("=")[0] == "--revision" for word in kept)
-    return (*kept, "--revision", revision) if revision and not is_pinned else kept
+    if not revision:
+        return tuple(_kept(arguments, frozenset()))
+    return (*_kept(arguments, frozenset({"--revision"})), "--revision", revision)
 
 
-def _kept(arguments: Sequence[str]) -> Iterator[str]:
+def _kept(arguments: Sequence[str], replaced: frozenset[str]) -> Iterator[str]:
     ours = {flag.name: 0.0 if flag.is_switch else 1.0 for flag in flags()}
-    dropped = {**ours, **dict.fromkeys(_WITH_VALUE, 1.0), **dict.fromkeys(_WITH_VALUES, math.inf)}
+    with_value = dict.fromkeys(_WITH_VALUE | replaced, 1.0)
+    dropped = {**ours, **with_value, **dict.fromkeys(_WITH_VALUES, math.inf)}
     values_left = 0.0
     for argument in arguments:
         is_flag = argument.startswith("-") and not _is_number(argument)

@@ -46,6 +46,7 @@ def test_a_model_of_the_hub_is_pinned_to_the_commit_of_the_head() -> None:
 
 
 @pytest.mark.parametrize("given", [["m", "--revision", "v1"], ["m", "--revision=v1"]])
-def test_a_revision_that_was_given_stays(given: list[str]) -> None:
-    """It is the user's choice, and the same on all nodes."""
-    assert handed_out(given, revision="c0ffee") == tuple(given)
+def test_a_branch_becomes_the_commit_that_the_head_has(given: list[str]) -> None:
+    """It may have moved since the head downloaded it."""
+    assert handed_out(given, revision="c0ffee") == ("m", "--revision", "c0ffee")
+    assert handed_out(given) == tuple(given)
