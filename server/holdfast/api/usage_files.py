@@ -196,7 +196,7 @@ def _read(path: Path) -> tuple[dict[str, Used], int]:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
             raise UsageError(
-                f"--usage-dir: {path} is not a file of usage.", remedy="move it elsewhere."
+                f"--usage-dir: {path} is not a usage file.", remedy="move it elsewhere."
             )
         content = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

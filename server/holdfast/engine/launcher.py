@@ -43,7 +43,7 @@ from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.vllm_errors import start_errors
 from holdfast.nodes.channel import SILENCE_SECONDS
 from holdfast.nodes.generations import NodeGenerations
-from holdfast.nodes.remote_ranks import RemoteRanks, start_explained
+from holdfast.nodes.remote_ranks import RemoteRanks, start_explained, unless_lost
 from holdfast.patches import front_end
 from holdfast.patches.stat_logger import Queues, prometheus_logger
 from holdfast.processes import cleanup, environment, forkserver, tree
@@ -162,7 +162,7 @@ class EngineLauncher:
                 self._start_engine(spec, partial(self._engine_processes, before), remote) as engine,
             ):
                 with self._in_use(engine), front_end.variables_read_once():
-                    await self.loras.restore()
+                    await unless_lost(self.loras.restore(), remote)
                     yield engine
         finally:
             tree.reap(before)
@@ -222,7 +222,7 @@ class EngineLauncher:
         try:
             async with start_explained(remote):
                 llm = await self._construct(directory, processes, remote)
-                engine = await self._connect(llm, spec, processes, remote)
+                engine = await unless_lost(self._connect(llm, spec, processes, remote), remote)
             try:
                 mapped = await asyncio.to_thread(lambda: cleanup.shared_memory(processes()))
                 yield engine

@@ -83,7 +83,7 @@ class Trials:
         while self._untried and self._engines_left > 0 and self._seconds_left > 0:
             tried = self._running = self._untried[0]
             names = ", ".join(request.request_id for request in tried)
-            logger.info("retrying requests alone, because one of them ended an engine: %s", names)
+            logger.info("trying requests alone, because they may have ended an engine: %s", names)
             began_seconds = self._clock()
             self._ends_seconds = began_seconds + self._seconds_left
             stopped = await run_trial(tried)

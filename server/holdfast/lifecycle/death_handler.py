@@ -22,6 +22,7 @@ from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import EngineLostError, EngineStartError, HostFullError, NodeLostError
+from holdfast.labels import DeathCause
 from holdfast.lifecycle.death_task import DeathTask, first_death
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.memory_relief import MemoryRelief
@@ -38,6 +39,11 @@ MAX_BACKOFF_SECONDS = 30.0
 MIN_BROWNOUT_SECONDS = 60.0
 MAX_BROWNOUT_SECONDS = 300.0
 REMEMBERED_DEATHS = 1024
+_FROM_NEIGHBOURS: dict[DeathCause, str] = {
+    "host_memory": "the host's memory ran out too often",
+    "node_lost": "other nodes were lost too often",
+}
+"""Causes that a new process of ours would meet too, as they are told once the budget is spent."""
 
 
 class DeathHandler:
@@ -176,11 +182,7 @@ class DeathHandler:
         """
         wait_seconds = self._budget.wait_seconds(death)
         if wait_seconds >= MIN_BROWNOUT_SECONDS:
-            why = (
-                "the host's memory ran out too often"
-                if death.cause == "host_memory"
-                else "requests ended too many engines"
-            )
+            why = _FROM_NEIGHBOURS.get(death.cause, "requests ended too many engines")
             reason = f"{why}, so the next start is in {wait_seconds:.0f} s"
             self._state_machine.enter(State.RECOVERING, reason, str(death))
         if wait_seconds:
@@ -229,9 +231,9 @@ class RestartBudget:
 
     It counts the unexplained deaths within the window. When it is spent, the server ends if deaths
     that accuse no request would have spent it alone: the hardware, a start that fails, a signal
-    from outside. Otherwise requests end the engine, or neighbours take the host's memory, and a new
-    process would meet the same ones: the server browns out, which means that it waits for minutes
-    before each further start.
+    from outside. Otherwise requests end the engine, neighbours take the host's memory, or other
+    nodes are lost, and a new process would meet the same: the server browns out, which means that
+    it waits for minutes before each further start.
     """
 
     def __init__(
@@ -254,7 +256,7 @@ class RestartBudget:
         """Count a death, and refund those that it explains; a requested one is free."""
         if death.cause == "requested":
             return
-        may_end_server = not verdict.has_suspects and death.cause != "host_memory"
+        may_end_server = not verdict.has_suspects and death.cause not in _FROM_NEIGHBOURS
         self._deaths.append(_CountedDeath(self._clock(), may_end_server))
         unexplained = [counted for counted in reversed(self._deaths) if not counted.is_explained]
         for counted in unexplained[: verdict.explained]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from holdfast.errors import UsageError
@@ -68,14 +68,21 @@ def follow_parser() -> Parser:
     parser.add_argument(
         "head",
         metavar="HOST[:PORT]",
-        help=f"address and --node-port of the server (default port: {default})",
+        help=f"address and --node-port of the head (default port: {default})",
     )
-    add_flag(parser, _flag(NodeSettings, "key_file"))
+    add_flag(
+        parser,
+        _flag(
+            NodeSettings,
+            "key_file",
+            meaning="file of the key that all nodes share, at least 32 characters; required",
+        ),
+    )
     add_flag(parser, _flag(NodeSettings, "name"))
     parser.add_argument(
         "--ssl-ca-certs",
         metavar="FILE",
-        help="file of the authorities that signed the server's --node-ssl-certfile; without it, "
+        help="file of the authorities that signed the head's --node-ssl-certfile; without it, "
         "TLS is off",
     )
     parser.add_argument(
@@ -91,12 +98,35 @@ def follow_parser() -> Parser:
         metavar="PORT",
         help=f"port for health and metrics; 0 picks a free port (default: {FOLLOWER_PORT})",
     )
-    add_flag(parser, _flag(MemorySettings, "guard"))
-    add_flag(parser, _flag(MemorySettings, "marks"))
+    add_flag(
+        parser,
+        _flag(
+            MemorySettings,
+            "guard",
+            meaning="end the ranks of this node, and with them the engine, before the host runs out "
+            "of memory: `auto` where the device shares the host's memory",
+        ),
+    )
+    add_flag(
+        parser,
+        _flag(
+            MemorySettings,
+            "marks",
+            meaning="only the last one counts here: memory left to the host, or to the container, "
+            "below which the ranks are ended",
+        ),
+    )
     parser.add_argument(
         "--log-level", type=str.lower, choices=LOG_LEVELS, default="info", help="default: info"
     )
-    add_flag(parser, _flag(LogSettings, "format"))
+    add_flag(
+        parser,
+        _flag(
+            LogSettings,
+            "format",
+            meaning="`json` writes one object per line, the others one line per event",
+        ),
+    )
     return parser
 
 
@@ -162,10 +192,10 @@ def head_address(text: str) -> tuple[str, int]:
     return host, port
 
 
-def _flag(group: type, name: str) -> Flag:
-    """Return the flag of one setting of a group."""
+def _flag(group: type, name: str, *, meaning: str = "") -> Flag:
+    """Return the flag of one setting of a group, with what it means on a follower."""
     found: dict[str, Flag] = {one.name: one.metadata["flag"] for one in fields(group)}
-    return found[name]
+    return replace(found[name], meaning=meaning or found[name].meaning)
 
 
 def _key_file(nodes: NodeSettings) -> Path:

@@ -116,7 +116,8 @@ class Dialer:
             stream = await connected_stream(
                 self._head.host, self._head.port, self._context, CONNECT_SECONDS
             )
-        except OSError as error:  # ssl.SSLError and TimeoutError are
+        # ssl.SSLError and TimeoutError are OSErrors; UnicodeError is for names that no DNS has.
+        except (OSError, UnicodeError) as error:
             problem = f"cannot connect to the head at {self._head}: {str(error) or 'no answer'}"
             self._do(self._follower.not_connected(problem, time.monotonic()))
             return

@@ -124,8 +124,10 @@ class EngineProcesses:
         except (OSError, psutil.Error) as error:
             reports.engine_lost(order.generation, _failure(error, has_started=process is not None))
         finally:
-            await self._clean_up(order, directory, process)
-            reports.engine_ended(order.generation)
+            try:
+                await self._clean_up(order, directory, process)
+            finally:
+                reports.engine_ended(order.generation)
 
     async def _clean_up(
         self, order: Start, directory: Path, process: subprocess.Popen[bytes] | None
@@ -133,8 +135,10 @@ class EngineProcesses:
         """Return once nothing is left of the generation, and no sooner."""
         mapped = set[Path]()
         await _until_done(lambda: _kill(self._before, process, mapped))
-        await self._report_ranks(order, directory)
-        await _until_done(lambda: _remove(mapped, directory, self._before))
+        try:
+            await self._report_ranks(order, directory)
+        finally:
+            await _until_done(lambda: _remove(mapped, directory, self._before))
 
     async def _until_death(
         self,

@@ -25,6 +25,7 @@ from holdfast.nodes.actions import (
 from holdfast.nodes.channel import Channel
 from holdfast.nodes.frames import MAX_PAYLOAD_BYTES
 from holdfast.nodes.messages import (
+    MAX_REASON_CHARACTERS,
     End,
     Ended,
     Goodbye,
@@ -47,8 +48,6 @@ SPARE_RETRY_SECONDS = 5.0
 """The pause after the head refused this node, or the node could not tell what it has."""
 UPDATE_SECONDS = 0.2
 """The least time between two updates of the statistics: five a second."""
-MAX_REASON_CHARACTERS = 4000
-"""Of a reason, so that it fits into a message: each takes up to 12 bytes there."""
 
 FollowerState = Literal["away", "proving", "joining", "waiting", "running", "ending", "left"]
 _REMEDIES = {

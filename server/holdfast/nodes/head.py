@@ -26,6 +26,7 @@ from holdfast.nodes.actions import (
 from holdfast.nodes.channel import Channel
 from holdfast.nodes.facts import difference
 from holdfast.nodes.messages import (
+    MAX_REASON_CHARACTERS,
     End,
     Ended,
     Goodbye,
@@ -260,7 +261,8 @@ class Head:
         if running is not None and not running.is_ending:
             running.is_ending = True
             for peer in running.running:
-                self._peers[peer].channel.send(End(running.number, reason))
+                # A message is bounded, and the reason of a follower may be as long as one.
+                self._peers[peer].channel.send(End(running.number, reason[:MAX_REASON_CHARACTERS]))
 
     def _check_end(self, now_seconds: float) -> None:
         """Lose the followers that do not end their processes, so that spares can join."""

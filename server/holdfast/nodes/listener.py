@@ -173,20 +173,26 @@ def bound_node_port(
     """
     with socket.socket(family_of(address), socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with _usable(HeadAddress(address, port)):
             sock.bind((address, port))
-        except OSError as error:
-            where = HeadAddress(address, port)
-            if error.errno == errno.EADDRINUSE:
-                raise AddressInUseError(
-                    f"{where} is in use by another process.",
-                    remedy="stop that process, or choose another --node-port.",
-                ) from error
-            raise UsageError(
-                f"cannot listen on {where}: {error.strerror or error}.",
-                remedy="choose another --node-port or --master-addr.",
-            ) from error
         yield NodePort(sock, address, key, context)
+
+
+@contextmanager
+def _usable(where: HeadAddress) -> Iterator[None]:
+    """Raise our errors for those of a socket that shall listen there."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(
+                f"{where} is in use by another process.",
+                remedy="stop that process, or choose another --node-port.",
+            ) from error
+        raise UsageError(
+            f"cannot listen on {where}: {error.strerror or error}.",
+            remedy="choose another --node-port or --master-addr.",
+        ) from error
 
 
 @asynccontextmanager
@@ -200,8 +206,13 @@ async def listening_for_nodes(
     """Accept followers on a bound socket while entered; they are told goodbye at the end.
 
     `on_report` gets everything that the head reports, on the event loop, and must not block.
+
+    Raises:
+        AddressInUseError: another process has begun to listen there since the socket was bound,
+            which `SO_REUSEADDR` allows.
     """
-    sock.listen(BACKLOG)
+    with _usable(HeadAddress(*sock.getsockname()[:2])):
+        sock.listen(BACKLOG)
     sock.setblocking(False)
     listener = NodeListener(head, sock, on_report=on_report, context=context)
     tasks = [

@@ -18,6 +18,8 @@ from holdfast.records import Death, RankStats
 from holdfast.settings.flag import is_node_name
 from holdfast.workspace.plan import WorkspaceSpec
 
+MAX_REASON_CHARACTERS = 4000
+"""Of a reason, so that it fits into a message: each takes up to 12 bytes there."""
 PROTOCOL = 1
 """Changes whenever a message or the proof changes."""
 NONCE_BYTES = 32

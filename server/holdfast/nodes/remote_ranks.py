@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.errors import EngineStartError, HostFullError, NodeLostError
 from holdfast.labels import DeathCause
@@ -28,6 +28,9 @@ _FROM_OUTSIDE: frozenset[DeathCause] = frozenset(
     {"node_lost", "worker_exit", "core_exit", "terminated", "stall"}
 )
 """What ends a start without an exception: unless it crashed, the next one may succeed."""
+
+
+Value = TypeVar("Value")
 
 
 class RemoteRanks:
@@ -145,6 +148,27 @@ async def start_explained(remote: RemoteRanks | None) -> AsyncIterator[None]:
         if death is None:
             raise
         raise start_error_of(death, error.cause) from error
+
+
+async def unless_lost(work: Coroutine[Any, Any, Value], remote: RemoteRanks | None) -> Value:
+    """Return what this part of a start returns, unless another node is lost meanwhile.
+
+    Raises:
+        EngineStartError: a node was lost, of which `work` may learn only at a deadline of its own.
+    """
+    if remote is None:
+        return await work
+    task = asyncio.create_task(work)
+    loss = asyncio.create_task(remote.until_lost())
+    try:
+        await asyncio.wait({task, loss}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise start_error_of(loss.result())
+        return task.result()
+    finally:
+        for one in (task, loss):
+            one.cancel()
+        await asyncio.gather(task, loss, return_exceptions=True)
 
 
 def start_error_of(death: Death, local_cause: str = "") -> EngineStartError:

@@ -81,7 +81,7 @@ class Budget:
             evidence = self._journal.evidence
             remedy = f"delete {evidence}" if evidence else "restart the server"
             return (
-                f"an attempt at {forbidden} tokens took the machine down or the host's memory; "
+                f"an attempt at {forbidden} tokens took the machine down or exhausted its memory; "
                 f"{remedy} to try it again"
             )
         return self._memory_obstacle(context_tokens) or self.time_obstacle(

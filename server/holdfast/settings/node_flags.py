@@ -16,6 +16,10 @@ KEY_REMEDY = (
     "--node-key-file."
 )
 
+_MAX_HOST_CHARACTERS = 253
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
+"""Part of a host name between dots: https://www.rfc-editor.org/rfc/rfc1035#section-2.3.4"""
+
 
 def add_node_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags, in vLLM's spelling."""
@@ -23,11 +27,13 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "several nodes",
         "vLLM's flags for an engine over several nodes. `holdfast follow` runs the other nodes.",
     )
-    group.add_argument("--nnodes", "-n", type=int, default=1, help="number of nodes, with this one")
+    group.add_argument(
+        "--nnodes", "-n", type=int, default=1, help="number of nodes, including this one"
+    )
     group.add_argument(
         "--master-addr",
         type=host,
-        help="address of the head that the other nodes reach",
+        help="address at which the other nodes reach the head",
     )
     group.add_argument(
         "--node-rank",
@@ -67,7 +73,7 @@ def refuse_misfits(namespace: argparse.Namespace, nodes: NodeSettings) -> None:
     if not namespace.master_addr:
         raise UsageError(
             f"--nnodes {count} needs --master-addr.",
-            remedy="name the address of the head that the other nodes reach.",
+            remedy="name the address at which the other nodes reach the head.",
         )
     if nodes.keyfile is not None and nodes.certfile is None:
         raise UsageError(
@@ -84,7 +90,9 @@ def host(text: str) -> str:
 
 def is_host(text: str) -> bool:
     """Return whether it can be a host name, an IPv4 address or an IPv6 address."""
-    return re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text) is not None or is_ipv6(text)
+    labels = text.removesuffix(".").split(".")
+    is_name = len(text) <= _MAX_HOST_CHARACTERS and all(map(_LABEL.fullmatch, labels))
+    return is_name or is_ipv6(text)
 
 
 def is_ipv6(text: str) -> bool:

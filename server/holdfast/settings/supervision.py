@@ -29,7 +29,8 @@ class SupervisionSettings:
         3,
         "N",
         "maximum restarts of the engine within `--restart-window`; at the next death, exit with "
-        "code 5. Deaths caused by requests, or by a lack of host memory, do not count",
+        "code 5. Deaths caused by requests, by a lack of host memory, or by the loss of another "
+        "node do not count, except with 0, where any death ends the server",
     )
     restart_window_seconds: float = flag(
         "--restart-window",

@@ -243,7 +243,7 @@ def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path, clock: FakeC
             pass
     usage_file(tmp_path, DAY).mkdir()
     with (
-        pytest.raises(UsageError, match="is not a file of usage"),
+        pytest.raises(UsageError, match="is not a usage file"),
         usage_kept(KeyUsage(clock=clock), tmp_path),
     ):
         pass

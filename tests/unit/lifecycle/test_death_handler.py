@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.engine.blame import BlameVerdict
 from holdfast.errors import EngineLostError, QuarantinedError, SuspectedError
+from holdfast.labels import DeathCause
 from holdfast.lifecycle.death_handler import (
     MAX_BACKOFF_SECONDS,
     MAX_BROWNOUT_SECONDS,
@@ -109,9 +110,10 @@ def test_requests_do_not_spend_the_budget_of_the_hardware() -> None:
         wait(budget)
 
 
-def test_a_neighbour_that_takes_the_memory_does_not_end_the_server() -> None:
-    """Neither an engine nor the hardware is to blame, and a new process would meet it, too."""
-    budget, death = RestartBudget(2, 10_000, FakeClock()), Death("host_memory", "1 MiB is left")
+@pytest.mark.parametrize("cause", ["host_memory", "node_lost"])
+def test_what_a_neighbour_does_does_not_end_the_server(cause: DeathCause) -> None:
+    """Neither the engine nor the hardware here is to blame, and a new process would meet it too."""
+    budget, death = RestartBudget(2, 10_000, FakeClock()), Death(cause, "1 MiB is left")
     waits = []
     for _ in range(6):
         budget.count(death, NOBODY)

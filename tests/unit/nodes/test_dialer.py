@@ -192,6 +192,23 @@ def test_a_follower_waits_for_a_head_that_is_not_there_yet() -> None:
     assert play(scene)
 
 
+def test_a_name_that_no_head_can_have_is_a_problem_that_is_told() -> None:
+    """Python refuses to encode it, with an error that is none of sockets."""
+
+    async def scene(scene: Scene) -> str:
+        engine = StandInEngine()
+        machine = Follower(key=KEY, name="c", instance="ab" * 32)
+        address = HeadAddress("a" * 64 + ".invalid", 1)
+        engine.dialer = Dialer(machine, address, engine, find_facts=lambda _: FACTS)
+        task = asyncio.create_task(engine.dialer.run())
+        await scene.until(lambda: machine.last_problem or task.done())
+        engine.dialer.leave("the test ends")
+        await task
+        return machine.last_problem
+
+    assert "cannot connect to the head" in play(scene)
+
+
 def test_a_model_that_is_missing_here_ends_the_follower() -> None:
     """With the line that says so."""
 

@@ -314,6 +314,25 @@ def test_ranks_that_this_node_cannot_run_are_not_a_death(tmp_path: Path) -> None
     assert (heard.deaths, heard.refusals) == ([], ["other GPUs. Remedy: none."])
 
 
+def test_a_generation_whose_statistics_cannot_be_read_ends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory is removed and its end reported, or the node would never be free again."""
+
+    def unreadable(*_: object, **__: object) -> None:
+        raise ValueError("not statistics")
+
+    async def scene(_: EngineProcesses, heard: Heard) -> None:
+        await until(lambda: heard.ended)
+
+    heard = Heard()
+    monkeypatch.setattr("holdfast.nodes.engine_processes.read_all", unreadable)
+    with pytest.raises(ValueError, match="not statistics"):
+        run(tmp_path, scene, heard=heard)
+    assert heard.ended == [1]
+    assert not (tmp_path / "1").exists()
+
+
 def test_another_generation_is_not_stopped(tmp_path: Path) -> None:
     """An order that comes late changes nothing: what ends next is still a death."""
 

@@ -15,6 +15,7 @@ from holdfast.nodes.actions import (
     RanksChanged,
 )
 from holdfast.nodes.channel import SILENCE_SECONDS
+from holdfast.nodes.frames import MAX_PAYLOAD_BYTES
 from holdfast.nodes.head import END_SECONDS, JOIN_SECONDS, MAX_STRANGERS
 from holdfast.nodes.messages import End, Ended, Start
 from holdfast.records import Death
@@ -378,3 +379,16 @@ def test_a_heartbeat_is_not_a_message_for_the_head() -> None:
     network.pass_time(20)
     assert network.seen == before
     assert node.machine.state == "running"
+
+
+def test_the_reason_of_a_follower_does_not_fill_the_message_that_ends_the_others() -> None:
+    """However long it is, they are told to end."""
+    network = Network(nodes=3)
+    nodes = [network.add(name) for name in ("b", "c")]
+    for node in nodes:
+        network.join(node)
+    network.start(1)
+    network.settle()
+    network.head_does(network.head.end("\N{FIRE}" * MAX_PAYLOAD_BYTES))
+    network.settle()
+    assert [node.is_stop_asked for node in nodes] == [True, True]

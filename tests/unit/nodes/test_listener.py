@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from file_limits import no_more_files
+from holdfast.errors import AddressInUseError
 from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.actions import NodeJoined, NodeLeft, PeerRefused
 from holdfast.nodes.channel import Channel
 from holdfast.nodes.frames import LENGTH_BYTES, framed
-from holdfast.nodes.head import MAX_STRANGERS
+from holdfast.nodes.head import MAX_STRANGERS, Head
+from holdfast.nodes.listener import bound_node_port, listening_for_nodes
 from holdfast.nodes.messages import End, Hello, Join, Rejected, decoded_opening, encoded
 from node_pairs import FACTS, KEY, a_nonce
 from node_scenes import DEADLINE_SECONDS, Scene, play
@@ -363,3 +365,20 @@ def test_a_follower_that_ends_is_reported() -> None:
         return list(scene.reports)
 
     assert play(scene) == [NodeJoined("b"), NodeLeft("b", "it leaves: the test ends")]
+
+
+def test_a_second_head_on_the_same_port_is_told_so() -> None:
+    """Both could bind it, since a port is in use only once somebody listens there."""
+    with (
+        bound_node_port("127.0.0.1", 0, key=KEY, context=None) as first,
+        bound_node_port("127.0.0.1", first.sock.getsockname()[1], key=KEY, context=None) as second,
+    ):
+        first.sock.listen()
+
+        async def listen() -> None:
+            head = Head(key=KEY, name="head", model="m", facts=FACTS, nodes=2)
+            async with listening_for_nodes(head, second.sock, on_report=lambda _: None):
+                pass
+
+        with pytest.raises(AddressInUseError, match="is in use by another process"):
+            asyncio.run(listen())

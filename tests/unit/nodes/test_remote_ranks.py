@@ -19,6 +19,7 @@ from holdfast.nodes.remote_ranks import (
     root_death,
     start_error_of,
     start_explained,
+    unless_lost,
 )
 from holdfast.probe.measure import mark
 from holdfast.records import Death, EngineStep
@@ -180,6 +181,42 @@ def test_a_start_that_failed_because_a_node_was_lost_says_so() -> None:
 
     with pytest.raises(NodeLostError, match="node b: it closed the connection"):
         asyncio.run(run())
+
+
+def test_a_part_of_a_start_ends_when_a_node_is_lost() -> None:
+    """It would wait for that node until a deadline of its own, and it is cancelled."""
+    ended = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def run() -> None:
+        remote = await a_remote()
+        asyncio.get_running_loop().call_soon(remote.lost, NODE_LOST)
+        await unless_lost(wait(), remote)
+
+    with pytest.raises(NodeLostError, match="node b: it closed the connection"):
+        asyncio.run(run())
+    assert ended
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_part_of_a_start_without_a_loss_returns_or_fails_as_it_does(is_alone: bool) -> None:
+    """On one node, too."""
+
+    async def fail() -> None:
+        raise EngineStartError("no memory")
+
+    async def run() -> Death:
+        remote = None if is_alone else await a_remote()
+        with pytest.raises(EngineStartError, match="no memory"):
+            await unless_lost(fail(), remote)
+        return await unless_lost(at_once(KILLED), remote)
+
+    assert asyncio.run(run()) == KILLED
 
 
 def test_a_start_for_which_another_node_has_no_memory_can_wait_for_it() -> None:

@@ -7,6 +7,7 @@ import pytest
 from holdfast.cli import parse_serve
 from holdfast.errors import UsageError
 from holdfast.settings import Settings
+from holdfast.settings.node_flags import is_host
 
 HEAD = ("--nnodes", "2", "--master-addr", "10.0.0.1", "--node-key-file", "/key")
 FOLLOWER = (*HEAD, "--node-rank", "1", "--headless")
@@ -32,6 +33,27 @@ def test_a_head_is_read() -> None:
     assert (understood.nodes.port, str(understood.nodes.key_file)) == (30000, "/key")
     assert understood.vllm_arguments == ("model", *HEAD, "--node-port=30000")
     assert read("-n", "3", *HEAD[2:]).node_count == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "is_possible"),
+    [
+        ("spark-1", True),
+        ("spark_1.local.", True),
+        ("10.0.0.1", True),
+        ("fe80::1%eth0", True),
+        ("a" * 63 + ".b", True),
+        ("", False),
+        (".", False),
+        ("10.0.0..1", False),
+        ("a" * 64, False),
+        (".".join(["a"] * 128), False),
+        ("spark 1", False),
+    ],
+)
+def test_a_host_name_is_one_that_can_be_asked_for(text: str, is_possible: bool) -> None:
+    """Of another one, Python's own encoder says so much later, and again with each attempt."""
+    assert is_host(text) is is_possible
 
 
 def test_one_node_is_the_default() -> None:
