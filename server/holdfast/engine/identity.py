@@ -8,11 +8,15 @@ https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import platform
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,8 @@ from vllm.platforms import current_platform
 
 from holdfast.configuration_record import Configuration, ModelFile
 from holdfast.engine.facts import local_ranks
+
+logger = logging.getLogger(__name__)
 
 _SUFFIXES = {
     *(".bin", ".gguf", ".pt", ".pth", ".safetensors"),
@@ -34,6 +40,32 @@ _MAX_TOTAL_BYTES = 256 * 1024 * 1024
 _MAX_FILES = 2000
 _NVIDIA = "proc/driver/nvidia/version"
 _AMD = "sys/module/amdgpu/version"
+
+
+class ModelFiles:
+    """The files of the model of a VllmConfig, as far as that shows without reading them."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._seen: list[tuple[Path, int, int]] | None = None
+
+    def have_changed(self) -> bool:
+        """Return whether paths, sizes or times differ from the last look; waits for the disk.
+
+        The first look has nothing to compare, nor has one at files that cannot be listed.
+        """
+        model = self._config.model_config
+        place = directory_of(model.model, model.revision, self._config.load_config.download_dir)
+        try:
+            files = () if place is None else tuple(islice(_regular_files(place), _MAX_FILES))
+        except OSError:
+            return False
+        before = self._seen
+        self._seen = [(path, status.st_size, status.st_mtime_ns) for path, status in files]
+        has_changed = before not in (None, self._seen)
+        if has_changed:
+            logger.warning("the model's files have changed: no stream of the last engine goes on")
+        return has_changed
 
 
 def identified(configuration: Configuration, config: Any) -> Configuration:
@@ -59,16 +91,10 @@ def model_files(place: Path) -> tuple[ModelFile, ...]:
     Files up to 64 MiB are read, others have the hash that the Hub's cache knows, or none. What
     cannot be read is left out.
     """
-    paths = sorted(place.iterdir()) if place.is_dir() else [place]
     left_bytes, found = _MAX_TOTAL_BYTES, list[ModelFile]()
-    for path in paths:
-        if path.suffix not in _SUFFIXES or len(found) == _MAX_FILES:
-            continue
+    for path, status in islice(_regular_files(place), _MAX_FILES):
+        is_read = status.st_size <= min(_MAX_FILE_BYTES, left_bytes)
         try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            is_read = status.st_size <= min(_MAX_FILE_BYTES, left_bytes)
             digest = _read_digest(path) if is_read else _digest_of_hub(path)
         except OSError:
             continue
@@ -111,6 +137,17 @@ def _snapshots(model: str, revision: str | None, download_directory: str | None)
                 return
             if isinstance(found, str):
                 yield Path(found).parent
+
+
+def _regular_files(place: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Return the files of a model with a name that matters, in order; others are left out."""
+    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if path.suffix not in _SUFFIXES:
+            continue
+        with suppress(OSError):
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                yield path, status
 
 
 def _device(index: int) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 from vllm.usage.usage_lib import UsageContext
 
-from holdfast.engine import construction, continuation, startup
+from holdfast.engine import construction, continuation, identity, startup
 from holdfast.engine.async_engine import RPC_DEADLINE_SECONDS, AsyncEngine
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
 from holdfast.engine.device_memory import device_memory
@@ -41,6 +41,7 @@ from holdfast.engine.startup import EngineProcesses
 from holdfast.engine.suspicion_files import SuspicionFiles
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.vllm_errors import start_errors
+from holdfast.errors import RequestLostError
 from holdfast.nodes.channel import SILENCE_SECONDS
 from holdfast.nodes.generations import NodeGenerations
 from holdfast.nodes.remote_ranks import RemoteRanks, start_explained, unless_lost
@@ -85,6 +86,7 @@ class EngineLauncher:
         self.queues = Queues()
         self._is_probing = is_probing
         self._engine_in_use: AsyncEngine | None = None
+        self._files = identity.ModelFiles(config)
         self._sequences = SequenceQueue()
         self._logger_class = prometheus_logger(self._is_without_traffic, self.queues)
         self._renderer: Any | None = None
@@ -161,6 +163,9 @@ class EngineLauncher:
                 self._on_other_nodes(spec) as remote,
                 self._start_engine(spec, partial(self._engine_processes, before), remote) as engine,
             ):
+                if await asyncio.to_thread(self._files.have_changed):
+                    error = RequestLostError("The model has changed since this answer began.")
+                    self.requests.refuse(lambda request: request.has_yielded, error)
                 with self._in_use(engine), front_end.variables_read_once():
                     await unless_lost(self.loras.restore(), remote)
                     yield engine

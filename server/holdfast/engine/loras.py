@@ -150,7 +150,7 @@ class Loras:
         # Trying them would end one engine after another: a step that cannot load its adapter
         # raises.
         lost = RequestLostError(f"The LoRA adapter {lora.name} could not be loaded again.")
-        self._proxy.requests.refuse(lambda arguments: _uses(arguments, lora_id), lost)
+        self._proxy.requests.refuse(lambda request: _uses(request.arguments, lora_id), lost)
 
     def _require_enabled(self) -> Any:
         if not self._is_enabled:

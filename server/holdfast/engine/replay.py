@@ -26,6 +26,7 @@ from holdfast.engine.request import (
     EngineRequest,
     Losses,
     Method,
+    broken_reason,
     has_not_gone_on,
     lost_error,
     quarantine_error,
@@ -166,10 +167,10 @@ class ReplayManager:
         """Whether any request has arguments that `matches` accepts."""
         return any(matches(request.arguments) for request in self._requests)
 
-    def refuse(self, matches: Callable[[Mapping[str, Any]], bool], error: HoldfastError) -> None:
+    def refuse(self, matches: Callable[[EngineRequest], bool], error: HoldfastError) -> None:
         """Raise `error` in each waiting request that `matches` accepts; it goes to no engine."""
         for request in self._requests:
-            if matches(request.arguments) and not request.is_in_engine:
+            if matches(request) and not request.is_in_engine:
                 request.refusal = error
         self._wake()
 
@@ -302,8 +303,7 @@ class ReplayManager:
             raise self._outputs.as_vllm_error(RequestLostError("the engine died under the probe"))
         if not request.outlives_engine:
             self._blame.request_left(request)
-            reason: LossReason = "stream_broken" if request.has_yielded else "not_replayable"
-            raise self._losses.record(request, lost_error(), reason)
+            raise self._losses.record(request, lost_error(), broken_reason(request))
 
     def _wake(self) -> None:
         """Have every waiting request check again whether it may run, in order of arrival."""

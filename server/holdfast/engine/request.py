@@ -261,7 +261,7 @@ class Losses:
         no engine has died, and the client can come again.
         """
         if not isinstance(refusal, HostMemoryError):
-            return self.record(request, refusal, loss_of(refusal))
+            return self.record(request, refusal, loss_of(refusal, request))
         if request.has_yielded:
             return self.record(request, refusal, "stream_broken")
         request.context.is_broken = True
@@ -275,11 +275,18 @@ class Losses:
         return self._outputs.as_vllm_error(told)
 
 
-def loss_of(refusal: HoldfastError) -> LossReason:
-    """Return the reason under which such a refusal counts."""
+def loss_of(refusal: HoldfastError, request: EngineRequest) -> LossReason:
+    """Return the reason under which the refusal of a request counts."""
     if isinstance(refusal, QuarantinedError):
         return "quarantined"
-    return "suspected" if isinstance(refusal, SuspectedError) else "not_replayable"
+    if isinstance(refusal, SuspectedError):
+        return "suspected"
+    return broken_reason(request)
+
+
+def broken_reason(request: EngineRequest) -> LossReason:
+    """Return the reason under which a request counts that can neither start over nor go on."""
+    return "stream_broken" if request.has_yielded else "not_replayable"
 
 
 def require_progress(request: EngineRequest, begun_tokens: int) -> None:

@@ -199,16 +199,23 @@ class MemoryGuard:
     def _watch(
         self, reader: MemoryReader, stopping: threading.Event, tell: Callable[[Reading], None]
     ) -> None:
-        has_failed = False
+        has_failed = is_blind = False
         while not stopping.wait(self._interval_seconds):
             try:
                 self._look(reader, tell)
             except MemoryError:
-                pass  # without memory for even a small object: the next look may find some
+                continue  # without memory for even a small object: the next look may find some
             except Exception:
                 if not has_failed:  # it may fail five times a second
                     logger.exception("cannot read the memory of the host; trying again")
                 has_failed = True
+                continue
+            if self.last is None and not is_blind:
+                logger.warning(
+                    "nothing guards the memory of the host, because nothing says how much is left: "
+                    "/proc/meminfo cannot be read; trying again"
+                )
+            is_blind = self.last is None
 
     def _look(self, reader: MemoryReader, tell: Callable[[Reading], None]) -> None:
         before, found = self.last, self._judge.judge(reader.bounds(), reader.pressure_ratio())

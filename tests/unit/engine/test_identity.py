@@ -5,12 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.configuration_record import ModelFile
 from holdfast.engine import identity
-from holdfast.engine.identity import commit_of, directory_of, driver_version, model_files
+from holdfast.engine.identity import (
+    ModelFiles,
+    commit_of,
+    directory_of,
+    driver_version,
+    model_files,
+)
 
 SHA256 = hashlib.sha256(b"weights").hexdigest()
 COMMIT = "c" * 40
@@ -124,3 +131,21 @@ def test_the_driver_says_its_version(name: str, content: str, version: str, tmp_
     path.parent.mkdir(parents=True)
     path.write_text(content)
     assert driver_version(tmp_path) == version
+
+
+def test_a_file_that_was_written_again_is_another_one(tmp_path: Path) -> None:
+    """Also with the same size; what no model consists of does not count."""
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"0" * 8)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(model=str(tmp_path), revision=None),
+        load_config=SimpleNamespace(download_dir=None),
+    )
+    files = ModelFiles(config)
+    assert not files.have_changed()
+    (tmp_path / "notes.log").write_text("x")
+    assert not files.have_changed()
+    weights.write_bytes(b"1" * 8)
+    os.utime(weights, ns=(0, 1))
+    assert files.have_changed()
+    assert not files.have_changed()

@@ -29,6 +29,7 @@ from stub_engine import FACTS
 
 REQUESTED = Death("requested", "new weights")
 ENDED = NotReadyError("The server has shut down.", retry_after_seconds=5)
+LOST = RequestLostError("The files of the model have changed.")
 
 
 def test_calls_go_to_the_next_generation_in_their_old_order() -> None:
@@ -92,7 +93,7 @@ def test_a_key_pays_for_what_engines_made_of_its_requests() -> None:
             await anext(stream)
         late = harness.call("c", context=RequestContext(usage=refused))
         await harness.until_held(2)
-        harness.requests.refuse(lambda arguments: arguments["prompt"] == "c", ENDED)
+        harness.requests.refuse(lambda request: request.arguments["prompt"] == "c", ENDED)
         with answered(NotReadyError):
             await late
         harness.start(ScriptedLLM(answers=3))
@@ -290,6 +291,32 @@ def test_a_stream_that_the_next_engine_has_no_room_for_is_lost() -> None:
             await stream.take()
         assert harness.requests.lost["stream_broken"] == 1
         assert harness.requests.continued == 0
+
+    run_scene(scene)
+
+
+def test_a_stream_that_may_not_go_on_is_lost_and_what_has_not_begun_starts_over() -> None:
+    """As where the next engine has other weights, or no longer an adapter."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        llm = harness.start(ScriptedLLM(answers=3))
+        stream = Stream(harness)
+        await stream.take(2)
+        llm.hold()
+        waiting = harness.call("b")
+        await llm.until_received(2)
+        harness.bury()
+        await harness.until_held(1)
+        taking = stream.taking()
+        await harness.until_held(2)
+        harness.requests.refuse(lambda request: request.has_yielded, LOST)
+        harness.start(ScriptedLLM(answers=3))
+        with answered(RequestLostError):
+            await taking
+        await waiting
+        assert harness.requests.lost["stream_broken"] == 1
+        assert harness.requests.lost["not_replayable"] == 0
+        assert stream.context.error == "stream_broken"
 
     run_scene(scene)
 

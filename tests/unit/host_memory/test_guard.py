@@ -242,6 +242,28 @@ def test_a_process_that_has_ended_already_does_no_harm(host: FakeHost) -> None:
             assert process.wait(DEADLINE_SECONDS) == -signal.SIGKILL
 
 
+def test_a_guard_that_is_blind_says_so_once(
+    host: FakeHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And again after it could see; whoever asked for a guard would rely on it."""
+    meminfo = host.root / "proc/meminfo"
+    known = meminfo.read_bytes()
+    with guarding(host) as (guard, _):
+        for times in (1, 2):
+            meminfo.write_bytes(b"")
+            wait_until(
+                lambda: caplog.text.count("nothing guards the memory") == times,  # noqa: B023
+                deadline_seconds=DEADLINE_SECONDS,
+                what=lambda: caplog.text,
+            )
+            meminfo.write_bytes(known)
+            wait_until(
+                lambda: guard.last is not None,
+                deadline_seconds=DEADLINE_SECONDS,
+                what=lambda: "the guard does not see again",
+            )
+
+
 def test_looking_takes_no_more_and_more_memory(host: FakeHost) -> None:
     """A thousand looks at a host that is short of memory, each of which is told, keep nothing."""
     host.leave(3 * GIB)
