@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -67,6 +69,27 @@ def test_dense_model_answers_right(models: Path, tmp_path: Path) -> None:
     with running(tmp_path, str(model), *SMALL) as server:
         server.until_ready()
         _assert_right(server)
+
+
+def test_stream_does_not_go_on_with_other_weights(tmp_path: Path) -> None:
+    """Its rest would be the answer of another model; the next request gets that model."""
+    model = tiny_models.make_qwen(tmp_path / "qwen")
+    asked = {"model": str(model), "prompt": "a", "max_tokens": 400, "ignore_eos": True}
+    with running(tmp_path, str(model), *SMALL) as server:
+        server.until_ready()
+        core = _core_of(server)
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={**asked, "stream": True}, timeout=180
+        ) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            core.suspend()
+            os.utime(model / "model.safetensors", ns=(0, 0))
+            core.kill()
+            last = [line for line in lines if line][-1]
+        assert "The model has changed since this answer began." in last
+        assert server.metric("requests_lost_total", reason="stream_broken") == 1
+        assert server.post("/v1/completions", {**asked, "max_tokens": 1}).status_code == 200
 
 
 def test_embedding_model_passes_the_steps_that_apply(models: Path, tmp_path: Path) -> None:
