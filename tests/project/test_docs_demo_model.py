@@ -38,7 +38,7 @@ def test_the_numbers_of_the_training_are_those_of_the_code() -> None:
     rows = {row[0]: row[1] for row in table(DEMO_MODEL, "## How it was trained")}
     course = Course()
     assert f"{course.steps:,} steps of {course.lessons_per_step} lessons" in rows["lessons"]
-    assert f"and {course.fine_tuning_steps:,} of fine-tuning" in rows["lessons"]
+    assert f"then {course.fine_tuning_steps:,} steps of fine-tuning" in rows["lessons"]
     assert rows["seed"] == str(course.seed)
     assert f"last {_percent(DECAY_SHARE)}" in rows["optimizers"]
     assert f"to {_percent(FINE_TUNING_RATE)} of its peak" in rows["optimizers"]

@@ -165,7 +165,6 @@ DRIVEN_ELSEWHERE = {
     "verify.report.markdown": "unit/verify/test_report.py",
     "verify.report.page": "unit/verify/test_report.py",
     "verify.report.wording": "unit/verify/test_report.py",
-    "verify.scoring": "unit/verify/test_roads.py",
     "verify.trial": "unit/verify/test_command.py",
     "worker.agreement": "gpu_paths/test_collectives.py gpu_paths/test_fitted_length.py",
     "worker.hooks": "gpu_paths/test_collectives.py gpu_paths/test_given_kv_cache.py",

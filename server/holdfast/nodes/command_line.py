@@ -44,6 +44,17 @@ codes: 0 stopped, 2 bad usage, or the server refuses a node that has never joine
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^]]+)\]|(?P<name>[^][:]+))(?::(?P<port>.*))?", re.DOTALL)
 
 
+_MEANINGS = {
+    "key_file": "file of the key that all nodes share, at least 32 characters; required",
+    "guard": "end the ranks of this node, and with them the engine, before the host runs out of "
+    "memory: `auto` where the device shares the host's memory",
+    "marks": "only the last one counts here: memory left to the host, or to the container, below "
+    "which the ranks are ended",
+    "format": "`json` writes one object per line, the others one line per event",
+}
+"""Of the flags that mean something else to `serve`, by their settings."""
+
+
 @dataclass(frozen=True, slots=True)
 class FollowSettings:
     """All settings of one `holdfast follow`."""
@@ -70,14 +81,7 @@ def follow_parser() -> Parser:
         metavar="HOST[:PORT]",
         help=f"address and --node-port of the head (default port: {default})",
     )
-    add_flag(
-        parser,
-        _flag(
-            NodeSettings,
-            "key_file",
-            meaning="file of the key that all nodes share, at least 32 characters; required",
-        ),
-    )
+    add_flag(parser, _flag(NodeSettings, "key_file"))
     add_flag(parser, _flag(NodeSettings, "name"))
     parser.add_argument(
         "--ssl-ca-certs",
@@ -98,35 +102,12 @@ def follow_parser() -> Parser:
         metavar="PORT",
         help=f"port for health and metrics; 0 picks a free port (default: {FOLLOWER_PORT})",
     )
-    add_flag(
-        parser,
-        _flag(
-            MemorySettings,
-            "guard",
-            meaning="end the ranks of this node, and with them the engine, before the host runs out "
-            "of memory: `auto` where the device shares the host's memory",
-        ),
-    )
-    add_flag(
-        parser,
-        _flag(
-            MemorySettings,
-            "marks",
-            meaning="only the last one counts here: memory left to the host, or to the container, "
-            "below which the ranks are ended",
-        ),
-    )
+    add_flag(parser, _flag(MemorySettings, "guard"))
+    add_flag(parser, _flag(MemorySettings, "marks"))
     parser.add_argument(
         "--log-level", type=str.lower, choices=LOG_LEVELS, default="info", help="default: info"
     )
-    add_flag(
-        parser,
-        _flag(
-            LogSettings,
-            "format",
-            meaning="`json` writes one object per line, the others one line per event",
-        ),
-    )
+    add_flag(parser, _flag(LogSettings, "format"))
     return parser
 
 
@@ -192,10 +173,10 @@ def head_address(text: str) -> tuple[str, int]:
     return host, port
 
 
-def _flag(group: type, name: str, *, meaning: str = "") -> Flag:
+def _flag(group: type, name: str) -> Flag:
     """Return the flag of one setting of a group, with what it means on a follower."""
     found: dict[str, Flag] = {one.name: one.metadata["flag"] for one in fields(group)}
-    return replace(found[name], meaning=meaning or found[name].meaning)
+    return replace(found[name], meaning=_MEANINGS.get(name, found[name].meaning))
 
 
 def _key_file(nodes: NodeSettings) -> Path:

@@ -154,7 +154,7 @@ async def unless_lost(work: Coroutine[Any, Any, Value], remote: RemoteRanks | No
     """Return what this part of a start returns, unless another node is lost meanwhile.
 
     Raises:
-        EngineStartError: a node was lost, of which `work` may learn only at a deadline of its own.
+        EngineStartError: a node was lost. `work` may learn that only at a deadline of its own.
     """
     if remote is None:
         return await work

@@ -296,11 +296,11 @@ def test_a_peer_that_does_not_exist_is_a_failure(tmp_path: Path) -> None:
     """The others are checked all the same, and this machine is not unless it is asked about."""
     path = str(written(tmp_path, service()))
     with closed_ports(1) as (node,):
-        peers = ("--peer", "a..b", "--peer", f"127.0.0.1:{node}", "--peer-port", str(node))
+        peers = ("--peer", "host.invalid", "--peer", f"127.0.0.1:{node}", "--peer-port", str(node))
         done = doctor("--json", "--manifest", path, *peers)
     assert done.returncode == 2
     failed = [one for one in findings(done) if one["severity"] == "failure"]
-    assert [(one["source"], one["name"]) for one in failed] == [("peer a..b", "peer")]
+    assert [(one["source"], one["name"]) for one in failed] == [("peer host.invalid", "peer")]
     assert {"manifest.yaml: server", "peer 127.0.0.1"} <= {one["source"] for one in findings(done)}
 
 

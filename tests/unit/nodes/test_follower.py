@@ -8,9 +8,16 @@ import pytest
 
 from holdfast.nodes.actions import GenerationLost, RanksChanged, Send
 from holdfast.nodes.channel import SILENCE_SECONDS
-from holdfast.nodes.follower import MAX_REASON_CHARACTERS, RETRY_SECONDS, SPARE_RETRY_SECONDS
+from holdfast.nodes.follower import RETRY_SECONDS, SPARE_RETRY_SECONDS
 from holdfast.nodes.frames import MAX_FRAME_BYTES, framed
-from holdfast.nodes.messages import Challenge, Rejected, Start, Welcome, encoded
+from holdfast.nodes.messages import (
+    MAX_REASON_CHARACTERS,
+    Challenge,
+    Rejected,
+    Start,
+    Welcome,
+    encoded,
+)
 from holdfast.records import Death, Suspect
 from node_pairs import FACTS, KEY, SPEC, Network, Node, a_nonce
 from sample_status import a_rank
