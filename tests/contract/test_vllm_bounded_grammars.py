@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from holdfast.demo.files import ensure_demo_model
 from holdfast.patches import grammar_steps, grammars
+from holdfast.patches.continued import SENT_TOKENS
 from holdfast.patches.grammar_memory import NO_ROOM, give_back, private_bytes
-from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
+from holdfast.patches.grammar_steps import SECONDS_PER_TOKEN, TOO_LARGE, TOO_SLOW
 from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END, bound_grammars
 from servers import wait_until
 
@@ -81,11 +83,13 @@ class Steps:
         self.manager = StructuredOutputManager(config)
         self.requests: dict[str, Any] = {}
 
-    def add(self, name: str, grammar: dict[str, Any], backend: str = "xgrammar") -> Any:
+    def add(
+        self, name: str, grammar: dict[str, Any], backend: str = "xgrammar", **options: Any
+    ) -> Any:
         """Add a request, as EngineCore does; it compiles."""
         constraint = StructuredOutputsParams(**grammar)
         constraint._backend = backend
-        parameters = SamplingParams(structured_outputs=constraint)
+        parameters = SamplingParams(structured_outputs=constraint, **options)
         request = self.requests[name] = SimpleNamespace(
             request_id=name,
             sampling_params=parameters,
@@ -329,3 +333,29 @@ def test_a_grammar_that_compiles_for_too_long_ends_beside_others(
     finally:
         compiled.set()
     assert slow.stop_reason == COMPILES_TOO_LONG
+
+
+def test_a_grammar_of_a_begun_answer_may_take_longer_by_its_tokens(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the answer again, which is no fault of the grammar."""
+    compiled = threading.Event()
+    create = StructuredOutputManager._create_grammar
+
+    def create_slowly(manager: Any, request: Any) -> Any:
+        compiled.wait(DEADLINE_SECONDS)
+        return create(manager, request)
+
+    monkeypatch.setattr(StructuredOutputManager, "_create_grammar", create_slowly)
+    bound_grammars(0.0)
+    steps = Steps(config)
+    sent = [1] * math.ceil(DEADLINE_SECONDS / SECONDS_PER_TOKEN)
+    begun = steps.add("begun", {"regex": "b+"}, extra_args={SENT_TOKENS: sent})
+    assert not begun.structured_output_request.is_grammar_ready
+    compiled.set()
+    wait_until(
+        lambda: begun.structured_output_request.is_grammar_ready,
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: "it still compiles",
+    )
+    assert steps.accept(begun, steps.tokens("b"))

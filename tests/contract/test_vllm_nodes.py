@@ -1,4 +1,4 @@
-"""What the head of several nodes expects of their configurations is what vLLM makes of its flags."""
+"""What the head expects of the configurations of other nodes is what vLLM makes of its flags."""
 
 from __future__ import annotations
 

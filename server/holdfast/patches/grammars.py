@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from holdfast.patches.continued import sent_tokens
 from holdfast.patches.grammar_memory import (
     GRAMMARS_AT_ONCE,
     LARGE_BYTES,
@@ -32,7 +33,12 @@ from holdfast.patches.grammar_memory import (
     most_grammar_bytes,
     private_bytes,
 )
-from holdfast.patches.grammar_steps import GrammarBudget, GrammarThreads, Job
+from holdfast.patches.grammar_steps import (
+    SECONDS_PER_TOKEN,
+    GrammarBudget,
+    GrammarThreads,
+    Job,
+)
 from holdfast.patches.patch import original, replace
 
 COMPILES_TOO_LONG = "holdfast: the grammar compiled for too long"
@@ -268,7 +274,10 @@ def bound_grammars(compile_seconds: float) -> None:
         manager.backend = manager.backend or compiler.backend
         made = wanted._grammar  # noqa: SLF001 - the property reads its result
         if isinstance(made, Future):
-            wanted.grammar = _Compilation(made, compile_seconds)
+            # A new grammar is given the tokens of an answer that another engine has begun, too.
+            begun_tokens = len(sent_tokens(request.sampling_params))
+            seconds = compile_seconds + begun_tokens * SECONDS_PER_TOKEN
+            wanted.grammar = _Compilation(made, seconds)
 
     def fill_bounded(manager: Any, requests: Any, names: Any, drafts: Any) -> Any:
         if jobs := _jobs(manager, [requests[name] for name in names], drafts):
