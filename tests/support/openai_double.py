@@ -284,8 +284,12 @@ class OpenAIDouble(Starlette):
         if told:
             return Generated(tokens_of(told), "stop")
         made = generate(body, prompt, self.defect)
-        if keeps_stop and body.get("stop") and made.finish_reason == "stop":
+        is_stopped = body.get("stop") and made.finish_reason == "stop"
+        if keeps_stop and is_stopped:
             made = replace(made, tokens=[*made.tokens, body["stop"][0]])
+        is_cut = self.defect == "streams that lose what stands before a stop text"
+        if is_cut and is_stopped and body.get("stream"):
+            made = replace(made, tokens=made.tokens[:-1])
         if self.defect == "cut answers that end by stop":
             made = replace(made, finish_reason="stop")
         right, wrong = WRONG_ANSWERS.get(self.defect, ("", ""))
@@ -402,20 +406,24 @@ class OpenAIDouble(Starlette):
             yield part("more")
 
     async def _events(self, parts: Iterator[Body]) -> AsyncIterator[bytes]:
-        is_held = self.defect == "all events at the end"
+        firsts = {"all events at the end": 0, "all events but the first at the end": 1}
+        held_from = firsts.get(self.defect)
         self._running += 1
+        is_whole = False
         try:
             held = b""
             for number, part in enumerate(parts):
                 event = self._event(number, json.dumps(part, ensure_ascii=False))
-                held = held + event if is_held else event
-                if not is_held:
-                    yield held
+                if held_from is not None and number >= held_from:
+                    held += event
+                else:
+                    yield event
                 await asyncio.sleep(0.001)  # as if the next token had to be computed
-            done = b"" if self.defect == "no [DONE]" else b"data: [DONE]\n\n"
-            yield held + done if is_held else done
+            yield held + (b"" if self.defect == "no [DONE]" else b"data: [DONE]\n\n")
+            is_whole = True
         finally:
-            self._running -= self.defect != "streams that go on without their client"
+            goes_on = self.defect == "streams that go on without their client"
+            self._running -= is_whole or not goes_on
 
     def _event(self, number: int, text: str) -> bytes:
         if number == 1 and self.defect == "an event split wrong":

@@ -10,6 +10,7 @@ import asyncio
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,7 @@ _BATCH_SECONDS = 0.1
 _WIDE = 12
 _SHORT_TOKENS = 4
 _BIASED = "biased first tokens of short prompts"
+_FREE = "a grammar without effect"
 Body = dict[str, Any]
 
 
@@ -157,7 +159,7 @@ class ScoringDouble(OpenAIDouble):
             for t_, r in zip(tokens, tops, strict=True)
         ]
         made: Body = {
-            "text": "",
+            "text": self._text(body, tokens),
             "finish_reason": "length",
             "token_ids": tokens,
             "prompt_token_ids": ids,
@@ -173,6 +175,11 @@ class ScoringDouble(OpenAIDouble):
                 *({str(t): {"logprob": v} for t, v in top.items()} for top in entries),
             ]
         return made
+
+    def _text(self, body: Body, tokens: Sequence[int]) -> str:
+        """What the tokens spell: nothing, or what a grammar of digits allows."""
+        is_free = not body.get("structured_outputs") or self.peculiarity == _FREE
+        return "" if is_free else "7" * len(tokens)
 
     def _scheduled(self, ids: Sequence[int], cached_tokens: int) -> Context:
         """The prompt, with the block that its way into the engine costs it."""
@@ -206,7 +213,7 @@ class ScoringDouble(OpenAIDouble):
         if len(context.ids) <= _SHORT_TOKENS and self.peculiarity == _BIASED:
             row = as_log_probs((first + np.sin(np.arange(VOCABULARY)) * 0.1)[None])[0]
         for number in range(body.get("max_tokens") or 1):
-            told, chosen_from = self._processed(body, row, [*context.ids, *tokens])
+            told, chosen_from = self._processed(body, row, context.ids, tokens)
             is_astray = self.peculiarity == "a sampler that strays" or (
                 self.peculiarity == "answers without log-probs that stray"
                 and body.get("logprobs") is None
@@ -237,21 +244,34 @@ class ScoringDouble(OpenAIDouble):
         shifted_from = _ALL_SHIFTED_FROM.get(self.peculiarity, count)
         return places + (places >= shifted_from)
 
-    def _processed(self, body: Body, row: Array, ids: Sequence[int]) -> tuple[Array, Array]:
+    def _processed(
+        self, body: Body, row: Array, prompt: Sequence[int], answer: Sequence[int]
+    ) -> tuple[Array, Array]:
         """The row as it is told, and as a token is chosen from it."""
         chosen = row.copy()
         for token, bias in (body.get("logit_bias") or {}).items():
             chosen[int(token)] += bias
         is_told = self.peculiarity == "processed log-probs"
+        if self.peculiarity != "penalties without effect":
+            chosen -= self._penalties(body, prompt, answer)
         if body.get("repetition_penalty"):
-            chosen[list(set(ids))] -= 1.0
             is_told |= self.peculiarity == "penalties in the log-probs"
-        if body.get("structured_outputs"):
+        if body.get("structured_outputs") and self.peculiarity != _FREE:
             chosen[::3] -= 50.0
             is_told = True
             if self.peculiarity == "a grammar that rounds":
                 chosen = chosen.astype(np.float16).astype(np.float32)
         return (as_log_probs(chosen[None])[0] if is_told else row), chosen
+
+    def _penalties(self, body: Body, prompt: Sequence[int], answer: Sequence[int]) -> Array:
+        """What each token loses because it was said: penalties but one count only the answer."""
+        taken = np.zeros(VOCABULARY, np.float32)
+        if body.get("repetition_penalty"):
+            taken[list({*prompt, *answer})] += 1.0
+        for token, count in Counter(answer).items():
+            taken[token] += body.get("presence_penalty") or 0
+            taken[token] += count * (body.get("frequency_penalty") or 0)
+        return taken
 
     async def _beside_others(self, ids: tuple[int, ...], row: Array) -> Array:
         """The row of another request that is in the same step, if that is what is wrong."""

@@ -18,6 +18,8 @@ recorder.py  what becomes of the files of --record and --against
 streams.py   a stream of server-sent events, byte by byte
 answers.py   reads values out of answers that may have any shape
 packages.py  which packages of `holdfast[verify]` are here
+other_tools.py  runs two of them in a process of its own, which reaches only the server
+redaction.py takes keys out of what is written
 records.py   what a report is made of
 checks/      the checks, one module a group; `checks/__init__.py` lists them all
 report/      writes the report: JSON, Markdown, HTML, JUnit, in-toto
@@ -35,6 +37,7 @@ function that gets a `Trial`:
         trial.require("Paris" in answer.content(), "the answer does not name Paris", answer)
 
 It fails if it notes a fault or a number beyond its limit. What it raises counts as follows:
-`SkippedError` as skipped, `InconclusiveError` and an answer that is not whole as inconclusive, a
-status other than 200 that it did not expect and a deadline as failed.
+`SkippedError` as skipped, or as inconclusive if a flag asks for the check, `InconclusiveError` and
+an answer that is not whole as inconclusive, a status other than 200 that it did not expect and a
+deadline as failed.
 """

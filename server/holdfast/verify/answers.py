@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar
 
+from holdfast.verify.records import Request
+
 Value = TypeVar("Value")
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+"""Ends a text that was cut, so that `redaction` knows where a secret may have been cut, too."""
 _EXCERPT_CHARACTERS = 300
 
 
 class MalformedError(Exception):
     """An answer has not the shape that the API prescribes; the text says where."""
+
+    request: Request | None = None
+    """What it answers, where that is known."""
 
 
 def read_json(text: str) -> Any:
@@ -58,9 +65,14 @@ def shown(path: tuple[str | int, ...]) -> str:
     return text.removeprefix(".") or "the answer"
 
 
-def excerpt(text: str) -> str:
+def excerpt(text: str, characters: int = _EXCERPT_CHARACTERS) -> str:
     """The beginning of a text on one line, without what a terminal or XML would stumble over."""
-    return printable(" ".join(text.split())[:_EXCERPT_CHARACTERS])
+    return printable(beginning(" ".join(text.split()), characters))
+
+
+def beginning(text: str, characters: int) -> str:
+    """The text, or as many of its characters with an ellipsis if it has more."""
+    return text if len(text) <= characters else f"{text[:characters]}{ELLIPSIS}"
 
 
 def printable(text: str) -> str:

@@ -33,6 +33,10 @@ _ABILITIES: dict[Ability, tuple[str, str]] = {
 }
 
 
+def _never(_options: Options) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One check."""
@@ -51,6 +55,8 @@ class Check:
     """Whether it lasts as long as the user has asked for."""
     is_afterthought: bool = False
     """Whether it only judges what a check before it has measured, and asks the server nothing."""
+    asked_for: Callable[[Options], bool] = _never
+    """Whether a flag asks for it: where it cannot be made, it is inconclusive and not skipped."""
 
     @property
     def full_name(self) -> str:

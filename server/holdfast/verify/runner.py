@@ -57,7 +57,7 @@ async def run(checks: Sequence[Check], context: RunContext, view: View) -> tuple
     for check in checks:
         view.begun(check)
         made = _not_made(check, context, obstacle) or await _made(check, context)
-        result = redacted(made, context.target.secrets)
+        result = redacted(_as_asked(check, made, context.options), context.target.secrets)
         view.ended(result)
         results.append(result)
         obstacle = obstacle or await _obstacle_after(result, context)
@@ -88,6 +88,13 @@ def _not_made(check: Check, context: RunContext, obstacle: str) -> CheckResult |
     if lack := lack_of(check, context.server):
         return replace(skipped, reason=lack.what, remedy=lack.remedy)
     return None
+
+
+def _as_asked(check: Check, made: CheckResult, options: Options) -> CheckResult:
+    """The result, which is not "skipped" where a flag asks for the check: exit 0 would hide it."""
+    if made.status is CheckStatus.SKIPPED and check.asked_for(options):
+        return replace(made, status=CheckStatus.INCONCLUSIVE)
+    return made
 
 
 async def _made(check: Check, context: RunContext) -> CheckResult:
@@ -125,7 +132,7 @@ async def _made(check: Check, context: RunContext) -> CheckResult:
         series=tuple(trial.series),
         faults=tuple(trial.faults),
         warnings=tuple(trial.warnings),
-        requests=tuple(trial.requests),
+        requests=trial.requests,
     )
     return _judged(noted, error)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.verify.agreement import Scores, Top
-from holdfast.verify.answers import MalformedError, dig
+from holdfast.verify.answers import MalformedError, dig, dig_or
 from holdfast.verify.baseline import WIDTH
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
@@ -23,6 +24,7 @@ _MIN_LOG_PROB = -9000.0
 """vLLM writes -9999 in place of minus infinity, which JSON lacks."""
 _MAX_LOG_PROB = 0.01
 _ID_PREFIX = "token_id:"
+_GRAMMAR = "structured_outputs"
 _REMEDY = "serve the model with Holdfast or with vLLM"
 
 
@@ -35,6 +37,8 @@ class Decoded:
     """At the positions behind the prompt."""
     fingerprint: str
     """`system_fingerprint`; empty if there is none."""
+    text: str
+    """What the server says that the tokens spell."""
 
 
 async def token_ids_of(trial: Trial, text: str) -> list[int]:
@@ -60,14 +64,15 @@ async def scored(
     """
     asked = {"prompt_logprobs": width, **options}
     answer = await _completed(trial, ids, max_tokens=1, width=width, salt=salt, **asked)
-    choice = dig(answer.document, "choices", 0, kind=dict)
-    entries = choice.get("prompt_logprobs")
-    if not isinstance(entries, list):
-        raise SkippedError("the server does not report the log-probs of a prompt", _REMEDY)
-    if len(entries) != len(ids):
-        raise MalformedError(f"{len(entries)} log-probs for a prompt of {len(ids)} tokens")
-    scores = {at: _prompt_top(entries[at], at, ids[at]) for at in range(1, len(ids))}
-    return {**scores, **_answered(choice, len(ids)).scores}
+    with _naming(answer):
+        choice = dig(answer.document, "choices", 0, kind=dict)
+        entries = choice.get("prompt_logprobs")
+        if not isinstance(entries, list):
+            raise SkippedError("the server does not report the log-probs of a prompt", _REMEDY)
+        if len(entries) != len(ids):
+            raise MalformedError(f"{len(entries)} log-probs for a prompt of {len(ids)} tokens")
+        scores = {at: _prompt_top(entries[at], at, ids[at]) for at in range(1, len(ids))}
+        return {**scores, **_answered(choice, len(ids), 1).scores}
 
 
 async def decoded(
@@ -82,15 +87,20 @@ async def decoded(
     """A greedy answer of `count` tokens, with its log-probs.
 
     A prompt with a `salt` of its own, which is the default, meets no prefix of another request.
+    It has fewer tokens only where a grammar allows no more.
 
     Raises:
         SkippedError: the server does not report its tokens.
-        MalformedError: a log-prob is not the logarithm of a probability.
+        MalformedError: a log-prob is not the logarithm of a probability, or there are fewer tokens
+            or more.
     """
     answer = await _completed(trial, ids, max_tokens=count, width=width, salt=salt, **options)
-    found = _answered(dig(answer.document, "choices", 0, kind=dict), len(ids))
+    with _naming(answer):
+        choice = dig(answer.document, "choices", 0, kind=dict)
+        found = _answered(choice, len(ids), count, may_end=_GRAMMAR in options)
+    text = dig_or(choice, "text", default="")
     fingerprint = answer.document.get("system_fingerprint")
-    return Decoded(found.token_ids, found.scores, fingerprint or "")
+    return Decoded(found.token_ids, found.scores, fingerprint or "", text)
 
 
 async def written(trial: Trial, ids: Sequence[int], count: int) -> list[int]:
@@ -98,9 +108,11 @@ async def written(trial: Trial, ids: Sequence[int], count: int) -> list[int]:
 
     Raises:
         SkippedError: the server does not report them.
+        MalformedError: there are fewer tokens, or more.
     """
     answer = await _completed(trial, ids, max_tokens=count, width=None, salt="")
-    return _ids(dig(answer.document, "choices", 0, kind=dict), "token_ids")
+    with _naming(answer):
+        return _answer_ids(dig(answer.document, "choices", 0, kind=dict), count)
 
 
 async def next_top(
@@ -132,9 +144,21 @@ async def _completed(
     return await trial.complete(list(ids), **asked)
 
 
-def _answered(choice: Mapping[str, Any], first: int) -> Decoded:
+@contextmanager
+def _naming(answer: Answer) -> Iterator[None]:
+    """What is malformed here names the request that it answers."""
+    try:
+        yield
+    except MalformedError as error:
+        error.request = answer.request
+        raise
+
+
+def _answered(
+    choice: Mapping[str, Any], first: int, count: int, *, may_end: bool = False
+) -> Decoded:
     """The answer of a choice whose first token stands at position `first`."""
-    ids = _ids(choice, "token_ids")
+    ids = _answer_ids(choice, count, may_end=may_end)
     logprobs = choice.get("logprobs")
     tops = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
     if not isinstance(tops, list):
@@ -145,7 +169,15 @@ def _answered(choice: Mapping[str, Any], first: int) -> Decoded:
         first + offset: _answer_top(top, first + offset, token)
         for offset, (top, token) in enumerate(zip(tops, ids, strict=True))
     }
-    return Decoded(tuple(ids), scores, "")
+    return Decoded(tuple(ids), scores, "", "")
+
+
+def _answer_ids(choice: Mapping[str, Any], count: int, *, may_end: bool = False) -> list[int]:
+    """The tokens of an answer that the end of a text does not end: `ignore_eos`."""
+    ids = _ids(choice, "token_ids")
+    if len(ids) > count or (len(ids) < count and not (ids and may_end)):
+        raise MalformedError(f"the answer has {len(ids)} tokens, and {count} were asked for")
+    return ids
 
 
 def _ids(choice: Any, name: str) -> list[int]:

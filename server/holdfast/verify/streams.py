@@ -12,11 +12,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from holdfast.verify.answers import MalformedError, dig, dig_or, excerpt, read_json
+from holdfast.verify.answers import (
+    ELLIPSIS,
+    MalformedError,
+    dig,
+    dig_or,
+    excerpt,
+    read_json,
+)
 from holdfast.verify.records import Request
 
 DONE = "[DONE]"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_SHOWN = 80
+"""Characters or bytes of what is wrong, in a fault."""
 _FIELDS = frozenset({"data", "event", "id", "retry"})
 
 
@@ -141,7 +150,7 @@ def read_frames(chunks: Sequence[Chunk]) -> Frames:
         try:
             text = line.decode()
         except UnicodeDecodeError:
-            frames.faults.append(f"a line is not UTF-8: {line[:80]!r}")
+            frames.faults.append(f"a line is not UTF-8: {_shown(line)}")
             continue
         if text:
             _take_line(text, data, frames)
@@ -155,17 +164,29 @@ def read_frames(chunks: Sequence[Chunk]) -> Frames:
 
 
 def _lines(chunks: Sequence[Chunk], frames: Frames) -> Iterator[tuple[float, bytes]]:
-    """Each line with the time at which it was complete."""
-    rest = b""
+    """Each line with the time at which it was complete, in time that grows with their bytes.
+
+    A CR ends a line, and so does the LF behind it, also where that comes with the next chunk.
+    """
+    parts: list[bytes] = []
+    is_behind_cr = False
     for chunk in chunks:
-        content = rest + chunk.content
-        # A CR at the end may be the first half of a line end.
-        held = b"\r" if content.endswith(b"\r") else b""
-        *lines, rest = _LINE_END.split(content.removesuffix(held))
-        rest += held
-        yield from ((chunk.at_seconds, line) for line in lines)
-    if rest.strip(b"\r"):
-        frames.faults.append(f"the stream ends in the middle of a line: {rest[:80]!r}")
+        content = chunk.content.removeprefix(b"\n") if is_behind_cr else chunk.content
+        if chunk.content:
+            is_behind_cr = chunk.content.endswith(b"\r")
+        first, *others = _LINE_END.split(content)
+        parts.append(first)
+        for other in others:
+            yield chunk.at_seconds, b"".join(parts)
+            parts = [other]
+    if rest := b"".join(parts):
+        frames.faults.append(f"the stream ends in the middle of a line: {_shown(rest)}")
+
+
+def _shown(line: bytes) -> str:
+    """The beginning of a line, with an ellipsis if there is more."""
+    shown = repr(line[:_SHOWN])
+    return shown if len(line) <= _SHOWN else f"{shown[:-1]}{ELLIPSIS}{shown[-1]}"
 
 
 def _take_line(text: str, data: list[str], frames: Frames) -> None:
@@ -173,7 +194,7 @@ def _take_line(text: str, data: list[str], frames: Frames) -> None:
     if not name and colon:  # a comment, as proxies are kept awake with
         return
     if name not in _FIELDS:
-        frames.faults.append(f"a line is not a field of an event: {excerpt(text)[:80]}")
+        frames.faults.append(f"a line is not a field of an event: {excerpt(text, _SHOWN)}")
     elif name == "data":
         data.append(value.removeprefix(" "))
 
@@ -185,7 +206,7 @@ def _check_documents(frames: Frames) -> None:
         if event.data == DONE:
             frames.faults.append(f"{DONE} is not the last event")
         elif not _is_object(event.data):
-            frames.faults.append(f"an event is not a JSON object: {excerpt(event.data)[:80]}")
+            frames.faults.append(f"an event is not a JSON object: {excerpt(event.data, _SHOWN)}")
 
 
 def _is_object(text: str) -> bool:

@@ -18,10 +18,14 @@ from holdfast.verify.target import Answer, NoAnswerError, Target
 from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, TOKENIZE
 from holdfast.verify.vitals import ask_vitals
 
-_OK, _UNAUTHORIZED, _FORBIDDEN = 200, 401, 403
+_OK = 200
+_KEY_REFUSED = (401, 403)
+_LATER = (408, 429)
+"""Statuses of a route that is there, and has no time now."""
 _SURVEY_SECONDS = 60.0
 _STATUS_FIELDS = {"state", "engine", "probe"}
 """What `/statusz` of Holdfast always has."""
+_PROOF_FIELDS = ("passed", "limited", "proven_tokens")
 _CONFIGURATION = TypeAdapter(Configuration)
 _VALUE = re.compile(r"[^-]|-[\d.]")
 """How an argument begins that is not a flag: a number may be negative."""
@@ -62,7 +66,7 @@ async def ask_holdfast(target: Target) -> HoldfastFacts | None:
     probe: dict[str, Any] = dig_or(status, "probe", default={})
     return HoldfastFacts(
         state=dig_or(status, "state", default=""),
-        proof={name: probe.get(name) for name in ("passed", "limited", "proven_tokens")},
+        proof={name: _plain(probe.get(name)) for name in _PROOF_FIELDS},
         generation=dig_or(status, "engine", "generation", default=0),
         restarts=dig_or(status, "engine", "restarts", default=0),
         growths=sum(_counts(rank, "growths").get("locked", 0) for rank in ranks),
@@ -121,12 +125,8 @@ async def _models(target: Target) -> list[Any]:
         raise NotReachableError(
             f"{where} did not answer: {error}.", remedy="start the server, or correct the URL."
         ) from None
-    if answer.status in (_UNAUTHORIZED, _FORBIDDEN):
-        told = "refused the key" if target.api_key else "asks for a key"
-        raise UsageError(
-            f"the server {told} (HTTP {answer.status}).",
-            remedy="give --api-key-file a file with a key of this server.",
-        )
+    if answer.status in _KEY_REFUSED:
+        raise _key_refused(target, answer.status)
     if answer.status != _OK:
         raise NotReachableError(
             f"{where} answered HTTP {answer.status}.",
@@ -143,16 +143,29 @@ async def _models(target: Target) -> list[Any]:
     return models
 
 
+def _key_refused(target: Target, status: int) -> UsageError:
+    told = "refused the key" if target.api_key else "asks for a key"
+    return UsageError(
+        f"the server {told} (HTTP {status}).",
+        remedy="give --api-key-file a file with a key of this server.",
+    )
+
+
 async def _abilities(target: Target, model: str) -> tuple[str, ...]:
+    """What the server can do.
+
+    Raises:
+        UsageError: it lists its models without a key, and asks for one where they answer.
+    """
     asked = {path: _smallest(path, model) for path in (CHAT, COMPLETIONS)}
     asked[TOKENIZE] = Request("POST", TOKENIZE, {"model": model, "prompt": "Hello"})
     names = {CHAT: "chat", COMPLETIONS: "completions", TOKENIZE: "tokenize"}
-    found = []
-    for path, name in names.items():
-        answer = await _answer(target, asked[path])
-        # A server that fails to answer has the route all the same: that is for a check to find.
-        if answer is None or not 400 <= answer.status < 500:
-            found.append(name)
+    answers = {path: await _answer(target, request) for path, request in asked.items()}
+    found = [name for path, name in names.items() if _is_there(answers[path])]
+    if not {"chat", "completions"} & set(found):
+        for answer in (answers[CHAT], answers[COMPLETIONS]):
+            if answer is not None and answer.status in _KEY_REFUSED:
+                raise _key_refused(target, answer.status)
     if "chat" in found and await _takes_tools(target, model):
         found.append("tools")
     if await ask_holdfast(target):
@@ -165,8 +178,12 @@ async def _takes_tools(target: Target, model: str) -> bool:
     asked = _smallest(CHAT, model)
     function = {"name": "nothing", "parameters": {"type": "object", "properties": {}}}
     body = {**(asked.body or {}), "tools": [{"type": "function", "function": function}]}
-    answer = await _answer(target, Request("POST", CHAT, body))
-    return answer is None or not 400 <= answer.status < 500
+    return _is_there(await _answer(target, Request("POST", CHAT, body)))
+
+
+def _is_there(answer: Answer | None) -> bool:
+    """Whether the server has what was asked for, also where it fails: a check will find that."""
+    return answer is None or not 400 <= answer.status < 500 or answer.status in _LATER
 
 
 def _smallest(path: str, model: str) -> Request:
@@ -206,3 +223,8 @@ async def _answer(target: Target, request: Request) -> Answer | None:
 def _counts(rank: Any, name: str) -> dict[str, int]:
     counts: dict[str, Any] = dig_or(rank, name, default={})
     return {kind: count for kind, count in counts.items() if isinstance(count, int)}
+
+
+def _plain(value: Any) -> bool | int | None:
+    """The value, unless it is one that the proof never has: a report repeats it."""
+    return value if isinstance(value, bool | int) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
 
@@ -25,7 +26,9 @@ IDLE_SECONDS = 2.0
 """A connection that was idle for longer is not used again: vLLM and Holdfast close it after 5 s,
 and a request that is on its way then gets no answer."""
 _MAX_CONNECTIONS = 256
-_MAX_BYTES = 256 * 1024 * 1024
+_PLAIN = "identity"
+"""The only encoding whose bytes can be counted before they fill the memory."""
+_MAX_BYTES = 64 * 1024 * 1024
 """Of one answer."""
 
 
@@ -92,13 +95,16 @@ class Target:
     def __init__(self, url: str, api_key: str = "") -> None:
         self.url = url
         self.api_key = api_key
-        self.secrets = tuple(filter(None, (api_key, urlsplit(url).password)))
+        self.secrets = _secrets_of(url, api_key)
         """What no report may contain."""
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=IDLE_SECONDS)
         timeout = httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS)
         self._client = httpx.AsyncClient(
-            base_url=url, headers=self.headers, limits=limits, timeout=timeout
+            base_url=url,
+            headers={**self.headers, "Accept-Encoding": _PLAIN},
+            limits=limits,
+            timeout=timeout,
         )
 
     async def __aenter__(self) -> Self:
@@ -180,6 +186,7 @@ class Target:
             async with asyncio.timeout(deadline_seconds):
                 response = await self._client.send(built, stream=True)
                 try:
+                    _require_plain(request, response)
                     yield response
                 finally:
                     await response.aclose()
@@ -188,3 +195,24 @@ class Target:
         except httpx.HTTPError as error:
             why = f"{type(error).__name__} {error}".rstrip()
             raise NoAnswerError(request, why) from error
+
+
+def _require_plain(request: Request, response: httpx.Response) -> None:
+    """Refuse an answer that httpx would unpack.
+
+    Raises:
+        NoAnswerError: it is packed, though the request accepts no encoding.
+    """
+    encoding = response.headers.get("content-encoding", "").strip() or _PLAIN
+    if encoding.casefold() != _PLAIN:
+        raise NoAnswerError(
+            request, f"the answer is encoded as {encoding!r}, though only {_PLAIN} was accepted"
+        )
+
+
+def _secrets_of(url: str, api_key: str) -> tuple[str, ...]:
+    """The key, and the password in every form in which a server may get and repeat it."""
+    parts = urlsplit(url)
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    sent = base64.b64encode(f"{user}:{password}".encode()).decode() if user or password else ""
+    return tuple(dict.fromkeys(filter(None, (api_key, parts.password, password, sent))))

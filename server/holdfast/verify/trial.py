@@ -72,7 +72,15 @@ class Trial:
         self.series: list[Series] = []
         self.faults: list[Fault] = []
         self.warnings: list[Fault] = []
-        self.requests: list[Request] = []
+        self._requests: list[Request] = []
+        self._shared_requests: list[Request] = []
+        self._measuring = 0
+        """How many shared measurements are under way, each within the one before."""
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Those that repeat the check; the first few of many."""
+        return tuple(self._requests or self._shared_requests)
 
     @property
     def baseline(self) -> Baseline | None:
@@ -82,10 +90,14 @@ class Trial:
     async def once(self, measure: Callable[[Trial], Awaitable[Value]]) -> Value:
         """What `measure` finds, which all checks of a run share; if it raises, the next one tries.
 
-        Only the first has its requests in the report.
+        Its requests are not the check's own, and are in the report only if the check has none.
         """
         if measure not in self._measured:
-            self._measured[measure] = await measure(self)
+            self._measuring += 1
+            try:
+                self._measured[measure] = await measure(self)
+            finally:
+                self._measuring -= 1
         found: Value = self._measured[measure]
         return found
 
@@ -239,8 +251,9 @@ class Trial:
         self.series.append(Series(name, x_name, y_name, tuple(points), limit))
 
     def _note(self, request: Request) -> None:
-        if len(self.requests) < _MAX_REQUESTS and request not in self.requests:
-            self.requests.append(request)
+        noted = self._shared_requests if self._measuring else self._requests
+        if len(noted) < _MAX_REQUESTS and request not in noted:
+            noted.append(request)
 
 
 def _fault(what: str, answer: Answer | StreamedAnswer | None) -> Fault:

@@ -138,9 +138,35 @@ def test_a_baseline_of_longer_contexts_cannot_be_compared() -> None:
 
 def test_what_was_asked_for_and_cannot_be_recorded_is_not_skipped() -> None:
     """So that no script goes on without its baseline."""
-    (made,) = results(OpenAIDouble(), recording.CHECKS).values()
+    (made,) = results(OpenAIDouble(), recording.CHECKS, options=Options(records=True)).values()
     assert made.status is CheckStatus.INCONCLUSIVE
-    assert made.reason.startswith("no baseline can be measured: ")
+    assert "does not report token ids" in made.reason
+
+
+def test_what_was_asked_for_and_cannot_be_compared_is_not_skipped() -> None:
+    """A server without log-probs does not pass as one that meets the baseline."""
+    made = results(OpenAIDouble(), comparing.CHECKS, options=Options(baseline_of()))
+    assert set(not_passed(made).values()) == {CheckStatus.INCONCLUSIVE}
+    assert not_passed(made).keys() == made.keys()
+
+
+def test_a_fork_to_an_unlikely_token_is_found() -> None:
+    """Two others that are about equally likely do not excuse it."""
+    whole = baseline_of()
+    first = whole.sequences[0]
+    at = len(first.prompt_ids) + 4
+    top = dict(first.tops[at - 1])
+    best, second, third = sorted(top, key=lambda token: -top[token])[:3]
+    top |= {second: top[best], third: top[best] + 1e-9}
+    top[best] -= 5
+    answer_ids = (*first.answer_ids[:4], second, *first.answer_ids[5:])
+    tops = (*first.tops[: at - 1], tuple(top.items()), *first.tops[at:])
+    changed = replace(first, answer_ids=answer_ids, tops=tops)
+    only = [check for check in comparing.CHECKS if check.name == "answers"]
+    baseline = replace(whole, sequences=(changed, *whole.sequences[1:]))
+    (made,) = results(ScoringDouble(), only, options=Options(baseline)).values()
+    assert made.status is CheckStatus.FAILED
+    assert "answer 0 forks at token 4" in made.reason
 
 
 @pytest.mark.parametrize(

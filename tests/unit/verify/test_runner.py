@@ -9,9 +9,12 @@ import pytest
 
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.check import Check
+from holdfast.verify.checks import ALL
+from holdfast.verify.checks.oracle import comparing
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, Verdict, at_most, equal_to
 from holdfast.verify.runner import judge
+from holdfast.verify.tasks import Task
 from holdfast.verify.trial import (
     MODELS,
     InconclusiveError,
@@ -130,6 +133,65 @@ def test_a_score_keeps_to_the_baseline(
     (number,) = made.numbers
     assert (number.value, number.of) == (90, 100)
     assert number.limit is None or number.limit.source == "baseline"
+
+
+def test_what_a_flag_asks_for_is_not_skipped() -> None:
+    """It is inconclusive, with the reason and the remedy that it had, so that no exit is 0."""
+    made = outcome(skips, asked_for=lambda _: True)
+    assert (made.status, made.reason, made.remedy) == (
+        CheckStatus.INCONCLUSIVE,
+        "nothing to see",
+        "look elsewhere",
+    )
+
+
+def test_what_lacks_an_ability_and_is_asked_for_is_not_skipped() -> None:
+    """It is inconclusive, though it was never begun."""
+    app = OpenAIDouble("functions are 400")
+    made = outcome(well, app, needs=("tools",), asked_for=lambda _: True)
+    assert made.status is CheckStatus.INCONCLUSIVE
+    assert "tool calls" in made.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (Options(), set()),
+        (Options(Baseline()), {f"oracle.{one.name}" for one in comparing.CHECKS}),
+        (Options(records=True), {"oracle.record"}),
+        (Options(tasks=(Task(1, "Pi?", "3.14"),)), {"skill.own_tasks"}),
+        (Options(kill_command=("true",)), {"survive.death"}),
+    ],
+)
+def test_a_flag_asks_for_its_checks(options: Options, names: set[str]) -> None:
+    """All others may be skipped."""
+    assert {check.full_name for check in ALL if check.asked_for(options)} == names
+
+
+def test_a_shared_measurement_is_not_among_the_requests_of_a_check() -> None:
+    """They would leave no room for those that repeat it."""
+
+    async def measured(trial: Trial) -> None:
+        for number in range(20):
+            await trial.ask(f"/nowhere/{number}")
+
+    async def asks(trial: Trial) -> None:
+        await trial.once(measured)
+        await trial.ask(MODELS)
+
+    assert [one.path for one in outcome(asks).requests] == [MODELS]
+
+
+def test_a_check_that_only_measures_shows_that() -> None:
+    """It has no other requests."""
+
+    async def measured(trial: Trial) -> None:
+        await trial.ask(MODELS)
+
+    async def asks(trial: Trial) -> None:
+        await trial.once(measured)
+
+    assert [one.path for one in outcome(asks).requests] == [MODELS]
 
 
 def test_a_status_that_was_not_expected_fails() -> None:

@@ -51,6 +51,11 @@ def test_an_event_has_the_time_of_its_end() -> None:
         (b"", "the stream does not end with [DONE]"),
         (b"data: {}\n\ndata: [DONE]\n", "the last event does not end with an empty line"),
         (b"data: {}\n\ndata: [DONE]", "the stream ends in the middle of a line: b'data: [DONE]'"),
+        (b"data: {}\r\rdata: [DONE]", "the stream ends in the middle of a line: b'data: [DONE]'"),
+        (
+            b"x" * 81,
+            f"the stream ends in the middle of a line: b'{'x' * 80}\N{HORIZONTAL ELLIPSIS}'",
+        ),
         (b"data: {\n\ndata: [DONE]\n\n", "an event is not a JSON object: {"),
         (b"data: 3\n\ndata: [DONE]\n\n", "an event is not a JSON object: 3"),
         (b"data: [DONE]\n\ndata: [DONE]\n\n", "[DONE] is not the last event"),
@@ -76,3 +81,31 @@ def test_nothing_is_read_behind_the_finish_reason() -> None:
     text = part % ("a", "null") + part % ("b", '"stop"') + part % ("c", "null")
     said = answer(f"{text}data: [DONE]\n\n").said()
     assert (said.content, said.finish_reason) == ("ab", "stop")
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_a_line_has_any_of_three_ends(end: bytes) -> None:
+    """Also where each byte comes alone."""
+    text = b"data: {}%bdata: [DONE]%b" % (2 * end, 2 * end)
+    for parts in ([text], [bytes([one]) for one in text]):
+        found = frames(*parts)
+        assert found.faults == []
+        assert [event.data for event in found.events] == ["{}", "[DONE]"]
+
+
+def test_a_cr_ends_a_line_at_once() -> None:
+    """The LF that comes later belongs to it, and is not an empty line."""
+    found = frames(b"data: {\r", b"\ndata: }\r\n\r", b"\n", b"", b"\ndata: [DONE]\n\n")
+    assert [(event.at_seconds, event.data) for event in found.events] == [
+        (1.0, "{\n}"),
+        (4.0, "[DONE]"),
+    ]
+
+
+def test_a_long_line_in_small_parts_is_read() -> None:
+    """Each byte is looked at a few times: again with each part, they would be 200 GB."""
+    part = b"0123456789"
+    parts = [b'data: {"a": "', *([part] * 200_000), b'"}\n\n', b"data: [DONE]\n\n"]
+    found = frames(*parts)
+    assert found.faults == []
+    assert len(found.events[0].data) == len('{"a": ""}') + 200_000 * len(part)

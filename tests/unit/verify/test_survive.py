@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from double_defects import Defect
 from holdfast.verify.checks import survive
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
 from mortal_double import MortalDouble
-from openai_double import OpenAIDouble
+from openai_double import MODEL, OpenAIDouble
 from verified import not_passed, results
 
 FOUND_BY: dict[Defect, str] = {
@@ -100,3 +102,19 @@ def test_a_command_that_kills_nothing_proves_nothing() -> None:
 def test_no_large_request_is_in_the_report(tmp_path: Path) -> None:
     """Neither one that was answered nor one that was refused."""
     assert all(len(repr(one)) < 100_000 for one in made(tmp_path, "large bodies are 500").values())
+
+
+class Boasting(OpenAIDouble):
+    """Claims to take a prompt of any length."""
+
+    async def _models(self, _request: Request) -> Response:
+        entry = {"id": MODEL, "object": "model", "max_model_len": 10**12}
+        return JSONResponse({"object": "list", "data": [entry]})
+
+
+def test_a_claim_of_any_length_fills_no_memory() -> None:
+    """The check is skipped, and says which length is too much."""
+    only = [check for check in survive.CHECKS if check.name == "longest_prompt"]
+    (found,) = results(Boasting(), only).values()
+    assert found.status is CheckStatus.SKIPPED
+    assert str(10**12) in found.reason

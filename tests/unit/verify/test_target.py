@@ -1,11 +1,12 @@
-"""Which connections a target uses; the rest of it is seen in the tests of the command."""
+"""Which connections and encodings a target uses, and what it hides; the command shows the rest."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 import pytest
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from asgi_server import serving
@@ -36,3 +37,49 @@ def test_a_connection_that_was_idle_is_not_used_again(
 
     asyncio.run(ask())
     assert len(seen) == connections
+
+
+def asked(body: bytes, encoding: str) -> tuple[str, str]:
+    """What a client accepts, and what it reads of an answer with an encoding."""
+    accepted = ""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal accepted
+        if scope["type"] == "http":
+            accepted = dict(scope["headers"])[b"accept-encoding"].decode()
+            headers = {"Content-Encoding": encoding}
+            await Response(body, headers=headers)(scope, receive, send)
+
+    async def ask() -> str:
+        async with (
+            serving(app) as client,
+            target.Target(str(client.base_url).rstrip("/")) as found,
+        ):
+            return (await found.ask(Request("GET", "/"))).text
+
+    read = asyncio.run(ask())
+    return accepted, read
+
+
+def test_an_answer_comes_as_it_is() -> None:
+    """No other encoding is accepted."""
+    assert asked(b"{}", "identity") == ("identity", "{}")
+
+
+def test_a_packed_answer_is_refused() -> None:
+    """Unpacked, it may be a thousand times as long as what was counted."""
+    with pytest.raises(target.NoAnswerError, match="the answer is encoded as 'gzip'"):
+        asked(gzip.compress(b"{}"), "gzip")
+
+
+@pytest.mark.parametrize(
+    ("url", "hidden"),
+    [
+        ("http://x", ("a-key",)),
+        ("http://ada:enig%40ma@x", ("a-key", "enig%40ma", "enig@ma", "YWRhOmVuaWdAbWE=")),
+        ("http://ada:enigma@x", ("a-key", "enigma", "YWRhOmVuaWdtYQ==")),
+    ],
+)
+def test_a_password_is_hidden_in_every_form(url: str, hidden: tuple[str, ...]) -> None:
+    """As the address has it, decoded, and as Basic authorization sends it."""
+    assert target.Target(url, "a-key").secrets == hidden

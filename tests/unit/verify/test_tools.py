@@ -11,7 +11,7 @@ from double_defects import Defect
 from holdfast.verify import packages
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.checks import tools
-from holdfast.verify.checks.tools import replay
+from holdfast.verify.checks.tools import replay, schemas
 from holdfast.verify.checks.tools.keywords import MAKERS, Case, cases
 from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, triggers
 from holdfast.verify.options import Options
@@ -198,3 +198,13 @@ def test_the_probe_of_canitoolcall_is_made(defect: Defect, status: CheckStatus) 
     """It fails a server for what is the server's, and warns of what may be the model's."""
     (made,) = results(OpenAIDouble(defect), PROBE).values()
     assert made.status is status, made.reason
+
+
+@pytest.mark.parametrize(
+    ("format_", "wrong"),
+    [("date", "2024-13-45"), ("email", "nobody"), ("uuid", "no-uuid")],
+)
+def test_a_format_is_a_part_of_a_schema(format_: str, wrong: str) -> None:
+    """A text that is not in it does not keep to the schema."""
+    schema = {"type": "object", "properties": {"x": {"type": "string", "format": format_}}}
+    assert schemas._refusal(Case("x", schema, {}), {"x": wrong})

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Literal
+
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from double_defects import Defect
+from double_model import Generated
 from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import streams
+from holdfast.verify.checks.wire.asking import PROMPT
 from holdfast.verify.records import CheckStatus
-from openai_double import OpenAIDouble
+from openai_double import Body, OpenAIDouble
 from verified import not_passed, results
 
 OWN = [check for check in wire.CHECKS if not check.packages]
 """Other people's tools see the same defects again."""
+TWIN = [check for check in OWN if check.name == "stream_twin"]
+LEAVES = [check for check in OWN if check.name == "client_leaves"]
+INCREMENTAL = [check for check in OWN if check.name == "incremental"]
 
 FOUND_BY: dict[Defect, str] = {
     "a model listed twice": "models",
@@ -31,6 +42,7 @@ FOUND_BY: dict[Defect, str] = {
     "cut answers that end by stop": "length",
     "a stop text that is kept": "stop",
     "a stop text that leaks into streams": "stop",
+    "streams that lose what stands before a stop text": "stop",
     "an event split wrong": "events",
     "an event without its empty line": "events",
     "no [DONE]": "events",
@@ -41,6 +53,7 @@ FOUND_BY: dict[Defect, str] = {
     "usage in the middle": "events",
     "usage nobody asked for": "unasked_usage",
     "all events at the end": "incremental",
+    "all events but the first at the end": "incremental",
     "streams that go on without their client": "client_leaves",
     "a stream that drops a token": "stream_twin",
     "a stream that breaks characters": "stream_twin",
@@ -81,3 +94,81 @@ def test_a_server_without_a_route_is_not_blamed() -> None:
     assert {"wire.completion", "wire.prompt_tokens", "wire.responses"} <= skipped
     assert all(made[name].reason for name in skipped)
     assert made["wire.completion"].remedy
+
+
+class Faltering(OpenAIDouble):
+    """Loses the last token of the first stream, and of no other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_faltered = False
+
+    def _generate(self, body: Body, prompt: str) -> Generated:
+        made = super()._generate(body, prompt)
+        if not body.get("stream") or self._has_faltered:
+            return made
+        self._has_faltered = True
+        return replace(made, tokens=made.tokens[:-1])
+
+
+def test_a_stream_that_differs_once_is_warned_of() -> None:
+    """The answers at once were all the same, so it is not the model that cannot decide."""
+    (made,) = results(Faltering(), TWIN).values()
+    assert made.status is CheckStatus.WARNED
+    assert made.reason.endswith("as a stream, content differed in 1 of 2 tries")
+
+
+class Shared(OpenAIDouble):
+    """Has requests of others, and more of them once clients have left."""
+
+    def __init__(self, others: int, later: int = 0, defect: Defect | Literal[""] = "") -> None:
+        super().__init__(defect)
+        self._running = others
+        self._later = later
+
+    async def _completion(self, request: Request) -> Response:
+        body = await request.json()
+        if body["prompt"] == PROMPT and not body.get("stream"):
+            self._running += self._later
+        return await super()._completion(request)
+
+
+@pytest.mark.parametrize(
+    ("app", "status"),
+    [
+        (Shared(3), CheckStatus.PASSED),
+        (Shared(0, 9), CheckStatus.INCONCLUSIVE),
+        (Shared(3, 1), CheckStatus.INCONCLUSIVE),
+        (Shared(0, 0, "streams that go on without their client"), CheckStatus.FAILED),
+    ],
+)
+def test_requests_of_others_are_not_blamed(
+    app: Shared, status: CheckStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what runs besides them can be what clients left."""
+    monkeypatch.setattr(streams, "_FREED_SECONDS", 0.5)
+    (made,) = results(app, LEAVES).values()
+    assert made.status is status, made.reason
+
+
+class Hasty(OpenAIDouble):
+    """Sends the first two streams as one part, as they come to a client that has no time."""
+
+    def __init__(self, hasty: int) -> None:
+        super().__init__()
+        self._hasty = hasty
+
+    async def _events(self, parts: Iterator[Body]) -> AsyncIterator[bytes]:
+        self._hasty -= 1
+        if self._hasty < 0:
+            async for event in super()._events(parts):
+                yield event
+            return
+        yield b"".join([event async for event in super()._events(parts)])
+
+
+@pytest.mark.parametrize(("hasty", "status"), [(2, CheckStatus.PASSED), (3, CheckStatus.FAILED)])
+def test_a_client_without_time_is_not_blamed_on_the_server(hasty: int, status: CheckStatus) -> None:
+    """A stream that is read at once is asked for again, twice."""
+    (made,) = results(Hasty(hasty), INCREMENTAL).values()
+    assert made.status is status, made.reason

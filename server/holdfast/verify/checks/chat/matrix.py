@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from holdfast.verify.answers import dig
+from holdfast.verify.answers import beginning, dig
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.chat.judges import broken_characters, loop, stray_scripts
 from holdfast.verify.records import equal_to
@@ -96,7 +96,7 @@ def _faults(prompt: Prompt, answer: Answer, said: str) -> Iterator[str]:
         yield "it only thinks, and does not answer" if answer.reasoning() else "it says nothing"
     for text in (said, answer.reasoning()):
         if repeated := loop(text):
-            yield f"it goes round in a loop: {repeated[:60]!r}"
+            yield f"it goes round in a loop: {beginning(repeated, 60)!r}"
         if stray := stray_scripts(text, prompt.scripts):
             yield f"it has letters of {', '.join(sorted(stray))}"
         if broken := broken_characters(text):

@@ -20,7 +20,7 @@ def says(question: str, *words: str) -> Callable[[Trial], Awaitable[None]]:
         answer = await trial.chat(question, max_tokens=_ANSWER_TOKENS)
         said = answer.content()
         is_right = any(word.casefold() in said.casefold() for word in words)
-        found, wanted = excerpt(said)[:_SHOWN_CHARACTERS], " or ".join(words)
+        found, wanted = excerpt(said, _SHOWN_CHARACTERS), " or ".join(words)
         trial.require(is_right, f"it says {found!r} and not {wanted}", answer)
 
     return check

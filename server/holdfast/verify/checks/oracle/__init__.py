@@ -14,6 +14,4 @@ CHECKS: tuple[Check, ...] = (*comparing.CHECKS, *recording.CHECKS)
 
 def is_asked_for(check: Check, options: Options) -> bool:
     """Whether a run makes the check: these need their flag, all others need none."""
-    if check in comparing.CHECKS:
-        return options.baseline is not None
-    return check not in recording.CHECKS or options.records
+    return check not in CHECKS or check.asked_for(options)

@@ -6,7 +6,7 @@ from holdfast.verify.agreement import (
     Floor,
     Scores,
     compare,
-    margin,
+    lead_over,
     noisier,
     pooled,
     quantile,
@@ -17,6 +17,7 @@ from holdfast.verify.checks.oracle.permutation import p_value
 from holdfast.verify.checks.oracle.recording import prompt_of, rounds_of
 from holdfast.verify.checks.roads.judging import judge, noise, on_road
 from holdfast.verify.checks.roads.sequences import longest_tokens
+from holdfast.verify.options import Options
 from holdfast.verify.records import at_least, at_most, equal_to
 from holdfast.verify.scoring import decoded, next_top, scored
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
@@ -65,7 +66,7 @@ async def scores(trial: Trial) -> None:
 async def answers(trial: Trial) -> None:
     """Generate the answers of the baseline again; a fork is right only where two tokens are near.
 
-    Each fork is named, with the lead that the baseline's token had there.
+    Each fork is named, with the lead that the baseline's first choice has over the token that came.
     """
     limits = (await _floor(trial)).as_reordered
     forks = 0
@@ -76,7 +77,8 @@ async def answers(trial: Trial) -> None:
         fork = next((at for at, (now, then) in enumerate(pairs) if now != then), None)
         if fork is not None:
             forks += 1
-            lead = margin(dict(one.tops[len(one.prompt_ids) + fork - 1]))
+            top = dict(one.tops[len(one.prompt_ids) + fork - 1])
+            lead = lead_over(top, made.token_ids[fork])
             name = f"answer {number} forks at token {fork}, where the lead was"
             trial.measure(name, lead, "nat", at_most(2 * limits.greatest, "A/A"))
     trial.measure("forks", forks)
@@ -156,6 +158,10 @@ def _noisier(then: float, now: float) -> float:
     return max(then, min(now, _MAX_GROWTH * then))
 
 
+def _is_asked_for(options: Options) -> bool:
+    return options.baseline is not None
+
+
 CHECKS = (
     Check(
         "prompts",
@@ -163,6 +169,7 @@ CHECKS = (
         prompts,
         "Texts and chats become the same tokens as when the baseline was recorded.",
         needs=("completions",),
+        asked_for=_is_asked_for,
     ),
     Check(
         "scores",
@@ -170,6 +177,7 @@ CHECKS = (
         scores,
         "Token by token, log-probs are those of the baseline.",
         needs=("completions",),
+        asked_for=_is_asked_for,
         deadline_seconds=3600.0,
     ),
     Check(
@@ -178,6 +186,7 @@ CHECKS = (
         answers,
         "Greedy answers equal the baseline's, except where two tokens were about equally likely.",
         needs=("completions",),
+        asked_for=_is_asked_for,
         deadline_seconds=900.0,
     ),
     Check(
@@ -186,6 +195,7 @@ CHECKS = (
         first_tokens,
         "The log-probs of first tokens, asked many times, have not moved since the baseline.",
         needs=("completions",),
+        asked_for=_is_asked_for,
         deadline_seconds=900.0,
     ),
 )

@@ -103,7 +103,7 @@ def on_road(trial: Trial) -> Iterator[None]:
     try:
         yield
     except MalformedError as error:
-        trial.blame(str(error))
+        trial.blame(str(error), request=error.request)
         raise
 
 

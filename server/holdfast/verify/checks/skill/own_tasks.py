@@ -60,5 +60,6 @@ CHECKS = (
         "The model solves your own tasks as often as it did when it was recorded.",
         needs=("chat",),
         deadline_seconds=7200.0,
+        asked_for=lambda options: bool(options.tasks),
     ),
 )

@@ -169,5 +169,6 @@ CHECKS = (
         "If the engine dies while 16 clients wait, each gets the answer it would have got.",
         profiles=FROM_STANDARD,
         deadline_seconds=3600.0,
+        asked_for=lambda options: bool(options.kill_command),
     ),
 )

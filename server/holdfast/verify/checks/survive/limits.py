@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.verify.answers import dig
+from holdfast.verify.answers import dig, excerpt
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.survive.asking import ask_large, require_consent, require_life
 from holdfast.verify.trial import CHAT, COMPLETIONS, TOKENIZE, SkippedError, Trial
 
 _OK, _BAD_REQUEST, _SERVER_ERROR = 200, 400, 500
 _MIB = 1024 * 1024
+_MOST_TOKENS = 2_000_000
+"""Of a prompt: a server may claim any length, and the prompt has to fit into memory here."""
 _ANY_TOKEN = 20
 """An id that every vocabulary has, where the server does not name one."""
 
@@ -33,6 +35,8 @@ async def longest_prompt(trial: Trial) -> None:
     longest = trial.server.max_model_len
     if longest is None:
         raise SkippedError("the server does not say how long a context may be")
+    if longest > _MOST_TOKENS:
+        raise SkippedError(f"a prompt of {longest} tokens is longer than any that is sent here")
     tokens = await _tokens(trial)
     for count, is_served in ((longest - 1, True), (longest + 1, False), (longest - 1, True)):
         prompt = [tokens[at % len(tokens)] for at in range(count)]
@@ -42,7 +46,8 @@ async def longest_prompt(trial: Trial) -> None:
         if answer is None:
             trial.blame(f"{what} got no answer")
         elif is_served:
-            trial.require(answer.status == _OK, f"{what} got {answer.status}: {answer.text[:200]}")
+            said = f"{what} got {answer.status}: {excerpt(answer.text)}"
+            trial.require(answer.status == _OK, said)
             if answer.status == _OK:
                 counted = dig(answer.usage(), "prompt_tokens", kind=int)
                 trial.require(counted == count, f"{what} is counted as {counted}")

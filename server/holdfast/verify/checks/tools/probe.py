@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast.verify.check import Check
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS
+from holdfast.verify.other_tools import Row, Wish, rows_of
 from holdfast.verify.target import REQUEST_SECONDS
 from holdfast.verify.trial import SkippedError, Trial
 
@@ -25,59 +23,43 @@ async def probe(trial: Trial) -> None:
     What a server does wrong fails: markup in the text, a stream that differs, a broken protocol.
     What may as well be the model's is warned of: no call, another one, arguments beside the schema.
     """
-    from canitoolcall import probe as canitoolcall  # noqa: PLC0415 - here only if the extra is
-
-    scenarios = [
-        replace(one, extra_body={**one.extra_body, "max_tokens": ANSWER_TOKENS})
-        for one in canitoolcall.BUILTIN_SCENARIOS
-    ]
     if urlsplit(trial.target.url).username is not None:
         raise SkippedError(
             "canitoolcall does not accept a user name in the URL", "give --api-key-file"
         )
-
-    async def probed(asked: Sequence[Any]) -> Sequence[Any]:
-        done = await asyncio.to_thread(
-            canitoolcall.probe,
-            f"{trial.target.url}/v1",
-            trial.server.model,
-            api_key=trial.target.api_key or None,
-            scenarios=asked,
-            timeout_s=REQUEST_SECONDS,
-        )
-        rows: Sequence[Any] = done.outcomes
-        return rows
-
-    forced = {one.id for one in scenarios if not isinstance(one.tool_choice, str)}
-    rows = await probed(scenarios)
-    differing = {row.scenario_id for row in rows if _is_twin(row) and row.status == "fail"}
-    again = [one for one in scenarios if one.id in differing]
+    wish = Wish(
+        "canitoolcall",
+        trial.target.url,
+        trial.server.model,
+        trial.target.api_key,
+        trial.target.secrets,
+        max_tokens=ANSWER_TOKENS,
+        timeout_seconds=REQUEST_SECONDS,
+    )
+    rows = await rows_of(wish)
+    differing = tuple(row.name for row in rows if row.is_twin and row.status == "fail")
     # A server that batches may say something else each time.
-    lasting = {row.scenario_id for row in await probed(again) if _is_twin(row) and _is_bad(row)}
+    again = await rows_of(replace(wish, scenarios=differing)) if differing else ()
+    lasting = {row.name for row in again if row.is_twin and _is_bad(row)}
     for row in rows:
-        way = "as a stream" if row.stream else "at once"
+        way = "as a stream" if row.is_streamed else "at once"
         for warning in row.warnings:
-            if not (row.scenario_id in forced and warning.startswith(_STOP)):
-                trial.warn(f"{row.scenario_id}, {way}: {warning}")
-        if _is_twin(row) and _is_bad(row):
-            differs = trial.blame if row.scenario_id in lasting else trial.warn
-            differs(f"{row.scenario_id}, as a stream and at once: {row.detail}")
+            if not (row.is_forced and warning.startswith(_STOP)):
+                trial.warn(f"{row.name}, {way}: {warning}")
+        if row.is_twin and _is_bad(row):
+            differs = trial.blame if row.name in lasting else trial.warn
+            differs(f"{row.name}, as a stream and at once: {row.said}")
         elif _is_bad(row):
-            _note(trial, f"{row.scenario_id}, {way}", row)
+            _note(trial, f"{row.name}, {way}", row)
     trial.measure("scenarios passed", sum(row.status == "pass" for row in rows))
 
 
-def _is_twin(row: Any) -> bool:
-    """Whether the row compares a stream with the answer at once."""
-    return bool(row.check == "stream_equals_nonstream")
-
-
-def _is_bad(row: Any) -> bool:
+def _is_bad(row: Row) -> bool:
     return row.status in ("fail", "error")
 
 
-def _note(trial: Trial, where: str, row: Any) -> None:
-    for said in (row.detail or "no reason").split("; "):
+def _note(trial: Trial, where: str, row: Row) -> None:
+    for said in (row.said or "no reason").split("; "):
         is_of_the_model = said.startswith(_OF_THE_MODEL) or " call is missing argument" in said
         (trial.warn if is_of_the_model else trial.blame)(f"{where}: {said}")
 

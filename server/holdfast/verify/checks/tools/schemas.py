@@ -13,6 +13,7 @@ from collections import Counter
 from enum import StrEnum
 from typing import Any
 
+from holdfast.verify.answers import beginning
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, Body, function, named
 from holdfast.verify.checks.tools.calls import (
@@ -37,6 +38,7 @@ _AT_ONCE = 8
 _STANDARD_CASES, _FULL_CASES = 30, 200
 _MIN_VALID_PERCENT = 98
 _NAME = "record"
+_SHOWN_CHARACTERS = 80
 
 
 class Outcome(StrEnum):
@@ -140,19 +142,32 @@ def _outcome(turn: Turn, case: Case) -> tuple[Outcome, str]:
         try:
             arguments = json.loads(call.arguments)
         except (ValueError, RecursionError):
-            return Outcome.INVALID_JSON, f"the arguments are {call.arguments[:80]!r}"
+            return (
+                Outcome.INVALID_JSON,
+                f"the arguments are {beginning(call.arguments, _SHOWN_CHARACTERS)!r}",
+            )
         if not isinstance(arguments, dict):
-            return Outcome.INVALID_JSON, f"the arguments are {call.arguments[:80]!r}"
+            return (
+                Outcome.INVALID_JSON,
+                f"the arguments are {beginning(call.arguments, _SHOWN_CHARACTERS)!r}",
+            )
         if refusal := _refusal(case, arguments):
             return Outcome.SCHEMA_MISMATCH, refusal
     return Outcome.VALID, ""
 
 
 def _refusal(case: Case, arguments: Any) -> str:
-    """Why the schema refuses the arguments; empty if it takes them."""
+    """Why the schema refuses the arguments; empty if it takes them.
+
+    Of the formats that `keywords` uses, `date`, `email` and `uuid` are checked, `email` only for
+    its "@". `date-time` is not: that needs the package rfc3339-validator.
+    """
     from jsonschema import Draft202012Validator  # noqa: PLC0415 - here only if the extra is
 
-    errors = Draft202012Validator(case.parameters).iter_errors(arguments)
+    validator = Draft202012Validator(
+        case.parameters, format_checker=Draft202012Validator.FORMAT_CHECKER
+    )
+    errors = validator.iter_errors(arguments)
     return next((f"{error.json_path}: {error.message}" for error in errors), "")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.verify.check import Check
 from holdfast.verify.checks.wire.asking import PROMPT
+from holdfast.verify.other_tools import Wish, rows_of
 from holdfast.verify.trial import CHAT, COMPLETIONS, SkippedError, Trial
 
 _MAX_TOKENS = 256
@@ -42,25 +43,20 @@ async def openai_types(trial: Trial) -> None:
 
 async def provider_check(trial: Trial) -> None:
     """Tiers 1 to 4 of trustedrouter-provider-check: catalogue, chats, streams."""
-    from tr_provider_check.checks import run_checks  # noqa: PLC0415 - here only if the extra is
-
     # Its requests have no limit, and a model that does not end would fill its context each time.
     sure = await trial.chat("reply exactly PONG", max_tokens=_MAX_TOKENS)
     if sure.finish_reason() == "length":
         raise SkippedError(f"the model does not end an answer within {_MAX_TOKENS} tokens")
-    done = await run_checks(
-        base_url=f"{trial.target.url}/v1",
-        api_key=trial.target.api_key or None,
-        model=trial.server.model,
-        max_sweep_models=1,
-    )
-    for row in done.checks:
-        said = f"{row.id}: {row.assertion}"
-        if row.status == "fail" and row.id != "chat.pong":
+    target = trial.target
+    wish = Wish("provider-check", target.url, trial.server.model, target.api_key, target.secrets)
+    rows = await rows_of(wish)
+    for row in rows:
+        said = f"{row.name}: {row.said}"
+        if row.status == "fail" and row.name != "chat.pong":
             trial.blame(said)
         elif row.status in ("warn", "fail"):  # whether a model obeys is for other groups to say
             trial.warn(said)
-    trial.measure("checks passed", sum(row.status == "pass" for row in done.checks))
+    trial.measure("checks passed", sum(row.status == "pass" for row in rows))
 
 
 CHECKS = (
