@@ -19,8 +19,10 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
@@ -54,16 +56,29 @@ ROWS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A streaming chat to ask for."""
+
+    request: bytes
+    """As it goes over the wire."""
+    output_tokens: int
+    """Just as many as its answer has."""
+
+
 class Stream:
     """One request on a socket that is opened for it and closed after it."""
 
-    def __init__(self, address: tuple[str, int], request: bytes) -> None:
+    def __init__(self, address: tuple[str, int], wish: Wish) -> None:
+        self.wish = wish
         self.began_seconds = time.monotonic()
         self.first_seconds: float | None = None
         """When the first event had come; None until then."""
+        self.ended_seconds: float | None = None
+        """When the last event had come; None until then."""
         self.socket = socket.create_connection(address, ANSWER_SECONDS)
         self.socket.setblocking(False)
-        self.socket.sendall(request)
+        self.socket.sendall(wish.request)
         self._received = b""
 
     def has_ended(self) -> bool:
@@ -79,9 +94,15 @@ class Stream:
         if self.first_seconds is None and _FIRST_EVENT in unread:
             self.first_seconds = time.monotonic()
         if self.first_seconds is not None and _LAST_EVENT in unread:
+            self.ended_seconds = time.monotonic()
             return True
         self._received = unread[-KEPT_BYTES:]
         return False
+
+    @property
+    def time_to_first_token_seconds(self) -> float:
+        """How long the first event took, once it has come."""
+        return (self.first_seconds or self.began_seconds) - self.began_seconds
 
 
 class SocketClient:
@@ -96,24 +117,34 @@ class SocketClient:
         The seed chooses the prompts: the same for both sides of a pair, and no two pairs the same,
         so that no prefix cache answers.
         """
-        parts = urlsplit(url)
-        address = (parts.hostname or "", parts.port or 0)
-        unasked = [request_of(self._model, text) for text in prompts(requests, seed)]
-        first_seconds: list[float] = []
-        with _sockets() as asked:
-            began_seconds = time.monotonic()
-            while unasked or asked.get_map():
-                while unasked and len(asked.get_map()) < clients:
-                    stream = Stream(address, unasked.pop())
-                    asked.register(stream.socket, selectors.EVENT_READ, stream)
-                first_seconds += _read(asked)
-            seconds = time.monotonic() - began_seconds
+        wishes = [wish_of(self._model, text) for text in prompts(requests, seed)]
+        began_seconds = time.monotonic()
+        streams = list(answered(url, wishes, clients))
+        seconds = time.monotonic() - began_seconds
+        first_seconds = [stream.time_to_first_token_seconds for stream in streams]
         return {
             "total_output_tokens": requests * OUTPUT_TOKENS,
             "output_throughput": requests * OUTPUT_TOKENS / seconds,
             "median_ttft_ms": median(first_seconds) * 1000,
             "p99_ttft_ms": pairs.p99(first_seconds) * 1000,
         }
+
+
+def answered(url: str, wishes: Iterable[Wish], clients: int) -> Iterator[Stream]:
+    """Ask for all of these, `clients` at a time, and return each stream that has ended.
+
+    Raises:
+        SystemExit: an answer broke off, was none of events, or did not come.
+    """
+    parts = urlsplit(url)
+    address = (parts.hostname or "", parts.port or 0)
+    unasked = iter(wishes)
+    with _sockets() as asked:
+        _ask(asked, address, islice(unasked, clients))
+        while asked.get_map():
+            ended = _read(asked)
+            _ask(asked, address, islice(unasked, len(ended)))
+            yield from ended
 
 
 @contextmanager
@@ -127,36 +158,44 @@ def _sockets() -> Iterator[selectors.EpollSelector]:
                 key.data.socket.close()
 
 
-def _read(asked: selectors.EpollSelector) -> list[float]:
-    """Read what has come, and return how soon those answers began that have ended."""
+def _ask(asked: selectors.EpollSelector, address: tuple[str, int], wishes: Iterable[Wish]) -> None:
+    for wish in wishes:
+        stream = Stream(address, wish)
+        asked.register(stream.socket, selectors.EVENT_READ, stream)
+
+
+def _read(asked: selectors.EpollSelector) -> list[Stream]:
+    """Read what has come, and return the streams that have ended."""
     ready = asked.select(ANSWER_SECONDS)
     if not ready:
         sys.exit(f"error: no event in {ANSWER_SECONDS:.0f} s.")
-    found = []
+    ended = []
     for key, _ in ready:
         stream: Stream = key.data
         if stream.has_ended():
             asked.unregister(stream.socket)
             stream.socket.close()
-            found.append((stream.first_seconds or 0.0) - stream.began_seconds)
-    return found
+            ended.append(stream)
+    return ended
 
 
 def prompts(count: int, seed: int) -> list[str]:
     """So many texts of printable characters."""
     source = random.Random(seed)  # noqa: S311 - prompts, not secrets
-    return [
-        "".join(chr(source.randrange(33, 127)) for _ in range(PROMPT_CHARACTERS))
-        for _ in range(count)
-    ]
+    return [prompt(source) for _ in range(count)]
 
 
-def request_of(model: str, text: str) -> bytes:
-    """A streaming chat as it goes over the wire; its answer has just `OUTPUT_TOKENS`."""
+def prompt(source: random.Random) -> str:
+    """A text of printable characters, as long as each other one."""
+    return "".join(chr(source.randrange(33, 127)) for _ in range(PROMPT_CHARACTERS))
+
+
+def wish_of(model: str, text: str, output_tokens: int = OUTPUT_TOKENS) -> Wish:
+    """A greedy answer of just this length to this text."""
     wish = {
         "model": model,
         "messages": [{"role": "user", "content": text}],
-        "max_completion_tokens": OUTPUT_TOKENS,
+        "max_completion_tokens": output_tokens,
         "ignore_eos": True,
         "temperature": 0,
         "stream": True,
@@ -166,7 +205,7 @@ def request_of(model: str, text: str) -> bytes:
         "POST /v1/chat/completions HTTP/1.1\r\nHost: benchmark\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    return head.encode() + body
+    return Wish(head.encode() + body, output_tokens)
 
 
 def main() -> None:

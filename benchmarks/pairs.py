@@ -251,9 +251,12 @@ def standard_error(ratios: Sequence[float]) -> float | None:
 
 
 def _ratio(measure: Mapping[str, Any]) -> str:
-    """With few pairs their spread, with many the standard error."""
+    """With few pairs their spread, with many the standard error, which is not told as 0.00."""
     ratios, error = measure["ratios"], measure["standard_error"]
-    return spread(ratios, 2) if error is None else f"{median(ratios):.2f} ± {error:.2f}"
+    if error is None:
+        return spread(ratios, 2)
+    digits = 2 if error >= 0.01 else 3
+    return f"{median(ratios):.{digits}f} ± {error:.{digits}f}"
 
 
 def _verdict(measure: Mapping[str, Any]) -> str:

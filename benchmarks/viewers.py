@@ -1,14 +1,12 @@
 """What do fifty viewers of the status page cost? A server with them, beside itself without.
 
     python benchmarks/viewers.py             the demo model, a quarter of an hour on two cores
+    python benchmarks/viewers.py --pairs 300 an hour and a half: one percent of a p99 is seen
     python benchmarks/viewers.py --json
 
-One server gets each burst twice, without a prefix cache: 64 clients, streaming chats of 64 tokens
-in and 64 out. One of the two times, viewers read the stream of the status page. They do nothing
-with it, but share the machine with the server.
-
-At this load the cores are full, so the CPU time of a burst limits the output, and it varies far
-less: of these numbers, it is the one that can show a difference of one percent in a run this short.
+One server without a prefix cache has 64 clients all the time: streaming chats of 64 tokens in and
+1 to 64 out. In each pair of windows of eight seconds, viewers read the stream of the status page
+during one of the two. They do nothing with it, but share the machine with the server.
 
 Then the same viewers read without a load. A request for one token each half second changes the
 document as often as the server sends changes. Beside that, one client asks for `/livez` over and
@@ -27,29 +25,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection
-from itertools import takewhile
 from pathlib import Path
+from statistics import median
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import bursts
 import pairs
 import sides
 from bursts import Row
-from clients import TTFTS, BenchClient, Client
+from clients import TTFTS, Result
 from sides import Server
+from steady import Answer, SteadyLoad
+
+T = TypeVar("T")
 
 CLIENTS = 64
-REQUESTS = 512
-QUICK_REQUESTS = 64
 VIEWERS = 50
-BURSTS = 45
+WINDOWS = 45
+WINDOW_SECONDS = 8.0
+SETTLE_SECONDS = 1.0
+"""After the viewers have come or gone, before anything is counted."""
+QUICK_SECONDS = 1.0
 SIDES = LOOKING, NOBODY = (f"{VIEWERS} viewers", "none")
 ANSWER_SECONDS = 30.0
 LOOK_SECONDS = 0.1
-LOAD_SECONDS = 660.0
-"""No pair begins later, however slow the machine is."""
 CHANGE_SECONDS = 0.5
 QUIET_CHANGES = 30
 QUICK_QUIET_CHANGES = 4
@@ -121,23 +123,52 @@ class Viewers:
                     self.lost += 1
 
 
-def found(server: Server, client: Client, requests: int, count: int) -> list[bursts.Pair]:
-    """Return at most this many pairs; the first burst, which warms it up, is not counted."""
-    bursts.burst(server, client, clients=CLIENTS, requests=requests, seed=0)
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A time that is measured, and what the server spent in it."""
+
+    began_seconds: float
+    ended_seconds: float
+    front_end_cpu_seconds: float
+    server_cpu_seconds: float
+
+    def result(self, answers: Sequence[Answer]) -> Result:
+        """Return its numbers, under the names of `vllm bench serve`."""
+        began, ended = self.began_seconds, self.ended_seconds
+        tokens = sum(one.output_tokens for one in answers if began <= one.ended_seconds < ended)
+        waits = [
+            one.time_to_first_token_seconds for one in answers if began <= one.began_seconds < ended
+        ]
+        return {
+            "output_throughput": tokens / (ended - began),
+            "median_ttft_ms": 1e3 * median(waits),
+            TTFTS: waits,
+            "front_end_us_per_token": 1e6 * self.front_end_cpu_seconds / tokens,
+            "server_us_per_token": 1e6 * self.server_cpu_seconds / tokens,
+        }
+
+
+def found(server: Server, load: SteadyLoad, seconds: float, count: int) -> list[bursts.Pair]:
+    """Return this many pairs of windows of this length under the load."""
+    windows = _by_side(server, count, lambda: _window(server, load, seconds))
+    answers = load.answers()
+    return [
+        {side: {CLIENTS: windows[side][number].result(answers)} for side in SIDES}
+        for number in range(count)
+    ]
+
+
+def _window(server: Server, load: SteadyLoad, seconds: float) -> Window:
+    load.go_on(SETTLE_SECONDS)
     began_seconds = time.monotonic()
-    numbers = takewhile(lambda _: time.monotonic() - began_seconds < LOAD_SECONDS, range(count))
-    return [_pair(server, client, requests, number) for number in numbers]
-
-
-def _pair(server: Server, client: Client, requests: int, number: int) -> bursts.Pair:
-    results: dict[str, Mapping[str, float]] = {}
-    for side in pairs.ordered(number, SIDES):
-        with _viewers(server, side).looking():
-            bursts.settle((server,))
-            results[side] = bursts.burst(
-                server, client, clients=CLIENTS, requests=requests, seed=number + 1
-            )
-    return {side: {CLIENTS: result} for side, result in results.items()}
+    front_end, everything = server.front_end_processor_seconds(), server.processor_seconds()
+    load.go_on(seconds)
+    return Window(
+        began_seconds,
+        time.monotonic(),
+        server.front_end_processor_seconds() - front_end,
+        server.processor_seconds() - everything,
+    )
 
 
 def _viewers(server: Server, side: str) -> Viewers:
@@ -145,40 +176,21 @@ def _viewers(server: Server, side: str) -> Viewers:
 
 
 def p99(found: Sequence[bursts.Pair]) -> pairs.Measure:
-    """Return the row of the latest first tokens: a burst alone has only five of them."""
+    """Return the row of the latest first tokens of all windows: one has only a few of them."""
     milliseconds = {
         side: [[1e3 * seconds for seconds in pair[side][CLIENTS][TTFTS]] for pair in found]
         for side in SIDES
     }
     return pairs.pooled_p99(
-        f"p99 TTFT of all bursts, ms, clients: {CLIENTS}", milliseconds, 1, P99_GOAL
+        f"p99 TTFT of all windows, ms, clients: {CLIENTS}", milliseconds, 1, P99_GOAL
     )
-
-
-def loop_time(found: Sequence[bursts.Pair]) -> pairs.Measure:
-    """Return the row of a wait at the event loop, if viewers lengthen it by the time they take.
-
-    A first token waits for the event loop while that does something else. Viewers can delay it only
-    by the loop's time that they take, which is the CPU time of the front end, and that varies far
-    less than a p99. What they take of the cores is in the row of the whole server.
-    """
-    values = {
-        LOOKING: [1 + _share_of_viewers(pair) for pair in found],
-        NOBODY: [1.0 for _ in found],
-    }
-    return pairs.Measure(f"wait at the event loop, clients: {CLIENTS}", values, 3, P99_GOAL)
-
-
-def _share_of_viewers(pair: bursts.Pair) -> float:
-    """Return the CPU time that the front end spends on viewers, of all time."""
-    looking, nobody = (pair[side][CLIENTS] for side in SIDES)
-    microseconds = looking["front_end_us_per_token"] - nobody["front_end_us_per_token"]
-    return float(microseconds * nobody["output_throughput"] / 1e6)
 
 
 def quiet(server: Server, model: str, changes: int, count: int) -> list[pairs.Measure]:
     """Return what the front end spends on a document that changes, and what of it on a viewer."""
-    return quiet_measures(_by_side(server, count, lambda: _spent_on(server, model, changes)))
+    return quiet_measures(
+        _at_rest_by_side(server, count, lambda: _spent_on(server, model, changes))
+    )
 
 
 def quiet_measures(spent: Mapping[str, list[float]]) -> list[pairs.Measure]:
@@ -197,19 +209,33 @@ def quiet_measures(spent: Mapping[str, list[float]]) -> list[pairs.Measure]:
 
 def late(server: Server, model: str, changes: int, count: int) -> pairs.Measure:
     """Return the row of the late answers of `/livez` while the document changes."""
-    found = _by_side(server, count, lambda: late_of_thousand(_livez_times(server, model, changes)))
+    found = _at_rest_by_side(
+        server, count, lambda: late_of_thousand(_livez_times(server, model, changes))
+    )
     label = f"/livez over {1e3 * LATE_SECONDS:.0f} ms without load, of 1,000"
     return pairs.Measure(label, found, 2)
 
 
-def _by_side(server: Server, count: int, measured: Callable[[], float]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {side: [] for side in SIDES}
+def _by_side(server: Server, count: int, measured: Callable[[], T]) -> dict[str, list[T]]:
+    """Return what was measured with viewers and without, in pairs whose order alternates."""
+    found: dict[str, list[T]] = {side: [] for side in SIDES}
     for number in range(count):
         for side in pairs.ordered(number, SIDES):
             with _viewers(server, side).looking():
-                bursts.settle((server,))
                 found[side].append(measured())
     return found
+
+
+def _at_rest_by_side(
+    server: Server, count: int, measured: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Return the same, each time after the server has come to rest."""
+
+    def at_rest() -> float:
+        bursts.settle((server,))
+        return measured()
+
+    return _by_side(server, count, at_rest)
 
 
 def late_of_thousand(seconds: Sequence[float]) -> float:
@@ -252,22 +278,22 @@ def _spent_on(server: Server, model: str, changes: int) -> float:
 def main() -> None:
     """Run the pairs and print what they took."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    pairs.add_options(parser, pairs=BURSTS)
+    pairs.add_options(parser, pairs=WINDOWS)
     arguments = pairs.parsed(parser)
     sides.end_on_sigterm()
-    requests = QUICK_REQUESTS if arguments.quick else REQUESTS
+    seconds = QUICK_SECONDS if arguments.quick else WINDOW_SECONDS
     changes = QUICK_QUIET_CHANGES if arguments.quick else QUIET_CHANGES
     with tempfile.TemporaryDirectory(prefix="holdfast-viewers-") as directory:
         bench = sides.bench_of((), Path(directory))
         bench = replace(bench, flags=(*bench.flags, "--no-enable-prefix-caching"))
-        with bench.ready("holdfast") as server, BenchClient(bench.model) as client:
-            pairs_found = found(server, client, requests, arguments.pairs)
+        with bench.ready("holdfast") as server:
+            with SteadyLoad(server.url, bench.model, Path(directory), clients=CLIENTS) as load:
+                pairs_found = found(server, load, seconds, arguments.pairs)
             alone = quiet(server, bench.model, changes, min(arguments.pairs, QUIET_PAIRS))
             waits = late(server, bench.model, changes, min(arguments.pairs, LATE_PAIRS))
     rows = [row.measure(pairs_found, SIDES) for row in ROWS]
-    loaded = [*rows, p99(pairs_found), loop_time(pairs_found)]
-    measures = [*loaded, *alone, waits]
-    title = f"Viewers of the status page, {len(pairs_found)} pairs of bursts"
+    measures = [*rows, p99(pairs_found), *alone, waits]
+    title = f"Viewers of the status page, {len(pairs_found)} pairs of windows"
     pairs.show(pairs.Findings("viewers", title, measures), arguments)
 
 

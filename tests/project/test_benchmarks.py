@@ -15,15 +15,17 @@ from xml.etree import ElementTree as ET
 import httpx
 import pytest
 
-import bursts
+import clients
 import connections
 import pairs
 import plots
 import seams
 import serving
 import sides
+import steady
 import viewers
 from holdfast.api.metrics import PAUSE_FACTOR
+from servers import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 MEASURE = pairs.Measure("tok/s", {"holdfast": [11, 12, 30], "vllm serve": [10, 10, 10]}, 0, ">= 1")
@@ -67,6 +69,13 @@ def test_the_table_says_whether_a_goal_is_met(ours: list[float], goal: str, met:
     record = pairs.Findings("load", "Load", [pairs.Measure("s", sides, 0, goal)]).record()
     (row,) = (line for line in pairs.markdown_table(record) if line.startswith("| s |"))
     assert row.endswith(f"| {goal} | {met} |")
+
+
+def test_an_error_below_a_hundredth_is_told_with_its_thousandths() -> None:
+    """`1.01 ± 0.00` would claim more than was measured."""
+    sides = {"holdfast": [10.1, 10.3] * 10, "vllm serve": [10.0, 10.3] * 10}
+    record = pairs.Findings("load", "Load", [pairs.Measure("s", sides, 0)]).record()
+    assert any(" 1.005 ± 0.001 " in line for line in pairs.markdown_table(record))
 
 
 def test_the_page_states_the_goals_of_scrapes() -> None:
@@ -199,16 +208,6 @@ def test_a_viewer_costs_what_the_front_end_spends_with_all_of_them() -> None:
     assert each.values == {viewers.LOOKING: [0.2, 0.3]}
 
 
-def test_viewers_lengthen_a_wait_by_the_time_that_they_take() -> None:
-    """Ten microseconds for each of a thousand tokens are a hundredth of a second."""
-    spent = {viewers.LOOKING: 210.0, viewers.NOBODY: 200.0}
-    pair: bursts.Pair = {
-        side: {viewers.CLIENTS: {"front_end_us_per_token": us, "output_throughput": 1000.0}}
-        for side, us in spent.items()
-    }
-    assert viewers.loop_time([pair]).ratios() == [pytest.approx(1.01)]
-
-
 def test_the_p99_is_that_of_all_bursts() -> None:
     """With the error of its ratio, which is none if all pairs show the same."""
     ours, theirs = [[2.0, 4.0]] * 10, [[1.0, 2.0]] * 10
@@ -220,20 +219,61 @@ def test_the_p99_is_that_of_all_bursts() -> None:
     assert few.record()["standard_error"] is None
 
 
-def test_both_sides_get_the_same_burst(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no two pairs do."""
-    seeds: list[int] = []
+def test_a_window_has_the_tokens_that_ended_in_it_and_the_waits_that_began_in_it() -> None:
+    """Each answer counts once for each, in windows that lie side by side."""
+    crossing, after = steady.Answer(9.5, 10.0, 10.5, 30), steady.Answer(10.0, 13.0, 14.0, 50)
+    first = viewers.Window(0.0, 10.0, 0.6, 0.9).result(
+        [steady.Answer(1.0, 3.0, 4.0, 10), crossing, after]
+    )
+    second = viewers.Window(10.0, 20.0, 0.8, 1.6).result([crossing, after])
+    assert (first["output_throughput"], first[clients.TTFTS]) == (1.0, [2.0, 0.5])
+    assert (second["output_throughput"], second[clients.TTFTS]) == (8.0, [3.0])
+    assert second["front_end_us_per_token"] == pytest.approx(1e4)
+    assert second["server_us_per_token"] == pytest.approx(2e4)
 
-    def burst(*_: object, seed: int, **__: object) -> dict[str, float]:
-        seeds.append(seed)
-        return {}
 
-    monkeypatch.setattr(bursts, "burst", burst)
-    monkeypatch.setattr(bursts, "settle", lambda _: None)
+def test_half_of_the_pairs_begin_with_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times at which each side is measured are told apart by nothing else."""
     monkeypatch.setattr(viewers, "VIEWERS", 0)
     server: Any = SimpleNamespace(url="http://127.0.0.1:1")
-    assert len(viewers.found(server, connections.SocketClient("m"), requests=1, count=2)) == 2
-    assert seeds == [0, 1, 1, 2, 2]
+    order = iter(range(4))
+    found = viewers._by_side(server, 2, lambda: next(order))
+    assert found == {viewers.LOOKING: [1, 2], viewers.NOBODY: [0, 3]}
+
+
+def test_a_steady_load_asks_again_when_an_answer_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never the same twice, and for answers that differ in length."""
+    monkeypatch.setattr(steady, "RAMP_SECONDS", 0)
+    with (
+        answering(EVENTS) as (url, asked),
+        steady.SteadyLoad(url, "m", tmp_path, clients=3) as load,
+    ):
+        wait_until(
+            lambda: len(load.answers()) >= 9,
+            deadline_seconds=60,
+            what=lambda: f"nine answers, but {load.answers()}",
+        )
+    for answer in load.answers():
+        assert answer.began_seconds <= answer.first_token_seconds <= answer.ended_seconds
+    lengths = {answer.output_tokens for answer in load.answers()}
+    assert len(lengths) > 1
+    assert lengths <= set(range(1, steady.MOST_OUTPUT_TOKENS + 1))
+    assert len(set(asked)) == len(asked)
+
+
+def test_a_steady_load_that_is_not_answered_ends_the_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the windows would be measured without it."""
+    monkeypatch.setattr(steady, "RAMP_SECONDS", 60)
+    with (
+        answering((b"HTTP/1.1 429 Too Many Requests\r\n\r\n",)) as (url, _),
+        pytest.raises(SystemExit, match="load has ended"),
+        steady.SteadyLoad(url, "m", tmp_path, clients=1),
+    ):
+        pass
 
 
 STREAM = b"HTTP/1.1 200 OK\r\n\r\n", b"data: {}\n\n"
