@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -247,17 +248,32 @@ def test_a_long_prefill_moves(watched: Watched, asking: ThreadPoolExecutor) -> N
 def test_the_words_of_a_client_are_shown_to_nobody(
     watched: Watched, asking: ThreadPoolExecutor
 ) -> None:
-    """Neither on the stream nor as text, while its request runs and when one is refused."""
+    """Neither on the stream nor as text, while its requests run and when one is refused."""
+    texts, seen = list[str](), threading.Event()
+
+    def is_in_text() -> bool:
+        texts.append(watched.server.get("/ui").text)
+        return "decode" in texts[-1]
+
+    def say_on() -> set[int]:
+        statuses = set()
+        while not seen.is_set():
+            statuses.add(say_words(watched.server).status_code)
+        return statuses
+
     with overheard(watched) as heard:
-        answer = asking.submit(say_words, watched.server)
-        watched.tab.until_text("#rows", "decode")
-        watched.server.until(lambda: b'"stage":"decode"' in heard, "the row of the request")
-        assert say_words(watched.server, max_tokens=WORDS).status_code == 400
-        text = watched.server.get("/ui").text
-        assert "decode" in text
-        assert answer.result().status_code == 200
+        answers = asking.submit(say_on)
+        try:
+            watched.tab.until_text("#rows", "decode")
+            watched.server.until(lambda: b'"stage":"decode"' in heard, "the row of a request")
+            watched.server.until(is_in_text, "the row of a request as text")
+            assert say_words(watched.server, max_tokens=WORDS).status_code == 400
+            texts.append(watched.server.get("/ui").text)
+        finally:
+            seen.set()
+        assert answers.result() == {200}
         watched.tab.until_text("#rows", "No request is running.")
-    assert WORDS not in text
+    assert WORDS not in "".join(texts)
     assert WORDS.encode() not in heard
 
 

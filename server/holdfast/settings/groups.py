@@ -93,8 +93,8 @@ class ProbeSettings:
         "--probe",
         ("worst-case", "quick", "off"),
         "worst-case",
-        "what to prove before READY: `worst-case` runs every step, `quick` only the longest prompt "
-        "and the fullest batch, and `off` none",
+        "what to prove before READY: `worst-case` runs every step; `quick` only a first token, the "
+        "longest prompt, the fullest batch and the baseline, if there is one; `off` none",
     )
     timeout_seconds: float = flag(
         "--probe-timeout",
@@ -158,7 +158,8 @@ class OverloadSettings:
         count,
         1024,
         "N",
-        "maximum requests queued in the front end; answer 429 beyond that",
+        "maximum requests queued in the front end; answer 429 beyond that; 0 queues none, not even "
+        "during a recovery",
     )
     max_requests_per_key: int = flag(
         "--max-requests-per-key",
@@ -204,7 +205,8 @@ class KeySettings:
         "--metrics-auth",
         ("none", "api-key"),
         "none",
-        "what `/metrics` and `/metrics/routing` require: nothing, or an API key if one is set",
+        "what `/metrics` and `/metrics/routing` require: nothing, or an API key; `api-key` needs a "
+        "server with API keys",
     )
     usage_directory: Path | None = flag(
         "--usage-dir",

@@ -61,8 +61,8 @@ class _Stream:
 
 def _too_many() -> Response:
     return openai_error(
-        f"{MAX_VIEWERS} viewers look at the status of this server already, "
-        f"or {MAX_VIEWERS_PER_KEY} with this key.",
+        f"This server already shows its status to {MAX_VIEWERS} viewers, or to "
+        f"{MAX_VIEWERS_PER_KEY} with this key.",
         kind="service_unavailable",
         status=503,
         headers={"retry-after": str(RETRY_AFTER_SECONDS)},

@@ -46,7 +46,7 @@ async def _restart(trial: Trial) -> None:
             "give --api-key-file a file with an admin key",
         )
     (await course_of(trial)).told.append(facts)
-    trial.require(answer.status == _ACCEPTED, f"a restart is answered {answer.status}", answer)
+    trial.require(answer.status == _ACCEPTED, f"POST /admin/restart got {answer.status}", answer)
     try:
         async with asyncio.timeout(_RESTART_SECONDS):
             while not _is_next(  # noqa: ASYNC110 - another process restarts it

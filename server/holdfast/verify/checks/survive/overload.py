@@ -49,7 +49,7 @@ CHECKS = (
         "overload",
         "survive",
         overload,
-        "Of 256 clients at once, each is answered or told to come again, and the server goes on.",
+        "Of 256 clients at once, each is answered or told to try again, and the server goes on.",
         profiles=FROM_STANDARD,
         deadline_seconds=1800.0,
     ),

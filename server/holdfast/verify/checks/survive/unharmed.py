@@ -28,7 +28,7 @@ async def unharmed(trial: Trial) -> None:
         trial.measure("memory before the checks", before.memory_bytes / _MIB, "MiB")
         trial.measure("memory after the checks", now.memory_bytes / _MIB, "MiB")
     if before.deaths is None or now.deaths is None:
-        raise InconclusiveError("the server's /metrics does not tell how many engines have died")
+        raise InconclusiveError("the server's /metrics does not report how many engines have died")
     died = now.deaths - before.deaths - course.killed
     trial.measure("engines that died", died, limit=equal_to(0))
 
@@ -38,7 +38,7 @@ CHECKS = (
         "unharmed",
         "survive",
         unharmed,
-        "While the checks ran, no engine died that none of them killed, and no workspace grew.",
+        "While the checks ran, no engine died except those that they killed, and no workspace grew.",
         profiles=EVERY,
         needs=("holdfast",),
     ),
