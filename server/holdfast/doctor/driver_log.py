@@ -72,7 +72,7 @@ def check_driver_log(log: DriverLog | None) -> Iterator[Finding]:
             f"{log.complaints} complaints of the GPU's driver since the machine started, the last "
             f"of them: {' | '.join(log.last)}",
             "look an Xid up in https://docs.nvidia.com/deploy/xid-errors/, and restart this "
-            "machine before the next start, unless the driver complained only while it was loading.",
+            "machine before the next start, unless the driver complained only while loading.",
         )
     else:
         yield ok(name, "the GPU's driver has not complained")

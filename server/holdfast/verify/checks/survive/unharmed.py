@@ -38,7 +38,7 @@ CHECKS = (
         "unharmed",
         "survive",
         unharmed,
-        "While the checks ran, no engine died except those that they killed, and no workspace grew.",
+        "While the checks ran, no engine died except those they killed, and no workspace grew.",
         profiles=EVERY,
         needs=("holdfast",),
     ),
