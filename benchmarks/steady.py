@@ -37,14 +37,9 @@ class Answer:
     """One answer, with its times on the monotonic clock, which all processes share."""
 
     began_seconds: float
-    first_token_seconds: float
+    time_to_first_token_seconds: float
     ended_seconds: float
     output_tokens: int
-
-    @property
-    def time_to_first_token_seconds(self) -> float:
-        """How long the client waited for its first token."""
-        return self.first_token_seconds - self.began_seconds
 
 
 class SteadyLoad:
@@ -98,7 +93,8 @@ def main() -> None:
     """Ask, and write a line for each answer, until the process is ended."""
     url, model, clients = sys.argv[1:]
     for stream in connections.answered(url, wishes(model, SEED), int(clients)):
-        times = (stream.began_seconds, stream.first_seconds, stream.ended_seconds)
+        wait_seconds = stream.time_to_first_token_seconds
+        times = (stream.began_seconds, wait_seconds, stream.ended_seconds)
         print(json.dumps([*times, stream.wish.output_tokens]), flush=True)
 
 

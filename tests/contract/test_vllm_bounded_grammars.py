@@ -338,7 +338,7 @@ def test_a_grammar_that_compiles_for_too_long_ends_beside_others(
 def test_a_grammar_of_a_begun_answer_may_take_longer_by_its_tokens(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads the answer again, which is no fault of the grammar."""
+    """It reads the answer again, which is not the fault of the grammar."""
     compiled = threading.Event()
     create = StructuredOutputManager._create_grammar
 

@@ -221,9 +221,9 @@ def test_the_p99_is_that_of_all_bursts() -> None:
 
 def test_a_window_has_the_tokens_that_ended_in_it_and_the_waits_that_began_in_it() -> None:
     """Each answer counts once for each, in windows that lie side by side."""
-    crossing, after = steady.Answer(9.5, 10.0, 10.5, 30), steady.Answer(10.0, 13.0, 14.0, 50)
+    crossing, after = steady.Answer(9.5, 0.5, 10.5, 30), steady.Answer(10.0, 3.0, 14.0, 50)
     first = viewers.Window(0.0, 10.0, 0.6, 0.9).result(
-        [steady.Answer(1.0, 3.0, 4.0, 10), crossing, after]
+        [steady.Answer(1.0, 2.0, 4.0, 10), crossing, after]
     )
     second = viewers.Window(10.0, 20.0, 0.8, 1.6).result([crossing, after])
     assert (first["output_throughput"], first[clients.TTFTS]) == (1.0, [2.0, 0.5])
@@ -256,7 +256,8 @@ def test_a_steady_load_asks_again_when_an_answer_has_ended(
             what=lambda: f"nine answers, but {load.answers()}",
         )
     for answer in load.answers():
-        assert answer.began_seconds <= answer.first_token_seconds <= answer.ended_seconds
+        first_seconds = answer.began_seconds + answer.time_to_first_token_seconds
+        assert answer.began_seconds <= first_seconds <= answer.ended_seconds
     lengths = {answer.output_tokens for answer in load.answers()}
     assert len(lengths) > 1
     assert lengths <= set(range(1, steady.MOST_OUTPUT_TOKENS + 1))

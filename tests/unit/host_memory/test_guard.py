@@ -245,7 +245,7 @@ def test_a_process_that_has_ended_already_does_no_harm(host: FakeHost) -> None:
 def test_a_guard_that_is_blind_says_so_once(
     host: FakeHost, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And again after it could see; whoever asked for a guard would rely on it."""
+    """It says so again if it was able to see in between: the operator relies on a guard."""
     meminfo = host.root / "proc/meminfo"
     known = meminfo.read_bytes()
     with guarding(host) as (guard, _):

@@ -142,15 +142,10 @@ def _outcome(turn: Turn, case: Case) -> tuple[Outcome, str]:
         try:
             arguments = json.loads(call.arguments)
         except (ValueError, RecursionError):
-            return (
-                Outcome.INVALID_JSON,
-                f"the arguments are {beginning(call.arguments, _SHOWN_CHARACTERS)!r}",
-            )
+            arguments = None
         if not isinstance(arguments, dict):
-            return (
-                Outcome.INVALID_JSON,
-                f"the arguments are {beginning(call.arguments, _SHOWN_CHARACTERS)!r}",
-            )
+            said = beginning(call.arguments, _SHOWN_CHARACTERS)
+            return Outcome.INVALID_JSON, f"the arguments are {said!r}"
         if refusal := _refusal(case, arguments):
             return Outcome.SCHEMA_MISMATCH, refusal
     return Outcome.VALID, ""
