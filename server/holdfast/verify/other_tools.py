@@ -88,14 +88,16 @@ async def rows_of(wish: Wish) -> tuple[Row, ...]:
     try:
         _, told, errors = await asyncio.gather(
             _write(process.stdin, json.dumps(asdict(wish)).encode()),
-            _all(process.stdout),
+            _all(process),
             _tail(process.stderr),
         )
         code = await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await process.communicate()  # wait() returns only once both pipes are read to the end
+    if len(told) > _MAX_BYTES:
+        raise InconclusiveError(f"{wish.tool} wrote more than {_MAX_BYTES} bytes")
     try:
         if code == 0:
             return _ROWS.validate_json(told)
@@ -113,12 +115,14 @@ async def _write(stream: asyncio.StreamWriter | None, content: bytes) -> None:
         stream.close()
 
 
-async def _all(stream: asyncio.StreamReader | None) -> bytes:
-    found = bytearray()
+async def _all(process: asyncio.subprocess.Process) -> bytes:
+    """What it writes to standard output; it is killed once that is too much."""
+    found, stream = bytearray(), process.stdout
     while part := await stream.read(_READ_BYTES) if stream else b"":
-        found += part
-        if len(found) > _MAX_BYTES:
-            raise InconclusiveError(f"the tool wrote more than {_MAX_BYTES} bytes")
+        if len(found) <= _MAX_BYTES:
+            found += part
+        elif process.returncode is None:
+            process.kill()
     return bytes(found)
 
 

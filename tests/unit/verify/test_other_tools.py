@@ -28,6 +28,8 @@ PROBE = [check for check in tools.CHECKS if check.name == "probe"]
 MODELS = "catalog.native-model-discovery"
 """The row about the list of models."""
 PROVIDER = [check for check in wire.CHECKS if check.name == "provider_check"]
+TOO_MUCH = "import fcntl; fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20); print('[' * 9_000_000)"
+"""Through a pipe of that size more arrives at once than asyncio keeps, so that it stops reading."""
 
 
 def need(module: str) -> None:
@@ -124,7 +126,7 @@ def test_a_tool_that_fails_proves_nothing() -> None:
     ("program", "said"),
     [
         ("print('no rows')", "what it wrote is not a list of rows"),
-        ("print('[' * 9_000_000)", "wrote more than"),
+        (TOO_MUCH, "wrote more than"),
         ("import sys; sys.exit('out of luck')", "ended with 1: out of luck"),
         ("import sys; sys.exit('x' * 20_000)", "ended with 1: its last line is too long"),
         ("import os; os.kill(os.getpid(), 9)", "ended with -9: it said nothing"),

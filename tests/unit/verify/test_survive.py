@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,18 @@ def test_a_command_that_fails_proves_nothing(command: str, said: str, tmp_path: 
     (found,) = results(app, DEATH, options=options).values()
     assert found.status is CheckStatus.INCONCLUSIVE
     assert said in found.reason
+
+
+def test_a_command_is_not_waited_for_longer_than_it_runs(tmp_path: Path) -> None:
+    """What it leaves running writes to the same place and outlives it."""
+    noted = tmp_path / "pid"
+    script = f"sleep 600 & echo $! > {noted}; echo lost; exit 3"
+    options = Options(kill_command=("sh", "-c", script))
+    try:
+        (found,) = results(MortalDouble(tmp_path / "dead"), DEATH, options=options).values()
+        assert found.reason == "the command ended with 3: lost"
+    finally:
+        os.kill(int(noted.read_text()), signal.SIGKILL)
 
 
 def test_a_command_that_kills_nothing_proves_nothing() -> None:

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from holdfast.verify.answers import dig, excerpt
 from holdfast.verify.check import FROM_STANDARD, Check
@@ -24,6 +25,7 @@ _MIN_RUNNING = 4
 """Once the engine is at work on this many, the others wait or are about to be sent."""
 _ROUNDS = 2
 _COMMAND_SECONDS = 60.0
+_MAX_SAID_BYTES = 16 * 1024
 _WAIT_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 _OK = 200
@@ -132,33 +134,35 @@ async def _until_running(trial: Trial, tasks: Sequence[asyncio.Task[CountedAnswe
 
 
 async def _kill(command: Sequence[str]) -> None:
-    """Run the user's command.
+    """Run the user's command, which may leave others running that write to the same place.
 
     Raises:
         InconclusiveError: it could not be run, or says that it failed.
     """
-    pipe = asyncio.subprocess.PIPE
+    with TemporaryFile() as output:  # a pipe would be waited for until the last of them has ended
+        code = await _exit_code(command, output)
+        output.seek(0)
+        said = output.read(_MAX_SAID_BYTES).decode("utf-8", "replace")
+    if code:
+        raise InconclusiveError(f"the command ended with {code}: {excerpt(said)}")
+
+
+async def _exit_code(command: Sequence[str], output: IO[bytes]) -> int:
     try:
         process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=asyncio.subprocess.STDOUT,
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
         )
     except OSError as error:
         raise InconclusiveError(f"the command could not be run: {error}") from None
     try:
         async with asyncio.timeout(_COMMAND_SECONDS):
-            said, _ = await process.communicate()
+            return await process.wait()
     except TimeoutError:
         raise InconclusiveError(f"the command took over {_COMMAND_SECONDS:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if process.returncode:
-        told = excerpt(said.decode("utf-8", "replace"))
-        raise InconclusiveError(f"the command ended with {process.returncode}: {told}")
 
 
 CHECKS = (
