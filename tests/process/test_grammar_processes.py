@@ -12,11 +12,15 @@ from typing import Any
 
 import psutil
 import pytest
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
 
 import scripted_compiler
+from holdfast.engine.grammars import checker
 from holdfast.engine.grammars.pool import Pool, TrialReply
 from holdfast.errors import NotReadyError
 from holdfast.processes import exits, forkserver, tree
+from holdfast.request_context import REQUEST, RequestContext
 from servers import wait_until
 
 DEADLINE_SECONDS = 60.0
@@ -126,17 +130,38 @@ def test_a_worker_that_has_grown_is_replaced() -> None:
     run(scene)
 
 
-def test_a_slow_grammar_has_a_lower_priority() -> None:
+def test_a_slow_grammar_runs_where_nothing_else_wants_to() -> None:
     """It is tried for long, with several threads, beside an engine that answers others."""
 
     async def scene() -> None:
         async with pool() as asked:
-            usual = int(await _said_by_worker(asked, "priority"))
-            slow = json.dumps({"regex": "priority"}).encode()
+            slow = json.dumps({"regex": "policy"}).encode()
             reply = (await asked.compile(slow, DEADLINE_SECONDS, is_slow=True)).reply
             assert reply is not None
-            assert int(reply["backend"]) > usual
-            assert int(await _said_by_worker(asked, "priority")) == usual
+            assert int(reply["backend"]) == os.SCHED_IDLE
+            assert int(await _said_by_worker(asked, "policy")) == os.SCHED_OTHER
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("what", "error"), [("spin", VLLMValidationError), ("sleep 3600", GracefulHTTPError)]
+)
+def test_a_grammar_is_too_slow_only_if_it_could_run(
+    what: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that had no core may be sent again, even if the worker had one for another before."""
+    monkeypatch.setattr(checker, "LEAST_SHARE", 0.1)  # other tests keep the cores busy
+
+    async def scene() -> None:
+        async with pool() as asked:
+            for _ in range(WORKERS):
+                await ask(asked, "work 0.5")
+            REQUEST.set(RequestContext("a"))
+            with pytest.raises(error):
+                await checker.GrammarChecker(asked, timeout_seconds=1.0).check(
+                    StructuredOutputsParams(regex=what)
+                )
 
     run(scene)
 

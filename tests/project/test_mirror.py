@@ -44,6 +44,7 @@ DRIVEN_ELSEWHERE = {
     "engine.construction": "engine/test_engine_deaths.py engine/test_host_memory.py",
     "engine.continuation": "contract/test_vllm_continuation.py",
     "engine.facts": "contract/test_vllm_images.py gpu_paths/test_scheduler.py",
+    "engine.grammars.checker": "process/test_grammar_processes.py contract/test_vllm_grammars.py",
     "engine.grammars.compiler": "contract/test_vllm_grammars.py",
     "engine.grammars.pool": "process/test_grammar_processes.py",
     "engine.grammars.requests": "contract/test_vllm_grammars.py",

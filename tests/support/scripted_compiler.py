@@ -27,7 +27,7 @@ def just_forked() -> Any:
 
 
 def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
-    """Do as the grammar says: crash, sleep, spin, grow (by so many MiB) or refuse."""
+    """Do as the grammar says: crash, sleep, spin, work, grow (by so many MiB) or refuse."""
     what, _, argument = str(grammar.get("regex", "")).partition(" ")
     match what:
         case "crash":
@@ -37,18 +37,28 @@ def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
         case "spin":
             while True:
                 pass
+        case "work":
+            while time.process_time() < float(argument):
+                pass
         case "grow":
             mebibytes = int(argument or sys.maxsize)
             LEFT.extend(b"x" * (1 << 20) for _ in range(mebibytes))
         case "refuse":
             return {"error": argument}
-        case "environment":
-            return {"backend": os.environ.get(argument, ""), "was_auto": False, "changed": {}}
-        case "priority":
-            return {"backend": str(os.getpriority(os.PRIO_PROCESS, 0)), "changed": {}}
-        case "files":
-            return {"backend": _files(), "was_auto": False, "changed": {}}
+        case "environment" | "policy" | "files":
+            return {"backend": _told(what, argument), "was_auto": False, "changed": {}}
     return {"backend": str(os.getpid()), "was_auto": True, "changed": {}}
+
+
+def _told(what: str, argument: str) -> str:
+    """What this process has."""
+    match what:
+        case "environment":
+            return os.environ.get(argument, "")
+        case "policy":
+            return str(os.sched_getscheduler(0))
+        case _:
+            return _files()
 
 
 def _files() -> str:

@@ -5,7 +5,8 @@ use it, with native code that a client can crash or keep busy for hours. So a wo
 compiles each one first, with limits on time and memory. Only what survives goes on to vLLM; the
 rest gets 400.
 
-    checker    decides about a grammar: known, tried, refused; orders the trials of all keys
+    checker    decides about a grammar: known, tried, refused
+    lanes      order the trials of all keys
     pool       starts the worker processes and talks to them
     workers    runs in them: one process that has the tokenizer, and the workers that it forks
     compiler   compiles in a worker what vLLM's front end and EngineCore would

@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import signal
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -26,6 +26,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
 from holdfast.engine.grammars.compiler import Compiler
+from holdfast.engine.grammars.lanes import Lane
 from holdfast.engine.grammars.pool import Pool, TrialReply
 from holdfast.engine.grammars.workers import OUT_OF_MEMORY
 from holdfast.engine.vllm_errors import capacity_lent
@@ -39,6 +40,8 @@ MAX_GRAMMAR_BYTES = 512 << 10
 QUICK_SECONDS = 1.0
 QUICK_SLOTS = 2
 SLOW_SLOTS = 2
+LEAST_SHARE = 0.5
+"""The part of the timeout for which a grammar has to run before it is called too slow."""
 REFUSALS_SECONDS = 60.0
 """How long a refusal is remembered: later, the machine may be less busy."""
 GIVEN_UP_SECONDS = 3600.0
@@ -46,8 +49,6 @@ GIVEN_UP_SECONDS = 3600.0
 MAX_RESULTS = 1024
 MAX_REMEMBERED_BYTES = 16 << 10
 """A result is remembered if the fields that it changes are no larger than this."""
-
-_Waiting = OrderedDict[str, deque[asyncio.Future[None]]]
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -72,55 +73,6 @@ class _Trial:
 
     task: asyncio.Task[TrialResult]
     waiting: int = 0
-
-
-class Lane:
-    """A limit on concurrent trials, shared fairly among keys. Belongs to one event loop."""
-
-    def __init__(self, slots: int, *, slots_per_key: int) -> None:
-        self._slots = slots
-        self._slots_per_key = slots_per_key
-        self._taken: Counter[str] = Counter()
-        self._waiting: _Waiting = OrderedDict()
-
-    async def take(self, key: str) -> None:
-        """Return when the key gets a slot, which it keeps until `give`."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append(turn)
-        self._hand_out()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give(key)
-            else:
-                self._remove(key, turn)
-            raise
-
-    def give(self, key: str) -> None:
-        """Give a slot back."""
-        self._taken[key] -= 1
-        if not self._taken[key]:
-            del self._taken[key]
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        while self._taken.total() < self._slots and (key := self._next()) is not None:
-            turn = self._waiting[key].popleft()
-            if self._waiting[key]:
-                self._waiting.move_to_end(key)
-            else:
-                del self._waiting[key]
-            self._taken[key] += 1
-            turn.set_result(None)
-
-    def _next(self) -> str | None:
-        return next((k for k in self._waiting if self._taken[k] < self._slots_per_key), None)
-
-    def _remove(self, key: str, turn: asyncio.Future[None]) -> None:
-        self._waiting[key].remove(turn)
-        if not self._waiting[key]:
-            del self._waiting[key]
 
 
 class GrammarChecker:
@@ -243,6 +195,7 @@ class GrammarChecker:
         if reply is not None and reply["error"] != OUT_OF_MEMORY:
             return TrialResult(str(reply["error"]), until_seconds=until_seconds)
         if answer.signal == signal.SIGALRM:
+            self._require_processor(answer)
             cause = f"it takes longer than {self.timeout_seconds:g} s to compile"
         elif reply is None:
             cause = "the process that compiled it crashed"
@@ -254,6 +207,18 @@ class GrammarChecker:
         return TrialResult(
             f"The grammar of the request is refused: {cause}.", until_seconds=until_seconds
         )
+
+    def _require_processor(self, answer: TrialReply) -> None:
+        """Say nothing of a grammar that had no core for most of its time.
+
+        Raises:
+            NotReadyError: it had none.
+        """
+        if answer.cpu_seconds < LEAST_SHARE * self.timeout_seconds:
+            raise NotReadyError(
+                "This machine is too busy to check the grammar. Try again later.",
+                retry_after_seconds=int(self.timeout_seconds),
+            )
 
     def _require_waiting_client(self, digest: bytes) -> None:
         trial = self._trials.get(digest)

@@ -43,14 +43,33 @@ class TrialReply:
     signal: int
     """The signal that ended the worker; 0 if none did."""
     seconds: float
+    cpu_seconds: float = 0.0
+    """What the grammar took of the CPU, if the worker died of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchanged:
+    """What a worker sent."""
+
+    pid: int = 0
+    """0 if no worker took the grammar."""
+    cpu_seconds: float = 0.0
+    """What the worker had taken of the CPU before."""
+    reply: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    exit_code: int
+    cpu_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Processes:
     process: Any
     control: socket.socket
-    exit_codes: dict[int, int] = field(default_factory=dict)
-    """The exit codes of workers that have died, by pid."""
+    ends: dict[int, _End] = field(default_factory=dict)
+    """How workers have died, by pid."""
 
 
 class Pool:
@@ -68,7 +87,7 @@ class Pool:
     ) -> TrialReply:
         """Have a worker compile a grammar. The kernel ends the worker after `limit_seconds`.
 
-        One that is slow has a lower priority than the others, and than an engine.
+        One that is slow runs only where nothing else wants to, so that it delays no engine.
 
         Raises:
             NotReadyError: no process can check the grammar now.
@@ -76,22 +95,22 @@ class Pool:
         started = await self._ensure_started()
         began = time.monotonic()
         how = b"%f %d" % (limit_seconds, is_slow)
-        pid, answer = await self._send(started, grammar, how, limit_seconds)
+        said = await self._send(started, grammar, how, limit_seconds)
         seconds = time.monotonic() - began
         with suppress(ValueError):
-            return TrialReply(json.loads(answer), 0, seconds)
-        code = await _exit_code(started, pid)
-        if code is None:
+            return TrialReply(json.loads(said.reply), 0, seconds)
+        end = await _end(started, said.pid)
+        if end is None:
             self._give_up(started)
             raise _unavailable("the process that checks grammars has ended")
-        if code == -signal.SIGKILL:
+        if end.exit_code == -signal.SIGKILL:
             raise _unavailable("a process that checked a grammar was killed from outside")
-        return TrialReply(None, max(0, -code), seconds)
+        cpu_seconds = end.cpu_seconds - said.cpu_seconds
+        return TrialReply(None, max(0, -end.exit_code), seconds, cpu_seconds)
 
     async def _send(
         self, started: _Processes, grammar: bytes, how: bytes, limit_seconds: float
-    ) -> tuple[int, bytes]:
-        """Return the pid of the worker that took the grammar, 0 if none did, and its reply."""
+    ) -> _Exchanged:
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -178,23 +197,29 @@ class Pool:
             return frozenset()
 
 
-async def _exchange(ours: socket.socket, grammar: bytes) -> tuple[int, bytes]:
-    """Send a grammar; return the pid of its worker, 0 if none took it, and any reply."""
+async def _exchange(ours: socket.socket, grammar: bytes) -> _Exchanged:
+    """Send a grammar, and return what came back until the worker replied or died."""
     loop = asyncio.get_running_loop()
-    reply = bytearray()
+    received = bytearray()
     with suppress(ConnectionError):
         await loop.sock_sendall(ours, grammar)
         ours.shutdown(socket.SHUT_WR)
-        while len(reply) <= MAX_REPLY_BYTES and (part := await loop.sock_recv(ours, _CHUNK_BYTES)):
-            reply += part
-    pid, _, answer = bytes(reply).partition(b"\n")
-    return int(pid) if pid.isdigit() else 0, answer
+        while len(received) <= MAX_REPLY_BYTES:
+            if not (part := await loop.sock_recv(ours, _CHUNK_BYTES)):
+                break
+            received += part
+    head, _, reply = bytes(received).partition(b"\n")
+    try:
+        pid, cpu_seconds = head.split()
+        return _Exchanged(int(pid), float(cpu_seconds), reply)
+    except ValueError:
+        return _Exchanged()
 
 
-async def _exit_code(started: _Processes, pid: int) -> int | None:
-    """Return a worker's exit code; None if it is not reported in time."""
+async def _end(started: _Processes, pid: int) -> _End | None:
+    """Return how a worker ended; None if it is not reported in time."""
     deadline = time.monotonic() + MARGIN_SECONDS
-    while pid not in started.exit_codes and time.monotonic() < deadline:
+    while pid not in started.ends and time.monotonic() < deadline:
         try:
             message = started.control.recv(_MESSAGE_BYTES)
         except BlockingIOError:
@@ -204,9 +229,9 @@ async def _exit_code(started: _Processes, pid: int) -> int | None:
             return None
         if not message:
             return None
-        ended, code = map(int, message.split())
-        started.exit_codes[ended] = code
-    return started.exit_codes.pop(pid, None)
+        ended, code, cpu_seconds = message.split()
+        started.ends[int(ended)] = _End(int(code), float(cpu_seconds))
+    return started.ends.pop(pid, None)
 
 
 def _unavailable(cause: str) -> NotReadyError:

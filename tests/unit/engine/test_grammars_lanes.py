@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.engine.grammars.checker import Lane
+from holdfast.engine.grammars.lanes import Lane
 
 
 async def _settle() -> None:
