@@ -111,6 +111,12 @@ def test_a_crash_is_not_made_again(siege: Siege) -> None:
     assert siege.deaths["first"] == 1
 
 
+def test_the_log_has_the_python_stacks_of_a_crash(siege: Siege) -> None:
+    """The process does not stay to look for the names of C functions, which may take for ever."""
+    assert siege.server.log.count("Fatal Python error: Segmentation fault") == 2
+    assert "Segfault encountered" not in siege.server.log
+
+
 def test_its_like_is_quarantined_whatever_is_varied(siege: Siege) -> None:
     """With the second death; from then on it reaches no engine, streamed or not."""
     statuses = {name: siege.answers[name].status_code for name in ("varied", "third", "streamed")}

@@ -33,6 +33,7 @@ if directory := os.environ.get(exits.DIRECTORY_VARIABLE):
 # This takes seconds, in which the parent may end.
 with imports.uncollected():
     import_engine()
+lifetime.end_at_once_on_crashes()
 
 with suppress(ImportError):  # it is optional for vLLM, too
     # It stores the title beside the environment that the process was started with. A forked process

@@ -1,4 +1,4 @@
-"""Makes processes end with their parent, and write their stacks when a signal asks for them.
+"""Makes processes end with their parent, crash at once, and write their stacks when asked to.
 
 For the first, vLLM has a pipe that a worker in a collective never reads, and nothing at all for
 its EngineCore. The kernel has `PR_SET_PDEATHSIG`, prctl(2): sent when the thread that started a
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import logging
 import multiprocessing
 import os
@@ -16,13 +17,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import spawn
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MARK = "death_signal"
+_STANDARD_ERROR = 2
 PARENT_VARIABLE = "HOLDFAST_PARENT_PID"
 """Tells a process whose command line is not ours the pid of the process that started it."""
 
@@ -128,3 +130,20 @@ def write_stacks_on_signal(directory: Path, pid: int) -> None:
         return
     # faulthandler keeps the file.
     faulthandler.register(STACKS_SIGNAL, file, all_threads=True)
+
+
+def end_at_once_on_crashes() -> None:
+    """Have a crash in native code end this process, after it has written its Python stacks.
+
+    tvm-ffi, which xgrammar and FlashInfer load, handles SIGSEGV itself. It reads debug information
+    to name C functions, for half a second or more, in which nobody knows that the process is dead.
+    It also allocates memory, which never returns if the allocator has crashed.
+    https://github.com/apache/tvm-ffi/blob/main/src/ffi/backtrace.cc
+
+    Only the main thread may set a handler; in others tvm-ffi's stays. Forked children inherit ours.
+    """
+    with suppress(ImportError):  # its handler replaces earlier ones whenever it is loaded
+        importlib.import_module("tvm_ffi")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    faulthandler.enable(_STANDARD_ERROR)

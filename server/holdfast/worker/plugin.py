@@ -30,7 +30,6 @@ from holdfast.patches.grammars import bound_grammars
 from holdfast.worker import lifetime, rpc
 from holdfast.worker.crash_records import record_causes, record_termination
 from holdfast.worker.ipc_names import name_ipc_after, shared_path
-from holdfast.worker.lifetime import write_stacks_on_signal
 from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
 from holdfast.workspace.stats.mapped_files import is_shared_memory_kept
 
@@ -55,7 +54,8 @@ def register() -> None:
     spec = WorkspaceSpec.read(Path(path))
     name_ipc_after(Path(spec.stats_directory))
     record_causes(Path(spec.stats_directory))
-    write_stacks_on_signal(Path(spec.stats_directory), os.getpid())
+    lifetime.write_stacks_on_signal(Path(spec.stats_directory), os.getpid())
+    lifetime.end_at_once_on_crashes()
     if multiprocessing.current_process().name.startswith("EngineCore"):
         record_termination(Path(spec.stats_directory))
     # Otherwise vLLM logs two lines for each engine step that the probe composes.

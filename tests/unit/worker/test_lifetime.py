@@ -194,3 +194,25 @@ def test_a_process_lives_until_its_last_thread_has_ended(tmp_path: Path) -> None
         assert tree.kill([seen]) == ()
         assert not exits.is_alive(seen)
         assert process.poll() is not None
+
+
+def test_a_crash_ends_a_process_at_once_with_its_python_stacks() -> None:
+    """It does not first look for the names of C functions, which takes half a second and may hang.
+
+    A library that does so may be loaded before or later.
+    """
+    program = (
+        "import ctypes; from holdfast.worker import lifetime\n"
+        "def reads_nothing(): ctypes.string_at(0)\n"
+        "lifetime.end_at_once_on_crashes()\n"
+        "import tvm_ffi\n"
+        "reads_nothing()\n"
+    )
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+    )
+    assert ended.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in ended.stderr
+    assert "in reads_nothing" in ended.stderr
+    assert "Segfault encountered" not in ended.stderr
