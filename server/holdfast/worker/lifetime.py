@@ -142,7 +142,7 @@ def end_at_once_on_crashes() -> None:
 
     Only the main thread may set a handler; in others tvm-ffi's stays. Forked children inherit ours.
     """
-    with suppress(ImportError):  # its handler replaces earlier ones whenever it is loaded
+    with suppress(ImportError, OSError):  # its handler replaces earlier ones when it is loaded
         importlib.import_module("tvm_ffi")
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
