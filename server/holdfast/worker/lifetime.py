@@ -144,6 +144,7 @@ def end_at_once_on_crashes() -> None:
     """
     with suppress(ImportError, OSError):  # its handler replaces earlier ones when it is loaded
         importlib.import_module("tvm_ffi")
+    faulthandler.disable()  # a forked child has it enabled, and would not set its handlers again
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     faulthandler.enable(_STANDARD_ERROR)

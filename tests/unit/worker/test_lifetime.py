@@ -205,6 +205,7 @@ def test_a_crash_ends_a_process_at_once_with_its_python_stacks() -> None:
         "import ctypes; from holdfast.worker import lifetime\n"
         "def reads_nothing(): ctypes.string_at(0)\n"
         "lifetime.end_at_once_on_crashes()\n"
+        "lifetime.end_at_once_on_crashes()\n"  # a forked child does so, too
         "import tvm_ffi\n"
         "reads_nothing()\n"
     )
