@@ -137,7 +137,7 @@ def end_at_once_on_crashes() -> None:
 
     tvm-ffi, which xgrammar and FlashInfer load, handles SIGSEGV itself. It reads debug information
     to name C functions, for half a second or more, in which nobody knows that the process is dead.
-    It also allocates memory, which never returns if the allocator has crashed.
+    It also allocates memory, which may never return if the allocator has crashed.
     https://github.com/apache/tvm-ffi/blob/main/src/ffi/backtrace.cc
 
     Only the main thread may set a handler; in others tvm-ffi's stays. Forked children inherit ours.

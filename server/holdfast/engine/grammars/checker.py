@@ -182,10 +182,7 @@ class GrammarChecker:
             async with asyncio.timeout(self.timeout_seconds):
                 await lane.take(key)
         except TimeoutError:
-            raise NotReadyError(
-                "Too many other grammars are being checked. Try again later.",
-                retry_after_seconds=int(self.timeout_seconds),
-            ) from None
+            raise self._later("Too many other grammars are being checked.") from None
 
     def _result_of(self, answer: TrialReply) -> TrialResult:
         until_seconds = asyncio.get_running_loop().time() + REFUSALS_SECONDS
@@ -209,16 +206,17 @@ class GrammarChecker:
         )
 
     def _require_processor(self, answer: TrialReply) -> None:
-        """Say nothing of a grammar that had no core for most of its time.
+        """Return if the grammar could run for long enough to be called too slow.
 
         Raises:
-            NotReadyError: it had none.
+            NotReadyError: it had no core for most of its time.
         """
         if answer.cpu_seconds < LEAST_SHARE * self.timeout_seconds:
-            raise NotReadyError(
-                "This machine is too busy to check the grammar. Try again later.",
-                retry_after_seconds=int(self.timeout_seconds),
-            )
+            raise self._later("This machine is too busy to check the grammar.")
+
+    def _later(self, cause: str) -> NotReadyError:
+        seconds = int(self.timeout_seconds)
+        return NotReadyError(f"{cause} Try again later.", retry_after_seconds=seconds)
 
     def _require_waiting_client(self, digest: bytes) -> None:
         trial = self._trials.get(digest)

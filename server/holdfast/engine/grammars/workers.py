@@ -130,7 +130,7 @@ def _run_only_on_idle_cores() -> None:
     """Give way at once to whatever else wants to run, for good.
 
     A niced thread keeps its core for some milliseconds when an engine's process wakes up, and an
-    engine step wakes several. Those who run under this policy lose it at that moment.
+    engine step wakes several. A thread under this policy loses it at that moment.
     https://man7.org/linux/man-pages/man7/sched.7.html
     """
     with suppress(OSError):
