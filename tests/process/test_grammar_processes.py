@@ -234,6 +234,46 @@ def test_processes_that_are_stopped_are_given_up(
     run(scene)
 
 
+def test_nothing_is_left_of_processes_that_were_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No zombie either, nor a descriptor: the engine, whose end reaps them, may run for days."""
+    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 0.5)
+
+    async def scene() -> None:
+        async with pool() as asked:
+            await ask(asked, "")
+            gone, opened = set[int](), psutil.Process().num_fds()
+            for _ in range(3):
+                given_up = asked.processes()
+                gone |= {process.pid for process in given_up}
+                for process in given_up:
+                    process.suspend()
+                with pytest.raises(NotReadyError):
+                    await ask(asked, "", 0.5)
+                assert (await ask(asked, "")).reply is not None
+            while any(map(psutil.pid_exists, gone)) or psutil.Process().num_fds() > opened:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.05)
+
+    run(scene)
+
+
+def test_a_worker_that_takes_long_to_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that runs only on idle cores ends only there. To give it up would end all others, too."""
+    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 0.5)
+
+    async def scene() -> None:
+        async with pool() as asked:
+            await ask(asked, "")
+            (first,) = [one for one in asked.processes() if one.ppid() == forkserver.server_pid()]
+            first.suspend()  # it does not say how the worker has ended
+            crashing = asyncio.create_task(ask(asked, f"crash {signal.SIGSEGV:d}"))
+            await asyncio.wait({crashing}, timeout=3)
+            assert not crashing.done()
+            first.resume()
+            assert (await crashing).signal == signal.SIGSEGV
+
+    run(scene)
+
+
 def test_a_compiler_that_cannot_be_made_refuses_nothing_for_good() -> None:
     """The client may try again."""
 

@@ -30,6 +30,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from load_generator import Answer, Load, Question
 from server_watch import Outage, Watch
 from servers import Server, descendants, wait_until
@@ -115,7 +117,8 @@ class Memory:
 class ResourceCounts:
     """What a server has open, and may leak."""
 
-    processes: int
+    processes: Counter[str]
+    """By name; a zombie has one, too."""
     descriptors: Counter[str]
     """Open file descriptors, by target."""
 
@@ -131,11 +134,13 @@ class ResourceCounts:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
                 opened[NUMBER.sub("", str(descriptor.readlink()))] += 1
-        return cls(len(descendants(pid)), opened)
+        return cls(Counter(map(_name, descendants(pid))), opened)
 
     def grown_from(self, before: ResourceCounts) -> dict[str, int]:
         """Return how much more there is of each kind; empty if neither sum is above `before`."""
-        more = Counter(processes=max(0, self.processes - before.processes))
+        more = Counter[str]()
+        if self.processes.total() > before.processes.total():
+            more += self.processes - before.processes
         if self.descriptors.total() > before.descriptors.total():
             more += self.descriptors - before.descriptors
         return dict(+more)
@@ -273,6 +278,15 @@ class HostileReport:
                 f"refused by reason       {_joined(self.watch.refusals)}",
             ]
         )
+
+
+def _name(process: psutil.Process) -> str:
+    """What the kernel calls a process, and whether it has ended; empty if it is gone."""
+    try:
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return f"{'ended ' * is_zombie}{process.name()}"
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _named(answer: Answer) -> str:

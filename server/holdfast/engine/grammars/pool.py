@@ -21,15 +21,20 @@ import psutil
 
 from holdfast.engine.grammars.workers import READY, Compile, serve
 from holdfast.errors import NotReadyError
-from holdfast.processes import forkserver, tree
+from holdfast.processes import forkserver
+from holdfast.processes.exits import is_alive
 
 START_DEADLINE_SECONDS = 120.0
 MARGIN_SECONDS = 5.0
 """Added for a worker that has to be forked first, or that does not end at its deadline."""
+DYING_SECONDS = 60.0
+"""How long a killed worker may take to end: one that runs only on idle cores also ends only there.
+"""
 MAX_REPLY_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 16
 _MESSAGE_BYTES = 64
 _POLL_SECONDS = 0.01
+_BURIAL_POLL_SECONDS = 0.1
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -81,6 +86,7 @@ class Pool:
         self.memory_bytes = memory_bytes
         self._starting: asyncio.Task[_Processes] | None = None
         self._process: Any | None = None
+        self._burials: set[asyncio.Task[None]] = set()
 
     async def compile(
         self, grammar: bytes, limit_seconds: float, *, is_slow: bool = False
@@ -95,7 +101,8 @@ class Pool:
         started = await self._ensure_started()
         began = time.monotonic()
         how = b"%f %d" % (limit_seconds, is_slow)
-        said = await self._send(started, grammar, how, limit_seconds)
+        margin_seconds = DYING_SECONDS if is_slow else MARGIN_SECONDS
+        said = await self._send(started, grammar, how, limit_seconds + margin_seconds)
         seconds = time.monotonic() - began
         with suppress(ValueError):
             return TrialReply(json.loads(said.reply), 0, seconds)
@@ -109,7 +116,7 @@ class Pool:
         return TrialReply(None, max(0, -end.exit_code), seconds, cpu_seconds)
 
     async def _send(
-        self, started: _Processes, grammar: bytes, how: bytes, limit_seconds: float
+        self, started: _Processes, grammar: bytes, how: bytes, deadline_seconds: float
     ) -> _Exchanged:
         try:
             ours, theirs = socket.socketpair()
@@ -118,7 +125,7 @@ class Pool:
         with ours, theirs:
             ours.setblocking(False)
             try:
-                async with asyncio.timeout(limit_seconds + MARGIN_SECONDS):
+                async with asyncio.timeout(deadline_seconds):
                     socket.send_fds(started.control, [how], [theirs.fileno()])
                     theirs.close()
                     return await _exchange(ours, grammar)
@@ -161,24 +168,31 @@ class Pool:
                     reply = await asyncio.get_running_loop().sock_recv(ours, len(READY))
             except (TimeoutError, OSError, EOFError) as error:
                 ours.close()
-                _kill(process)
+                self._kill(process)
                 raise _unavailable(
                     f"could not start a process that checks grammars: {error!r}"
                 ) from error
         if reply != READY:
             ours.close()
-            _kill(process)
+            self._kill(process)
             raise _unavailable("the process that checks grammars ended while it started")
         return _Processes(process, ours)
 
     def _give_up(self, started: _Processes) -> None:
         """End the processes; the next grammar starts others."""
+        if started.control.fileno() < 0:  # another grammar has given them up
+            return
         if self._starting is not None and self._starting.done():
             if self._starting.result() is not started:
                 return
             self._starting = None
         started.control.close()
-        _kill(started.process)
+        self._kill(started.process)
+
+    def _kill(self, process: Any) -> None:
+        burial = asyncio.create_task(_buried(process, _killed(process)), name="ended grammars")
+        self._burials.add(burial)
+        burial.add_done_callback(self._burials.discard)
 
     def stop(self) -> None:
         """End the processes that have been started."""
@@ -187,14 +201,12 @@ class Pool:
 
     def processes(self) -> frozenset[psutil.Process]:
         """Return the processes that are alive, which belong to no engine."""
-        pid = self._process.pid if self._process is not None else None
-        if pid is None:
-            return frozenset()
-        try:
-            first = psutil.Process(pid)
-            return frozenset((first, *first.children()))
-        except psutil.NoSuchProcess:
-            return frozenset()
+        # The last ones may not have been started, or have ended and been buried.
+        with suppress(ValueError, psutil.NoSuchProcess):
+            if self._process is not None and self._process.pid is not None:
+                first = psutil.Process(self._process.pid)
+                return frozenset((first, *first.children()))
+        return frozenset()
 
 
 async def _exchange(ours: socket.socket, grammar: bytes) -> _Exchanged:
@@ -218,8 +230,11 @@ async def _exchange(ours: socket.socket, grammar: bytes) -> _Exchanged:
 
 async def _end(started: _Processes, pid: int) -> _End | None:
     """Return how a worker ended; None if it is not reported in time."""
-    deadline = time.monotonic() + MARGIN_SECONDS
+    began = time.monotonic()
+    deadline = began + MARGIN_SECONDS
     while pid not in started.ends and time.monotonic() < deadline:
+        if pid and psutil.pid_exists(pid):
+            deadline = min(began + DYING_SECONDS, time.monotonic() + MARGIN_SECONDS)
         try:
             message = started.control.recv(_MESSAGE_BYTES)
         except BlockingIOError:
@@ -239,8 +254,31 @@ def _unavailable(cause: str) -> NotReadyError:
     return NotReadyError("The grammar of the request cannot be checked now.")
 
 
-def _kill(process: Any) -> None:
-    """End a process and its workers: one that was just forked does not yet end with its parent."""
-    with suppress(AttributeError, ValueError, OSError):  # it was never started, or is gone
+def _killed(process: Any) -> list[psutil.Process]:
+    """End a process and its workers: one that was just forked does not yet end with its parent.
+
+    Returns the workers, which become children of ours, or of the init process.
+    """
+    workers: list[psutil.Process] = []
+    # It was never started, or is gone.
+    with suppress(AttributeError, ValueError, OSError, psutil.NoSuchProcess):
         if process.is_alive():
-            tree.kill_tree(process.pid)
+            workers = psutil.Process(process.pid).children()
+            process.kill()
+            for worker in workers:
+                with suppress(psutil.NoSuchProcess):
+                    worker.kill()
+    return workers
+
+
+async def _buried(process: Any, workers: list[psutil.Process]) -> None:
+    """Leave no zombie and no descriptor of what was killed; an engine's end may be days away."""
+    deadline = time.monotonic() + DYING_SECONDS
+    while process.is_alive() or any(map(is_alive, workers)):
+        if time.monotonic() > deadline:
+            return
+        await asyncio.sleep(_BURIAL_POLL_SECONDS)
+    for worker in workers:
+        with suppress(psutil.Error):  # it is a child of the init process
+            worker.wait(0)
+    process.close()
