@@ -108,7 +108,7 @@ class LongPrompts:
             async with request.context.away():
                 yield
         except (NotReadyError, OverloadedError) as error:
-            request.context.may_be_retried = True
+            request.context.may_be_retried = not request.deaths
             raise self._outputs.as_vllm_error(error) from error
         finally:
             if not self.must_wait(request):

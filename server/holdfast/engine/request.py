@@ -258,7 +258,7 @@ class Losses:
         """Return the refusal of a request as the exception that vLLM's routes expect.
 
         It counts as lost, unless the host's memory is the reason and the answer has not begun: then
-        no engine has died, and the client can come again.
+        the client can come again, except with a request that an engine died with.
         """
         if not isinstance(refusal, HostMemoryError):
             return self.record(request, refusal, loss_of(refusal, request))
@@ -266,7 +266,7 @@ class Losses:
             return self.record(request, refusal, "stream_broken")
         request.context.is_broken = True
         request.context.error = "host_memory"
-        request.context.may_be_retried = True
+        request.context.may_be_retried = not request.deaths
         return self._as_vllm_error(request, refusal)
 
     def _as_vllm_error(self, request: EngineRequest, error: HoldfastError) -> Exception:

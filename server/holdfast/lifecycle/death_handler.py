@@ -225,6 +225,11 @@ class _CountedDeath:
     may_end_server: bool
     is_explained: bool = False
 
+    @property
+    def spends_budget(self) -> bool:
+        """Whether enough of its kind end the server."""
+        return self.may_end_server and not self.is_explained
+
 
 class RestartBudget:
     """Limits the restarts in any `window_seconds`: the first is at once, the next after 1, 2, 4 s.
@@ -275,7 +280,7 @@ class RestartBudget:
         recent = self._recent()
         if (
             not self._max_restarts
-            or sum(counted.may_end_server for counted in recent) > self._max_restarts
+            or sum(counted.spends_budget for counted in recent) > self._max_restarts
         ):
             raise EngineLostError(
                 f"the engine died: {death}, after {self._max_restarts} restarts within "

@@ -13,7 +13,7 @@ from holdfast.engine.long_prompts import RECENT_SECONDS, long_prompt_tokens
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import HostMemoryError, OverloadedError
 from holdfast.request_context import RequestContext
-from replay_harness import ReplayHarness, answered, run_scene
+from replay_harness import KILLED, ReplayHarness, answered, run_scene
 from scripted_llm import EngineGoneError, Output, PlainOutputs, ScriptedLLM
 from stub_engine import FACTS, FakeClock
 
@@ -157,6 +157,32 @@ def test_without_capacity_to_go_on_with_it_may_be_retried() -> None:
         with answered(OverloadedError):
             await call
         assert context.may_be_retried
+
+    run_scene(scene)
+
+
+@pytest.mark.parametrize("is_lent", [True, False], ids=["without capacity", "given up"])
+def test_what_an_engine_died_with_may_not_be_retried(*, is_lent: bool) -> None:
+    """Another replica would get what may have ended this engine."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        lent = Lent(OverloadedError("full", retry_after_seconds=5))
+        context = RequestContext(capacity=lent)
+        llm, prompts = start(harness), harness.requests.long_prompts
+        call = harness.call("a", context=context, tokens=LONG)
+        await llm.until_received(1)
+        harness.bury(KILLED)
+        prompts.hold(are_held=True)
+        start(harness)
+        await asyncio.sleep(0)
+        await harness.until_held(1)
+        if is_lent:
+            prompts.hold(are_held=False)
+        else:
+            await prompts.give_up_longest()
+        with answered(OverloadedError if is_lent else HostMemoryError):
+            await call
+        assert context.may_be_retried is False
 
     run_scene(scene)
 

@@ -131,10 +131,12 @@ def test_a_restart_on_request_is_free() -> None:
     assert budget.left == 1
 
 
-async def supervise(harness: ReplayHarness, budget: RestartBudget, death: Death) -> None:
-    """Run one engine after the other, each of which dies of the killer in this way."""
+async def supervise(
+    harness: ReplayHarness, budget: RestartBudget, death: Death, poison: str
+) -> None:
+    """Run one engine after the other, each of which dies of the killers in this way."""
     while True:
-        llm = harness.start(ScriptedLLM(poison="killer"), is_open=False)
+        llm = harness.start(ScriptedLLM(poison=poison), is_open=False)
         if await harness.requests.try_suspects(TRIAL_SECONDS):
             harness.requests.open()
             await llm.died.wait()
@@ -143,11 +145,13 @@ async def supervise(harness: ReplayHarness, budget: RestartBudget, death: Death)
 
 
 @asynccontextmanager
-async def supervised(harness: ReplayHarness, death: Death) -> AsyncIterator[RestartBudget]:
+async def supervised(
+    harness: ReplayHarness, death: Death, poison: str = "killer"
+) -> AsyncIterator[RestartBudget]:
     """While entered, engines run; afterwards no death counts against the budget any more."""
     budget = RestartBudget(3, 1800, FakeClock())
     async with asyncio.TaskGroup() as tasks:
-        supervising = tasks.create_task(supervise(harness, budget, death))
+        supervising = tasks.create_task(supervise(harness, budget, death, poison))
         yield budget
         supervising.cancel()
     assert budget.left == 3
@@ -188,6 +192,22 @@ def test_what_ends_engines_from_outside_again_and_again_is_quarantined(death: De
     harness = run_scene(scene)
     assert errors == [SuspectedError, *[QuarantinedError] * 5]
     assert harness.generation == 5
+
+
+@pytest.mark.parametrize("death", [EXITED, OUT_OF_MEMORY])
+def test_different_requests_that_end_engines_from_outside_do_not_end_the_server(
+    death: Death,
+) -> None:
+    """Each is found at its second death; without keys, nobody is charged for either."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        names = [f"killer{number}" for number in range(6)]
+        async with supervised(harness, death, poison=" ".join(names)):
+            for name in names:
+                with answered(SuspectedError):
+                    await harness.call(name)
+
+    assert run_scene(scene).generation > 2 * 6
 
 
 @pytest.mark.parametrize("death", [EXITED, OUT_OF_MEMORY])
