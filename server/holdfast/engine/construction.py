@@ -7,6 +7,7 @@ shows that it cannot succeed is awaited beside it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,10 @@ from holdfast.engine.vllm_errors import start_errors
 from holdfast.errors import EngineStartError, HostFullError
 from holdfast.nodes.remote_ranks import RemoteRanks, start_error_of
 from holdfast.processes import exits, forkserver
+from holdfast.worker.crash_records import unexpected_traceback
 from holdfast.workspace.stats import read_all
+
+logger = logging.getLogger(__name__)
 
 Failure = Coroutine[Any, Any, EngineStartError]
 """Ends with the reason once a start has failed; it does not end otherwise."""
@@ -56,7 +60,7 @@ async def constructed(
         _raise_first(failing)
         with (
             _shortage_named(is_unified_memory=is_unified_memory),
-            start_errors(lambda: startup.cause_of_failure(directory, ended_before)),
+            start_errors(lambda: _logged_cause(directory, ended_before)),
         ):
             return constructing.result()
     except BaseException:
@@ -105,7 +109,14 @@ async def _stuck(
     stopped_seconds: float,
 ) -> EngineStartError:
     reason = await until_stuck(lambda: processes() | forkserver.server(), stopped_seconds)
-    cause = startup.cause_of_failure(directory, ended_before) or reason
+    cause = _logged_cause(directory, ended_before) or reason
     return EngineStartError(
         f"the engine could not start: {cause}", remedy="see the engine's log above."
     )
+
+
+def _logged_cause(directory: Path, ended_before: frozenset[Path]) -> str:
+    """Return why a start failed; log where, if that is needed to understand it."""
+    if where := unexpected_traceback(directory):
+        logger.error("the engine could not start:\n%s", where.rstrip())
+    return startup.cause_of_failure(directory, ended_before)

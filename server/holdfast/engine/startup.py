@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from vllm import envs
 
 from holdfast.errors import PluginMissingError
 from holdfast.nodes.remote_ranks import RemoteRanks
@@ -30,10 +31,11 @@ NAN_VARIABLE = "VLLM_COMPUTE_NANS_IN_LOGITS"
 """With 1, vLLM counts the NaNs in each row of logits; see `worker.nan_rows`."""
 MAX_SOCKET_PATH_LENGTH = 64
 """In characters. Linux allows 107 bytes, and vLLM appends a slash and a UUID."""
-CORE = "EngineCore"
-"""Part of the title of every process that the front end waits for."""
+NEEDED = ("EngineCore", "VLLM::Worker")
+"""Parts of the titles of the processes without which no start succeeds."""
 GONE_SECONDS = 15.0
-"""Longer than vLLM itself takes to notice that a core has ended, where it watches."""
+"""Longer than vLLM itself takes to notice that one of them has ended, where it watches, and then
+to end the others by SIGTERM; before that, it waits for them (0.32)."""
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 10.0
 """The time for what a rank on another node has written to arrive here."""
@@ -146,11 +148,13 @@ def variables(directory: Path) -> dict[str, str]:
 async def until_stuck(processes: EngineProcesses, stopped_seconds: float) -> str:
     """Return the reason once a start cannot go on.
 
-    That is when one of its processes has been stopped for `stopped_seconds`, or a core has
-    been gone for `GONE_SECONDS` without vLLM noticing.
+    That is when one of its processes has been stopped for `stopped_seconds`, or a core or worker
+    has been gone for longer than vLLM needs to notice it. In a core whose worker dies, one thread
+    may wait without end for the queue that another has just closed.
     """
+    gone_seconds = GONE_SECONDS + envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS
     stopped_since: dict[int, float] = {}
-    cores: set[psutil.Process] = set()
+    needed: set[psutil.Process] = set()
     gone_since: float | None = None
     while True:
         now = asyncio.get_running_loop().time()
@@ -159,16 +163,37 @@ async def until_stuck(processes: EngineProcesses, stopped_seconds: float) -> str
         for pid, since in stopped_since.items():
             if now - since >= stopped_seconds:
                 return f"process {pid} was stopped by a signal for {now - since:.0f} s"
-        cores |= {process for process in living if _is_core(process)}
-        is_one_gone = any(not exits.is_alive(core) for core in cores)
+        needed |= _needed(living)
+        is_one_gone = any(not exits.is_alive(process) for process in needed)
         gone_since = (gone_since or now) if is_one_gone else None
-        if gone_since is not None and now - gone_since >= GONE_SECONDS:
-            return "EngineCore ended without a message"
+        if gone_since is not None and now - gone_since >= gone_seconds:
+            return "a process of the engine ended without a message"
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _is_core(process: psutil.Process) -> bool:
+def _needed(living: frozenset[psutil.Process]) -> frozenset[psutil.Process]:
+    """Return the cores and workers, without what they fork: it has their titles until it executes.
+
+    vLLM's own processes have titles of their own, whichever of them forks another.
+    """
+    titles = {process.pid: _title(process) for process in living}
+    return frozenset(
+        process
+        for process in living
+        if any(part in titles[process.pid] for part in NEEDED)
+        and titles.get(_parent_pid(process)) != titles[process.pid]
+    )
+
+
+def _title(process: psutil.Process) -> str:
     try:
-        return CORE in " ".join(process.cmdline())
+        return " ".join(process.cmdline())
     except psutil.Error:
-        return False
+        return ""
+
+
+def _parent_pid(process: psutil.Process) -> int:
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return 0

@@ -65,6 +65,7 @@ _FATAL = (
     NODE_FAILED,
 )
 _TRACEBACK = "Traceback (most recent call last)"
+_FOR_USERS = "ValueError: "
 _TERMINATED_SUFFIX = ".terminated"
 
 
@@ -220,6 +221,17 @@ def read_causes(directory: Path) -> tuple[Cause, ...]:
 def tracebacks(directory: Path) -> str:
     """Return the tracebacks in a generation that do not echo another process's, oldest first."""
     return "\n".join(c.traceback for c in read_causes(directory) if not c.is_consequence)
+
+
+def unexpected_traceback(directory: Path) -> str:
+    """Return the traceback of the root cause; empty if it is a ValueError, or if none is known.
+
+    vLLM raises a ValueError for what a user can correct, and its message says what that is.
+    """
+    cause = root_of(read_causes(directory))
+    if cause is None or cause.is_consequence or cause.error.startswith(_FOR_USERS):
+        return ""
+    return cause.traceback
 
 
 def root_cause(directory: Path) -> str:

@@ -1,14 +1,15 @@
-"""A start that cannot go on is seen from outside: a process is stopped, or its core is gone."""
+"""A start that cannot go on is seen from outside: a process is stopped, or one it needs is gone."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -20,23 +21,31 @@ from holdfast.engine.startup import until_stuck
 from holdfast.errors import EngineStartError, HostFullError, PluginMissingError
 from holdfast.nodes.remote_ranks import RemoteRanks
 from holdfast.records import RankStats
+from holdfast.worker.crash_records import Cause
 from holdfast.workspace.plan import WorkspaceSpec
 from holdfast.workspace.stats import StatsWriter
 from sample_status import a_rank
 
 DEADLINE_SECONDS = 60.0
-SLEEP = (sys.executable, "-c", "import time; print(flush=True); time.sleep(600)")
+LOOKS = 20
+"""Far more than it takes to miss something."""
+SLEEPS = "import time; print(flush=True); time.sleep(600)"
+FORKS = f"import os; os.fork(); {SLEEPS}"
 
 
 @contextmanager
-def child(*words: str) -> Iterator[psutil.Process]:
+def child(*words: str, program: str = SLEEPS) -> Iterator[psutil.Process]:
     """A process that does nothing, with these words in its title."""
-    with subprocess.Popen([*SLEEP, *words], stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", program, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        shown = psutil.Process(process.pid)
         try:
             assert process.stdout is not None
             process.stdout.readline()  # for a moment after its start a process has no title yet
-            yield psutil.Process(process.pid)
+            yield shown
         finally:
+            for forked in shown.children():
+                forked.kill()
             process.kill()
 
 
@@ -53,36 +62,76 @@ def test_a_stopped_process_is_named() -> None:
     assert f"process {stopped.pid} was stopped" in reason
 
 
-def test_a_core_that_is_gone_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM may wait for its word for ever."""
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is gone has been gone for long enough at once, and is looked for often."""
     monkeypatch.setattr(startup, "GONE_SECONDS", 0.0)
-
     monkeypatch.setattr(startup, "POLL_SECONDS", 0.01)
+    monkeypatch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "0")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("title", ["VLLM::EngineCore", "VLLM::Worker_TP1"])
+def test_a_core_or_worker_that_is_gone_is_missed(title: str) -> None:
+    """vLLM may wait for its word for ever."""
     looks = iter(range(1000))
 
-    def family(core: psutil.Process) -> frozenset[psutil.Process]:
+    def family(process: psutil.Process) -> frozenset[psutil.Process]:
         if next(looks) == 1:  # it was seen at the first look
-            core.kill()
-        return frozenset({core})
+            process.kill()
+        return frozenset({process})
 
-    with child("EngineCore") as core:
-        assert "EngineCore ended" in asyncio.run(_stuck(lambda: family(core)))
+    with child(title) as process:
+        reason = asyncio.run(_stuck(lambda: family(process)))
+    assert reason == "a process of the engine ended without a message"
 
 
-def test_who_comes_and_goes_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_vllm_has_its_own_time_for_the_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set by a variable, and as long as it lasts nothing is wrong."""
+    monkeypatch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "600")
+    with child("VLLM::Worker_TP1") as worker:
+        assert _is_waiting(lambda: frozenset({worker}), at_first=worker.kill)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_comes_and_goes_is_not_missed() -> None:
     """A compiler ends when it is done."""
-    monkeypatch.setattr(startup, "GONE_SECONDS", 0.0)
-    monkeypatch.setattr(startup, "POLL_SECONDS", 0.01)
-
-    async def scene(family: frozenset[psutil.Process]) -> set[asyncio.Task[str]]:
-        watching = asyncio.create_task(until_stuck(lambda: family, 0.0))
-        _, pending = await asyncio.wait({watching}, timeout=0.3)
-        watching.cancel()
-        return pending
-
     with child() as compiler:
-        compiler.kill()
-        assert asyncio.run(scene(frozenset({compiler})))
+        assert _is_waiting(lambda: frozenset({compiler}), at_first=compiler.kill)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_a_worker_forks_is_not_missed() -> None:
+    """It has the worker's title until it executes another program, or for good."""
+    with child("VLLM::Worker_TP1", program=FORKS) as worker:
+        (forked,) = worker.children()
+        assert _is_waiting(lambda: frozenset({worker, forked}), at_first=forked.kill)
+
+
+def _is_waiting(
+    family: Callable[[], frozenset[psutil.Process]], at_first: Callable[[], None]
+) -> bool:
+    """Whether no reason was found, a while after the first look, which `at_first` follows."""
+    looks = 0
+
+    def look() -> frozenset[psutil.Process]:
+        nonlocal looks
+        living, looks = family(), looks + 1
+        if looks == 2:
+            at_first()
+        return living
+
+    async def scene() -> bool:
+        watching = asyncio.create_task(until_stuck(look, DEADLINE_SECONDS))
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while looks < LOOKS and not watching.done():
+                await asyncio.wait({watching}, timeout=0.01)
+        is_waiting = not watching.done()
+        watching.cancel()
+        return is_waiting
+
+    return asyncio.run(scene())
 
 
 @pytest.mark.parametrize(
@@ -115,6 +164,36 @@ def test_a_start_that_finds_too_little_of_the_hosts_memory_is_told_apart(
     with pytest.raises(EngineStartError, match="is less than") as raised:
         asyncio.run(start())
     assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_shown"),
+    [(RuntimeError("CUDA error: unknown error"), True), (ValueError("no memory is left"), False)],
+    ids=["unexpected", "for users"],
+)
+def test_where_an_unexpected_error_ended_a_start_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, *, is_shown: bool
+) -> None:
+    """Its message alone explains nothing, and vLLM's line in the log has lost the rest."""
+    said = f"{type(error).__name__}: {error}"
+    cause = Cause(7, 1.0, "EngineCore failed to start.", said, f"the frames of it\n{said}\n")
+    (tmp_path / "7.cause").write_text(json.dumps(asdict(cause)))
+
+    def construct() -> None:
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+    async def start() -> None:
+        await constructed(
+            construct,
+            directory=tmp_path,
+            processes=frozenset,
+            stopped_seconds=DEADLINE_SECONDS,
+            is_unified_memory=False,
+        )
+
+    with pytest.raises(EngineStartError, match=str(error)):
+        asyncio.run(start())
+    assert ("the frames of it" in caplog.text) == is_shown
 
 
 def test_the_reason_of_a_kill_comes_before_the_error_that_it_causes(tmp_path: Path) -> None:
