@@ -37,6 +37,8 @@ TEXT = "Zürich grüßt 東京 🎌, to stop here"
 TOKENS = list(TEXT.encode())
 """A token of the demo's tokenizer is a byte, so that characters lie over each seam."""
 CACHED_TOKENS = 3
+WEIGHTS = "default"
+"""What EngineCore calls them until it is told otherwise."""
 DELTA = RequestOutputKind.DELTA
 OUTPUTS = VllmOutputs()
 
@@ -87,6 +89,7 @@ class Answer:
             "ends": [
                 (part.finish_reason, part.stop_reason) for part in parts if part.finish_reason
             ],
+            "weights": parts[-1].weight_versions,
             "prompts": {tuple(output.prompt_token_ids) for output in self.outputs},
             "cached": {output.num_cached_tokens for output in self.outputs},
             "prompt logprobs": [
@@ -123,7 +126,7 @@ class Books:
                 made.prefill_stats = PrefillStats(num_cached_tokens=CACHED_TOKENS)
             if place == len(self.tokens) - 1:
                 made.finish_reason = FinishReason.LENGTH
-            self.processor.process_outputs([made], 1.0, self.stats)
+            self.processor.process_outputs([made], 1.0, self.stats, weight_version=WEIGHTS)
             if (output := self.queue.get_nowait()) is not None:
                 answer.outputs.append(output)
                 OUTPUTS.add_sent(answer.sent, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from verified import not_passed, of_standard, results_at
 pytestmark = [pytest.mark.engine, pytest.mark.own_engines, pytest.mark.timeout(900)]
 
 
+ADMIN = "the-key-of-an-operator"
 MAY_BE_SKIPPED = {"wire.stop": CheckStatus.SKIPPED}
 """If the model says nothing that could stop it."""
 GENERATED = {
@@ -72,24 +74,39 @@ def test_dense_model_answers_right(models: Path, tmp_path: Path) -> None:
 
 
 def test_stream_does_not_go_on_with_other_weights(tmp_path: Path) -> None:
-    """Its rest would be the answer of another model; the next request gets that model."""
+    """Its rest would be the answer of another model; the next request gets that model.
+
+    Weights that were changed in the memory of an engine are lost with it.
+    """
     model = tiny_models.make_qwen(tmp_path / "qwen")
-    asked = {"model": str(model), "prompt": "a", "max_tokens": 400, "ignore_eos": True}
-    with running(tmp_path, str(model), *SMALL) as server:
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "HOLDFAST_ADMIN_API_KEY": ADMIN}
+    with running(tmp_path, str(model), *SMALL, environment=environment) as server:
         server.until_ready()
-        core = _core_of(server)
-        with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json={**asked, "stream": True}, timeout=180
-        ) as response:
-            lines = response.iter_lines()
-            assert next(lines).startswith("data: ")
-            core.suspend()
-            os.utime(model / "model.safetensors", ns=(0, 0))
-            core.kill()
-            last = [line for line in lines if line][-1]
+        last = _end_of_stream(server, lambda: os.utime(model / "model.safetensors", ns=(0, 0)))
         assert "The model has changed since this answer began." in last
         assert server.metric("requests_lost_total", reason="stream_broken") == 1
-        assert server.post("/v1/completions", {**asked, "max_tokens": 1}).status_code == 200
+        server.until_ready()
+        named = {"headers": {"authorization": f"Bearer {ADMIN}"}}
+        path, body = "/update_weight_version", {"new_version": "2"}
+        assert server.post(path, body, **named).status_code == 200
+        assert "The model has changed since this answer began." in _end_of_stream(server)
+        server.until_ready()
+        assert "data: [DONE]" in _end_of_stream(server)
+
+
+def _end_of_stream(server: Server, change: Callable[[], None] = lambda: None) -> str:
+    """The last line of a stream whose engine is killed after its first token."""
+    core = _core_of(server)
+    asked = {"model": server.model, "prompt": "a", "max_tokens": 400, "ignore_eos": True}
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={**asked, "stream": True}, timeout=180
+    ) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        core.suspend()
+        change()
+        core.kill()
+        return [line for line in lines if line][-1]
 
 
 def test_embedding_model_passes_the_steps_that_apply(models: Path, tmp_path: Path) -> None:

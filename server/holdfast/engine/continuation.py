@@ -26,6 +26,9 @@ from holdfast.patches.continued import SENT_TOKENS
 CHARACTER_TOKENS = 4
 """How many tokens a character may be made of, as `LogprobsProcessor` has it (0.32)."""
 
+FIRST_WEIGHTS = "default"
+"""What `EngineCore` calls the weights that it has loaded (0.32). No stream of others goes on."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContinuedPrompt:
@@ -73,6 +76,7 @@ def restore(state: Any, sent: SentAnswer) -> None:
     state.sent_tokens_offset = len(sent.token_ids)
     _restore_logprobs(state.logprobs_processor, sent)
     state.is_prefilling = False
+    state.weight_version_starts = [(FIRST_WEIGHTS, 0)]
     state.num_cached_tokens = last.num_cached_tokens
     state.num_cache_creation_tokens = last.num_cache_creation_tokens
     if state.stats is not None and last.metrics is not None:

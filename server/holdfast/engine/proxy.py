@@ -36,12 +36,23 @@ _IMPLEMENTED = {
 }
 _NOT_CONTINUED = ("is_encoder_decoder", "is_diffusion")
 """Kinds of models whose answers may have a state that does not follow from their tokens."""
+_CHANGE_WEIGHTS = frozenset(
+    {
+        "start_weight_update",
+        "start_draft_weight_update",
+        "update_weights",
+        "finish_weight_update",
+        "update_weight_version",
+    }
+)
+"""What changes the weights of an engine in its memory, or their name; the next one has neither."""
 _KEPT = ("vllm_config", "model_config", "renderer", "input_processor")
 """Attributes of EngineClient; the serving objects keep those of the first engine anyway."""
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
     def method(self: EngineProxy, *args: Any, **kwargs: Any) -> Any:
+        self.has_new_weights |= name in _CHANGE_WEIGHTS
         return getattr(self.current, name)(*args, **kwargs)
 
     method.__name__ = name
@@ -74,6 +85,8 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     ) -> None:
         self.grammars = grammars
         self._continues_streams = continues_streams
+        self.has_new_weights = False
+        """Whether a client of vLLM's has changed the weights of the last engine in its memory."""
         self._current: Any | None = None
         self._kept: dict[str, Any] = {}
         self._first_model: Any = None
@@ -111,6 +124,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         """Forward to another engine, or to none."""
         self._current = engine
         if engine is not None:
+            self.has_new_weights = False
             self._kept = {name: getattr(engine, name) for name in _KEPT}
             self._first_model = self._first_model or engine.model_config
 

@@ -243,6 +243,7 @@ PATCHES: tuple[Patch, ...] = (
             f"{_STATE}.num_cached_tokens",
             f"{_STATE}.sent_tokens_offset",
             f"{_STATE}.stats",
+            f"{_STATE}.weight_version_starts",
             "vllm.logprobs:append_logprobs_for_next_position",
             "vllm.v1.metrics.stats:RequestStateStats.queued_ts",
         ),
