@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from vllm.renderers.params import ChatParams, TokenizeParams
 from holdfast.demo.files import ensure_demo_model
 from holdfast.patches.rendering import (
     CHARACTERS_PER_TURN,
+    LONG_CHARACTERS,
     MAX_CHARACTERS,
     MAX_MESSAGES,
     await_one_without_a_task,
@@ -152,6 +154,35 @@ def test_where_clients_send_templates_all_are_handed_over(stock: Any) -> None:
     render_short_prompts_at_once(made, trusts_templates=True)
     asyncio.run(chat(made, [{"role": "user", "content": "hold"}]))
     assert len(handed_over) == 1
+
+
+@pytest.mark.parametrize("characters", [MAX_CHARACTERS, LONG_CHARACTERS + 1], ids=["shared", "own"])
+def test_a_template_that_does_not_end_is_given_up(
+    stock: Any, monkeypatch: pytest.MonkeyPatch, characters: int
+) -> None:
+    """Nothing can interrupt its thread, so what comes after it gets another one."""
+    monkeypatch.setenv("VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT", "0.2")
+    made, end = renderer_from_config(stock.config), threading.Event()
+    render_short_prompts_at_once(made, trusts_templates=True)
+    messages = [{"role": "user", "content": "x" * characters}]
+
+    async def rendered(template: str) -> str:
+        options = {"tokenize": False, "wait": end.wait}
+        parameters = ChatParams(chat_template=template, chat_template_kwargs=options)
+        _, prompt = await made.render_messages_async(messages, parameters)
+        return str(prompt["prompt"])
+
+    async def scene() -> None:
+        with pytest.raises(TimeoutError, match="Chat template rendering timed out"):
+            await rendered("{{ wait(60) }}")
+        monkeypatch.setenv("VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT", "30")
+        assert await rendered("{{ messages[0].role }}") == "user"
+        assert not end.is_set()
+
+    try:
+        asyncio.run(scene())
+    finally:
+        end.set()
 
 
 def test_a_renderer_of_another_kind_stays_as_it_is() -> None:

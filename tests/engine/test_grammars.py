@@ -16,6 +16,7 @@ DEEP = "(" * 40_000 + "a" + ")" * 40_000
 DEADLY = {"type": "object", "properties": {"a": {"type": "string", "pattern": DEEP}}}
 TOOL = {"name": "look", "parameters": DEADLY, "strict": True}
 TOOLS = [{"type": "function", "function": TOOL}]
+LOOK = {"type": "function", "function": {"name": "look"}}
 NAMED = {"name": "x", "schema": DEADLY}
 FORMAT = {"type": "json_schema", "json_schema": NAMED}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -26,6 +27,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
     [
         ("chat/completions", CHAT | {"response_format": FORMAT}),
         ("chat/completions", CHAT | {"tools": TOOLS, "tool_choice": "required"}),
+        ("chat/completions", CHAT | {"tools": TOOLS, "tool_choice": LOOK}),
         (
             "chat/completions",
             CHAT | {"tools": TOOLS, "tool_choice": "auto", "response_format": FORMAT},
@@ -43,7 +45,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("completions", {"prompt": "hi", "structured_outputs": {"json": DEADLY}}),
         ("responses", {"input": "hi", "text": {"format": {"type": "json_schema", **NAMED}}}),
     ],
-    ids=["format", "tool", "format-and-tools", "tag", "completion", "response"],
+    ids=["format", "tool", "named-tool", "format-and-tools", "tag", "completion", "response"],
 )
 def test_a_grammar_that_crashes_is_refused(demo: Server, route: str, body: dict[str, Any]) -> None:
     """By every route that takes one, while others are answered by the same engine."""

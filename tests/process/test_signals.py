@@ -209,7 +209,7 @@ def test_a_busy_port_is_known_before_anything_else(tmp_path: Path) -> None:
 def test_a_start_warns_that_anyone_can_use_the_server(
     flags: tuple[str, ...], *, is_said: bool
 ) -> None:
-    """The first line says that anyone can use the server, and the remedy."""
+    """The first line says that anyone can, and the remedy; or that a key is short."""
     with socket.create_server(("0.0.0.0", 0)) as other:  # noqa: S104 - so that the start ends here
         command = [sys.executable, "-m", "holdfast", "serve", *UNPROBED, *flags]
         done = subprocess.run(
@@ -221,3 +221,4 @@ def test_a_start_warns_that_anyone_can_use_the_server(
         )
     assert done.returncode == 6
     assert ("WARNING" in done.stderr and "without an API key" in done.stderr) is is_said
+    assert ("WARNING" in done.stderr and "shorter than 16 characters" in done.stderr) is not is_said
