@@ -234,7 +234,24 @@ def test_processes_that_are_stopped_are_given_up(
     run(scene)
 
 
-def test_nothing_is_left_of_processes_that_were_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def _until_complete(asked: Pool) -> frozenset[psutil.Process]:
+    """Wait until all workers are there, and return the processes."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while len(found := asked.processes()) != 1 + WORKERS:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.02)
+    return found
+
+
+def _first_of(processes: frozenset[psutil.Process]) -> psutil.Process:
+    """The process that forks the workers."""
+    (first,) = [one for one in processes if one.ppid() == forkserver.server_pid()]
+    return first
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "without the first"])
+def test_nothing_is_left_of_processes_that_were_given_up(
+    monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
+) -> None:
     """No zombie either, nor a descriptor: the engine, whose end reaps them, may run for days."""
     monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 0.5)
 
@@ -243,30 +260,34 @@ def test_nothing_is_left_of_processes_that_were_given_up(monkeypatch: pytest.Mon
             await ask(asked, "")
             gone, opened = set[int](), psutil.Process().num_fds()
             for _ in range(3):
-                given_up = asked.processes()
+                given_up = await _until_complete(asked)
                 gone |= {process.pid for process in given_up}
-                for process in given_up:
-                    process.suspend()
-                with pytest.raises(NotReadyError):
-                    await ask(asked, "", 0.5)
+                if is_stopped:
+                    for process in given_up:
+                        process.suspend()
+                    with pytest.raises(NotReadyError):
+                        await ask(asked, "", 0.5)
+                else:
+                    tree.kill([_first_of(given_up)])
                 assert (await ask(asked, "")).reply is not None
-            while any(map(psutil.pid_exists, gone)) or psutil.Process().num_fds() > opened:  # noqa: ASYNC110 - nothing else tells
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while any(map(psutil.pid_exists, gone)) or psutil.Process().num_fds() > opened:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.05)
 
     run(scene)
 
 
 def test_a_worker_that_takes_long_to_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that runs only on idle cores ends only there. To give it up would end all others, too."""
-    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 0.5)
+    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 0.1)
 
     async def scene() -> None:
         async with pool() as asked:
             await ask(asked, "")
-            (first,) = [one for one in asked.processes() if one.ppid() == forkserver.server_pid()]
+            first = _first_of(await _until_complete(asked))
             first.suspend()  # it does not say how the worker has ended
             crashing = asyncio.create_task(ask(asked, f"crash {signal.SIGSEGV:d}"))
-            await asyncio.wait({crashing}, timeout=3)
+            await asyncio.wait({crashing}, timeout=1)
             assert not crashing.done()
             first.resume()
             assert (await crashing).signal == signal.SIGSEGV

@@ -46,6 +46,7 @@ DRIVEN_ELSEWHERE = {
     "engine.facts": "contract/test_vllm_images.py gpu_paths/test_scheduler.py",
     "engine.grammars.checker": "process/test_grammar_processes.py contract/test_vllm_grammars.py",
     "engine.grammars.compiler": "contract/test_vllm_grammars.py",
+    "engine.grammars.burials": "process/test_grammar_processes.py",
     "engine.grammars.pool": "process/test_grammar_processes.py",
     "engine.grammars.requests": "contract/test_vllm_grammars.py",
     "engine.grammars.workers": "process/test_grammar_processes.py",

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from holdfast.engine.grammars.burials import DYING_SECONDS, Burials
 from holdfast.engine.grammars.workers import READY, Compile, serve
 from holdfast.errors import NotReadyError
 from holdfast.processes import forkserver
@@ -27,14 +28,10 @@ from holdfast.processes.exits import is_alive
 START_DEADLINE_SECONDS = 120.0
 MARGIN_SECONDS = 5.0
 """Added for a worker that has to be forked first, or that does not end at its deadline."""
-DYING_SECONDS = 60.0
-"""How long a killed worker may take to end: one that runs only on idle cores also ends only there.
-"""
 MAX_REPLY_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 16
 _MESSAGE_BYTES = 64
 _POLL_SECONDS = 0.01
-_BURIAL_POLL_SECONDS = 0.1
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -72,6 +69,8 @@ class _End:
 @dataclass(frozen=True, slots=True)
 class _Processes:
     process: Any
+    first: psutil.Process
+    """The same one: `multiprocessing` does not see the end of one that others have reaped."""
     control: socket.socket
     ends: dict[int, _End] = field(default_factory=dict)
     """How workers have died, by pid."""
@@ -86,7 +85,7 @@ class Pool:
         self.memory_bytes = memory_bytes
         self._starting: asyncio.Task[_Processes] | None = None
         self._process: Any | None = None
-        self._burials: set[asyncio.Task[None]] = set()
+        self._burials = Burials()
 
     async def compile(
         self, grammar: bytes, limit_seconds: float, *, is_slow: bool = False
@@ -140,7 +139,7 @@ class Pool:
         if self._starting is not None and self._starting.done():
             if self._starting.cancelled() or self._starting.exception() is not None:
                 self._starting = None
-            elif not self._starting.result().process.is_alive():
+            elif not is_alive(self._starting.result().first):
                 self._give_up(self._starting.result())
         if self._starting is None:
             self._starting = asyncio.create_task(self._start(), name="grammars")
@@ -163,20 +162,21 @@ class Pool:
             try:
                 async with asyncio.timeout(START_DEADLINE_SECONDS):
                     await asyncio.to_thread(process.start)
+                    first = psutil.Process(process.pid)
                     theirs.close()
                     ours.setblocking(False)
                     reply = await asyncio.get_running_loop().sock_recv(ours, len(READY))
-            except (TimeoutError, OSError, EOFError) as error:
+            except (TimeoutError, OSError, EOFError, psutil.NoSuchProcess) as error:
                 ours.close()
-                self._kill(process)
+                self._burials.kill(process)
                 raise _unavailable(
                     f"could not start a process that checks grammars: {error!r}"
                 ) from error
         if reply != READY:
             ours.close()
-            self._kill(process)
+            self._burials.kill(process)
             raise _unavailable("the process that checks grammars ended while it started")
-        return _Processes(process, ours)
+        return _Processes(process, first, ours)
 
     def _give_up(self, started: _Processes) -> None:
         """End the processes; the next grammar starts others."""
@@ -187,12 +187,7 @@ class Pool:
                 return
             self._starting = None
         started.control.close()
-        self._kill(started.process)
-
-    def _kill(self, process: Any) -> None:
-        burial = asyncio.create_task(_buried(process, _killed(process)), name="ended grammars")
-        self._burials.add(burial)
-        burial.add_done_callback(self._burials.discard)
+        self._burials.kill(started.process)
 
     def stop(self) -> None:
         """End the processes that have been started."""
@@ -201,10 +196,15 @@ class Pool:
 
     def processes(self) -> frozenset[psutil.Process]:
         """Return the processes that are alive, which belong to no engine."""
-        # The last ones may not have been started, or have ended and been buried.
+        return self._burials.dying() | self._latest()
+
+    def _latest(self) -> frozenset[psutil.Process]:
+        process = self._process
+        # It may not have been started yet, or have ended and been closed.
         with suppress(ValueError, psutil.NoSuchProcess):
-            if self._process is not None and self._process.pid is not None:
-                first = psutil.Process(self._process.pid)
+            pid = None if process is None else process.pid
+            if pid is not None:
+                first = psutil.Process(pid)
                 return frozenset((first, *first.children()))
         return frozenset()
 
@@ -232,12 +232,14 @@ async def _end(started: _Processes, pid: int) -> _End | None:
     """Return how a worker ended; None if it is not reported in time."""
     began = time.monotonic()
     deadline = began + MARGIN_SECONDS
-    while pid not in started.ends and time.monotonic() < deadline:
-        if pid and psutil.pid_exists(pid):
-            deadline = min(began + DYING_SECONDS, time.monotonic() + MARGIN_SECONDS)
+    while pid not in started.ends:
         try:
             message = started.control.recv(_MESSAGE_BYTES)
         except BlockingIOError:
+            if time.monotonic() > deadline:
+                return None
+            if pid and psutil.pid_exists(pid):
+                deadline = min(began + DYING_SECONDS, time.monotonic() + MARGIN_SECONDS)
             await asyncio.sleep(_POLL_SECONDS)
             continue
         except OSError:
@@ -246,39 +248,9 @@ async def _end(started: _Processes, pid: int) -> _End | None:
             return None
         ended, code, cpu_seconds = message.split()
         started.ends[int(ended)] = _End(int(code), float(cpu_seconds))
-    return started.ends.pop(pid, None)
+    return started.ends.pop(pid)
 
 
 def _unavailable(cause: str) -> NotReadyError:
     logger.warning("%s; a new one is started for the next grammar", cause)
     return NotReadyError("The grammar of the request cannot be checked now.")
-
-
-def _killed(process: Any) -> list[psutil.Process]:
-    """End a process and its workers: one that was just forked does not yet end with its parent.
-
-    Returns the workers, which become children of ours, or of the init process.
-    """
-    workers: list[psutil.Process] = []
-    # It was never started, or is gone.
-    with suppress(AttributeError, ValueError, OSError, psutil.NoSuchProcess):
-        if process.is_alive():
-            workers = psutil.Process(process.pid).children()
-            process.kill()
-            for worker in workers:
-                with suppress(psutil.NoSuchProcess):
-                    worker.kill()
-    return workers
-
-
-async def _buried(process: Any, workers: list[psutil.Process]) -> None:
-    """Leave no zombie and no descriptor of what was killed; an engine's end may be days away."""
-    deadline = time.monotonic() + DYING_SECONDS
-    while process.is_alive() or any(map(is_alive, workers)):
-        if time.monotonic() > deadline:
-            return
-        await asyncio.sleep(_BURIAL_POLL_SECONDS)
-    for worker in workers:
-        with suppress(psutil.Error):  # it is a child of the init process
-            worker.wait(0)
-    process.close()
