@@ -89,9 +89,11 @@ def test_stream_does_not_go_on_with_other_weights(tmp_path: Path) -> None:
         named = {"headers": {"authorization": f"Bearer {ADMIN}"}}
         path, body = "/update_weight_version", {"new_version": "2"}
         assert server.post(path, body, **named).status_code == 200
-        assert "The model has changed since this answer began." in _end_of_stream(server)
+        assert "error" in _end_of_stream(server)
+        assert server.metric("requests_lost_total", reason="stream_broken") == 2
         server.until_ready()
-        assert "data: [DONE]" in _end_of_stream(server)
+        assert _end_of_stream(server) == "data: [DONE]"
+        assert server.metric("requests_continued_total") == 1
 
 
 def _end_of_stream(server: Server, change: Callable[[], None] = lambda: None) -> str:

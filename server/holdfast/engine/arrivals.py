@@ -38,6 +38,11 @@ class Arrivals:
             number=next(self._numbers),
         )
 
+    def end_streams_with_engine(self) -> None:
+        """Have no present stream go on in the next engine, which has other weights."""
+        for request in self._requests:
+            request.is_continuable = False
+
     def _unique_id(self, given: str) -> str:
         """Return an ID that no other request has now: clients choose, and may choose alike.
 

@@ -38,6 +38,7 @@ _NOT_CONTINUED = ("is_encoder_decoder", "is_diffusion")
 """Kinds of models whose answers may have a state that does not follow from their tokens."""
 _CHANGE_WEIGHTS = frozenset(
     {
+        "collective_rpc",
         "start_weight_update",
         "start_draft_weight_update",
         "update_weights",
@@ -45,15 +46,17 @@ _CHANGE_WEIGHTS = frozenset(
         "update_weight_version",
     }
 )
-"""What changes the weights of an engine in its memory, or their name; the next one has neither."""
+"""What may change the weights of an engine in its memory, or their name; the next has neither."""
 _KEPT = ("vllm_config", "model_config", "renderer", "input_processor")
 """Attributes of EngineClient; the serving objects keep those of the first engine anyway."""
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
     def method(self: EngineProxy, *args: Any, **kwargs: Any) -> Any:
-        self.has_new_weights |= name in _CHANGE_WEIGHTS
-        return getattr(self.current, name)(*args, **kwargs)
+        call = getattr(self.current, name)
+        if name in _CHANGE_WEIGHTS:
+            self._note_new_weights()
+        return call(*args, **kwargs)
 
     method.__name__ = name
     return method
@@ -85,8 +88,8 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     ) -> None:
         self.grammars = grammars
         self._continues_streams = continues_streams
-        self.has_new_weights = False
-        """Whether a client of vLLM's has changed the weights of the last engine in its memory."""
+        self._has_new_weights = False
+        """Whether those of the engine may have been changed in its memory."""
         self._current: Any | None = None
         self._kept: dict[str, Any] = {}
         self._first_model: Any = None
@@ -116,15 +119,20 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         further = getattr(config, "aux_output_config", None)
         return (
             self._continues_streams
+            and not self._has_new_weights
             and not any(getattr(model, name, False) for name in _NOT_CONTINUED)
             and not getattr(further, "enable_return_routed_experts", False)
         )
+
+    def _note_new_weights(self) -> None:
+        self._has_new_weights = True
+        self.requests.arrivals.end_streams_with_engine()
 
     def use(self, engine: Any | None) -> None:
         """Forward to another engine, or to none."""
         self._current = engine
         if engine is not None:
-            self.has_new_weights = False
+            self._has_new_weights = False
             self._kept = {name: getattr(engine, name) for name in _KEPT}
             self._first_model = self._first_model or engine.model_config
 

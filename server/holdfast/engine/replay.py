@@ -59,7 +59,7 @@ class ReplayManager:
     ) -> None:
         self._outputs = outputs
         self._requests: dict[EngineRequest, None] = {}  # in the order in which they came
-        self._arrivals = Arrivals(outputs, self._requests)
+        self.arrivals = Arrivals(outputs, self._requests)
         self._load = EngineLoad(clock)
         self._llm: Any | None = None
         self._generation = 0
@@ -188,7 +188,7 @@ class ReplayManager:
             NotReadyError: no engine will come.
             HostMemoryError: the prompt is long, and the host is short of memory.
         """
-        request = self._arrivals.request(method, arguments)
+        request = self.arrivals.request(method, arguments)
         if self._blame.is_quarantined(request):
             raise self._losses.record(request, quarantine_error(), "quarantined")
         return self._stream(request)
