@@ -44,6 +44,7 @@ _FROM_NEIGHBOURS: dict[DeathCause, str] = {
     "node_lost": "other nodes were lost too often",
 }
 """Causes that a new process of ours would meet too, as they are told once the budget is spent."""
+_OF_NO_REQUEST: frozenset[DeathCause] = frozenset({"start_failure", "node_lost"})
 
 
 class DeathHandler:
@@ -222,8 +223,14 @@ class _CountedDeath:
     """A death that counts against the budget, unless a request explains it."""
 
     at_seconds: float
+    cause: DeathCause
     may_end_server: bool
     is_explained: bool = False
+
+    @property
+    def may_be_explained(self) -> bool:
+        """Whether a request may have been in the engine, and none explains it yet."""
+        return not self.is_explained and self.cause not in _OF_NO_REQUEST
 
     @property
     def spends_budget(self) -> bool:
@@ -262,8 +269,8 @@ class RestartBudget:
         if death.cause == "requested":
             return
         may_end_server = not verdict.has_suspects and death.cause not in _FROM_NEIGHBOURS
-        self._deaths.append(_CountedDeath(self._clock(), may_end_server))
-        unexplained = [counted for counted in reversed(self._deaths) if not counted.is_explained]
+        self._deaths.append(_CountedDeath(self._clock(), death.cause, may_end_server))
+        unexplained = [counted for counted in reversed(self._deaths) if counted.may_be_explained]
         for counted in unexplained[: verdict.explained]:
             counted.is_explained = True
             if verdict.is_charged:  # the key waits for it, and no other key

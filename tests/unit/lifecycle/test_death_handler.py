@@ -110,6 +110,19 @@ def test_requests_do_not_spend_the_budget_of_the_hardware() -> None:
         wait(budget)
 
 
+def test_no_request_explains_a_start_that_failed() -> None:
+    """It failed between two deaths that one request explains; so do the starts after it."""
+    budget, failed = RestartBudget(2, 10_000, FakeClock()), Death("start_failure", "no memory")
+    wait(budget, UNSOLVED)
+    budget.count(failed, NOBODY)
+    wait(budget, BlameVerdict(2, has_suspects=True))
+    assert budget.left == 1
+    budget.count(failed, NOBODY)
+    budget.count(failed, NOBODY)
+    with pytest.raises(EngineLostError):
+        budget.wait_seconds(failed)
+
+
 @pytest.mark.parametrize("cause", ["host_memory", "node_lost"])
 def test_what_a_neighbour_does_does_not_end_the_server(cause: DeathCause) -> None:
     """Neither the engine nor the hardware here is to blame, and a new process would meet it too."""
