@@ -90,6 +90,8 @@ class Faults:
     streams_done: bool = True
     blind_ranks: frozenset[tuple[int, int]] = frozenset()
     """The ranks that note no step."""
+    late_ranks: frozenset[tuple[int, int]] = frozenset()
+    """The ranks whose reports arrive a moment later, as from another node; only theirs grow."""
     grows_at_step: int | None = None
     compiles_seconds: float = 0.0
     """How much longer the first step takes."""
@@ -97,6 +99,10 @@ class Faults:
     is_deaf: bool = False
     """Whether audio is answered without a step of the engine."""
     adapters: tuple[str, ...] = (ADAPTER,)
+
+
+LATE_SECONDS = 0.03
+"""How long a report of another node is on its way."""
 
 
 class _Lane:
@@ -139,6 +145,7 @@ class FakeEngine(StubEngine):
         self.is_held = False
         self._lanes = {engine: _Lane() for engine, _ in facts.world}
         self._turns = cycle(self._lanes)
+        self._sent: dict[tuple[int, int], deque[tuple[float, RankStats]]] = {}
         self._rejection: Rejection | None = None
         self._death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
         self._work = asyncio.Event()
@@ -155,7 +162,7 @@ class FakeEngine(StubEngine):
         await asyncio.gather(self._task, return_exceptions=True)
 
     def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
-        found = (self._stats(engine, rank) for engine, rank in self.facts.world)
+        found = (self._arrived(engine, rank) for engine, rank in self.facts.world)
         return tuple(rank if with_steps else replace(rank, recent_steps=()) for rank in found)
 
     @asynccontextmanager
@@ -310,9 +317,22 @@ class FakeEngine(StubEngine):
             lane.running.remove(request)
         request.changed.set()
 
+    def _arrived(self, engine: int, rank: int) -> RankStats:
+        """What has arrived of the reports of a rank by now."""
+        stats = self._stats(engine, rank)
+        if (engine, rank) not in self.faults.late_ranks:
+            return stats
+        now = asyncio.get_running_loop().time()
+        sent = self._sent.setdefault((engine, rank), deque())
+        sent.append((now, stats))
+        while len(sent) > 1 and sent[1][0] <= now - LATE_SECONDS:
+            sent.popleft()
+        return sent[0][1]
+
     def _stats(self, engine: int, rank: int) -> RankStats:
         lane = self._lanes[engine]
         is_blind = (engine, rank) in self.faults.blind_ranks
+        grows = not self.faults.late_ranks or (engine, rank) in self.faults.late_ranks
         steps = () if is_blind else tuple(lane.steps)
         return RankStats(
             engine=engine,
@@ -322,7 +342,7 @@ class FakeEngine(StubEngine):
             lamport_bytes=0,
             is_locked=True,
             is_sealed=True,
-            growths={"warmup": 1, "sealed": 0, "locked": lane.growths},
+            growths={"warmup": 1, "sealed": 0, "locked": lane.growths * grows},
             rejections={},
             last_rejection=self._rejection,
             steps=steps[-1].index if steps else 0,

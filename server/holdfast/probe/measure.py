@@ -104,6 +104,14 @@ def is_shown(
     )
 
 
+def report_alike(ranks: Iterable[RankStats]) -> bool:
+    """Whether the ranks of each engine report the same number of steps."""
+    steps: dict[int, set[int]] = {}
+    for rank in ranks:
+        steps.setdefault(rank.engine, set()).add(rank.steps)
+    return all(len(of_engine) == 1 for of_engine in steps.values())
+
+
 def quiet_seconds(ranks: Iterable[RankStats], now_seconds: float) -> float:
     """Return for how long no rank has ended a step, of those that ever did.
 

@@ -276,12 +276,24 @@ class ProbeSession:
 
     async def is_seen(self, condition: measure.Condition) -> bool:
         """Whether every rank of every engine meets the condition, now or in a moment."""
+        return await self._comes_true(lambda: self._is_shown(condition))
+
+    async def until_all_reported(self) -> None:
+        """Wait, for a moment at most, until the ranks of each engine report equally many steps.
+
+        They run the same steps; what those on another node report arrives later.
+        """
+        await self._comes_true(
+            lambda: measure.report_alike(self.engine.ranks(with_steps=False)),
+        )
+
+    async def _comes_true(self, condition: Callable[[], bool]) -> bool:
         waits = int(self.timeouts.proof_seconds / POLL_SECONDS)
         for _ in range(waits):
-            if self._is_shown(condition):
+            if condition():
                 return True
             await asyncio.sleep(POLL_SECONDS)
-        return self._is_shown(condition)
+        return condition()
 
     async def require(self, condition: measure.Condition, missing: str) -> None:
         """Wait until every rank of every engine meets the condition.

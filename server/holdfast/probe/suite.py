@@ -138,6 +138,8 @@ class Prober:
                 found = await self._run_all(session, names)
             finally:
                 not_forgotten = await self._forget_prefixes(session)
+            if found[-1].outcome != "failed":
+                await session.until_all_reported()
         if not_forgotten and all(step.outcome != "failed" for step in found):
             found[-1] = replace(found[-1], outcome="failed", reason=not_forgotten)
         ranks = self._engine.ranks()

@@ -884,6 +884,16 @@ def test_growth_is_reported() -> None:
     assert (grown.grew, calm.grew) == (True, False)
 
 
+def test_growth_on_another_node_is_reported() -> None:
+    """In the last step too, of which that node's report arrives after the answer."""
+    facts = replace(FACTS, world=((0, 0), (0, 1)))
+    _, calm = probe(facts=facts, steps=["first_token"])
+    last = Faults(grows_at_step=len(calm.engine.steps), late_ranks=frozenset({(0, 1)}))
+    report, _ = probe(last, facts=facts, steps=["first_token"])
+    assert report.passed
+    assert report.grew
+
+
 def test_cancellation_leaves_nothing_behind() -> None:
     """A cancelled suite raises, releases the engine and empties the cache."""
 
