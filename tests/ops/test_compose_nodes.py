@@ -100,10 +100,11 @@ def test_the_container_may_do_no_more_than_it_needs(name: str) -> None:
 
 
 @every_file
-def test_what_is_not_set_is_left_to_nccl(name: str) -> None:
+@pytest.mark.parametrize("variable", ["NCCL_IB_HCA", "NCCL_CUMEM_ENABLE", "NCCL_DEBUG"])
+def test_what_is_not_set_is_left_to_nccl(name: str, variable: str) -> None:
     """A variable of NCCL that is not set where Compose runs has no value in the container."""
-    assert service(name)["environment"]["NCCL_IB_HCA"] is None
-    assert service(name, NCCL_IB_HCA="mlx5_0")["environment"]["NCCL_IB_HCA"] == "mlx5_0"
+    assert service(name)["environment"][variable] is None
+    assert service(name, **{variable: "0"})["environment"][variable] == "0"
 
 
 def test_both_share_what_is_downloaded_and_compiled() -> None:
