@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.engine import startup
 from holdfast.engine.interface import UntilOutOfMemory
 from holdfast.engine.startup import EngineProcesses, until_stuck
-from holdfast.engine.vllm_errors import start_errors
+from holdfast.engine.vllm_errors import start_error, start_errors
 from holdfast.errors import EngineStartError, HostFullError
 from holdfast.nodes.remote_ranks import RemoteRanks, start_error_of
 from holdfast.processes import exits, forkserver
@@ -109,10 +109,7 @@ async def _stuck(
     stopped_seconds: float,
 ) -> EngineStartError:
     reason = await until_stuck(lambda: processes() | forkserver.server(), stopped_seconds)
-    cause = _logged_cause(directory, ended_before) or reason
-    return EngineStartError(
-        f"the engine could not start: {cause}", remedy="see the engine's log above."
-    )
+    return start_error(_logged_cause(directory, ended_before) or reason)
 
 
 def _logged_cause(directory: Path, ended_before: frozenset[Path]) -> str:

@@ -31,8 +31,10 @@ NAN_VARIABLE = "VLLM_COMPUTE_NANS_IN_LOGITS"
 """With 1, vLLM counts the NaNs in each row of logits; see `worker.nan_rows`."""
 MAX_SOCKET_PATH_LENGTH = 64
 """In characters. Linux allows 107 bytes, and vLLM appends a slash and a UUID."""
-NEEDED = ("EngineCore", "VLLM::Worker")
+NEEDED = ("EngineCore", "::Worker")
 """Parts of the titles of the processes without which no start succeeds."""
+SHUTDOWN_SECONDS = 5
+"""The default of VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS in vLLM 0.32, for a vLLM without it."""
 GONE_SECONDS = 15.0
 """Longer than vLLM itself takes to notice that one of them has ended, where it watches, and then
 to end the others by SIGTERM; before that, it waits for them (0.32)."""
@@ -152,7 +154,9 @@ async def until_stuck(processes: EngineProcesses, stopped_seconds: float) -> str
     has been gone for longer than vLLM needs to notice it. In a core whose worker dies, one thread
     may wait without end for the queue that another has just closed.
     """
-    gone_seconds = GONE_SECONDS + envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS
+    gone_seconds = GONE_SECONDS + getattr(
+        envs, "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", SHUTDOWN_SECONDS
+    )
     stopped_since: dict[int, float] = {}
     needed: set[psutil.Process] = set()
     gone_since: float | None = None
@@ -172,24 +176,25 @@ async def until_stuck(processes: EngineProcesses, stopped_seconds: float) -> str
 
 
 def _needed(living: frozenset[psutil.Process]) -> frozenset[psutil.Process]:
-    """Return the cores and workers, without what they fork: it has their titles until it executes.
+    """Return the cores and workers.
 
-    vLLM's own processes have titles of their own, whichever of them forks another.
+    What one of them forks has its title until it executes another program, and may end at any time.
     """
-    titles = {process.pid: _title(process) for process in living}
+    kinds = {process.pid: _kind(process) for process in living}
     return frozenset(
         process
         for process in living
-        if any(part in titles[process.pid] for part in NEEDED)
-        and titles.get(_parent_pid(process)) != titles[process.pid]
+        if kinds[process.pid] and kinds.get(_parent_pid(process)) != kinds[process.pid]
     )
 
 
-def _title(process: psutil.Process) -> str:
+def _kind(process: psutil.Process) -> str:
+    """Return the part of `NEEDED` that is in its title; empty if none is."""
     try:
-        return " ".join(process.cmdline())
+        title = " ".join(process.cmdline())
     except psutil.Error:
         return ""
+    return next((part for part in NEEDED if part in title), "")
 
 
 def _parent_pid(process: psutil.Process) -> int:

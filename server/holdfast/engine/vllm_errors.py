@@ -89,11 +89,15 @@ def start_errors(cause: Callable[[], str]) -> Iterator[None]:
         VLLMError,
         EngineDeadError,
     ) as error:
-        found = cause() or _killed_cores(error) or _first_lines(error)
-        is_killed = found.endswith(OUT_OF_MEMORY)
-        raise EngineStartError(
-            f"the engine could not start: {found}", remedy=_MORE_MEMORY if is_killed else _CORRECT
-        ) from error
+        raise start_error(cause() or _killed_cores(error) or _first_lines(error)) from error
+
+
+def start_error(cause: str) -> EngineStartError:
+    """Return the error of a start that failed for this cause."""
+    is_killed = cause.endswith(OUT_OF_MEMORY)
+    return EngineStartError(
+        f"the engine could not start: {cause}", remedy=_MORE_MEMORY if is_killed else _CORRECT
+    )
 
 
 @asynccontextmanager

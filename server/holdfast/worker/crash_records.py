@@ -65,7 +65,8 @@ _FATAL = (
     NODE_FAILED,
 )
 _TRACEBACK = "Traceback (most recent call last)"
-_FOR_USERS = "ValueError: "
+_FOR_USERS = ("ValueError: ", "SafetensorError: ")
+"""What vLLM raises for what a user can correct, and what a damaged file raises; each names it."""
 _TERMINATED_SUFFIX = ".terminated"
 
 
@@ -224,9 +225,9 @@ def tracebacks(directory: Path) -> str:
 
 
 def unexpected_traceback(directory: Path) -> str:
-    """Return the traceback of the root cause; empty if it is a ValueError, or if none is known.
+    """Return the traceback of the root cause; empty if none is known.
 
-    vLLM raises a ValueError for what a user can correct, and its message says what that is.
+    It is also empty if the message of the cause says what a user can correct.
     """
     cause = root_of(read_causes(directory))
     if cause is None or cause.is_consequence or cause.error.startswith(_FOR_USERS):
