@@ -72,7 +72,7 @@ def test_a_cable_that_is_out_costs_no_answer(pair: Pair, state: str, out_seconds
             deadline_seconds=60,
             what=lambda: "nobody asks",
         )
-        reach(nodes, trial)
+        is_met = reach(nodes, trial)
         deaths_before = deaths(nodes.head) if state == "READY" else 0.0
         link.pull()
         trial.struck_seconds = pulled = time.monotonic()
@@ -83,7 +83,7 @@ def test_a_cable_that_is_out_costs_no_answer(pair: Pair, state: str, out_seconds
         if state == "READY" and not is_lasting:
             assert deaths(nodes.head) == deaths_before
     trial.judge(load, left=newly_left(left_in_memory(nodes), left_before))
-    print(trial, flush=True)
+    print(trial, "" if is_met else f"after {state}", flush=True)
     assert load.answers
     assert not trial.problems
     assert not [one for one in load.broken if not trial.excuses(one)]

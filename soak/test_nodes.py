@@ -20,6 +20,7 @@ from load_generator import Answer, Question, loaded, questions, undisturbed
 from network_namespaces import cable, joined
 from node_trials import (
     CLIENTS,
+    END_SECONDS,
     FLAGS,
     NOTICED_SECONDS,
     READY_SECONDS,
@@ -28,9 +29,12 @@ from node_trials import (
     Trial,
     come_back,
     deaths,
+    family,
+    is_in,
     left_in_memory,
     newly_left,
     reach,
+    require_ended,
     watch,
 )
 from servers import has_ended, reserved_port, wait_until
@@ -53,9 +57,8 @@ FROZEN_SECONDS = NOTICED_SECONDS + 2.0
 LIFE_SECONDS = 4 * 3600
 PROCESS_SECONDS = 60.0
 """Until an engine that starts has a process of every kind."""
-END_SECONDS = 30.0
 ATTEMPTS = 3
-"""A drain may be over before the signal is sent."""
+"""PROBING or a drain may be over before the signal is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,9 @@ def _strike(nodes: TwoNodes, fault: Fault, trial: Trial) -> None:
     is_counted = trial.has_to_be_noticed and not fault.is_node
     deaths_before = deaths(nodes.head) if is_counted else 0.0
     deadline = time.monotonic() + (0 if fault.state == "DRAINING" else PROCESS_SECONDS)
-    while (victim := _struck(nodes, fault)) is None and time.monotonic() < deadline:
+    while (victim := _struck(nodes, fault)) is None and is_in(nodes.head, fault.state):
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.05)
     if victim is None:
         return
@@ -108,10 +113,12 @@ def _strike(nodes: TwoNodes, fault: Fault, trial: Trial) -> None:
 
 
 def _struck(nodes: TwoNodes, fault: Fault) -> psutil.Process | None:
-    """Return the process that got the signal; None if there is none of that kind now."""
+    """Return the process that got the signal; None if there is none, or the state is over."""
     try:
-        if (victim := _process(nodes, fault.victim)) is not None:
-            victim.send_signal(fault.number)
+        victim = _process(nodes, fault.victim)
+        if victim is None or not is_in(nodes.head, fault.state):
+            return None
+        victim.send_signal(fault.number)
     except psutil.NoSuchProcess:
         return None
     return victim
@@ -134,9 +141,11 @@ def _tried(
 ) -> Trial:
     trial = fault.trial()
     with loaded(nodes.head, expected, clients=CLIENTS, seed=SEED, retries=RETRIES) as load:
-        reach(nodes, trial)
-        _strike(nodes, fault, trial)
+        before = family(nodes)
+        if reach(nodes, trial):
+            _strike(nodes, fault, trial)
         come_back(nodes, trial)
+        require_ended(nodes, trial, before)
     trial.judge(load, left=newly_left(left_in_memory(nodes), left_before))
     return trial
 

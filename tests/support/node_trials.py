@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 
 from faults import left_in_shared_memory
 from holdfast.nodes.channel import SILENCE_SECONDS
 from load_generator import Answer, Load
-from servers import Server, wait_until
+from servers import Server, descendants, has_ended, wait_until
 from two_nodes import TwoNodes, processes_of
 
 STATES = ("STARTING", "PROBING", "READY", "RECOVERING", "DRAINING")
@@ -30,6 +31,9 @@ FLAGS = (
     "--drain-timeout=600",  # an engine that dies meanwhile takes a start
 )
 LOOK_SECONDS = 0.2
+SHORT_LOOK_SECONDS = 0.005
+END_SECONDS = 30.0
+"""Until whatever a fault has made useless has ended."""
 
 
 @dataclass
@@ -68,10 +72,7 @@ class Trial:
         self.problems += [f"lost: {one.error}" for one in load.lost if not self.excuses(one)]
         if left:
             self.problems.append(f"left in shared memory: {', '.join(sorted(left))}")
-        if not self.is_done:
-            # The drain may be over by then.
-            self.problems += [] if self.state == "DRAINING" else ["not tried"]
-        elif self.has_to_be_noticed:
+        if self.is_done and self.has_to_be_noticed:
             self._judge_notice()
 
     def excuses(self, answer: Answer) -> bool:
@@ -94,20 +95,63 @@ class Trial:
         return f"{at_seconds - self.struck_seconds:6.1f} s"
 
 
-def reach(nodes: TwoNodes, trial: Trial) -> None:
-    """Bring the head into the state of the trial."""
+def is_in(head: Server, state: str) -> bool:
+    """Whether the head is in this state now; one that has ended is in none."""
+    with suppress(httpx.TransportError):
+        return head.state == state
+    return False
+
+
+def reach(nodes: TwoNodes, trial: Trial) -> bool:
+    """Bring the head into the state of the trial, and return whether it was met there.
+
+    After a recovery, PROBING takes a fifth of a second.
+    """
+    head = nodes.head
     trial.asked_seconds = time.monotonic()
     if trial.state == "STARTING":
         nodes.start_head()
         nodes.head.until(lambda: processes_of(nodes.follower).get("node_ranks"), "its ranks")
         trial.head_ended.append((trial.asked_seconds, time.monotonic()))
     elif trial.state in {"PROBING", "RECOVERING"}:
-        processes_of(nodes.head)["Worker"].kill()
-        nodes.head.until_state(trial.state)
+        processes_of(head)["Worker"].kill()
+        _until(lambda: not is_in(head, "READY"))
+        if trial.state == "PROBING":
+            _until(lambda: not is_in(head, "RECOVERING"))
     elif trial.state == "DRAINING":
-        nodes.head.process.terminate()
-        nodes.head.until_state(trial.state)
+        head.process.terminate()
+        _until(lambda: not is_in(head, "READY"))
     trial.reached_seconds = time.monotonic()
+    return is_in(nodes.head, trial.state)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    """Wait with short looks: some states are short."""
+    deadline = time.monotonic() + READY_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(SHORT_LOOK_SECONDS)
+
+
+def family(nodes: TwoNodes) -> set[psutil.Process]:
+    """All processes of both nodes."""
+    return {
+        process
+        for server in (nodes.head, nodes.follower)
+        for process in (psutil.Process(server.process.pid), *descendants(server.process.pid))
+    }
+
+
+def require_ended(nodes: TwoNodes, trial: Trial, before: set[psutil.Process]) -> None:
+    """Note what was there before the fault, and is of neither node now, but still runs."""
+
+    def strays() -> list[psutil.Process]:
+        return [one for one in before - family(nodes) if not has_ended(one)]
+
+    deadline = time.monotonic() + END_SECONDS
+    while strays() and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    trial.problems += [f"still runs: {one}" for one in strays()]
 
 
 def watch(trial: Trial, is_noticed: Callable[[], bool], *, seconds: float) -> None:
