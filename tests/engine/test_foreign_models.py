@@ -91,6 +91,7 @@ def test_stream_does_not_go_on_with_other_weights(tmp_path: Path) -> None:
         assert server.post(path, body, **named).status_code == 200
         assert "error" in _end_of_stream(server)
         assert server.metric("requests_lost_total", reason="stream_broken") == 2
+        server.until(lambda: server.generation == 3, "the third engine")
         server.until_ready()
         assert _end_of_stream(server) == "data: [DONE]"
         assert server.metric("requests_continued_total") == 1

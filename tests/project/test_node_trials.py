@@ -89,8 +89,10 @@ def test_nothing_hangs_longer_than_the_heartbeat_allows(
     assert judged(noticed_seconds=noticed_seconds, has_to_be_noticed=False) == []
 
 
-@pytest.mark.parametrize(("state", "expected"), [("READY", ["not tried"]), ("DRAINING", [])])
-def test_only_a_drain_may_be_over_before_the_fault(state: str, expected: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("state", "expected"), [("READY", ["not tried"]), ("PROBING", []), ("DRAINING", [])]
+)
+def test_only_short_states_may_be_over_before_the_fault(state: str, expected: list[str]) -> None:
     """Another attempt follows."""
     assert judged(state=state, struck_seconds=None, noticed_seconds=None) == expected
 

@@ -18,6 +18,8 @@ from servers import Server, descendants, has_ended, wait_until
 from two_nodes import TwoNodes, processes_of
 
 STATES = ("STARTING", "PROBING", "READY", "RECOVERING", "DRAINING")
+SHORT_STATES = frozenset({"PROBING", "DRAINING"})
+"""They may be over before the fault."""
 NOTICED_SECONDS = 2 * SILENCE_SECONDS + 3.0
 """A side that is busy itself notices silence after twice the time; three are for our own looks."""
 READY_SECONDS = 400.0
@@ -72,7 +74,9 @@ class Trial:
         self.problems += [f"lost: {one.error}" for one in load.lost if not self.excuses(one)]
         if left:
             self.problems.append(f"left in shared memory: {', '.join(sorted(left))}")
-        if self.is_done and self.has_to_be_noticed:
+        if not self.is_done:
+            self.problems += [] if self.state in SHORT_STATES else ["not tried"]
+        elif self.has_to_be_noticed:
             self._judge_notice()
 
     def excuses(self, answer: Answer) -> bool:

@@ -38,7 +38,6 @@ _NOT_CONTINUED = ("is_encoder_decoder", "is_diffusion")
 """Kinds of models whose answers may have a state that does not follow from their tokens."""
 _CHANGE_WEIGHTS = frozenset(
     {
-        "collective_rpc",
         "start_weight_update",
         "start_draft_weight_update",
         "update_weights",
@@ -47,6 +46,8 @@ _CHANGE_WEIGHTS = frozenset(
     }
 )
 """What may change the weights of an engine in its memory, or their name; the next has neither."""
+_HARMLESS_CALLS = ("holdfast_", "check_health")
+"""How the methods of workers begin that Holdfast itself calls."""
 _KEPT = ("vllm_config", "model_config", "renderer", "input_processor")
 """Attributes of EngineClient; the serving objects keep those of the first engine anyway."""
 
@@ -209,6 +210,13 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
                 await call_workers(self.current, "remove_lora", lora_id=lora_id)
             raise
         return True
+
+    async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the workers as vLLM does; what is not Holdfast's own may change their weights."""
+        llm = self.current
+        if not str(method).startswith(_HARMLESS_CALLS):
+            self._note_new_weights()
+        return await llm.collective_rpc(method, *args, **kwargs)
 
     async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
         """Pause as vLLM does, which aborts running requests unless told to wait or to keep them."""

@@ -85,6 +85,7 @@ class GrammarChecker:
         self._slow = Lane(SLOW_SLOTS, slots_per_key=1)
         self._results: OrderedDict[bytes, TrialResult] = OrderedDict()
         self._trials: dict[bytes, _Trial] = {}
+        self._giving: set[asyncio.Task[None]] = set()
 
     def processes(self) -> frozenset[psutil.Process]:
         """Return the processes that try grammars, which belong to no engine."""
@@ -161,16 +162,30 @@ class GrammarChecker:
     async def _try_slowly(self, digest: bytes, grammar: bytes, key: str) -> TrialResult:
         """Return the result of a trial with the whole timeout; each key has one at a time."""
         await self._take(self._slow, key)
-        seconds = 0.0
+        seconds, pid = 0.0, 0
         try:
             self._require_waiting_client(digest)
             answer = await self._pool.compile(grammar, self.timeout_seconds, is_slow=True)
+            pid = answer.pid
             result = self._result_of(answer)
             seconds = 0.0 if result.refusal else answer.seconds
             return result
         finally:
-            # EngineCore compiles it again, and has few threads for that.
-            asyncio.get_running_loop().call_later(seconds, partial(self._slow.give, key))
+            giving = asyncio.create_task(self._give_slowly(key, seconds, pid), name="slow grammar")
+            self._giving.add(giving)
+            giving.add_done_callback(self._giving.discard)
+
+    async def _give_slowly(self, key: str, seconds: float, pid: int) -> None:
+        """Give a slot back once nothing of its trial needs a core or a worker any more.
+
+        EngineCore compiles an accepted grammar again, and has few threads for that. A worker that
+        is ending is one less for others, whose short trials must find one at once.
+        """
+        try:
+            await asyncio.sleep(seconds)
+            await self._pool.until_gone(pid)
+        finally:
+            self._slow.give(key)
 
     async def _take(self, lane: Lane, key: str) -> None:
         """Take a slot of a lane.

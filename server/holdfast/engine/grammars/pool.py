@@ -32,6 +32,7 @@ MAX_REPLY_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 16
 _MESSAGE_BYTES = 64
 _POLL_SECONDS = 0.01
+_GONE_POLL_SECONDS = 0.1
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -47,6 +48,8 @@ class TrialReply:
     seconds: float
     cpu_seconds: float = 0.0
     """What the grammar took of the CPU, if the worker died of it."""
+    pid: int = 0
+    """The worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class Pool:
         said = await self._send(started, grammar, how, limit_seconds + margin_seconds)
         seconds = time.monotonic() - began
         with suppress(ValueError):
-            return TrialReply(json.loads(said.reply), 0, seconds)
+            return TrialReply(json.loads(said.reply), 0, seconds, pid=said.pid)
         end = await _end(started, said.pid)
         if end is None:
             self._give_up(started)
@@ -112,7 +115,16 @@ class Pool:
         if end.exit_code == -signal.SIGKILL:
             raise _unavailable("a process that checked a grammar was killed from outside")
         cpu_seconds = end.cpu_seconds - said.cpu_seconds
-        return TrialReply(None, max(0, -end.exit_code), seconds, cpu_seconds)
+        return TrialReply(None, max(0, -end.exit_code), seconds, cpu_seconds, said.pid)
+
+    async def until_gone(self, pid: int) -> None:
+        """Wait until a worker has ended, or for a minute; another takes its place.
+
+        One that runs only on idle cores ends only there too, after it has replied.
+        """
+        deadline = time.monotonic() + DYING_SECONDS
+        while pid and psutil.pid_exists(pid) and time.monotonic() < deadline:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(_GONE_POLL_SECONDS)
 
     async def _send(
         self, started: _Processes, grammar: bytes, how: bytes, deadline_seconds: float
@@ -229,17 +241,19 @@ async def _exchange(ours: socket.socket, grammar: bytes) -> _Exchanged:
 
 
 async def _end(started: _Processes, pid: int) -> _End | None:
-    """Return how a worker ended; None if it is not reported in time."""
-    began = time.monotonic()
-    deadline = began + MARGIN_SECONDS
+    """Return how a worker ended; None if it is not reported in time.
+
+    One that has closed its socket, but still exists, runs only on idle cores, and ends only there:
+    nothing but its deadline ends such a worker.
+    """
+    deadline = time.monotonic() + MARGIN_SECONDS
     while pid not in started.ends:
         try:
             message = started.control.recv(_MESSAGE_BYTES)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                return None
-            if pid and psutil.pid_exists(pid):
-                deadline = min(began + DYING_SECONDS, time.monotonic() + MARGIN_SECONDS)
+                spent = _cpu_seconds(pid)
+                return None if spent is None else _End(-signal.SIGALRM, spent)
             await asyncio.sleep(_POLL_SECONDS)
             continue
         except OSError:
@@ -249,6 +263,15 @@ async def _end(started: _Processes, pid: int) -> _End | None:
         ended, code, cpu_seconds = message.split()
         started.ends[int(ended)] = _End(int(code), float(cpu_seconds))
     return started.ends.pop(pid)
+
+
+def _cpu_seconds(pid: int) -> float | None:
+    """Return what a process has taken of the CPU; None if it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times() if pid else None
+    except psutil.Error:
+        return None
+    return None if times is None else float(times.user + times.system)
 
 
 def _unavailable(cause: str) -> NotReadyError:
