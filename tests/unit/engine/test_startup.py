@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from holdfast.engine import startup
-from holdfast.engine.construction import constructed
+from holdfast.engine.construction import Failure, constructed
 from holdfast.engine.startup import until_stuck
 from holdfast.errors import EngineStartError, HostFullError, PluginMissingError
 from holdfast.nodes.remote_ranks import RemoteRanks
@@ -134,6 +134,23 @@ def _is_waiting(
     return asyncio.run(scene())
 
 
+async def _construct(
+    directory: Path,
+    construct: Callable[[], None],
+    *failures: Failure,
+    is_unified_memory: bool = False,
+) -> None:
+    """Start an engine without processes."""
+    await constructed(
+        construct,
+        *failures,
+        directory=directory,
+        processes=frozenset,
+        stopped_seconds=DEADLINE_SECONDS,
+        is_unified_memory=is_unified_memory,
+    )
+
+
 @pytest.mark.parametrize(
     ("is_unified_memory", "error"), [(True, HostFullError), (False, EngineStartError)]
 )
@@ -152,17 +169,8 @@ def test_a_start_that_finds_too_little_of_the_hosts_memory_is_told_apart(
     def construct() -> None:
         raise ValueError(said)
 
-    async def start() -> None:
-        await constructed(
-            construct,
-            directory=tmp_path,
-            processes=frozenset,
-            stopped_seconds=DEADLINE_SECONDS,
-            is_unified_memory=is_unified_memory,
-        )
-
     with pytest.raises(EngineStartError, match="is less than") as raised:
-        asyncio.run(start())
+        asyncio.run(_construct(tmp_path, construct, is_unified_memory=is_unified_memory))
     assert type(raised.value) is error
 
 
@@ -182,17 +190,8 @@ def test_where_an_unexpected_error_ended_a_start_is_logged(
     def construct() -> None:
         raise RuntimeError("Engine core initialization failed. See root cause above.")
 
-    async def start() -> None:
-        await constructed(
-            construct,
-            directory=tmp_path,
-            processes=frozenset,
-            stopped_seconds=DEADLINE_SECONDS,
-            is_unified_memory=False,
-        )
-
     with pytest.raises(EngineStartError, match=str(error)):
-        asyncio.run(start())
+        asyncio.run(_construct(tmp_path, construct))
     assert ("the frames of it" in caplog.text) == is_shown
 
 
@@ -211,14 +210,7 @@ def test_the_reason_of_a_kill_comes_before_the_error_that_it_causes(tmp_path: Pa
             await asyncio.wait({told})
             return HostFullError("the host ran out of memory")
 
-        await constructed(
-            construct,
-            reason(),
-            directory=tmp_path,
-            processes=frozenset,
-            stopped_seconds=DEADLINE_SECONDS,
-            is_unified_memory=True,
-        )
+        await _construct(tmp_path, construct, reason(), is_unified_memory=True)
 
     with pytest.raises(HostFullError, match="the host ran out of memory"):
         asyncio.run(start())

@@ -885,7 +885,7 @@ def test_growth_is_reported() -> None:
 
 
 def test_growth_on_another_node_is_reported() -> None:
-    """In the last step too, of which that node's report arrives after the answer."""
+    """Also in the last step, whose report arrives after the answer."""
     facts = replace(FACTS, world=((0, 0), (0, 1)))
     _, calm = probe(facts=facts, steps=["first_token"])
     last = Faults(grows_at_step=len(calm.engine.steps), late_ranks=frozenset({(0, 1)}))

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from holdfast.engine.grammars.burials import DYING_SECONDS, Burials
+from holdfast.engine.grammars.reaper import DYING_SECONDS, Reaper
 from holdfast.engine.grammars.workers import READY, Compile, serve
 from holdfast.errors import NotReadyError
 from holdfast.processes import forkserver
@@ -88,7 +88,7 @@ class Pool:
         self.memory_bytes = memory_bytes
         self._starting: asyncio.Task[_Processes] | None = None
         self._process: Any | None = None
-        self._burials = Burials()
+        self._reaper = Reaper()
 
     async def compile(
         self, grammar: bytes, limit_seconds: float, *, is_slow: bool = False
@@ -180,13 +180,13 @@ class Pool:
                     reply = await asyncio.get_running_loop().sock_recv(ours, len(READY))
             except (TimeoutError, OSError, EOFError, psutil.NoSuchProcess) as error:
                 ours.close()
-                self._burials.kill(process)
+                self._reaper.kill(process)
                 raise _unavailable(
                     f"could not start a process that checks grammars: {error!r}"
                 ) from error
         if reply != READY:
             ours.close()
-            self._burials.kill(process)
+            self._reaper.kill(process)
             raise _unavailable("the process that checks grammars ended while it started")
         return _Processes(process, first, ours)
 
@@ -199,7 +199,7 @@ class Pool:
                 return
             self._starting = None
         started.control.close()
-        self._burials.kill(started.process)
+        self._reaper.kill(started.process)
 
     def stop(self) -> None:
         """End the processes that have been started."""
@@ -208,7 +208,7 @@ class Pool:
 
     def processes(self) -> frozenset[psutil.Process]:
         """Return the processes that are alive, which belong to no engine."""
-        return self._burials.dying() | self._latest()
+        return self._reaper.dying() | self._latest()
 
     def _latest(self) -> frozenset[psutil.Process]:
         process = self._process

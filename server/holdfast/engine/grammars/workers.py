@@ -58,7 +58,7 @@ def serve(
     Each may grow by `memory_bytes`. `make` runs once, and the workers inherit its result.
     """
     lifetime.die_with_parent()
-    os.setpgid(0, 0)  # see `burials`
+    os.setpgid(0, 0)  # see `reaper`
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal, meant for the front end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     compile_grammar = make()

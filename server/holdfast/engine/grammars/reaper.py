@@ -1,6 +1,6 @@
 """Ends processes that try grammars, and leaves nothing of them: no zombie, and no descriptor.
 
-The fork server buries the first process, which would have buried its workers. Without it, they
+The fork server reaps the first process, which would have reaped its workers. Without it, they
 become children of the front end, which otherwise reaps such children only when an engine ends. The
 first process leads a process group, so the kernel knows which these are.
 """
@@ -22,15 +22,15 @@ DYING_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 
 
-class Burials:
-    """Those of one pool. Belongs to one event loop."""
+class Reaper:
+    """Ends the processes of one pool. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._groups: frozenset[int] = frozenset()
 
     def kill(self, process: Any) -> None:
-        """SIGKILL a process and its workers; they are buried as soon as they have ended."""
+        """SIGKILL a process and its workers; they are reaped as soon as they have ended."""
         with suppress(AttributeError, ValueError, OSError):  # it was never started, or is gone
             if process.is_alive():
                 process.kill()
@@ -38,7 +38,7 @@ class Burials:
             return
         with suppress(OSError):  # they are gone, or it had no group yet
             os.killpg(process.pid, signal.SIGKILL)
-        task = asyncio.create_task(self._bury(process), name="ended grammars")
+        task = asyncio.create_task(self._reap(process), name="ended grammars")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -50,7 +50,7 @@ class Burials:
         children = psutil.Process(os.getpid()).children()
         return frozenset(child for child in children if _group_of(child) in groups)
 
-    async def _bury(self, process: Any) -> None:
+    async def _reap(self, process: Any) -> None:
         group: int = process.pid
         self._groups |= {group}
         deadline = time.monotonic() + DYING_SECONDS
