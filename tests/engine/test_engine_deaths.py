@@ -21,7 +21,6 @@ import pytest
 
 from holdfast import cli
 from holdfast.demo.switches import DemoFault, DemoSwitches
-from holdfast.engine import startup
 from holdfast.engine.baseline import CanaryAnswer
 from holdfast.errors import EngineStartError
 from holdfast.lifecycle.states import State
@@ -305,19 +304,10 @@ def test_a_start_that_dies_spoils_no_later_one(running: Lab, name: str) -> None:
 
 
 def _failed_start(lab: Lab, name: str) -> str:
-    """What is said of a start whose process of this name is killed once the start has seen it.
-
-    A core may wait without end for a worker that died, and the start looks for them each second.
-    """
+    """What is said of a start whose process of this name is killed as soon as it is there."""
     starting = asyncio.run_coroutine_threadsafe(lab._start(), lab._loop)
-
-    def seen() -> psutil.Process | None:
-        found = lab.find_process(name)
-        is_old = found is not None and time.time() - found.create_time() > 2 * startup.POLL_SECONDS
-        return found if is_old else None
-
     victim = wait_until(
-        seen,
+        lambda: lab.find_process(name),
         deadline_seconds=START_DEADLINE_SECONDS,
         what=lambda: f"no {name}",
     )

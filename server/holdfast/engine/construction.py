@@ -21,7 +21,7 @@ from holdfast.engine.startup import EngineProcesses, until_stuck
 from holdfast.engine.vllm_errors import start_error, start_errors
 from holdfast.errors import EngineStartError, HostFullError
 from holdfast.nodes.remote_ranks import RemoteRanks, start_error_of
-from holdfast.processes import exits, forkserver
+from holdfast.processes import forkserver
 from holdfast.worker.crash_records import unexpected_traceback
 from holdfast.workspace.stats import read_all
 
@@ -50,8 +50,8 @@ async def constructed(
             one of `failures` ended.
         HostFullError: the device shares the host's memory, and too little of it was free.
     """
-    ended_before = exits.recorded_exits(forkserver.exit_codes_directory())
-    stuck = _stuck(directory, ended_before, processes, stopped_seconds)
+    started_before = await asyncio.to_thread(forkserver.ended_and_running)
+    stuck = _stuck(directory, started_before, processes, stopped_seconds)
     constructing = asyncio.create_task(asyncio.to_thread(construct))
     failing = [asyncio.create_task(failure) for failure in (*failures, stuck)]
     try:
@@ -60,7 +60,7 @@ async def constructed(
         _raise_first(failing)
         with (
             _shortage_named(is_unified_memory=is_unified_memory),
-            start_errors(lambda: _logged_cause(directory, ended_before)),
+            start_errors(lambda: _logged_cause(directory, started_before)),
         ):
             return constructing.result()
     except BaseException:
@@ -104,16 +104,18 @@ async def out_of_memory(until_out_of_memory: UntilOutOfMemory, directory: Path) 
 
 async def _stuck(
     directory: Path,
-    ended_before: frozenset[Path],
+    started_before: frozenset[int],
     processes: EngineProcesses,
     stopped_seconds: float,
 ) -> EngineStartError:
-    reason = await until_stuck(lambda: processes() | forkserver.server(), stopped_seconds)
-    return start_error(_logged_cause(directory, ended_before) or reason)
+    reason = await until_stuck(
+        lambda: processes() | forkserver.server(), stopped_seconds, started_before
+    )
+    return start_error(_logged_cause(directory, started_before) or reason)
 
 
-def _logged_cause(directory: Path, ended_before: frozenset[Path]) -> str:
+def _logged_cause(directory: Path, started_before: frozenset[int]) -> str:
     """Return why a start failed; log where, if that is needed to understand it."""
     if where := unexpected_traceback(directory):
         logger.error("the engine could not start:\n%s", where.rstrip())
-    return startup.cause_of_failure(directory, ended_before)
+    return startup.cause_of_failure(directory, started_before)

@@ -57,12 +57,15 @@ def prepare(directory: Path, spec: WorkspaceSpec) -> None:
     (directory / cache.name).symlink_to(cache)
 
 
-def cause_of_failure(directory: Path, ended_before: frozenset[Path]) -> str:
-    """Read why a start failed from what its processes left; a killed process leaves no record."""
+def cause_of_failure(directory: Path, started_before: frozenset[int]) -> str:
+    """Read why a start failed from what its processes left; a killed process leaves no record.
+
+    The processes with the pids `started_before` belong to another start.
+    """
     cause = root_of(read_causes(directory))
     if cause is not None and not cause.is_consequence:
         return cause.error
-    killed = exits.first_killed(forkserver.exit_codes_directory(), ended_before)
+    killed = exits.first_killed(forkserver.exit_codes_directory(), started_before)
     return killed or (cause.error if cause else "")
 
 
@@ -147,12 +150,17 @@ def variables(directory: Path) -> dict[str, str]:
     return variables | {name: value for name, value in ours.items() if name not in kept}
 
 
-async def until_stuck(processes: EngineProcesses, stopped_seconds: float) -> str:
+async def until_stuck(
+    processes: EngineProcesses,
+    stopped_seconds: float,
+    started_before: frozenset[int] = frozenset(),
+) -> str:
     """Return the reason once a start cannot go on.
 
     That is when one of its processes has been stopped for `stopped_seconds`, or a core or worker
     has been gone for longer than vLLM needs to notice it. In a core whose worker dies, one thread
-    may wait without end for the queue that another has just closed.
+    may wait without end for the queue that another has just closed. One that a signal killed
+    before it was looked for has its exit code recorded; those `started_before` are not meant.
     """
     gone_seconds = GONE_SECONDS + getattr(
         envs, "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", SHUTDOWN_SECONDS
@@ -168,7 +176,9 @@ async def until_stuck(processes: EngineProcesses, stopped_seconds: float) -> str
             if now - since >= stopped_seconds:
                 return f"process {pid} was stopped by a signal for {now - since:.0f} s"
         needed |= _needed(living)
-        is_one_gone = any(not exits.is_alive(process) for process in needed)
+        is_one_gone = any(not exits.is_alive(process) for process in needed) or bool(
+            exits.first_killed(forkserver.exit_codes_directory(), started_before)
+        )
         gone_since = (gone_since or now) if is_one_gone else None
         if gone_since is not None and now - gone_since >= gone_seconds:
             return "a process of the engine ended without a message"

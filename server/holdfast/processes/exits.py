@@ -21,6 +21,7 @@ from holdfast.processes.cgroups import memory_groups
 
 DIRECTORY_VARIABLE = "HOLDFAST_EXIT_CODES"
 OUT_OF_MEMORY = " (probably for lack of memory)"
+_EXEMPT = "exempt-"
 _EXIT_CODE_FIELD = 49
 """The position of `exit_code` in /proc/PID/stat, counted from the first field after the name."""
 
@@ -139,24 +140,43 @@ def _exit_code(pid: int) -> int | None:
 
 
 def record_exit_codes(directory: Path) -> None:
-    """Record in `directory` the exit code of every child that this process waits for."""
+    """Record in `directory` the exit code of every child that this process waits for.
+
+    Each is recorded before the child is reaped, so a child is there or recorded at any time. What
+    this process forks does the same: a core waits for the workers that it spawns.
+    """
     wait = os.waitpid
 
     def waitpid(pid: int, options: int, /) -> tuple[int, int]:
-        ended_pid, status = wait(pid, options)
-        if ended_pid:
-            with suppress(OSError):  # the front end has ended and taken the directory with it
-                directory.mkdir(exist_ok=True)
-                code = os.waitstatus_to_exitcode(status)
-                (directory / str(ended_pid)).write_text(str(code))
-        return ended_pid, status
+        ended = os.waitid(*_meant(pid), os.WEXITED | os.WNOWAIT | options)
+        if ended is None:
+            return 0, 0
+        is_exit = ended.si_code == os.CLD_EXITED
+        with suppress(OSError):  # the front end has ended and taken the directory with it
+            directory.mkdir(exist_ok=True)
+            code = ended.si_status if is_exit else -ended.si_status
+            (directory / str(ended.si_pid)).write_text(str(code))
+        return wait(ended.si_pid, options)
 
     os.waitpid = waitpid
 
 
-def recorded_exits(directory: Path) -> frozenset[Path]:
-    """Return the files of all exit codes that are recorded now."""
-    return frozenset(directory.glob("*"))
+def _meant(pid: int) -> tuple[int, int]:
+    """Return what `waitid` calls the children that `waitpid` means by a number."""
+    if pid == -1:
+        return os.P_ALL, 0
+    return (os.P_PID, pid) if pid > 0 else (os.P_PGID, -pid)
+
+
+def recorded_pids(directory: Path) -> frozenset[int]:
+    """Return the pids of all processes whose exit codes are recorded now."""
+    return frozenset(int(path.name) for path in directory.glob("*") if path.name.isdecimal())
+
+
+def exempt(directory: Path, pid: int) -> None:
+    """Have `first_killed` pass over a child of the fork server, which belongs to no engine."""
+    directory.mkdir(exist_ok=True)
+    (directory / f"{_EXEMPT}{pid}").touch()
 
 
 def recorded_exit_code(directory: Path, pid: int) -> int | None:
@@ -167,12 +187,13 @@ def recorded_exit_code(directory: Path, pid: int) -> int | None:
         return None
 
 
-def first_killed(directory: Path, before: frozenset[Path]) -> str:
-    """Describe the first process that a signal other than SIGTERM killed since `before`."""
-    new = [path for path in recorded_exits(directory) - before if path.name.isdecimal()]
+def first_killed(directory: Path, before: frozenset[int]) -> str:
+    """Describe the first process that a signal other than SIGTERM killed, except those `before`."""
+    new = [directory / str(pid) for pid in recorded_pids(directory) - before]
     for path in sorted(new, key=lambda path: path.stat().st_mtime_ns):
         code = recorded_exit_code(directory, int(path.name))
-        if code is not None and code < 0 and code != -signal.SIGTERM:
+        is_exempt = (directory / f"{_EXEMPT}{path.name}").exists()
+        if code is not None and code < 0 and code != -signal.SIGTERM and not is_exempt:
             return f"its process {path.name} {killed_by(code)}"
     return ""
 

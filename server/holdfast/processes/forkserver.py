@@ -158,6 +158,19 @@ def server() -> frozenset[psutil.Process]:
     return frozenset()
 
 
+def ended_and_running() -> frozenset[int]:
+    """Return the pids of all children of the server that there have been so far."""
+    # In this order, since a child is recorded before it is reaped.
+    running = {child.pid for process in server() for child in _children(process)}
+    return exits.recorded_pids(exit_codes_directory()) | running
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return process.children()
+    return []
+
+
 def end_if_stopped() -> None:
     """Kill a server that a signal has stopped, so that what waits for it fails, and replace it."""
     for process in server():

@@ -20,6 +20,7 @@ from holdfast.engine.construction import Failure, constructed
 from holdfast.engine.startup import until_stuck
 from holdfast.errors import EngineStartError, HostFullError, PluginMissingError
 from holdfast.nodes.remote_ranks import RemoteRanks
+from holdfast.processes import forkserver
 from holdfast.records import RankStats
 from holdfast.worker.crash_records import Cause
 from holdfast.workspace.plan import WorkspaceSpec
@@ -49,9 +50,12 @@ def child(*words: str, program: str = SLEEPS) -> Iterator[psutil.Process]:
             process.kill()
 
 
-async def _stuck(family: Callable[[], frozenset[psutil.Process]]) -> str:
+async def _stuck(
+    family: Callable[[], frozenset[psutil.Process]],
+    started_before: frozenset[int] = frozenset(),
+) -> str:
     async with asyncio.timeout(DEADLINE_SECONDS):
-        return await until_stuck(family, 0.0)
+        return await until_stuck(family, 0.0, started_before)
 
 
 def test_a_stopped_process_is_named() -> None:
@@ -87,6 +91,19 @@ def test_a_core_or_worker_that_is_gone_is_missed(title: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+def test_one_that_was_killed_before_the_first_look_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fork server knows; those of the start before are none of this one's."""
+    monkeypatch.setattr(forkserver, "exit_codes_directory", lambda: tmp_path)
+    for pid in ("2", "3"):
+        (tmp_path / pid).write_text(str(-signal.SIGKILL))
+    assert _is_waiting(frozenset, started_before=frozenset({2, 3}))
+    reason = asyncio.run(_stuck(frozenset, frozenset({2})))
+    assert reason == "a process of the engine ended without a message"
+
+
+@pytest.mark.usefixtures("impatient")
 def test_vllm_has_its_own_time_for_the_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is set by a variable, and as long as it lasts nothing is wrong."""
     monkeypatch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "600")
@@ -110,7 +127,9 @@ def test_what_a_worker_forks_is_not_missed() -> None:
 
 
 def _is_waiting(
-    family: Callable[[], frozenset[psutil.Process]], at_first: Callable[[], None]
+    family: Callable[[], frozenset[psutil.Process]],
+    at_first: Callable[[], None] = lambda: None,
+    started_before: frozenset[int] = frozenset(),
 ) -> bool:
     """Whether no reason was found, a while after the first look, which `at_first` follows."""
     looks = 0
@@ -123,7 +142,7 @@ def _is_waiting(
         return living
 
     async def scene() -> bool:
-        watching = asyncio.create_task(until_stuck(look, DEADLINE_SECONDS))
+        watching = asyncio.create_task(until_stuck(look, DEADLINE_SECONDS, started_before))
         async with asyncio.timeout(DEADLINE_SECONDS):
             while looks < LOOKS and not watching.done():
                 await asyncio.wait({watching}, timeout=0.01)

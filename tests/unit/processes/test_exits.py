@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,13 +19,47 @@ import pytest
 from holdfast.processes.exits import (
     ExitWatcher,
     ProcessExit,
+    exempt,
     first_killed,
     oom_kills,
-    recorded_exits,
+    recorded_pids,
 )
 from sleepers import sleeping
 
 DEADLINE_SECONDS = 60.0
+RECORDS = """
+import os, signal, sys
+from pathlib import Path
+from holdfast.processes.exits import record_exit_codes, recorded_exit_code
+
+directory, reap = Path(sys.argv[1]), os.waitpid
+
+
+def reap_what_is_recorded(pid, options):
+    assert recorded_exit_code(directory, pid) is not None
+    return reap(pid, options)
+
+
+def forked(program):
+    if not (pid := os.fork()):
+        program()
+        os._exit(4)
+    return pid
+
+
+os.waitpid = reap_what_is_recorded
+record_exit_codes(directory)
+assert os.waitpid(forked(lambda: os._exit(3)), 0)[1] == 3 << 8
+assert os.waitpid(forked(lambda: os.waitpid(forked(lambda: os._exit(5)), 0)), 0)[1] == 4 << 8
+waiting = forked(signal.pause)
+assert os.waitpid(-1, os.WNOHANG) == (0, 0)
+os.kill(waiting, signal.SIGKILL)
+assert os.waitpid(-1, 0) == (waiting, signal.SIGKILL)
+leader = forked(signal.pause)
+os.setpgid(leader, 0)
+os.kill(leader, signal.SIGTERM)
+assert os.waitpid(-leader, 0) == (leader, signal.SIGTERM)
+"""
 
 
 def _ends(directory: Path, pid: int, code: int, at_seconds: float) -> None:
@@ -36,7 +71,7 @@ def _ends(directory: Path, pid: int, code: int, at_seconds: float) -> None:
 def test_the_first_that_a_signal_ended_is_named(tmp_path: Path) -> None:
     """A process that got SIGTERM, ended with an exit code or ended earlier does not count."""
     _ends(tmp_path, 1, -signal.SIGKILL, 1)
-    before = recorded_exits(tmp_path)
+    before = recorded_pids(tmp_path)
     _ends(tmp_path, 2, -signal.SIGTERM, 2)
     _ends(tmp_path, 3, 1, 3)
     assert first_killed(tmp_path, before) == ""
@@ -59,6 +94,20 @@ def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
     told = first_killed(tmp_path, frozenset())
     assert told == f"its process 1 was killed by signal {number}"
     assert str(ProcessExit(1, -number)) == f"was killed by signal {number}"
+
+
+def test_what_belongs_to_no_engine_is_passed_over(tmp_path: Path) -> None:
+    """The processes that try grammars are killed whenever one does not answer."""
+    exempt(tmp_path / "codes", 1)
+    _ends(tmp_path / "codes", 1, -signal.SIGKILL, 1)
+    assert first_killed(tmp_path / "codes", frozenset()) == ""
+
+
+def test_a_child_is_recorded_before_it_is_reaped(tmp_path: Path) -> None:
+    """So are the children of what it forks, such as the workers that a core spawns."""
+    subprocess.run([sys.executable, "-c", RECORDS, str(tmp_path)], check=True, timeout=60)
+    codes = [path.read_text() for path in tmp_path.iterdir()]
+    assert sorted(codes) == ["-15", "-9", "3", "4", "5"]
 
 
 def test_where_nothing_was_noted_nothing_is_told(tmp_path: Path) -> None:
