@@ -76,7 +76,8 @@ class Trials:
         """Try the suspects within `seconds`, over all engines; False if the engine dies of one.
 
         `run_trial` runs a group, and returns those that it stopped because `is_overdue`, or None if
-        the engine died.
+        the engine died. The time of such a trial does not count, since engines are counted: it
+        takes `--stall-timeout` to notice that one hangs, which would leave no time to the others.
         """
         if self._seconds_left is None:
             self._seconds_left = max(seconds, LEAST_TRIAL_SECONDS)
@@ -87,9 +88,9 @@ class Trials:
             began_seconds = self._clock()
             self._ends_seconds = began_seconds + self._seconds_left
             stopped = await run_trial(tried)
-            self._seconds_left -= self._clock() - began_seconds
             if stopped is None:
                 return False
+            self._seconds_left -= self._clock() - began_seconds
             self._running = None
             self._untried.remove(tried)
             for request in tried:

@@ -125,6 +125,35 @@ def test_trials_take_the_time_of_one_start_at_most() -> None:
     run_scene(scene)
 
 
+def test_a_request_that_hangs_leaves_the_others_their_time() -> None:
+    """It takes longer than all trials may to notice that, but it costs an engine."""
+    clock = FakeClock()
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.requests = ReplayManager(PlainOutputs(), clock=clock)
+        harness.start().hold()
+        bad = harness.call("bad", context=RequestContext(key="bad"))
+        good = [harness.call(f"good{at}", context=RequestContext(key="good")) for at in range(2)]
+        await harness.llm.until_received(3)
+        harness.bury(RAISED)
+        await harness.until_held(3)
+        harness.start(ScriptedLLM(poison="bad"), is_open=False).hold()
+        trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
+        await harness.llm.until_received(1)
+        clock.now_seconds += 2 * TRIAL_SECONDS
+        harness.llm.release()
+        assert not await trials
+        harness.bury(RAISED)
+        harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        harness.requests.open()
+        await asyncio.gather(*good)
+        with answered(QuarantinedError):
+            await bad
+
+    run_scene(scene)
+
+
 def test_leaving_during_a_trial_acquits_nobody() -> None:
     """The trial goes on without its client, and its like is refused."""
 
