@@ -24,6 +24,7 @@ LAYERS = (
         "errors",
         "labels",
         "lifecycle.states",
+        "races",
         "records",
         "request_context",
         "settings",

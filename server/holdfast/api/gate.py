@@ -5,7 +5,6 @@ While a request waits, its client's messages are read ahead, so that a disconnec
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable
@@ -35,6 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.labels import RefusalReason
 from holdfast.lifecycle.supervisor import Supervisor
+from holdfast.races import race
 from holdfast.request_context import RequestContext, current_request
 
 _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
@@ -76,15 +76,8 @@ class DisconnectWatcher:
 
     async def unless_disconnected(self, answer: Awaitable[bool]) -> bool | None:
         """Return the result of `answer`, or None if the client leaves before that."""
-        answering = asyncio.ensure_future(answer)
-        leaving = asyncio.create_task(self._until_disconnected(), name="client leaves")
-        try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        async with race(answer, self._until_disconnected()) as (answering, _):
             return answering.result() if answering.done() else None
-        finally:
-            answering.cancel()
-            leaving.cancel()
-            await asyncio.wait({answering, leaving})
 
     async def _until_disconnected(self) -> None:
         message: Message = {"type": ""}

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from holdfast.errors import EngineStartError, HostFullError, NodeLostError
 from holdfast.labels import DeathCause
 from holdfast.nodes.actions import GenerationLost
+from holdfast.races import race
 from holdfast.records import Death, RankStats
 
 SETTLE_SECONDS = 1.0
@@ -100,19 +101,12 @@ def death_of(report: GenerationLost) -> Death:
 
 async def first_death(local: Coroutine[Any, Any, Death], remote: RemoteRanks) -> Death:
     """Wait for the generation's death on any node, and return the one that caused the others."""
-    here = asyncio.create_task(local, name="death on the head")
-    there = asyncio.create_task(remote.until_lost(), name="death on another node")
-    try:
-        await asyncio.wait({here, there}, return_when=asyncio.FIRST_COMPLETED)
+    async with race(local, remote.until_lost()) as (here, there):
         if not (there.done() and there.result().cause in _ROOTS):
             await asyncio.wait({here, there}, timeout=SETTLE_SECONDS)
         return root_death(
             here.result() if here.done() else None, there.result() if there.done() else None
         )
-    finally:
-        for task in (here, there):
-            task.cancel()
-        await asyncio.wait({here, there})
 
 
 def root_death(here: Death | None, there: Death | None) -> Death:
@@ -158,17 +152,10 @@ async def unless_lost(work: Coroutine[Any, Any, Value], remote: RemoteRanks | No
     """
     if remote is None:
         return await work
-    task = asyncio.create_task(work)
-    loss = asyncio.create_task(remote.until_lost())
-    try:
-        await asyncio.wait({task, loss}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+    async with race(work, remote.until_lost()) as (working, loss):
+        if not working.done():
             raise start_error_of(loss.result())
-        return task.result()
-    finally:
-        for one in (task, loss):
-            one.cancel()
-        await asyncio.gather(task, loss, return_exceptions=True)
+        return working.result()
 
 
 def start_error_of(death: Death, local_cause: str = "") -> EngineStartError:

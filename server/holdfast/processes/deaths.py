@@ -24,6 +24,7 @@ import psutil
 from holdfast.labels import DeathCause
 from holdfast.processes import forkserver, tree
 from holdfast.processes.exits import ExitWatcher, ProcessExit, oom_kills, recorded_exit_code
+from holdfast.races import race
 from holdfast.records import Death, RankStats, Suspect
 from holdfast.worker.crash_records import Cause, read_causes, root_of, was_terminated
 from holdfast.worker.step_requests import read_suspects
@@ -115,15 +116,9 @@ class DeathWatch:
 
     async def death_or_stop(self, stopped_seconds: float) -> Death:
         """Wait for the death, or until a process has been stopped for that long."""
-        ended = asyncio.create_task(self.death())
-        stopped = asyncio.create_task(tree.until_stopped(lambda: self._processes, stopped_seconds))
-        try:
-            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stop = tree.until_stopped(lambda: self._processes, stopped_seconds)
+        async with race(self.death(), stop) as (ended, stopped):
             return ended.result() if ended.done() else Death("stall", stopped.result())
-        finally:
-            for task in (ended, stopped):
-                task.cancel()
-            await asyncio.wait({ended, stopped})
 
     def report_unexplained_abort(self) -> None:
         """Record that a request was aborted unasked, as by a core that is shutting down.

@@ -8,6 +8,8 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from holdfast.races import race
+
 Result = TypeVar("Result")
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -40,12 +42,5 @@ def noticed() -> Iterator[asyncio.Event]:
 
 async def unless(interrupted: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
     """Return what the work returns; None if the event is set first, which cancels the work."""
-    attempt = asyncio.ensure_future(work)
-    interruption = asyncio.create_task(interrupted.wait())
-    try:
-        await asyncio.wait({attempt, interruption}, return_when=asyncio.FIRST_COMPLETED)
+    async with race(work, interrupted.wait()) as (attempt, _):
         return attempt.result() if attempt.done() else None
-    finally:
-        interruption.cancel()
-        attempt.cancel()
-        await asyncio.gather(attempt, interruption, return_exceptions=True)
