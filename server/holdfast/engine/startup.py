@@ -160,7 +160,7 @@ async def until_stuck(
     That is when one of its processes has been stopped for `stopped_seconds`, or a core or worker
     has been gone for longer than vLLM needs to notice it. In a core whose worker dies, one thread
     may wait without end for the queue that another has just closed. One that a signal killed
-    before it was looked for has its exit code recorded; those `started_before` are not meant.
+    before it was looked for has its exit code recorded; those in `started_before` do not count.
     """
     gone_seconds = GONE_SECONDS + getattr(
         envs, "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", SHUTDOWN_SECONDS

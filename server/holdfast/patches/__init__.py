@@ -336,7 +336,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "processes.exits.record_exit_codes",
         "fork server",
-        ("os:waitpid",),
+        ("os:waitpid", "multiprocessing.process:_children"),
         "only the fork server learns which signal ended a process, and discards it",
         seen_in="CPython 3.11 to 3.13",
     ),

@@ -7,13 +7,14 @@ of the fork server, which therefore records their exit codes in a directory.
 from __future__ import annotations
 
 import asyncio
+import multiprocessing.process
 import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -142,23 +143,32 @@ def _exit_code(pid: int) -> int | None:
 def record_exit_codes(directory: Path) -> None:
     """Record in `directory` the exit code of every child that this process waits for.
 
-    Each is recorded before the child is reaped, so a child is there or recorded at any time. What
-    this process forks does the same: a core waits for the workers that it spawns.
+    Each is recorded before the child is reaped, so a child is there or recorded at any time.
+
+    Processes forked from this one record only what they start by `multiprocessing`, as a core may
+    its workers. Other programs that they run, such as compilers, may be killed and nothing is lost.
     """
-    wait = os.waitpid
+    wait, server_pid = os.waitpid, os.getpid()
 
     def waitpid(pid: int, options: int, /) -> tuple[int, int]:
         ended = os.waitid(*_meant(pid), os.WEXITED | os.WNOWAIT | options)
         if ended is None:
             return 0, 0
-        is_exit = ended.si_code == os.CLD_EXITED
-        with suppress(OSError):  # the front end has ended and taken the directory with it
-            directory.mkdir(exist_ok=True)
-            code = ended.si_status if is_exit else -ended.si_status
-            (directory / str(ended.si_pid)).write_text(str(code))
+        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        has_ended = ended.si_code in {os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED}
+        if has_ended and (os.getpid() == server_pid or _is_of_multiprocessing(ended.si_pid)):
+            with suppress(OSError):  # the front end has ended and taken the directory with it
+                directory.mkdir(exist_ok=True)
+                (directory / str(ended.si_pid)).write_text(str(code))
         return wait(ended.si_pid, options)
 
     os.waitpid = waitpid
+
+
+def _is_of_multiprocessing(pid: int) -> bool:
+    # `active_children` would wait for all of them.
+    started: Any = multiprocessing.process._children  # type: ignore[attr-defined]  # noqa: SLF001
+    return any(child.pid == pid for child in tuple(started))
 
 
 def _meant(pid: int) -> tuple[int, int]:

@@ -159,10 +159,16 @@ def server() -> frozenset[psutil.Process]:
 
 
 def ended_and_running() -> frozenset[int]:
-    """Return the pids of all children of the server that there have been so far."""
+    """Return the pids of all children that the server has had so far."""
     # In this order, since a child is recorded before it is reaped.
     running = {child.pid for process in server() for child in _children(process)}
     return exits.recorded_pids(exit_codes_directory()) | running
+
+
+def exempt(process: ForkedProcess) -> None:
+    """Have no start of an engine end because this process, which belongs to none, was killed."""
+    if process.pid is not None and server_pid() is not None:
+        exits.exempt(exit_codes_directory(), process.pid)
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

@@ -27,9 +27,6 @@ lifetime.die_with_parent(int(parent_pid) if parent_pid else None)
 os.register_at_fork(after_in_child=lifetime.die_with_parent)
 lifetime.ignore_hangup()
 
-if directory := os.environ.get(exits.DIRECTORY_VARIABLE):
-    exits.record_exit_codes(Path(directory))
-
 # This takes seconds, in which the parent may end.
 with imports.uncollected():
     import_engine()
@@ -61,9 +58,12 @@ def are_forks_unsafe() -> bool:
         return True
 
 
-if directory and are_forks_unsafe():
-    forkserver.record_unsafe_forks(Path(directory))
-    raise SystemExit
+if directory := os.environ.get(exits.DIRECTORY_VARIABLE):
+    if are_forks_unsafe():
+        forkserver.record_unsafe_forks(Path(directory))
+        raise SystemExit
+    # Not before: the child that was asked belongs to no engine.
+    exits.record_exit_codes(Path(directory))
 
 gc.collect()
 # Otherwise a collection in a child would write to every page that it shares with this process.

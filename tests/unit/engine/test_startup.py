@@ -67,8 +67,9 @@ def test_a_stopped_process_is_named() -> None:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is gone has been gone for long enough at once, and is looked for often."""
+    monkeypatch.setattr(forkserver, "exit_codes_directory", lambda: tmp_path)
     monkeypatch.setattr(startup, "GONE_SECONDS", 0.0)
     monkeypatch.setattr(startup, "POLL_SECONDS", 0.01)
     monkeypatch.setenv("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "0")
@@ -91,11 +92,8 @@ def test_a_core_or_worker_that_is_gone_is_missed(title: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_one_that_was_killed_before_the_first_look_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fork server knows; those of the start before are none of this one's."""
-    monkeypatch.setattr(forkserver, "exit_codes_directory", lambda: tmp_path)
+def test_one_that_was_killed_before_the_first_look_is_noticed(tmp_path: Path) -> None:
+    """The fork server knows; those of the previous start do not count."""
     for pid in ("2", "3"):
         (tmp_path / pid).write_text(str(-signal.SIGKILL))
     assert _is_waiting(frozenset, started_before=frozenset({2, 3}))

@@ -90,7 +90,7 @@ def test_a_death_has_the_name_of_its_cause(evidence: Evidence, expected: str) ->
         "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
     ],
 )
-def test_whoever_runs_out_of_memory_says_so_in_words_of_its_own(error: str) -> None:
+def test_a_process_that_runs_out_of_memory_says_so_in_words_of_its_own(error: str) -> None:
     """torch, cuBLAS, cuDNN, NCCL, Triton and the driver."""
     assert classify(Evidence(NAMES, ranks=(rank(error=error),))).cause == "out_of_memory"
 

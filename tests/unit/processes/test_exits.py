@@ -28,16 +28,23 @@ from sleepers import sleeping
 
 DEADLINE_SECONDS = 60.0
 RECORDS = """
-import os, signal, sys
+import multiprocessing, os, signal, subprocess, sys
 from pathlib import Path
 from holdfast.processes.exits import record_exit_codes, recorded_exit_code
 
-directory, reap = Path(sys.argv[1]), os.waitpid
+directory, parent, reap = Path(sys.argv[1]), os.getpid(), os.waitpid
 
 
 def reap_what_is_recorded(pid, options):
-    assert recorded_exit_code(directory, pid) is not None
+    assert os.getpid() != parent or recorded_exit_code(directory, pid) is not None
     return reap(pid, options)
+
+
+def run_and_spawn():
+    subprocess.run([sys.executable, "-c", "import os; os.abort()"], stderr=subprocess.DEVNULL)
+    worker = multiprocessing.get_context("fork").Process(target=os._exit, args=(5,))
+    worker.start()
+    worker.join()
 
 
 def forked(program):
@@ -50,7 +57,7 @@ def forked(program):
 os.waitpid = reap_what_is_recorded
 record_exit_codes(directory)
 assert os.waitpid(forked(lambda: os._exit(3)), 0)[1] == 3 << 8
-assert os.waitpid(forked(lambda: os.waitpid(forked(lambda: os._exit(5)), 0)), 0)[1] == 4 << 8
+assert os.waitpid(forked(run_and_spawn), 0)[1] == 4 << 8
 waiting = forked(signal.pause)
 assert os.waitpid(-1, os.WNOHANG) == (0, 0)
 os.kill(waiting, signal.SIGKILL)
@@ -104,7 +111,7 @@ def test_what_belongs_to_no_engine_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_child_is_recorded_before_it_is_reaped(tmp_path: Path) -> None:
-    """So are the children of what it forks, such as the workers that a core spawns."""
+    """What it forks records only what it starts by multiprocessing, as a core its workers."""
     subprocess.run([sys.executable, "-c", RECORDS, str(tmp_path)], check=True, timeout=60)
     codes = [path.read_text() for path in tmp_path.iterdir()]
     assert sorted(codes) == ["-15", "-9", "3", "4", "5"]

@@ -237,7 +237,7 @@ def test_a_compiler_is_known_by_its_frame(frame: str) -> None:
         "__call__ (torch/_inductor/output_code.py:1)",
     ],
 )
-def test_who_launches_what_is_compiled_does_not_compile(frame: str) -> None:
+def test_code_that_launches_what_is_compiled_does_not_compile(frame: str) -> None:
     """A kernel that hangs has these on its stack."""
     assert not is_compiling_in_process(frame)
 

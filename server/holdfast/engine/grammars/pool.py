@@ -22,7 +22,7 @@ import psutil
 from holdfast.engine.grammars.reaper import DYING_SECONDS, Reaper
 from holdfast.engine.grammars.workers import READY, Compile, serve
 from holdfast.errors import NotReadyError
-from holdfast.processes import exits, forkserver
+from holdfast.processes import forkserver
 from holdfast.processes.exits import is_alive
 
 START_DEADLINE_SECONDS = 120.0
@@ -174,8 +174,8 @@ class Pool:
             try:
                 async with asyncio.timeout(START_DEADLINE_SECONDS):
                     await asyncio.to_thread(process.start)
+                    forkserver.exempt(process)
                     first = psutil.Process(process.pid)
-                    exits.exempt(forkserver.exit_codes_directory(), first.pid)
                     theirs.close()
                     ours.setblocking(False)
                     reply = await asyncio.get_running_loop().sock_recv(ours, len(READY))
