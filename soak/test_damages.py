@@ -11,7 +11,7 @@ import pytest
 from holdfast.demo.files import ensure_demo_model
 from holdfast.demo.switches import Damage, DemoSwitches
 from holdfast.verify.baseline import Baseline
-from holdfast.verify.checks import roads
+from holdfast.verify.checks import self_agreement
 from holdfast.verify.checks.oracle import comparing
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckStatus
@@ -21,7 +21,7 @@ from verified import not_passed, recorded_at, results_at
 
 LONG_FLAGS = (*SMALL, "--dtype=float32", "--max-model-len=4400")
 SCORES = [check for check in comparing.CHECKS if check.name == "scores"]
-CHUNKED = [check for check in roads.CHECKS if check.name == "chunked"]
+CHUNKED = [check for check in self_agreement.CHECKS if check.name == "chunked"]
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,13 @@ def test_a_damaged_model_does_not_become_ready(
 
 @pytest.mark.timeout(1800)
 def test_positions_off_by_one_after_4096_are_found(long_baseline: Baseline, tmp_path: Path) -> None:
-    """Only behind long contexts, and not by the roads, which all have them."""
+    """Only behind long contexts, and not by self-agreement: every code path has them."""
     with long_contexts(tmp_path, "shifted_positions") as server:
         (made,) = results_at(server.url, SCORES, Options(long_baseline)).values()
-        roads_made = results_at(server.url, CHUNKED)
+        agreement = results_at(server.url, CHUNKED)
     beyond = {number.name.partition(":")[0] for number in made.numbers if not number.is_within}
     assert beyond == {"behind long contexts"}, made.reason
-    assert not_passed(roads_made) == {}
+    assert not_passed(agreement) == {}
 
 
 @pytest.mark.timeout(1800)
@@ -84,9 +84,9 @@ def test_a_sound_model_meets_its_baseline(long_baseline: Baseline, tmp_path: Pat
 
 
 @pytest.mark.timeout(1800)
-def test_a_block_that_is_lost_behind_a_context_is_found_by_its_road(tmp_path: Path) -> None:
+def test_a_block_that_is_lost_behind_a_context_is_found_by_its_check(tmp_path: Path) -> None:
     """Without a baseline; chunks cannot be judged, because their reference lacks blocks as well."""
-    contexts = [check for check in roads.CHECKS if check.name in {"prefix", "chunked"}]
+    contexts = [check for check in self_agreement.CHECKS if check.name in {"prefix", "chunked"}]
     with long_contexts(tmp_path, "dropped_block") as server:
         made = results_at(server.url, contexts)
     found = {"self.prefix": CheckStatus.FAILED, "self.chunked": CheckStatus.INCONCLUSIVE}

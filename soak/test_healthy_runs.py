@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.verify.checks import ALL, oracle, roads
+from holdfast.verify.checks import ALL, oracle, self_agreement
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckStatus
 from openai_double import OpenAIDouble
@@ -32,11 +32,11 @@ def test_the_profile_of_every_day_passes() -> None:
 
 
 @pytest.mark.parametrize("trait", ["", "noise of 0.003 nat"])
-def test_every_road_and_the_baseline_agree(trait: Peculiarity) -> None:
+def test_every_code_path_and_the_baseline_agree(trait: Peculiarity) -> None:
     """Also at a server whose noise is another one each time."""
     app = ScoringDouble(trait, "of an operator")
     options = Options(recorded(app))
     for number in range(RUNS):
-        made = results(app, [*roads.CHECKS, *oracle.comparing.CHECKS], options=options)
+        made = results(app, [*self_agreement.CHECKS, *oracle.comparing.CHECKS], options=options)
         reasons = {name: made[name].reason for name in not_passed(made)}
         assert reasons == {}, f"run {number}"

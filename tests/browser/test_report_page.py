@@ -35,9 +35,9 @@ in_every_scheme = pytest.mark.parametrize("scheme", ["light", "dark"])
 def full_report() -> Report:
     """A report with every kind of result and of drawing, and with names that are long."""
     noise = tuple((position, abs(math.sin(position)) / 2) for position in range(300))
-    roads = replace(
+    agreement = replace(
         check(
-            "roads_of_a_name_that_is_rather_long",
+            "agreement_under_a_name_that_is_rather_long",
             CheckStatus.FAILED,
             Number("median difference", 0.25, "nat", at_most(0.5, "A/A")),
             Number("largest difference", 1.7, "nat", at_most(0.9, "A/A")),
@@ -58,7 +58,7 @@ def full_report() -> Report:
         check(status.value, status, why="because") for status in CheckStatus if status != "passed"
     ]
     server = replace(SERVER, configuration=served, model="deepseek-ai/DeepSeek-V4-Flash-Instruct")
-    return report(check("chat"), roads, *others, server=server)
+    return report(check("chat"), agreement, *others, server=server)
 
 
 @pytest.fixture(scope="module")

@@ -156,8 +156,8 @@ def tools(**changed: Any) -> list[dict[str, Any]]:
     return [{"type": "function", "function": TOOL | changed}]
 
 
-Road = Callable[[Any, str], Coroutine[Any, Any, Any]]
-ROADS: dict[str, Road] = {
+Entry = Callable[[Any, str], Coroutine[Any, Any, Any]]
+ENTRIES: dict[str, Entry] = {
     "a chat": lambda one, text: chat(one, [{"role": "user", "content": text}]),
     "parts of a chat": lambda one, text: chat(
         one, [{"role": "user", "content": [{"type": "text", "text": text}]}]
@@ -178,32 +178,32 @@ ROADS: dict[str, Road] = {
 }
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_a_giant_text_never_reaches_native_code(
-    renderer: Any, threads: list[Any], road: str
+    renderer: Any, threads: list[Any], entry: str
 ) -> None:
     """It is the fault of the client, whatever it is a part of."""
     with pytest.raises(VLLMValidationError, match="reduce the length"):
-        asyncio.run(ROADS[road](renderer, GIANT))
-    assert len(threads) == (road == "a batch")
+        asyncio.run(ENTRIES[entry](renderer, GIANT))
+    assert len(threads) == (entry == "a batch")
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_a_text_is_rendered_in_a_thread(renderer: Any, threads: list[Any], road: str) -> None:
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_text_is_rendered_in_a_thread(renderer: Any, threads: list[Any], entry: str) -> None:
     """However short it is."""
-    assert asyncio.run(ROADS[road](renderer, "fast"))
+    assert asyncio.run(ENTRIES[entry](renderer, "fast"))
     assert threads
     assert threading.main_thread() not in threads
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_a_prompt_has_the_tokens_that_it_had(
-    stock: Any, road: str, request: pytest.FixtureRequest
+    stock: Any, entry: str, request: pytest.FixtureRequest
 ) -> None:
     """Those of vLLM."""
-    expected = asyncio.run(ROADS[road](stock, "fast"))
+    expected = asyncio.run(ENTRIES[entry](stock, "fast"))
     renderer = request.getfixturevalue("renderer")
-    assert asyncio.run(ROADS[road](renderer, "fast")) == expected
+    assert asyncio.run(ENTRIES[entry](renderer, "fast")) == expected
 
 
 LONGEST = int(MAX_SQUARED_BYTES**0.5)
@@ -227,7 +227,7 @@ def test_a_run_that_takes_quadratic_time_is_refused(
     """Of whatever it is, in a context that has room for it."""
     renderer.model_config.max_model_len = LONG_CONTEXT_TOKENS
     with pytest.raises(VLLMValidationError, match="in a row"):
-        asyncio.run(ROADS["a chat"](renderer, RUNS[run]))
+        asyncio.run(ENTRIES["a chat"](renderer, RUNS[run]))
     assert threads == []
 
 
@@ -251,7 +251,7 @@ def honest() -> dict[str, str]:
 def test_an_honest_text_is_rendered(renderer: Any, kind: str) -> None:
     """Whatever language it is in."""
     renderer.model_config.max_model_len = LONG_CONTEXT_TOKENS
-    assert asyncio.run(ROADS["a chat"](renderer, honest()[kind]))
+    assert asyncio.run(ENTRIES["a chat"](renderer, honest()[kind]))
 
 
 def test_what_a_tool_says_is_bounded_too(renderer: Any, threads: list[Any]) -> None:
@@ -276,9 +276,9 @@ def test_a_panic_of_native_code_is_the_fault_of_the_text(
         raise PanicException("index out of bounds")
 
     monkeypatch.setattr(HarmonyEncoding, RENDER, panic)
-    for road in ("a chat", "a response", "a batch"):
+    for entry in ("a chat", "a response", "a batch"):
         with pytest.raises(VLLMValidationError, match="cannot read"):
-            asyncio.run(ROADS[road](renderer, "fast"))
+            asyncio.run(ENTRIES[entry](renderer, "fast"))
 
 
 def test_a_name_that_cannot_be_rendered_is_the_fault_of_the_client(renderer: Any) -> None:
@@ -291,9 +291,9 @@ LARK = {"structured_outputs": {"grammar": "start: /((a{1000}){1000}){1000}/"}}
 """Keeps xgrammar for minutes."""
 
 
-@pytest.mark.parametrize("road", ["a chat", "a response", "a batch"])
+@pytest.mark.parametrize("entry", ["a chat", "a response", "a batch"])
 def test_a_format_is_tried_before_a_parser_compiles_it(
-    renderer: Any, monkeypatch: pytest.MonkeyPatch, road: str
+    renderer: Any, monkeypatch: pytest.MonkeyPatch, entry: str
 ) -> None:
     """With tools and without: vLLM converts it in the front end."""
     is_parsed = threading.Event()
@@ -304,5 +304,5 @@ def test_a_format_is_tried_before_a_parser_compiles_it(
         "a batch": lambda: batch(renderer, PLAIN, **LARK),
     }
     with pytest.raises(VLLMValidationError, match="refused: start"):
-        asyncio.run(requests[road]())
+        asyncio.run(requests[entry]())
     assert not is_parsed.is_set()

@@ -95,7 +95,7 @@ def unlimited(renderer: Any) -> TokenizeParams:
     return request.build_tok_params(renderer.model_config)
 
 
-ROADS: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
+ENTRIES: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
     "/tokenize": lambda one: tokenized(one, GIANT, unlimited(one)),
     "a completion": lambda one: tokenized(one, GIANT, limited()),
     "a chat": lambda one: one.render_chat_async(
@@ -120,11 +120,11 @@ ROADS: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_a_giant_text_is_the_fault_of_the_client(renderer: Any, road: str) -> None:
-    """It is refused before the tokenizer has it, on every road to it."""
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_giant_text_is_the_fault_of_the_client(renderer: Any, entry: str) -> None:
+    """It is refused before the tokenizer has it, at every entry to it."""
     with pytest.raises(VLLMValidationError):
-        asyncio.run(ROADS[road](renderer))
+        asyncio.run(ENTRIES[entry](renderer))
 
 
 def test_no_tensor_of_a_client_is_unpickled_by_default(renderer: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from cut_streams import carried_over
 from faults import FaultyServer
-from holdfast.verify.checks import oracle, roads
+from holdfast.verify.checks import oracle, self_agreement
 from holdfast.verify.options import Options
 from load_generator import loaded, questions, undisturbed
 from lora_adapters import make_lora
@@ -138,7 +138,7 @@ def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> 
 def test_the_next_engine_meets_the_baseline(server: Server) -> None:
     """Verify asks for a restart, and finds the log-probs as they were recorded before."""
     baseline = recorded_at(server.url, ADMIN_KEY)
-    restarts = [check for check in roads.CHECKS if check.name == "restart"]
+    restarts = [check for check in self_agreement.CHECKS if check.name == "restart"]
     made = results_at(server.url, restarts, api_key=ADMIN_KEY)
     made |= results_at(server.url, oracle.comparing.CHECKS, Options(baseline), ADMIN_KEY)
     assert {name: made[name].reason for name in not_passed(made)} == {}

@@ -1,4 +1,4 @@
-"""`holdfast verify` against the demo model: what is well passes, on every road."""
+"""`holdfast verify` against the demo model: a sound model passes, on every code path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small server that scores token sequences as vLLM does, by every road, with one fault or none.
+"""A small server that scores tokens as vLLM does, by each code path, with one fault or none.
 
 `toy_scorer` is its model. Here is what an engine has around one: chunks, a prefix cache, batches,
 penalties, grammars and restarts.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-RoadFault = Literal[
+PathFault = Literal[
     "a NaN row",
     "decodes with positions off by one",
     "decodes with a quantized head",
@@ -20,7 +20,7 @@ RoadFault = Literal[
     "a weight scaled by 1.01 after a restart",
     "needles lost in the middle",
 ]
-"""One road is wrong, and the others show it."""
+"""One path is wrong, and the others show it."""
 
 SharedFault = Literal[
     "a weight scaled by 1.01",
@@ -31,14 +31,14 @@ SharedFault = Literal[
     "a sampler that strays",
     "biased first tokens of short prompts",
 ]
-"""All roads are wrong alike: only a baseline shows it."""
+"""All paths are wrong alike: only a baseline shows it."""
 
 LongFault = Literal["positions off by one after 4,096"]
-"""All roads are wrong alike, and only behind a long context."""
+"""All paths are wrong alike, and only behind a long context."""
 
 Trait = Literal[
     "noise of 0.003 nat", "noise of 2 nats", "a cache that is off", "processed log-probs"
 ]
 """Of servers that are well, or that cannot be judged."""
 
-Peculiarity = RoadFault | SharedFault | LongFault | Trait | Literal[""]
+Peculiarity = PathFault | SharedFault | LongFault | Trait | Literal[""]

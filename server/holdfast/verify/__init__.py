@@ -12,7 +12,7 @@ trial.py     what a check is given: it asks the server, and notes numbers and fa
 options.py   what a user asks of the checks
 soak_plan.py how long a soak lasts: `--hours`
 baseline.py  the file of --record and --against, and how far a score may fall behind it
-scoring.py   log-probs of token sequences, by the roads that vLLM offers
+scoring.py   log-probs of token sequences, in the ways that vLLM offers
 agreement.py do two of them agree, within noise that was measured?
 recorder.py  what becomes of the files of --record and --against
 streams.py   a stream of server-sent events, byte by byte

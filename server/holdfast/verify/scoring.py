@@ -1,4 +1,4 @@
-"""Log-probs of token sequences, by the roads that `/v1/completions` of vLLM offers.
+"""Log-probs of token sequences, in the ways that `/v1/completions` of vLLM offers.
 
 Sequences are token ids, so that nothing depends on how a text is cut into tokens. `prompt_logprobs`
 tells the log-probs of a prompt, which is teacher forcing: each position has the same context in any

@@ -1,4 +1,4 @@
-"""The group `oracle`: what all roads share is found by the check that is meant for it."""
+"""The group `oracle`: what all paths share is found by the check that is meant for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.verify.baseline import Baseline, RecordedContext, RecordedSequence
 from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import comparing, recording
 from holdfast.verify.checks.oracle.permutation import p_value
-from holdfast.verify.checks.roads import contexts
+from holdfast.verify.checks.self_agreement import contexts
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
 from openai_double import OpenAIDouble

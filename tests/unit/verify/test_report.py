@@ -94,9 +94,9 @@ CHECKS = (
         "tone", "chat", "It is polite.", CheckStatus.WARNED, "rude", warnings=(Fault("rude"),)
     ),
     CheckResult(
-        "roads",
+        "prefix",
         "self",
-        "Every road gives the same.",
+        "Every path gives the same.",
         CheckStatus.INCONCLUSIVE,
         "too noisy",
         duration_seconds=3.0,
@@ -210,7 +210,7 @@ def test_the_statement_is_in_totos() -> None:
     assert statement["subject"] == [{"name": "<b>Qwen3</b>", "digest": {"sha256": digest}}]
     predicate = statement["predicate"]
     assert predicate["failedTests"] == ["chat.capital"]
-    assert predicate["warnedTests"] == ["chat.tone", "self.roads"]
+    assert predicate["warnedTests"] == ["chat.tone", "self.prefix"]
     tool, *served = predicate["configuration"]
     assert tool["uri"] == "pkg:pypi/holdfast@1.0"
     assert served == [

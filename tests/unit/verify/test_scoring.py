@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.roads.judging import on_road
+from holdfast.verify.checks.self_agreement.judging import malformed_blamed
 from holdfast.verify.records import CheckResult, CheckStatus
 from holdfast.verify.scoring import decoded, scored, written
 from holdfast.verify.trial import Trial
@@ -76,11 +76,11 @@ def test_a_grammar_may_end_an_answer() -> None:
     assert outcome(follows_a_grammar, -1).status is CheckStatus.PASSED
 
 
-def test_a_fault_of_a_road_names_its_request() -> None:
+def test_a_fault_of_a_code_path_names_its_request() -> None:
     """A reader repeats it."""
 
     async def body(trial: Trial) -> None:
-        with on_road(trial):
+        with malformed_blamed(trial):
             await decoded(trial, PROMPT, COUNT)
 
     (fault,) = outcome(body, 1).faults

@@ -6,13 +6,13 @@ A group is one module here, with a tuple `CHECKS`, or a package with such module
 from __future__ import annotations
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks import chat, oracle, roads, skill, soak, survive, tools, wire
+from holdfast.verify.checks import chat, oracle, self_agreement, skill, soak, survive, tools, wire
 
 ALL: tuple[Check, ...] = (
     *wire.CHECKS,
     *chat.CHECKS,
     *tools.CHECKS,
-    *roads.CHECKS,
+    *self_agreement.CHECKS,
     *oracle.CHECKS,
     *skill.CHECKS,
     *survive.CHECKS,

@@ -15,8 +15,8 @@ from holdfast.verify.baseline import NOISE_FACTOR, Baseline, RecordedSequence
 from holdfast.verify.check import Check
 from holdfast.verify.checks.oracle.permutation import p_value
 from holdfast.verify.checks.oracle.recording import prompt_of, rounds_of
-from holdfast.verify.checks.roads.judging import judge, noise, on_road
-from holdfast.verify.checks.roads.sequences import longest_tokens
+from holdfast.verify.checks.self_agreement.judging import judge, malformed_blamed, noise
+from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.options import Options
 from holdfast.verify.records import at_least, at_most, equal_to
 from holdfast.verify.scoring import decoded, next_top, scored
@@ -49,7 +49,7 @@ async def scores(trial: Trial) -> None:
     floor = await _floor(trial)
     pairs = []
     for one in _sequences(trial):
-        with on_road(trial):
+        with malformed_blamed(trial):
             now = await scored(trial, [*one.prompt_ids, *one.answer_ids])
         pairs.append((now, _scores(one)))
     judge(trial, "teacher-forced", pairs, floor.as_reordered)
@@ -71,7 +71,7 @@ async def answers(trial: Trial) -> None:
     limits = (await _floor(trial)).as_reordered
     forks = 0
     for number, one in enumerate(_sequences(trial)):
-        with on_road(trial):
+        with malformed_blamed(trial):
             made = await decoded(trial, one.prompt_ids, len(one.answer_ids))
         pairs = zip(made.token_ids, one.answer_ids, strict=True)
         fork = next((at for at, (now, then) in enumerate(pairs) if now != then), None)
@@ -90,7 +90,7 @@ async def first_tokens(trial: Trial) -> None:
     if not recorded:
         raise SkippedError("the baseline has no first tokens")
     limits = (await _floor(trial)).as_reordered
-    with on_road(trial):
+    with malformed_blamed(trial):
         now = await rounds_of(trial, [one.prompt_ids for one in recorded])
     rounds = min(len(one.samples) for one in recorded)
     then = [[dict(one.samples[number]) for one in recorded] for number in range(rounds)]
@@ -110,7 +110,7 @@ async def _compare_contexts(trial: Trial, floor: Floor) -> None:
     )
     if not found:
         return
-    with on_road(trial):
+    with malformed_blamed(trial):
         now = {len(one.prompt_ids): await next_top(trial, one.prompt_ids) for one in found}
     then = {len(one.prompt_ids): dict(one.top) for one in found}
     recorded = baseline.contexts_noise

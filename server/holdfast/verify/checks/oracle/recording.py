@@ -20,9 +20,9 @@ from holdfast.verify.baseline import (
     RecordedText,
 )
 from holdfast.verify.check import Check
-from holdfast.verify.checks.roads.contexts import cold_contexts, long_floor
-from holdfast.verify.checks.roads.judging import noise, on_road, reference
-from holdfast.verify.checks.roads.sequences import MOST_SCORED_TOKENS, Sequences, sequences
+from holdfast.verify.checks.self_agreement.contexts import cold_contexts, long_floor
+from holdfast.verify.checks.self_agreement.judging import malformed_blamed, noise, reference
+from holdfast.verify.checks.self_agreement.sequences import MOST_SCORED_TOKENS, Sequences, sequences
 from holdfast.verify.scoring import decoded, next_top, token_ids_of
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
 
@@ -41,7 +41,7 @@ _TEXTS = (
 
 async def record(trial: Trial) -> None:
     """Measure a baseline; the command writes it when the run is over."""
-    with on_road(trial):
+    with malformed_blamed(trial):
         made = await trial.once(measured)
     positions = sum(len(one.tops) for one in made.sequences)
     trial.measure("sequences", len(made.sequences))

@@ -1,4 +1,4 @@
-"""Does the server say the same at the end of a soak as at its beginning, and by every road?"""
+"""Does the server say the same after a soak as before it, whichever way it computes it?"""
 
 from __future__ import annotations
 

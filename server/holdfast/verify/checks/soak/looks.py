@@ -1,4 +1,4 @@
-"""The requests that are the same each time: a greedy answer, and one sequence by two roads.
+"""The requests that are the same each time: a greedy answer, and one sequence in two ways.
 
 They are asked while the load pauses, because on a GPU a batch changes the order of additions.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from holdfast.verify.agreement import DifferenceLimits
 from holdfast.verify.answers import MalformedError
-from holdfast.verify.checks.roads.judging import base_prompt, noise
-from holdfast.verify.checks.roads.sequences import ANSWER_TOKENS
+from holdfast.verify.checks.self_agreement.judging import base_prompt, noise
+from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS
 from holdfast.verify.checks.soak.history import Look
 from holdfast.verify.checks.soak.talk import REQUEST_SECONDS
 from holdfast.verify.checks.wire.asking import either
@@ -21,7 +21,7 @@ _TOKENS = 32
 
 
 async def limits_of(trial: Trial) -> DifferenceLimits:
-    """How far log-probs may differ from one look to the next, and from one road to another.
+    """How far log-probs may differ from one look to the next, and from one path to another.
 
     Raises:
         SkippedError: the server does not report log-probs.

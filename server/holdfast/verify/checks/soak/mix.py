@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.verify.answers import MalformedError, dig
 from holdfast.verify.check import Ability
-from holdfast.verify.checks.roads.sequences import longest_tokens
+from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.checks.soak.talk import REQUEST_SECONDS, Talk, read
 from holdfast.verify.checks.tools.asking import ALARM, WEATHER
 from holdfast.verify.checks.wire.asking import either

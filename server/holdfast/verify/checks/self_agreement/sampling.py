@@ -20,17 +20,17 @@ from holdfast.verify.agreement import (
 )
 from holdfast.verify.answers import excerpt
 from holdfast.verify.check import Check
-from holdfast.verify.checks.roads.judging import (
+from holdfast.verify.checks.self_agreement.judging import (
     BASE_TOKENS,
     base_prompt,
     judge,
     judge_answer,
+    malformed_blamed,
     need_decode,
     noise,
-    on_road,
     reference,
 )
-from holdfast.verify.checks.roads.sequences import ANSWER_TOKENS, sequences
+from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, sequences
 from holdfast.verify.scoring import Decoded, decoded, is_raw
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
 
@@ -65,7 +65,7 @@ async def penalties(trial: Trial) -> None:
             "serve the model with --logprobs-mode raw_logprobs",
         )
     prompt = await base_prompt(trial)
-    with on_road(trial):
+    with malformed_blamed(trial):
         made = await decoded(trial, prompt, ANSWER_TOKENS, **_PENALTIES)
     limits = (await noise(trial)).reordered.as_reordered
     await judge_answer(trial, "with penalties", prompt, made, limits)
@@ -80,7 +80,7 @@ async def _require_effect(trial: Trial, limits: DifferenceLimits) -> None:
     made, changed = await trial.once(sequences), 0
     for number in range(_PENALIZED_PROMPTS):
         prompt = made.prompt(BASE_TOKENS, number)
-        with on_road(trial):
+        with malformed_blamed(trial):
             answer = await decoded(trial, prompt, ANSWER_TOKENS, **_ADDED)
         changed += _changed_tokens(trial, answer, 2 * limits.greatest + _ROUNDING)
     trial.measure("tokens that penalties changed", changed)
@@ -111,7 +111,7 @@ async def grammar(trial: Trial) -> None:
     await need_decode(trial)
     prompt = await base_prompt(trial)
     try:
-        with on_road(trial):
+        with malformed_blamed(trial):
             narrow = await decoded(trial, prompt, _DIGIT_TOKENS, **_DIGITS)
             made = await decoded(trial, prompt, ANSWER_TOKENS, **_GRAMMAR)
     except UnexpectedStatusError as error:

@@ -9,7 +9,7 @@ import random
 
 from holdfast.verify.answers import dig
 from holdfast.verify.check import FROM_STANDARD, Check
-from holdfast.verify.checks.roads.sequences import longest_tokens
+from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.records import equal_to
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import SkippedError, Trial

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.roads.contexts import long_floor
-from holdfast.verify.checks.roads.judging import judge_answer, noise, on_road
-from holdfast.verify.checks.roads.sequences import (
+from holdfast.verify.checks.self_agreement.contexts import long_floor
+from holdfast.verify.checks.self_agreement.judging import judge_answer, malformed_blamed, noise
+from holdfast.verify.checks.self_agreement.sequences import (
     ANSWER_TOKENS,
     MOST_SCORED_TOKENS,
     Sequences,
@@ -37,7 +37,7 @@ async def decode(trial: Trial) -> None:
         except SkippedError:  # without a prefix cache, the noise of long contexts is unknown
             break
         prompt = made.prompt(length, number=length)
-        with on_road(trial):
+        with malformed_blamed(trial):
             answer = await decoded(trial, prompt, ANSWER_TOKENS)
         name = f"behind {length} tokens"
         await judge_answer(trial, name, prompt, answer, floor.as_reordered)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.roads.judging import judge, need_decode, noise, on_road, reference
-from holdfast.verify.checks.roads.sequences import ANSWER_TOKENS, sequences
+from holdfast.verify.checks.self_agreement.judging import (
+    judge,
+    malformed_blamed,
+    need_decode,
+    noise,
+    reference,
+)
+from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, sequences
 from holdfast.verify.scoring import decoded, scored
 from holdfast.verify.trial import Trial
 
@@ -28,7 +34,7 @@ async def full_batch(trial: Trial) -> None:
         made.prompt(min(_SHORTEST_TOKENS + _STEP_TOKENS * number, most), 100 + number)
         for number in range(_SEQUENCES.get(trial.profile, _MAX_SEQUENCES))
     ]
-    with on_road(trial):
+    with malformed_blamed(trial):
         answers = await asyncio.gather(*(decoded(trial, one, ANSWER_TOKENS) for one in prompts))
         wholes = [
             [*prompt, *answer.token_ids] for prompt, answer in zip(prompts, answers, strict=True)

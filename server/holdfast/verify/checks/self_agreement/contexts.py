@@ -10,14 +10,14 @@ from contextlib import suppress
 
 from holdfast.verify.agreement import Floor, Scores, Top, compare, floor_of, noisier
 from holdfast.verify.check import Check
-from holdfast.verify.checks.roads.judging import (
+from holdfast.verify.checks.self_agreement.judging import (
     judge,
     judge_answer,
+    malformed_blamed,
     need_decode,
     noise,
-    on_road,
 )
-from holdfast.verify.checks.roads.sequences import ANSWER_TOKENS, Sequences, sequences
+from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, Sequences, sequences
 from holdfast.verify.records import Profile
 from holdfast.verify.scoring import decoded, next_top
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
@@ -51,10 +51,10 @@ async def prefix(trial: Trial) -> None:
     prompt = (await trial.once(sequences)).prompt(length)
     salt = secrets.token_hex(8)
     await decoded(trial, prompt, ANSWER_TOKENS, salt=salt)
-    with on_road(trial):
+    with malformed_blamed(trial):
         again = await decoded(trial, prompt, ANSWER_TOKENS, salt=salt)
     longer = [*prompt, *again.token_ids[: ANSWER_TOKENS // 2]]
-    with on_road(trial):
+    with malformed_blamed(trial):
         further = await decoded(trial, longer, ANSWER_TOKENS, salt=salt)
     await judge_answer(trial, "the same prompt again", prompt, again, limits)
     await judge_answer(trial, "with half of its answer", longer, further, limits)
@@ -73,7 +73,7 @@ async def chunked(trial: Trial) -> None:
     ladder = await _ladder(trial, made, control, _RUNG_TOKENS)
     if not compare(await _cold(trial, made, control), ladder).is_within(short):
         raise InconclusiveError("a prefix from the cache does not agree; see self.prefix")
-    with on_road(trial):
+    with malformed_blamed(trial):
         cold = await trial.once(cold_contexts)
     limits = (await long_floor(trial)).as_reordered
     judge(trial, "in chunks", [(cold, await trial.once(_long_ladder))], limits)

@@ -1,4 +1,4 @@
-"""The group `self`: each fault of a road is found by the check that is meant for it, alone."""
+"""The group `self`: each fault of a path is found by the check that is meant for it, alone."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import get_args
 
 import pytest
 
-from holdfast.verify.checks import roads
+from holdfast.verify.checks import self_agreement
 from holdfast.verify.records import CheckResult, CheckStatus
 from openai_double import OpenAIDouble
 from scoring_double import ScoringDouble
-from scoring_faults import Peculiarity, RoadFault, SharedFault
+from scoring_faults import PathFault, Peculiarity, SharedFault
 from verified import not_passed, results
 
-FOUND_BY: dict[RoadFault, str] = {
+FOUND_BY: dict[PathFault, str] = {
     "a NaN row": "prefill",
     "decodes with positions off by one": "decode",
     "decodes with a quantized head": "decode",
@@ -33,7 +33,7 @@ FOUND_BY: dict[RoadFault, str] = {
 
 def judged(peculiarity: Peculiarity) -> dict[str, CheckResult]:
     """Every check of the group, against a server that restarts its engine for the key."""
-    return results(ScoringDouble(peculiarity, "of an operator"), roads.CHECKS)
+    return results(ScoringDouble(peculiarity, "of an operator"), self_agreement.CHECKS)
 
 
 def failed(made: dict[str, CheckResult]) -> set[str]:
@@ -51,12 +51,12 @@ def test_a_server_that_is_well_passes(trait: Peculiarity) -> None:
 
 def test_every_fault_has_its_check() -> None:
     """And every check a fault."""
-    assert FOUND_BY.keys() == set(get_args(RoadFault))
-    assert set(FOUND_BY.values()) == {check.name for check in roads.CHECKS}
+    assert FOUND_BY.keys() == set(get_args(PathFault))
+    assert set(FOUND_BY.values()) == {check.name for check in self_agreement.CHECKS}
 
 
 @pytest.mark.parametrize("fault", FOUND_BY)
-def test_a_fault_is_found_by_its_check(fault: RoadFault) -> None:
+def test_a_fault_is_found_by_its_check(fault: PathFault) -> None:
     """No other one fails; those that build on what is broken are inconclusive."""
     made = judged(fault)
     assert failed(made) == {f"self.{FOUND_BY[fault]}"}
@@ -65,7 +65,7 @@ def test_a_fault_is_found_by_its_check(fault: RoadFault) -> None:
 
 
 @pytest.mark.parametrize("fault", get_args(SharedFault))
-def test_what_all_roads_share_is_not_found(fault: SharedFault) -> None:
+def test_what_all_code_paths_share_is_not_found(fault: SharedFault) -> None:
     """It is the group oracle that finds it."""
     assert not_passed(judged(fault)) == {}
 
@@ -82,7 +82,7 @@ def test_a_server_that_is_too_noisy_is_not_judged() -> None:
 
 def test_without_a_prefix_cache_its_checks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report says what to change; all others are made."""
-    monkeypatch.setattr(roads.contexts, "_HITS_SECONDS", 0.2)
+    monkeypatch.setattr(self_agreement.contexts, "_HITS_SECONDS", 0.2)
     made = judged("a cache that is off")
     assert not_passed(made) == dict.fromkeys(("self.prefix", "self.chunked"), CheckStatus.SKIPPED)
     assert made["self.prefix"].remedy == "serve the model with --enable-prefix-caching"
@@ -97,7 +97,7 @@ def test_processed_log_probs_are_not_judged() -> None:
 
 def test_a_key_that_is_not_an_operators_restarts_nothing() -> None:
     """It is skipped, and says which key it takes."""
-    only = [check for check in roads.CHECKS if check.name == "restart"]
+    only = [check for check in self_agreement.CHECKS if check.name == "restart"]
     (made,) = results(ScoringDouble(), only).values()
     assert (made.status, made.remedy) == (
         CheckStatus.SKIPPED,
@@ -107,7 +107,7 @@ def test_a_key_that_is_not_an_operators_restarts_nothing() -> None:
 
 def test_a_server_without_token_ids_is_skipped() -> None:
     """As OpenAI's own; but needles need only chats."""
-    made = results(OpenAIDouble(), roads.CHECKS)
+    made = results(OpenAIDouble(), self_agreement.CHECKS)
     assert {one.status for one in made.values()} == {CheckStatus.SKIPPED}
     assert made["self.decode"].remedy == "serve the model with Holdfast or with vLLM"
     assert "short text" in made["self.needles"].reason

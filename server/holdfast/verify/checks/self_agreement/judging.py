@@ -1,4 +1,4 @@
-"""The reference that every road is compared with, and the noise within which it must agree.
+"""The reference that every code path is compared with, and the noise within which it must agree.
 
 The noise is measured in the same run. Two kinds of it are known to be nothing else:
 
@@ -9,7 +9,7 @@ reordered    The same sums in another order. A prompt cut at another length has 
              matrix products change, from 1 row to hundreds, and with them the order of additions.
              Where logits are rounded, as in bfloat16, it is never less than a step of them.
 
-Neither is taken from the road that is judged: a fault of it would raise its own limit.
+Neither is taken from the path that is judged: a fault of it would raise its own limit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.verify.agreement import (
     rounding_floor,
 )
 from holdfast.verify.answers import MalformedError
-from holdfast.verify.checks.roads.sequences import (
+from holdfast.verify.checks.self_agreement.sequences import (
     ANSWER_TOKENS,
     MOST_SCORED_TOKENS,
     sequences,
@@ -42,7 +42,7 @@ from holdfast.verify.scoring import Decoded, decoded, next_top, scored
 from holdfast.verify.trial import InconclusiveError, Trial, UnexpectedStatusError
 
 BASE_TOKENS = 96
-"""Of the prompt that most roads share."""
+"""Of the prompt that most paths share."""
 _REPEATS = 4
 _CUTS = (1, 2, 3, 5, 8, 16, 33, 64)
 """Rows of the matrix products of a prefill."""
@@ -67,7 +67,7 @@ class Floors:
 
     @property
     def reordered(self) -> Floor:
-        """The noise within which a road must agree that adds in another order."""
+        """The noise within which a path must agree that adds in another order."""
         return noisier(self.measured, self.rounding)
 
 
@@ -98,8 +98,8 @@ async def reference(trial: Trial, ids: Sequence[int]) -> Scores:
 
 
 @contextmanager
-def on_road(trial: Trial) -> Iterator[None]:
-    """A log-prob that is not a number is a fault here: this road is the one that is judged."""
+def malformed_blamed(trial: Trial) -> Iterator[None]:
+    """A log-prob that is not a number is a fault here: this path is the one that is judged."""
     try:
         yield
     except MalformedError as error:
@@ -110,7 +110,7 @@ def on_road(trial: Trial) -> Iterator[None]:
 def judge(
     trial: Trial, name: str, pairs: Sequence[tuple[Scores, Scores]], limits: DifferenceLimits
 ) -> None:
-    """Compare what a road says with its reference, and note the numbers with their limits."""
+    """Compare what a path says with its reference, and note the numbers with their limits."""
     found = pooled([compare(*pair) for pair in pairs])
     greatest = at_most(limits.greatest, "A/A")
     median = at_most(limits.median, "A/A")
@@ -151,7 +151,7 @@ async def need_decode(trial: Trial) -> None:
 
 
 async def base_prompt(trial: Trial) -> list[int]:
-    """The prompt that most roads share."""
+    """The prompt that most paths share."""
     return (await trial.once(sequences)).prompt(BASE_TOKENS)
 
 

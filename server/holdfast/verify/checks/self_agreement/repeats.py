@@ -8,15 +8,15 @@ from typing import Any
 from holdfast.verify.agreement import DifferenceLimits, Scores, lead_over
 from holdfast.verify.baseline import WIDTH
 from holdfast.verify.check import Check
-from holdfast.verify.checks.roads.judging import (
+from holdfast.verify.checks.self_agreement.judging import (
     BASE_TOKENS,
     base_prompt,
     judge,
+    malformed_blamed,
     noise,
-    on_road,
     reference,
 )
-from holdfast.verify.checks.roads.sequences import (
+from holdfast.verify.checks.self_agreement.sequences import (
     ANSWER_TOKENS,
     MOST_SCORED_TOKENS,
     sequences,
@@ -34,7 +34,7 @@ async def prefill(trial: Trial) -> None:
     made = await trial.once(sequences)
     lengths = (BASE_TOKENS, MOST_SCORED_TOKENS, min(MOST_SCORED_TOKENS, made.longest_tokens - 1))
     for number, length in enumerate({min(one, made.longest_tokens - 1) for one in lengths}):
-        with on_road(trial):
+        with malformed_blamed(trial):
             ids = made.prompt(length, number)
             found = await scored(trial, ids)
         _require_order(trial, ids, found)
@@ -67,7 +67,7 @@ async def widths(trial: Trial) -> None:
     pairs: list[tuple[Scores, Scores]] = []
     for width in _WIDTHS:
         try:
-            with on_road(trial):
+            with malformed_blamed(trial):
                 prompts = await scored(trial, prompt, width=width)
                 answers = await decoded(trial, prompt, ANSWER_TOKENS, width=width)
         except UnexpectedStatusError as error:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.roads.judging import base_prompt, judge, noise, on_road, reference
+from holdfast.verify.checks.self_agreement.judging import (
+    base_prompt,
+    judge,
+    malformed_blamed,
+    noise,
+    reference,
+)
 from holdfast.verify.course import course_of
 from holdfast.verify.records import HoldfastFacts
 from holdfast.verify.scoring import scored
@@ -26,7 +32,7 @@ async def restart(trial: Trial) -> None:
     prompt = await base_prompt(trial)
     before = await reference(trial, prompt)
     await _restart(trial)
-    with on_road(trial):
+    with malformed_blamed(trial):
         after = await scored(trial, prompt)
     judge(trial, "after a restart", [(after, before)], limits)
 
