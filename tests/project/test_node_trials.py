@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from load_generator import Answer, Load, Question
-from node_trials import NOTICED_SECONDS, Trial, newly_left
+from node_trials import ARRIVAL_SECONDS, NOTICED_SECONDS, Trial, newly_left
 
 QUESTION = Question("completion", (20,), 8)
 WHOLE = Answer(QUESTION, ("abc",), frozenset({"length"}))
 BROKEN = replace(WHOLE, texts=(), finish_reasons=frozenset(), error="APIError: it broke")
-ASKED, REACHED, STRUCK = 100.0, 110.0, 120.0
+ASKED, REACHED, STRUCK, BACK = 100.0, 110.0, 120.0, 150.0
 
 
 def lost(started_seconds: float, ended_seconds: float) -> Answer:
@@ -29,6 +29,7 @@ def judged(*answers: Answer, **changes: object) -> list[str]:
         reached_seconds=REACHED,
         struck_seconds=STRUCK,
         noticed_seconds=STRUCK + 1,
+        back_seconds=BACK,
     )
     for name, value in changes.items():
         setattr(trial, name, value)
@@ -52,25 +53,56 @@ def test_an_answer_that_is_lost_is_a_problem() -> None:
     ("started_seconds", "ended_seconds", "is_excused"),
     [
         (STRUCK - 1, STRUCK + 1, True),
-        (STRUCK + 1, STRUCK + 2, False),
+        (STRUCK + 1, STRUCK + 2, True),
         (STRUCK - 2, STRUCK - 1, False),
+        (BACK + 1, BACK + 2, False),
     ],
 )
-def test_a_killed_head_takes_only_what_it_had(
+def test_a_killed_head_takes_what_it_had_and_answers_nobody_until_the_next_is_ready(
     started_seconds: float, ended_seconds: float, *, is_excused: bool
 ) -> None:
-    """Whoever asks later is told to try again."""
-    problems = judged(lost(started_seconds, ended_seconds), head_ended=[(STRUCK, STRUCK)])
+    """No client is told anything by a process that is gone."""
+    problems = judged(lost(started_seconds, ended_seconds), killed_seconds=STRUCK)
     assert (problems == []) is is_excused
 
 
-@pytest.mark.parametrize(("started_seconds", "is_excused"), [(ASKED - 1, False), (ASKED, True)])
+@pytest.mark.parametrize(
+    ("started_seconds", "is_excused"),
+    [(ASKED - 2 * ARRIVAL_SECONDS, False), (ASKED, True), (BACK + 1, False)],
+)
 def test_a_drain_refuses_what_comes_after_its_begin(
     started_seconds: float, *, is_excused: bool
 ) -> None:
     """What was asked before is answered first, whatever dies meanwhile."""
-    problems = judged(lost(started_seconds, STRUCK + 9), state="DRAINING")
+    problems = judged(lost(started_seconds, BACK + 9), refusing_seconds=ASKED)
     assert (problems == []) is is_excused
+
+
+def test_a_stream_that_breaks_is_a_problem() -> None:
+    """It goes on in the next engine."""
+    broken = replace(
+        lost(STRUCK - 1, STRUCK + 1),
+        question=replace(QUESTION, kind="streamed completion"),
+        texts=("a",),
+        is_begun=True,
+    )
+    trial = Trial("SIGKILL Worker of the head", "READY", has_to_be_noticed=False)
+    trial.struck_seconds = STRUCK
+    trial.judge(Load({broken.question: replace(WHOLE, question=broken.question)}, [broken]))
+    assert trial.problems == ["broken: APIError: it broke"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_problem"),
+    [({}, True), ({"refusing_seconds": ASKED}, False), ({"killed_seconds": STRUCK}, False)],
+)
+def test_a_head_that_was_ready_ends_only_if_it_is_told_to(
+    changes: dict[str, float], *, is_problem: bool
+) -> None:
+    """Otherwise it starts the next generation."""
+    trial = replace(Trial("SIGKILL Worker of the head", "RECOVERING"), **changes)  # type: ignore[arg-type]  # all are numbers
+    trial.judge_end(5)
+    assert bool(trial.problems) is is_problem
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from stream_features import asked_log_probs, feature_body, shows
 
 TOKEN_IDS = range(20, 200)
 REQUEST_SECONDS = 600.0
+ERROR_SECONDS = 0.2
+"""Before a client that got no answer asks again."""
 KINDS = ("completion", "chat", "several", "streamed completion", "streamed chat", "response")
 CLEAR_MARGIN = 1e-3
 """By how much the log-prob of the first token is above that of the second where no rounding of
@@ -269,9 +271,12 @@ def loaded(
         chosen = random.Random(seed * 1000 + number)
         with client_of(server, retries=retries) as client:
             while not stopping.is_set():
-                load.answers.append(ask(client, model, chosen.choice(list(expected))))
+                answer = ask(client, model, chosen.choice(list(expected)))
+                load.answers.append(answer)
                 if is_once:
                     return
+                if answer.error:
+                    stopping.wait(ERROR_SECONDS)
 
     threads = [threading.Thread(target=ask_on, args=(number,)) for number in range(clients)]
     for thread in threads:

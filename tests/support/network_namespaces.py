@@ -1,4 +1,4 @@
-"""Two network namespaces with a cable between them, as two machines have; it can be pulled."""
+"""Two networks with a cable between them that can be pulled, and shared memory for each side."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACES = ("hf-one", "hf-two")
 DEADLINE_SECONDS = 30.0
 CLONE_NEWNET = 0x40000000
+HOLD = 'mount -t tmpfs tmpfs /dev/shm && exec sleep "$1"'
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,14 @@ class Cable:
 
     pids: tuple[int, int]
 
-    def inside(self, side: int) -> list[str]:
-        """What goes before a command that is to run on that side."""
-        return ["nsenter", f"--target={self.pids[side]}", "--net"]
+    def inside(self, side: int, *, shares_memory: bool = True) -> list[str]:
+        """What goes before a command that is to run on that side.
+
+        A command that does not share this machine's memory sees only the /dev/shm of its side, with
+        what earlier commands have left there.
+        """
+        memory = [] if shares_memory else ["--mount"]
+        return ["nsenter", f"--target={self.pids[side]}", "--net", *memory]
 
     def ip(self, side: int, words: str) -> None:
         """Run `ip` on that side."""
@@ -84,7 +90,8 @@ def _connect(made: Cable) -> None:
 
 @contextmanager
 def _namespace(life_seconds: int) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["unshare", "--net", "sleep", str(life_seconds)]) as holder:
+    command = ["unshare", "--net", "--mount", "sh", "-c", HOLD, "sh", str(life_seconds)]
+    with subprocess.Popen(command) as holder:
         try:
             _wait_for_namespace(holder)
             yield holder
@@ -93,11 +100,10 @@ def _namespace(life_seconds: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _wait_for_namespace(holder: subprocess.Popen[bytes]) -> None:
-    """Return once the process is in a namespace of its own, or has failed to get there."""
-    own = Path("/proc/self/ns/net").readlink()
+    """Return once the process is in namespaces of its own, or has failed to get there."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while holder.poll() is None and time.monotonic() < deadline:
         with suppress(OSError):
-            if Path(f"/proc/{holder.pid}/ns/net").readlink() != own:
+            if Path(f"/proc/{holder.pid}/comm").read_text() == "sleep\n":
                 return
         time.sleep(0.01)

@@ -24,8 +24,6 @@ NOTICED_SECONDS = 2 * SILENCE_SECONDS + 3.0
 """A side that is busy itself notices silence after twice the time; three are for our own looks."""
 READY_SECONDS = 400.0
 CLIENTS = 8
-RETRIES = 120
-"""More than a client needs during two starts."""
 FLAGS = (
     "--max-engine-restarts=1000",
     "--restart-window=1",  # neither the budget nor its back-off is tested here
@@ -34,6 +32,8 @@ FLAGS = (
 )
 LOOK_SECONDS = 0.2
 SHORT_LOOK_SECONDS = 0.005
+ARRIVAL_SECONDS = 1.0
+"""What a busy client takes from its decision to ask until the head has its request."""
 END_SECONDS = 30.0
 """Until whatever a fault has made useless has ended."""
 
@@ -53,8 +53,10 @@ class Trial:
     struck_seconds: float | None = None
     noticed_seconds: float | None = None
     back_seconds: float = 0.0
-    head_ended: list[tuple[float, float]] = field(default_factory=list)
-    """The spans in which the test itself ended a head."""
+    refusing_seconds: float | None = None
+    """When the head was asked to stop: it finishes what it has, and refuses the rest."""
+    killed_seconds: float | None = None
+    """When the head was killed, with all that it had."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -72,6 +74,7 @@ class Trial:
         """Note what is not as promised; `left` is what dead engines have left in memory."""
         self.problems += [f"wrong: {answer}" for answer in load.wrong]
         self.problems += [f"lost: {one.error}" for one in load.lost if not self.excuses(one)]
+        self.problems += [f"broken: {one.error}" for one in load.broken if not self.excuses(one)]
         if left:
             self.problems.append(f"left in shared memory: {', '.join(sorted(left))}")
         if not self.is_done:
@@ -80,12 +83,21 @@ class Trial:
             self._judge_notice()
 
     def excuses(self, answer: Answer) -> bool:
-        """Whether no server could give the answer: it was refused, or its head was ended."""
-        is_refused = self.state == "DRAINING" and answer.started_seconds >= self.asked_seconds
-        return is_refused or any(
-            answer.started_seconds <= end and answer.ended_seconds >= begin
-            for begin, end in self.head_ended
+        """Whether no server could give the answer: its head was stopping, killed or starting."""
+        if answer.started_seconds > self.back_seconds:
+            return False
+        is_refused = (
+            self.refusing_seconds is not None
+            and not answer.is_begun
+            and answer.started_seconds >= self.refusing_seconds - ARRIVAL_SECONDS
         )
+        was_killed = self.killed_seconds is not None and answer.ended_seconds >= self.killed_seconds
+        return is_refused or was_killed
+
+    def judge_end(self, exit_code: int) -> None:
+        """Note it if a head that has ended had no reason to: it was READY, and not told to stop."""
+        if self.refusing_seconds is None and self.killed_seconds is None:
+            self.problems.append(f"the head ended with {exit_code}")
 
     def _judge_notice(self) -> None:
         if self.noticed_seconds is None:
@@ -114,15 +126,16 @@ def reach(nodes: TwoNodes, trial: Trial) -> bool:
     head = nodes.head
     trial.asked_seconds = time.monotonic()
     if trial.state == "STARTING":
+        trial.refusing_seconds = trial.asked_seconds
         nodes.start_head()
         nodes.head.until(lambda: processes_of(nodes.follower).get("node_ranks"), "its ranks")
-        trial.head_ended.append((trial.asked_seconds, time.monotonic()))
     elif trial.state in {"PROBING", "RECOVERING"}:
         processes_of(head)["Worker"].kill()
         _until(lambda: not is_in(head, "READY"))
         if trial.state == "PROBING":
             _until(lambda: not is_in(head, "RECOVERING"))
     elif trial.state == "DRAINING":
+        trial.refusing_seconds = trial.asked_seconds
         head.process.terminate()
         _until(lambda: not is_in(head, "READY"))
     trial.reached_seconds = time.monotonic()
@@ -173,6 +186,8 @@ def come_back(nodes: TwoNodes, trial: Trial) -> None:
     """Do what systemd does, and wait until both nodes serve."""
 
     def is_back() -> bool:
+        if (exit_code := nodes.head.process.poll()) is not None:
+            trial.judge_end(exit_code)
         for server, start in (
             (nodes.head, nodes.start_head),
             (nodes.follower, nodes.start_follower),

@@ -35,12 +35,6 @@ FLAGS = (
     "--nnodes=2",
 )
 LOOPBACK = "127.0.0.1"
-OWN_SHARED_MEMORY = (
-    *("unshare", "--mount", "sh", "-c"),
-    'mount -t tmpfs tmpfs /dev/shm && exec "$@"',
-    "sh",
-)
-"""Goes before a command that is not to see what others have in /dev/shm."""
 HOLDFAST = (sys.executable, "-m", "holdfast")
 NODE_METRICS = frozenset(
     {
@@ -84,8 +78,8 @@ class Places:
 
 def places_apart(link: Cable) -> Places:
     """Return where nodes share neither a network nor memory, as on two machines."""
-    head, follower = OWN_SHARED_MEMORY, (*link.inside(1), *OWN_SHARED_MEMORY)
-    return Places(Place(head), Place(follower), address=ADDRESSES[0])
+    head, follower = (Place(link.inside(side, shares_memory=False)) for side in range(2))
+    return Places(head, follower, address=ADDRESSES[0])
 
 
 @dataclass
