@@ -16,6 +16,8 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample import logits_processor as of_second_runner
 
 STALL_SECONDS = 600
+LEAK_BYTES = 64 << 20
+_leaked: list[bytes] = []
 
 
 class PoisonError(Exception):
@@ -23,7 +25,10 @@ class PoisonError(Exception):
 
 
 def end(how: str) -> None:
-    """End this process, or have it end itself, in the way that is asked for."""
+    """End this process, or have it end itself, in the way that is asked for; a leak only grows."""
+    if how == "leak":
+        _leaked.append(b"1" * LEAK_BYTES)
+        return
     if how == "SEGV":
         ctypes.string_at(0)  # the kernel sends the signal, not somebody
     if how == "ABRT":
@@ -70,7 +75,7 @@ class Poison(LogitsProcessor, of_second_runner.LogitsProcessor):  # type: ignore
         """Leave the logits as they are, if this returns; V2 says of what `batch`."""
         endings = self._endings
         if batch is not None:
-            endings = [self._by_place[int(place)] for place in batch.idx_mapping_np]
+            endings = [self._by_place.pop(int(place), "") for place in batch.idx_mapping_np]
         for ending in filter(None, endings):
             end(ending)
         return logits
