@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 bin := .venv/bin
 export PYTHON
 
-.PHONY: help setup demo test test-fast test-v2 soak ops-tools browser-tools ops-test lint check-format check-lint check-types format reference gpu-check bench demo-weights clean
+.PHONY: help setup demo test test-fast test-v2 test-lowest soak ops-tools browser-tools ops-test lint check-format check-lint check-types format reference gpu-check bench demo-weights clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -24,6 +24,9 @@ test-fast: setup ## run the tests that start no engine
 
 test-v2: setup ## run the tests of engines on vLLM's V2 model runner, the default on GPUs
 	@exec $(bin)/python tests/support/v2_runner.py -n 3 --no-loadscope-reorder tests/engine $(ARGS)
+
+test-lowest: setup ## run the tests that start no engine with the lowest versions that pyproject.toml allows
+	@exec $(bin)/python tests/support/lowest_versions.py -n 3 --no-loadscope-reorder -m "not engine" $(ARGS)
 
 soak: setup ## run the long proofs (hours): random requests, killed writers
 	@exec $(bin)/pytest soak $(ARGS)
