@@ -274,7 +274,7 @@ def test_the_front_end_outlives_a_grammar_that_ends_a_process(config: Any) -> No
 
 
 @pytest.mark.usefixtures("_server")
-def test_a_grammar_is_compiled_once_for_all_who_send_it() -> None:
+def test_a_grammar_that_many_clients_send_is_compiled_once() -> None:
     """Side by side, and later."""
 
     async def scene() -> None:

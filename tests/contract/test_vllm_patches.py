@@ -117,7 +117,7 @@ def test_every_site_is_found_where_it_is_imported(patch: Patch) -> None:
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.by)
-def test_every_patch_says_who_makes_it(patch: Patch) -> None:
+def test_every_patch_names_the_code_that_makes_it(patch: Patch) -> None:
     """A function or a class of the module that it names."""
     module, _, name = patch.by.rpartition(".")
     source = ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")

@@ -346,7 +346,7 @@ def test_a_final_slash_leads_to_the_page(root_path: str, path: str) -> None:
     assert (answer.status_code, answer.headers["location"]) == (308, "../ui")
 
 
-def test_who_does_not_ask_for_html_gets_text() -> None:
+def test_a_client_that_does_not_ask_for_html_gets_text() -> None:
     """The same numbers, for `curl`."""
     (answer,) = answers(ShownPage(), ("GET", "/ui", {"accept": "*/*"}))
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"

@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 MEASURE = pairs.Measure("tok/s", {"holdfast": [11, 12, 30], "vllm serve": [10, 10, 10]}, 0, ">= 1")
 
 
-def test_who_is_first_alternates() -> None:
+def test_the_two_sides_take_turns_at_going_first() -> None:
     """Neither side always has the warmer machine."""
     firsts = [pairs.ordered(number)[0] for number in range(1, 5)]
     assert firsts == ["holdfast", "vllm serve", "holdfast", "vllm serve"]

@@ -103,7 +103,7 @@ def test_a_key_is_masked_as_a_whole_word(argument: str, shown: str) -> None:
         ({"host": "", "ssl_cert_reqs": 2}, False),
     ],
 )
-def test_who_gets_in_without_a_key(listen: dict[str, Any], *, is_open: bool) -> None:
+def test_whether_a_listener_is_open_without_a_key(listen: dict[str, Any], *, is_open: bool) -> None:
     """Nobody where a key or a certificate is asked for, or only this machine reaches the server."""
     door = hide_keys.open_access(Settings(listen=ListenSettings(**listen)))
     assert (door is not None) is is_open

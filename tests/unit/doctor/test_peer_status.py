@@ -25,7 +25,7 @@ from sample_status import a_status
 LONG = 300
 
 
-def test_a_follower_says_who_it_is_and_why_it_has_not_joined() -> None:
+def test_a_follower_names_itself_and_why_it_has_not_joined() -> None:
     """Its head is the address that it connects to."""
     status = read_status({**FOLLOWER, "state": "away", "problem": "no answer"})
     assert status is not None

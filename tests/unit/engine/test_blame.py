@@ -243,7 +243,7 @@ async def killed_twice(
 
 
 @pytest.mark.parametrize("death", [KILLED, TERMINATED, OUT_OF_MEMORY])
-def test_who_kills_the_engine_twice_from_outside_loses_no_request(death: Death) -> None:
+def test_an_engine_killed_twice_from_outside_loses_no_request(death: Death) -> None:
     """What was in both is tried, and answered; so is what came between."""
 
     async def scene(harness: ReplayHarness) -> None:

@@ -69,7 +69,7 @@ def test_what_left_long_before_a_death_without_names_is_no_suspect_of_it() -> No
     run_scene(scene)
 
 
-def test_the_prompts_of_those_who_left_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompts_of_clients_that_left_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first are forgotten for the last, and their digests are not."""
     monkeypatch.setattr(departed, "TRIABLE_BYTES", 10)
 

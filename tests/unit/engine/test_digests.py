@@ -16,7 +16,7 @@ from replay_harness import RAISED, ReplayHarness, answered, killed, named, run_s
 from scripted_llm import PlainOutputs
 
 
-def test_the_prompt_of_who_left_is_digested_by_another_thread() -> None:
+def test_the_prompt_of_a_client_that_left_is_digested_by_another_thread() -> None:
     """With images it takes long, and nobody has to wait for that."""
     threads: list[int] = []
 

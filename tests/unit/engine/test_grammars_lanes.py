@@ -63,7 +63,7 @@ def test_a_key_leaves_places_to_others() -> None:
     asyncio.run(scene())
 
 
-def test_who_leaves_the_line_takes_no_place() -> None:
+def test_a_request_that_leaves_the_line_takes_no_place() -> None:
     """Nor who leaves in the moment in which the place is there."""
 
     async def scene() -> None:

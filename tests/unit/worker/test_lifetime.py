@@ -160,7 +160,7 @@ def test_orphans_stay_in_sight(tmp_path: Path) -> None:
         assert process.wait(DEADLINE_SECONDS) == 0
 
 
-def test_who_was_not_started_by_multiprocessing_is_left_alone() -> None:
+def test_a_process_that_multiprocessing_did_not_start_is_left_alone() -> None:
     """The parent of Ray's worker is not one of ours: its end means nothing."""
     assert multiprocessing.parent_process() is None
     check = "from holdfast.worker import lifetime; lifetime.end_if_orphan()"
@@ -174,7 +174,7 @@ def test_what_a_passing_thread_spawns_outlives_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM])
-def test_kill_ends_who_does_not_listen(number: signal.Signals) -> None:
+def test_kill_ends_a_process_that_ignores_signals(number: signal.Signals) -> None:
     """A stopped process and one that was only asked to end are gone when `kill` returns."""
     with sleeping() as process:
         process.send_signal(number)

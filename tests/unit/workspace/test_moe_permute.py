@@ -117,7 +117,7 @@ def test_deny_refuses_in_vllms_words_and_writes_it_first(
     assert scratch.max_expanded_rows == ROWS
 
 
-def test_the_caller_is_who_asked_vllms_function(manager: WorkspaceManager) -> None:
+def test_the_caller_is_the_code_that_called_vllms_function(manager: WorkspaceManager) -> None:
     """The caller is the layer, not a frame of vLLM's own module."""
     scratch = scratch_of(ROWS)
     close(manager, "deny")
