@@ -1,4 +1,4 @@
-"""The group `self`: each fault of a path is found by the check that is meant for it, alone."""
+"""The group `self`: each fault of a code path is found by the check that is meant for it, alone."""
 
 from __future__ import annotations
 
@@ -68,6 +68,14 @@ def test_a_fault_is_found_by_its_check(fault: PathFault) -> None:
 def test_what_all_code_paths_share_is_not_found(fault: SharedFault) -> None:
     """It is the group oracle that finds it."""
     assert not_passed(judged(fault)) == {}
+
+
+def test_the_longest_text_is_nearly_as_long_as_what_is_promised() -> None:
+    """It leaves room for the answer, and is not longer."""
+    only = [check for check in self_agreement.CHECKS if check.name == "needles"]
+    (made,) = results(ScoringDouble(max_tokens=2000), only).values()
+    (longest,) = [one.value for one in made.numbers if one.name == "longest prompt"]
+    assert 0.9 * (2000 - 64) < longest <= 2000 - 64
 
 
 def test_a_server_that_is_too_noisy_is_not_judged() -> None:

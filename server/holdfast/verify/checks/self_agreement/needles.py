@@ -21,6 +21,10 @@ _SHORT_LINES = 8
 _LENGTHS = {"standard": (512, 2048, 8192)}
 _EVERY_LENGTH = (512, 2048, 8192, 16384, 32768, 65536, 131072, 262144)
 _ANSWER_TOKENS = 64
+_SHARE = 0.98
+"""Of a length, which a text is to have: the drawn words of another text may be longer."""
+_LONGER_NUMBER_TOKENS = 1
+"""By how much a later line is longer, because its number is."""
 _PLACES = ("harbour", "lighthouse", "shipyard", "ferry", "pier", "chandlery", "customs house")
 _NUMBER = "70413"
 _QUESTION = "\nWhat is the secret number of the harbour master? Answer with the number only."
@@ -31,22 +35,41 @@ async def needles(trial: Trial) -> None:
     short = await _asked(trial, _SHORT_LINES, depth=0.5)
     if not _is_found(short):
         raise SkippedError("the model does not find a number in a short text")
-    line_tokens = dig(short.usage(), "prompt_tokens", kind=int) / _SHORT_LINES
     room = longest_tokens(trial) - _ANSWER_TOKENS
     found: dict[float, list[bool]] = {}
+    longest = 0
     for length in sorted({min(one, room) for one in _LENGTHS.get(trial.profile, _EVERY_LENGTH)}):
-        lines = max(int(length / line_tokens), 1)  # the question is counted in each: shorter
+        lines = await _lines_of(trial, length, short)
         for step in range(_DEPTHS):
             depth = step / (_DEPTHS - 1)
             answer = await _asked(trial, lines, depth)
             found.setdefault(depth, []).append(_is_found(answer))
+            longest = max(longest, _prompt_tokens(answer))
             if depth <= _JUDGED_DEPTH:
                 where = f"at {depth:.0%} of {lines} lines the number is not found"
                 trial.require(found[depth][-1], where, answer)
     missed = sum(not one for depth, all_ in found.items() for one in all_ if depth <= _JUDGED_DEPTH)
     trial.measure("numbers that were not found", missed, limit=equal_to(0))
+    trial.measure("longest prompt", longest, "tokens")
     shares = [(100 * depth, 100 * sum(all_) / len(all_)) for depth, all_ in found.items()]
     trial.draw("found by depth", "depth [%]", "numbers found [%]", shares)
+
+
+async def _lines_of(trial: Trial, length: int, short: Answer) -> int:
+    """How many lines make a prompt of nearly this length, but no longer one."""
+    wanted = _SHARE * length
+    few = max(_fitting(wanted, _prompt_tokens(short), _SHORT_LINES), 1)
+    # These are too few: each line of the short text has a share of the question.
+    tokens = _prompt_tokens(await _asked(trial, few, depth=0.0))
+    return few + max(_fitting(wanted - tokens, tokens, few), 0)
+
+
+def _fitting(wanted: float, tokens: int, lines: int) -> int:
+    return int(wanted / (tokens / lines + _LONGER_NUMBER_TOKENS))
+
+
+def _prompt_tokens(answer: Answer) -> int:
+    return int(dig(answer.usage(), "prompt_tokens", kind=int))
 
 
 async def _asked(trial: Trial, lines: int, depth: float) -> Answer:
