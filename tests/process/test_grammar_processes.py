@@ -25,6 +25,8 @@ from servers import wait_until
 
 DEADLINE_SECONDS = 60.0
 WORKERS = 2
+LARGE = "x" * (64 << 20)
+"""It takes many milliseconds to hand over."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,6 +89,21 @@ def test_a_grammar_ends_at_its_limit(what: str) -> None:
             assert not slow.done()
             answer = await slow
             assert (answer.reply, answer.signal) == (None, signal.SIGALRM)
+
+    run(scene)
+
+
+def test_the_limit_of_a_grammar_counts_while_it_is_read() -> None:
+    """A worker that runs only on idle cores may not get further; the others go on."""
+
+    async def scene() -> None:
+        async with pool() as asked:
+            await ask(asked, "")  # starts the workers
+            process = asked._process
+            answer = await ask(asked, LARGE, 0.001)
+            assert (answer.reply, answer.signal) == (None, signal.SIGALRM)
+            assert (await ask(asked, "")).reply is not None
+            assert asked._process is process
 
     run(scene)
 

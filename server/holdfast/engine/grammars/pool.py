@@ -226,9 +226,10 @@ async def _exchange(ours: socket.socket, grammar: bytes) -> _Exchanged:
     """Send a grammar, and return what came back until the worker replied or died."""
     loop = asyncio.get_running_loop()
     received = bytearray()
-    with suppress(ConnectionError):
+    with suppress(ConnectionError):  # it died before it had read everything
         await loop.sock_sendall(ours, grammar)
         ours.shutdown(socket.SHUT_WR)
+    with suppress(ConnectionError):
         while len(received) <= MAX_REPLY_BYTES:
             if not (part := await loop.sock_recv(ours, _CHUNK_BYTES)):
                 break
