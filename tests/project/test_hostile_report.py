@@ -111,6 +111,19 @@ def test_an_outage_by_a_stall_begins_with_the_stall() -> None:
     assert second == Outage(60.1, 70.1)
 
 
+@pytest.mark.parametrize(
+    ("last_answer_seconds", "start_seconds"), [(29.2, 29.2), (30.5, 30), (28.4, 30)]
+)
+def test_a_stall_began_with_the_last_answer_before_it(
+    last_answer_seconds: float, start_seconds: float
+) -> None:
+    """It is noticed with the first look after its time; no answer from long before tells of it."""
+    states = (look(50), look(51, "RECOVERING"), look(60, stalls=1))
+    last = replace(WHOLE, ended_seconds=last_answer_seconds)
+    (outage,) = seen(last, looks=states).outages()
+    assert outage == Outage(start_seconds, 60.1)
+
+
 def test_an_outage_makes_no_answer_late() -> None:
     """What an answer took beside it counts."""
     states = (look(10), look(11, "RECOVERING"), look(40))

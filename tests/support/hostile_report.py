@@ -236,7 +236,8 @@ class HostileReport:
         return sum(one.end_seconds - one.start_seconds for one in self.watch.standstills())
 
     def _watched_outages(self) -> list[Outage]:
-        return self.watch.outages(stall_seconds=self.stall_seconds)
+        answered = [answer.ended_seconds for answer in self.load.answers if not answer.error]
+        return self.watch.outages(stall_seconds=self.stall_seconds, answered=answered)
 
     def _near(self, answer: Answer) -> str:
         """Return which attacks ran beside an answer, and when its nearest outage was."""

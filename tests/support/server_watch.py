@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # what looks needs none of it, and starts sooner
 
 LOOKS_A_SECOND = 4
 DEADLINE_SECONDS = 20.0
+STALL_LOOK_SECONDS = 1.5
+"""How often a server looks whether its engine stalls, and the time between two of our looks."""
 STANDSTILL_SECONDS = 0.5
 """A process that sleeps nearly always is woken within some milliseconds on a busy machine. One that
 is woken this late was on a machine that stood still, with the server on it."""
@@ -86,10 +88,12 @@ class Watch:
         """By reason, at the last look."""
         return self._counted("requests_refused")
 
-    def outages(self, *, stall_seconds: float) -> list[Outage]:
+    def outages(self, *, stall_seconds: float, answered: Sequence[float] = ()) -> list[Outage]:
         """From the last look that saw READY to the next one.
 
-        What stalls serves nobody from the moment when it does, and is seen `stall_seconds` later.
+        What stalls serves nobody from the moment when it does, and is noticed `stall_seconds` later
+        or with the look after that. The moment is that of the last answer of those that clients
+        `answered` to be given without a pause.
         """
         found: list[Outage] = []
         last_ready, is_out, stalls = 0.0, False, 0.0
@@ -97,9 +101,13 @@ class Watch:
             is_ready = look.state == "READY"
             if is_ready and is_out:
                 stalled = look.counts.get("engine_deaths stall", 0.0)
-                earlier = stall_seconds if stalled > stalls else 0.0
+                start = last_ready
+                if stalled > stalls:
+                    latest = last_ready - stall_seconds
+                    ends = (at for at in answered if latest - STALL_LOOK_SECONDS <= at <= latest)
+                    start = max(ends, default=latest)
                 stalls = stalled
-                start = max(last_ready - earlier, found[-1].end_seconds if found else 0.0)
+                start = max(start, found[-1].end_seconds if found else 0.0)
                 found.append(Outage(start, look.at_seconds + look.livez_seconds))
             is_out = not is_ready if look.status else is_out
             last_ready = look.at_seconds if is_ready else last_ready
