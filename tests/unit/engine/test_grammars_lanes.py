@@ -45,6 +45,25 @@ def test_keys_take_turns() -> None:
     asyncio.run(scene())
 
 
+def test_a_place_is_not_given_to_a_request_that_is_being_cancelled() -> None:
+    """Its time was over in the same moment; the place would be lost."""
+
+    async def scene() -> None:
+        line = Line(Lane(1, slots_per_key=1))
+        line.ask("a1", "b1", "c1")
+        await _settle()
+        line.tasks["b1"].cancel()
+        line.lane.give("a")
+        await _settle()
+        assert line.got == ["a1", "c1"]
+        line.lane.give("c")
+        line.ask("b2")
+        await _settle()
+        assert line.got == ["a1", "c1", "b2"]
+
+    asyncio.run(scene())
+
+
 def test_a_key_leaves_places_to_others() -> None:
     """Where it may not have all of them; a place that nobody else may have stays free."""
 

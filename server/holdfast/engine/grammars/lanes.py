@@ -48,6 +48,8 @@ class Lane:
                 self._waiting.move_to_end(key)
             else:
                 del self._waiting[key]
+            if turn.done():  # cancelled, but its request has not run since
+                continue
             self._taken[key] += 1
             turn.set_result(None)
 
@@ -55,6 +57,8 @@ class Lane:
         return next((k for k in self._waiting if self._taken[k] < self._slots_per_key), None)
 
     def _remove(self, key: str, turn: asyncio.Future[None]) -> None:
-        self._waiting[key].remove(turn)
-        if not self._waiting[key]:
-            del self._waiting[key]
+        waiting = self._waiting.get(key, deque())
+        if turn in waiting:
+            waiting.remove(turn)
+            if not waiting:
+                del self._waiting[key]
