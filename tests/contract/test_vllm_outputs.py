@@ -210,8 +210,9 @@ def test_a_client_cannot_make_up_a_transfer(transfers_kv: bool) -> None:
 
 
 def test_a_trial_yields_after_each_token() -> None:
-    """The caller's own parameters stay as they are."""
-    parameters = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)
+    """Whatever a client asks for; the caller's own parameters stay as they are."""
+    parameters = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, stream_interval=1000)
     tried = OUTPUTS.trial_arguments("generate", {"sampling_params": parameters})
     assert tried["sampling_params"].output_kind is RequestOutputKind.CUMULATIVE
+    assert tried["sampling_params"].stream_interval is None
     assert parameters.output_kind is RequestOutputKind.FINAL_ONLY

@@ -1,7 +1,7 @@
 """Remembers requests whose callers left while the engine had them: one may yet end the engine.
 
-A prompt is kept for seconds, in which a trial may need it, a digest for minutes, in which a stall
-is detected. Belongs to one event loop.
+A prompt is kept for seconds, in which a trial may need it, and as long as a step with it runs; a
+digest is kept for minutes, in which a stall is detected. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import chain
 from holdfast.engine.request import EngineOutputs, EngineRequest
 
 TRIABLE_SECONDS = 10.0
-"""How long the prompt of a request is kept for a trial after its client has left."""
+"""How long the prompt of a request in no step is kept for a trial after its client has left."""
 TRIABLE_BYTES = 256 << 20
 """How much all these prompts may take together; the oldest are dropped first."""
 KEPT_SECONDS = 900.0
@@ -54,17 +54,17 @@ class Departed:
 
     def add(self, request: EngineRequest) -> None:
         """Remember a request whose caller leaves now."""
-        self.forget_old()
+        self._forget_requests()
         if len(self._kept) == KEPT:
             self._forget_one()
         self._kept.append((self._clock(), request))
-        self._triable.append((self._clock(), request))
         request.size_bytes = self._outputs.size_bytes(request.arguments)
+        self._triable.append((self._clock(), request))
         self._forget_prompts()
 
     def take(self) -> Leavers:
         """Return all at a death, and forget them."""
-        self.forget_old()
+        self._forget_requests()
         since = self._clock() - TRIABLE_SECONDS
         leavers = Leavers(
             [request for at, request in self._kept if at >= since],
@@ -78,25 +78,41 @@ class Departed:
 
     def forget_old(self) -> None:
         """Drop what is too old to be remembered."""
-        now = self._clock()
-        while self._kept and self._kept[0][0] < now - KEPT_SECONDS:
+        self._forget_requests()
+        if self._triable and self._triable[0][0] < self._clock() - TRIABLE_SECONDS:
+            self._forget_prompts()
+
+    def _forget_requests(self) -> None:
+        since = self._clock() - KEPT_SECONDS
+        while self._kept and self._kept[0][0] < since:
             self._kept.popleft()
-        while self._triable and self._triable[0][0] < now - TRIABLE_SECONDS:
-            self._forget_prompt()
 
     def _forget_one(self) -> None:
         """Drop the oldest in no running step: a flood must not hide what hangs the engine."""
-        running = set(chain.from_iterable(map(self._outputs.request_ids, self._in_step())))
+        running = self._running()
         ids = [request.request_id for _, request in self._kept]
         del self._kept[next((at for at, one in enumerate(ids) if one not in running), 0)]
         self._has_dropped_some = True
 
     def _forget_prompts(self) -> None:
-        kept_bytes = sum(request.size_bytes for _, request in self._triable)
-        while kept_bytes > TRIABLE_BYTES or len(self._triable) > KEPT:
-            kept_bytes -= self._triable[0][1].size_bytes
-            self._forget_prompt()
+        """Drop the oldest prompts, except those in a running step: the engine may hang in one."""
+        since, kept_bytes = self._clock() - TRIABLE_SECONDS, 0
+        kept, over = deque[tuple[float, EngineRequest]](), list[tuple[float, EngineRequest]]()
+        for at, request in reversed(self._triable):
+            has_room = kept_bytes + request.size_bytes <= TRIABLE_BYTES and len(kept) < KEPT
+            if at >= since and has_room:
+                kept_bytes += request.size_bytes
+                kept.appendleft((at, request))
+            else:
+                over.append((at, request))
+        running = self._running() if over else frozenset()
+        for at, request in over:
+            if request.request_id in running:
+                kept.appendleft((at, request))
+            else:
+                request.forget_prompt()
+        self._triable = kept
 
-    def _forget_prompt(self) -> None:
-        _, request = self._triable.popleft()
-        request.forget_prompt()
+    def _running(self) -> frozenset[str]:
+        """Return the IDs that the requests in running steps may have."""
+        return frozenset(chain.from_iterable(map(self._outputs.request_ids, self._in_step())))

@@ -180,6 +180,7 @@ class VllmOutputs:
             return dict(arguments)
         parameters: SamplingParams = arguments["sampling_params"].clone()
         parameters.output_kind = RequestOutputKind.CUMULATIVE
+        parameters.stream_interval = None
         return {**arguments, "sampling_params": parameters}
 
     def context_tokens(self, output: Any) -> int:

@@ -86,7 +86,8 @@ class Trials:
             names = ", ".join(request.request_id for request in tried)
             logger.info("trying requests alone, because they may have ended an engine: %s", names)
             began_seconds = self._clock()
-            self._ends_seconds = began_seconds + self._seconds_left
+            # A slow one leaves the others their share, and is tried again after them.
+            self._ends_seconds = began_seconds + self._seconds_left / len(self._untried)
             stopped = await run_trial(tried)
             if stopped is None:
                 return False

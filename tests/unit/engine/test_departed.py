@@ -12,8 +12,15 @@ from holdfast.engine.departed import KEPT, TRIABLE_SECONDS
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.request import EngineRequest
 from holdfast.errors import QuarantinedError, SuspectedError
-from replay_harness import RAISED, ReplayHarness, answered, named, run_scene
-from scripted_llm import PlainOutputs
+from replay_harness import (
+    RAISED,
+    TRIAL_SECONDS,
+    ReplayHarness,
+    answered,
+    named,
+    run_scene,
+)
+from scripted_llm import PlainOutputs, ScriptedLLM
 from stub_engine import FakeClock
 
 
@@ -44,6 +51,34 @@ def test_a_crowd_that_leaves_hides_nothing_that_the_engine_hangs_in() -> None:
             call.cancel()
             await asyncio.wait({call})
         assert harness.bury(named("bad#1", cause="stall")).explained == 1
+
+    run_scene(scene)
+
+
+def test_what_hangs_can_be_tried_however_long_ago_its_client_left() -> None:
+    """A hang is noticed minutes later; the prompt of another is dropped in the meantime."""
+    clock = FakeClock()
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.requests = ReplayManager(PlainOutputs(), clock=clock)
+        harness.requests.in_step = lambda: ("bad", "good")
+        harness.start().hold()
+        bad, good = harness.call("bad"), harness.call("good")
+        other = harness.call("other")
+        await harness.llm.until_received(3)
+        for one in (bad, other):
+            one.cancel()
+            await asyncio.wait({one})
+        clock.now_seconds += 2 * TRIABLE_SECONDS
+        later = harness.call("later")
+        await harness.llm.until_received(4)
+        assert harness.bury(named("bad", "good", cause="stall")).has_suspects
+        llm = harness.start(ScriptedLLM(poison="bad"), is_open=False)
+        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert "bad" in llm.received
+        assert "other" not in llm.received
+        for one in (good, later):
+            one.cancel()
 
     run_scene(scene)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import NotReadyError, SuspectedError
-from holdfast.records import Death
+from holdfast.records import Death, Suspect
 from replay_harness import (
     RAISED,
     TRIAL_SECONDS,
@@ -65,11 +66,32 @@ def test_a_trial_is_stopped_when_its_time_is_over() -> None:
         suspects, _ = await killed(harness, death, ["long", "late"])
         llm = harness.start(LateLLM(clock), is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert llm.received == ["long"]
+        assert set(llm.received) == {"long", "late"}
         assert not llm.running
         for suspect in suspects:
             with answered(SuspectedError):
                 await suspect
+
+    run_scene(scene)
+
+
+def test_a_slow_suspect_leaves_the_others_their_share() -> None:
+    """It is tried again after them, in the time that is left."""
+    clock = FakeClock()
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.requests = ReplayManager(PlainOutputs(), clock=clock)
+        suspects = (Suspect("long", 900, is_prefill=False), Suspect("short", 0, is_prefill=False))
+        (slow, short), _ = await killed(
+            harness, replace(RAISED, suspects=suspects), ["long", "short"]
+        )
+        llm = harness.start(LateLLM(clock), is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert llm.received == ["long", "short", "long"]
+        with answered(SuspectedError):
+            await slow
+        assert not short.done()
+        short.cancel()
 
     run_scene(scene)
 
