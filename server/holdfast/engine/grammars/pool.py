@@ -111,7 +111,10 @@ class Pool:
         end = await _end(started, said.pid)
         if end is None:
             self._give_up(started)
-            raise _unavailable("the process that checks grammars has ended")
+            ended = (
+                "the process that checks grammars" if said.pid else "a worker that took a grammar"
+            )
+            raise _unavailable(f"{ended} has ended")
         if end.exit_code == -signal.SIGKILL:
             raise _unavailable("a process that checked a grammar was killed from outside")
         cpu_seconds = end.cpu_seconds - said.cpu_seconds
