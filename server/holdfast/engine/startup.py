@@ -176,9 +176,10 @@ async def until_stuck(
             if now - since >= stopped_seconds:
                 return f"process {pid} was stopped by a signal for {now - since:.0f} s"
         needed |= _needed(living)
-        is_one_gone = any(not exits.is_alive(process) for process in needed) or bool(
-            exits.first_killed(forkserver.exit_codes_directory(), started_before)
+        killed = await asyncio.to_thread(
+            exits.first_killed, forkserver.exit_codes_directory(), started_before
         )
+        is_one_gone = bool(killed) or any(not exits.is_alive(process) for process in needed)
         gone_since = (gone_since or now) if is_one_gone else None
         if gone_since is not None and now - gone_since >= gone_seconds:
             return "a process of the engine ended without a message"
