@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hostile_run import importable
 from servers import SMALL, Server, running
 
 REACHED = "so it is restarted after 10 s without a request"
 LEAKS = "--logits-processors=hostile.poison:Poison"
-SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 LEAKS_PAST_THE_LIMIT = 16
 """Each is 64 MiB."""
 ROOM_MEBIBYTES = 512
@@ -64,6 +64,6 @@ def _leaking(directory: Path, *limits: str) -> Iterator[Server]:
     """A server whose worker leaks memory when it is asked to."""
     flags = ("--demo", *SMALL, "--probe=quick", "--log-format=console", LEAKS, *limits)
     directory.mkdir()
-    with running(directory, *flags, environment={"PYTHONPATH": str(SUPPORT)}) as server:
+    with running(directory, *flags, environment={"PYTHONPATH": importable()}) as server:
         server.until_ready()
         yield server

@@ -127,7 +127,7 @@ def run_hostile(
     """Run a server from its start to its end, and report; `left` says what it did not clean up."""
     with TemporaryDirectory(prefix="adversary-") as temporary:  # pytest's is too long for sockets
         own = {
-            "PYTHONPATH": _importable(),
+            "PYTHONPATH": importable(),
             "TMPDIR": temporary,
             "VLLM_XGRAMMAR_CACHE_MB": "64",
             **(environment or {}),
@@ -273,7 +273,7 @@ def adversary(plan: Plan) -> Iterator[Attacks]:
     attacks = Attacks()
     with subprocess.Popen(
         [sys.executable, "-m", "hostile"],
-        env={**os.environ, "PYTHONPATH": _importable()},
+        env={**os.environ, "PYTHONPATH": importable()},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -331,7 +331,7 @@ def _is_compile_cache(name: str) -> bool:
     return name.startswith("torchinductor_")
 
 
-def _importable() -> str:
+def importable() -> str:
     """Return the path from which the adversary, and the bug that it triggers, are imported."""
     here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(filter(None, here))
