@@ -14,13 +14,16 @@ from node_trials import (
     FLAGS,
     NOTICED_SECONDS,
     READY_SECONDS,
+    SHORT_STATES,
     STATES,
     Trial,
     come_back,
     deaths,
+    family,
     left_in_memory,
     newly_left,
     reach,
+    require_ended,
     watch,
 )
 from servers import reserved_port, wait_until
@@ -66,6 +69,7 @@ def test_a_cable_that_is_out_costs_no_answer(pair: Pair, state: str, out_seconds
         has_to_be_noticed=is_lasting and state != "DRAINING",
     )
     with loaded(nodes.head, expected, clients=CLIENTS, seed=SEED) as load:
+        before = family(nodes)
         wait_until(
             lambda: nodes.head.status["progress"]["running"] > 1,
             deadline_seconds=60,
@@ -81,7 +85,10 @@ def test_a_cable_that_is_out_costs_no_answer(pair: Pair, state: str, out_seconds
         come_back(nodes, trial)
         if state == "READY" and not is_lasting:
             assert deaths(nodes.head) == deaths_before
+        require_ended(nodes, trial, before)
     trial.judge(load, left=newly_left(left_in_memory(nodes), left_before))
+    if not is_met and state not in SHORT_STATES:
+        trial.problems.append(f"it was no longer {state}")
     print(trial, "" if is_met else f"after {state}", flush=True)
     assert load.answers
     assert not trial.problems

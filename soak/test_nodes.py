@@ -36,8 +36,15 @@ from node_trials import (
     require_ended,
     watch,
 )
-from servers import has_ended, reserved_port, wait_until
-from two_nodes import Places, TwoNodes, places_apart, processes_of, two_nodes
+from servers import has_ended, reserved_port, running, wait_until
+from two_nodes import (
+    ENGINE_FLAGS,
+    Places,
+    TwoNodes,
+    places_apart,
+    processes_of,
+    two_nodes,
+)
 
 MINUTES = float(os.environ.get("SOAK_NODES_MINUTES", "60").replace("all", "inf"))
 """`all` takes as long as all faults in all states do: two hours or more."""
@@ -78,7 +85,12 @@ class Fault:
         # A generation that is ending, or a start in which vLLM looks at times of its own, need not
         # notice the end of a process; a drain may end by itself.
         is_sure = self.state != "DRAINING" if self.is_node else self.state in {"PROBING", "READY"}
-        return Trial(f"{self.number.name:7} {self.victim}", self.state, has_to_be_noticed=is_sure)
+        return Trial(
+            f"{self.number.name:7} {self.victim}",
+            self.state,
+            has_to_be_noticed=is_sure,
+            may_end_follower=self.victim == "the follower" and self.number is signal.SIGKILL,
+        )
 
 
 def _process(nodes: TwoNodes, victim: str) -> psutil.Process | None:
@@ -188,6 +200,8 @@ def _apart() -> Iterator[Places]:
 def test_two_nodes_come_back_from_whatever_is_killed_or_stopped(tmp_path: Path) -> None:
     """No answer is lost that a server could have given; no process or shared memory is left.
 
+    Every answer is that of one node with both ranks.
+
     It ends after its time, but not before every victim, signal and state was tried.
     """
     faults = [
@@ -199,6 +213,9 @@ def test_two_nodes_come_back_from_whatever_is_killed_or_stopped(tmp_path: Path) 
     trials: list[Trial] = []
     done: set[Fault] = set()
     with _apart() as places:
+        with running(tmp_path / "alone", *ENGINE_FLAGS) as alone:
+            alone.until_ready(deadline_seconds=READY_SECONDS)
+            expected = undisturbed(alone, questions(SEED, count=8, longest_tokens=1000))
         before = _session()
         with (
             reserved_port() as port,
@@ -206,7 +223,6 @@ def test_two_nodes_come_back_from_whatever_is_killed_or_stopped(tmp_path: Path) 
         ):
             nodes.until_ready(deadline_seconds=READY_SECONDS)
             left_before = left_in_memory(nodes)
-            expected = undisturbed(nodes.head, questions(SEED, count=8, longest_tokens=1000))
             for fault in faults:
                 if time.monotonic() > end and not _untried(faults, done):
                     break

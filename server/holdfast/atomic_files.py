@@ -63,7 +63,8 @@ def written_while_alive(path: Path, text: str) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # the disk has failed since
+                path.unlink(missing_ok=True)
 
 
 def read_record(path: Path) -> Any:

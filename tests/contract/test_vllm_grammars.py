@@ -308,6 +308,25 @@ def test_a_slow_grammar_of_one_key_holds_up_no_other() -> None:
 
 
 @pytest.mark.usefixtures("_server")
+def test_no_key_waits_in_the_queue_of_another_for_the_same_grammar() -> None:
+    """Many grammars of one key come first in its own queue, among them the one of the other."""
+
+    async def scene() -> None:
+        asked, pool = scripted()
+        grammars = [*(f"sleep 0.9{n:03}" for n in range(100)), "sleep 0.1"]
+        queued = [asyncio.create_task(check(asked, grammar, "bad")) for grammar in grammars]
+        await asyncio.sleep(0)  # all of them wait for their turns
+        assert await check(asked, "sleep 0.1", "good")
+        assert sum(one.done() for one in queued) < 20
+        for one in queued:
+            one.cancel()
+        pool.stop()
+        await asyncio.gather(*queued, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("_server")
 def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the limit, and as the fault of the client."""
     monkeypatch.setattr(checker, "LEAST_SHARE", 0.0)  # others may keep the cores busy

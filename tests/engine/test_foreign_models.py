@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from PIL import Image
 
 import tiny_models
 from holdfast.verify.options import Options
@@ -165,6 +168,34 @@ def test_model_that_takes_images_is_shown_the_largest(models: Path, tmp_path: Pa
         assert steps["first_image"]["outcome"] == "passed", steps
         assert f"{pixels} x {pixels}" in steps["first_image"]["reason"]
         assert steps["first_image"]["tokens"] > tiny_models.QUERY_TOKENS
+
+
+def test_an_image_that_was_sent_before_outlives_the_engine(models: Path, tmp_path: Path) -> None:
+    """As with each turn of a chat: the next engine gets it as the last one did."""
+    model = tiny_models.make_blip(models / "blip")
+    picture = {"type": "image_url", "image_url": {"url": a_picture()}}
+    content = [picture, {"type": "text", "text": "What is this?"}]
+    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
+    with running(tmp_path, str(model), *SMALL) as server, ThreadPoolExecutor(1) as client:
+        server.until_ready()
+        asked["model"] = server.get("/v1/models").json()["data"][0]["id"]
+        first = server.post("/v1/chat/completions", asked)
+        core = _core_of(server)
+        core.suspend()  # so that it has the request, and no answer, when it is killed
+        sent = server.sent
+        answering = client.submit(server.post, "/v1/chat/completions", asked, timeout=180)
+        server.until(lambda: server.sent > sent, "the request")
+        core.kill()
+        again = answering.result()
+    assert (first.status_code, again.status_code) == (200, 200), again.text
+    assert again.json()["choices"] == first.json()["choices"]
+
+
+def a_picture() -> str:
+    """An image as a chat has it."""
+    file = BytesIO()
+    Image.new("RGB", (tiny_models.IMAGE_PIXELS, tiny_models.IMAGE_PIXELS), "red").save(file, "PNG")
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
 
 
 def test_first_adapter_that_is_listed_is_proven(models: Path, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class Trial:
     state: str
     has_to_be_noticed: bool = True
     """Whether something runs that must end because of the fault."""
+    may_end_follower: bool = False
+    """Whether the fault itself ends the follower."""
     asked_seconds: float = 0.0
     """When the head was brought on its way to the state."""
     reached_seconds: float = 0.0
@@ -57,6 +59,8 @@ class Trial:
     """When the head was asked to stop: it finishes what it has, and refuses the rest."""
     killed_seconds: float | None = None
     """When the head was killed, with all that it had."""
+    ends: list[str] = field(default_factory=list)
+    """What has ended although nobody killed it, and was started again."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -68,7 +72,9 @@ class Trial:
         told = "; ".join(self.problems) or ("came back" if self.is_done else "not tried")
         noticed = self._since_struck(self.noticed_seconds)
         back = self._since_struck(self.back_seconds)
-        return f"{self.fault:36} {self.state:11} noticed {noticed} back {back}  {told}"
+        return "; ".join(
+            [f"{self.fault:36} {self.state:11} noticed {noticed} back {back}  {told}", *self.ends]
+        )
 
     def judge(self, load: Load, *, left: Collection[str] = ()) -> None:
         """Note what is not as promised; `left` is what dead engines have left in memory."""
@@ -96,8 +102,16 @@ class Trial:
 
     def judge_end(self, exit_code: int) -> None:
         """Note it if a head that has ended had no reason to: it was READY, and not told to stop."""
+        told = f"the head ended with {exit_code}"
         if self.refusing_seconds is None and self.killed_seconds is None:
-            self.problems.append(f"the head ended with {exit_code}")
+            self.problems.append(told)
+        elif exit_code >= 0:
+            self.ends.append(told)
+
+    def judge_follower_end(self, exit_code: int) -> None:
+        """Note it if a follower has ended that nobody killed: it joins whatever head comes."""
+        if not self.may_end_follower:
+            self.problems.append(f"the follower ended with {exit_code}")
 
     def _judge_notice(self) -> None:
         if self.noticed_seconds is None:
@@ -188,6 +202,8 @@ def come_back(nodes: TwoNodes, trial: Trial) -> None:
     def is_back() -> bool:
         if (exit_code := nodes.head.process.poll()) is not None:
             trial.judge_end(exit_code)
+        if (exit_code := nodes.follower.process.poll()) is not None:
+            trial.judge_follower_end(exit_code)
         for server, start in (
             (nodes.head, nodes.start_head),
             (nodes.follower, nodes.start_follower),

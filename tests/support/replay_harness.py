@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.replay import ReplayManager
+from holdfast.engine.suspicions import Suspicions
 from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
 from scripted_llm import DEADLINE_SECONDS, AnsweredError, Output, PlainOutputs, ScriptedLLM
@@ -34,6 +35,11 @@ class ReplayHarness:
     requests: ReplayManager = field(default_factory=lambda: ReplayManager(PlainOutputs()))
     llm: ScriptedLLM = field(default_factory=ScriptedLLM)
     generation: int = 0
+
+    @property
+    def suspicions(self) -> Suspicions:
+        """What is known of clients."""
+        return self.requests._suspicions
 
     def start(self, llm: ScriptedLLM | None = None, *, is_open: bool = True) -> ScriptedLLM:
         """The next generation."""

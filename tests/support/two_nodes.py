@@ -23,7 +23,7 @@ from servers import (
 )
 
 KEY = "0123456789abcdef" * 4
-FLAGS = (
+ENGINE_FLAGS = (
     "--demo",
     "--enforce-eager",
     f"--kv-cache-memory-bytes={KV_CACHE_BYTES}",
@@ -32,8 +32,8 @@ FLAGS = (
     "--dtype=float32",
     "--tensor-parallel-size=2",
     "--probe=quick",
-    "--nnodes=2",
 )
+"""For one node or two."""
 LOOPBACK = "127.0.0.1"
 HOLDFAST = (sys.executable, "-m", "holdfast")
 NODE_METRICS = frozenset(
@@ -99,7 +99,8 @@ class TwoNodes:
         """Start a head, in place of one that may still run."""
         self._head.close()
         arguments = (
-            *FLAGS,
+            *ENGINE_FLAGS,
+            "--nnodes=2",
             *self.flags,
             f"--master-addr={self.places.address}",
             f"--node-port={self.node_port}",

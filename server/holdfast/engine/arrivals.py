@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 from holdfast.engine.request import EngineOutputs, EngineRequest, Method
 from holdfast.request_context import current_request
@@ -22,12 +23,14 @@ class Arrivals:
         self._outputs = outputs
         self._requests = requests
         self._numbers = count(1)
+        self._by_id: WeakValueDictionary[str, EngineRequest] = WeakValueDictionary()
+        """All requests that are known here, also those whose callers have left."""
 
     def request(self, method: Method, arguments: Mapping[str, Any]) -> EngineRequest:
-        """Return the request of a call, with an ID that no other request has now."""
+        """Return the request of a call, with an ID that no other request has."""
         named = {**arguments, "request_id": self._unique_id(str(arguments.get("request_id", "")))}
         is_replayable = self._outputs.is_replayable(arguments)
-        return EngineRequest(
+        request = EngineRequest(
             method,
             named,
             current_request(),
@@ -37,6 +40,8 @@ class Arrivals:
             is_answer_streamed=self._outputs.is_answer_streamed(arguments),
             number=next(self._numbers),
         )
+        self._by_id[request.request_id] = request
+        return request
 
     def end_streams_with_engine(self) -> None:
         """Have no present stream go on in the next engine, which has other weights."""
@@ -44,14 +49,14 @@ class Arrivals:
             request.is_continuable = False
 
     def _unique_id(self, given: str) -> str:
-        """Return an ID that no other request has now: clients choose, and may choose alike.
+        """Return an ID that no other request has: clients choose, and may choose alike.
 
-        A request is aborted, and blamed, by its ID.
+        A request is aborted, and blamed, by its ID, also after its caller has left.
         """
-        name = safe_request_id(given)
-        if all(other.request_id != name for other in self._requests):
-            return name
-        return safe_request_id(f"{name}~{next(self._numbers)}")
+        name = wanted = safe_request_id(given)
+        while name in self._by_id:
+            name = safe_request_id(f"{wanted}~{next(self._numbers)}")
+        return name
 
 
 def safe_request_id(given: str) -> str:

@@ -7,7 +7,8 @@
   cost two engines and the time of one start; untried suspects are refused, too.
 * If the suspects belong to several keys, those of one key are tried together first, so that a key
   that has sent many killers takes no other key's request with it. A suspect whose like was
-  convicted before is convicted without a trial only if all suspects are of its key.
+  convicted before is convicted without a trial only if all suspects are of its key. A key whose
+  requests end an engine together is charged, though each may pass its trial alone.
 * Only a death that accuses requests makes suspects: an exception, a workspace rejection, a stall,
   or a signal that a process sends to itself. After any other death, and after the first rejection
   of a workspace, which the next start reserves, only requests that were also in the engine at the
@@ -41,11 +42,12 @@ from holdfast.engine.digests import Digests
 from holdfast.engine.request import (
     EngineOutputs,
     EngineRequest,
+    named_requests,
     quarantine_error,
     suspected_error,
 )
 from holdfast.engine.suspicions import Suspicions
-from holdfast.engine.trials import OF_NO_REQUEST, SHOWS_NOTHING, Trials
+from holdfast.engine.trials import OF_NO_REQUEST, SHOWS_NOTHING, Trials, are_harmless_alone
 from holdfast.errors import HoldfastError
 from holdfast.records import Death, Suspect
 
@@ -127,6 +129,8 @@ class Blame:
         if death.cause in OF_NO_REQUEST:
             return BlameVerdict()
         present, left = list(present), self._departed.take()
+        if self._trials is not None and not present:
+            return BlameVerdict()  # it died under the probe, before the next trial
         self._trials = None
         gone_before, self._gone_before = self._gone_before, frozenset()
         if not (present or left.recent or left.earlier):
@@ -146,14 +150,27 @@ class Blame:
     ) -> bool:
         """Run the suspects on their own; False if the engine dies of them.
 
-        The trials after one death may take `seconds`; see `Trials.run`.
+        The trials after one death may take `seconds`; see `Trials.run`. Those of a suspended key
+        are refused instead.
         """
         if self._trials is None:
             return True
-        if not await self._trials.run(run_trial, seconds):
+
+        async def run(tried: Sequence[EngineRequest]) -> Sequence[EngineRequest] | None:
+            for request in tried:
+                if self.suspicions.suspended_seconds(request.context.key):
+                    self._refuse(request, suspected_error())
+            return await run_trial([request for request in tried if request.refusal is None])
+
+        if not await self._trials.run(run, seconds):
             return False
         self.refuse_untried()
         return True
+
+    def is_on_trial(self, request_id: str) -> bool:
+        """Whether the request with this ID is being tried."""
+        tried = self._trials.tried if self._trials else ()
+        return any(request.request_id == request_id for request in tried)
 
     def refuse_untried(self) -> None:
         """Refuse the suspects that no trial has acquitted: no engine or time is left for them."""
@@ -181,7 +198,9 @@ class Blame:
         if death.suspects is None:
             # A request that left long before is in no step any more, unless that step never ended.
             return [*present, *left.recent], death.cause != "stall" or not left.earlier
-        return self._find(death.suspects, [*present, *left.earlier, *left.recent])
+        return named_requests(
+            self._outputs, death.suspects, [*present, *left.earlier, *left.recent]
+        )
 
     def _gone(
         self, death: Death, present: Sequence[EngineRequest], left: Leavers
@@ -191,27 +210,10 @@ class Blame:
             return ()
         if death.suspects is None:
             return left.recent
-        found, _ = self._find(death.suspects, [*present, *left.earlier, *left.recent])
+        found, _ = named_requests(
+            self._outputs, death.suspects, [*present, *left.earlier, *left.recent]
+        )
         return [request for request in found if request not in present]
-
-    def _find(
-        self, suspects: Iterable[Suspect], requests: Iterable[EngineRequest]
-    ) -> tuple[list[EngineRequest], bool]:
-        by_name: dict[str, EngineRequest] = {}
-        for request in requests:
-            by_name.setdefault(request.request_id, request)
-        named: dict[EngineRequest, None] = {}
-        is_complete = True
-        for suspect in suspects:
-            names = self._outputs.request_ids(suspect.request_id)
-            found = [by_name[name] for name in names if name in by_name]
-            if not found:
-                is_complete = is_complete and not suspect.is_in_running_step
-            elif (request := found[0]) not in named:
-                request.reached_tokens = suspect.reached_tokens
-                request.is_prefilling = suspect.is_prefill
-                named[request] = None
-        return list(named), is_complete
 
     # What follows
 
@@ -274,16 +276,36 @@ class Blame:
         )
 
     def _judge_trial(self, death: Death, trials: Trials) -> BlameVerdict:
-        found = trials.died(death)
-        if len(found) != 1:
-            return BlameVerdict(has_suspects=bool(found))
-        (culprit,) = found
+        suspects = (death.suspects if death.blames_requests else None) or ()
+        running = [suspect for suspect in suspects if suspect.is_in_running_step]
+        _, is_theirs = named_requests(self._outputs, running, trials.tried)
+        found = trials.died(death, is_of_others=not is_theirs)
+        if not is_theirs:
+            return self._judge_passed(running, trials)
+        key = found[0].context.key if found else ""
+        are_harmless = len(found) > 1 and are_harmless_alone(found)
+        if not found or (len(found) > 1 and not (key or are_harmless)):
+            return BlameVerdict(has_suspects=death.cause not in SHOWS_NOTHING)
         explained = trials.explain()
-        if death.blames_requests:
-            self._quarantine(culprit, deaths=explained)
+        if len(found) > 1:
+            # Their key pays even if each alone is harmless: they may be sent together again.
+            self._charge(found[0], deaths=explained if death.blames_requests else 1)
+            for request in found if are_harmless else ():
+                self._refuse(request, suspected_error())
+        elif death.blames_requests:
+            self._quarantine(found[0], deaths=explained)
         else:
-            self._convict(culprit)
-        return BlameVerdict(explained, bool(culprit.context.key), has_suspects=True)
+            self._convict(found[0])
+        return BlameVerdict(explained, bool(key), has_suspects=True)
+
+    def _judge_passed(self, running: Sequence[Suspect], trials: Trials) -> BlameVerdict:
+        """Judge a death in the step of a request that had just passed its trial."""
+        passed, _ = named_requests(self._outputs, running, trials.passed)
+        if len(running) == len(passed) == 1:
+            self._convict(passed[0])
+            return BlameVerdict(1, bool(passed[0].context.key), has_suspects=True)
+        trials.try_again(passed)
+        return BlameVerdict(has_suspects=True)
 
     def _convict(self, request: EngineRequest) -> None:
         """Refuse a request on evidence that is not a proof; a second one quarantines its like.

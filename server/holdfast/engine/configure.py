@@ -30,6 +30,7 @@ from holdfast.lifecycle.states import SERVING, State
 from holdfast.nodes.generations import NodeGenerations
 from holdfast.nodes.listener import NodePort
 from holdfast.patches import front_end
+from holdfast.patches.media_cache import keep_media_in_front_end
 from holdfast.patches.tool_calls import Count as CountToolCall
 from holdfast.processes import tree
 from holdfast.processes.environment import NativeVariables
@@ -107,6 +108,7 @@ def configure(
         model_files.check(namespace, config.model_config)
         front_end.spare_front_end(config)
         front_end.kill_trees_by(tree.kill_tree)
+        keep_media_in_front_end()
         running = running_at_once(config)
         os.environ.setdefault("VLLM_MAX_N_SEQUENCES", str(max(MAX_ANSWERS, running)))
         launcher = EngineLauncher(

@@ -55,8 +55,8 @@ class ModelFiles:
         The first look has nothing to compare, nor has one at files that cannot be listed.
         """
         model = self._config.model_config
-        place = directory_of(model.model, model.revision, self._config.load_config.download_dir)
         try:
+            place = directory_of(model.model, model.revision, self._config.load_config.download_dir)
             files = () if place is None else tuple(islice(_regular_files(place), _MAX_FILES))
         except OSError:
             return False

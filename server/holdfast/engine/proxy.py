@@ -187,8 +187,12 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
                     yield output
 
     async def abort(self, request_id: str | Iterable[str], *args: Any, **kwargs: Any) -> None:
-        """Abort as vLLM does; without an engine, there is nothing to abort."""
-        names = [request_id] if isinstance(request_id, str) else list(request_id)
+        """Abort as vLLM does; without an engine, there is nothing to abort.
+
+        A trial goes on: its request may be to blame, and its client cannot end it by leaving.
+        """
+        given = [request_id] if isinstance(request_id, str) else list(request_id)
+        names = [name for name in given if not self.requests.is_on_trial(name)]
         self.requests.aborts.expect(frozenset(names))
         if self._current is not None:
             await self._current.abort(names, *args, **kwargs)

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any
 
 from holdfast.engine.aborts import Aborts
@@ -330,20 +331,19 @@ class ReplayManager:
 
         Suspects not tried within `seconds` are refused.
         """
-        return await self._blame.try_suspects(
-            lambda tried: self._trial_runner.run(
-                self._llm, [one for one in tried if not self.suspended_seconds(one.context.key)]
-            ),
-            seconds,
-        )
+        return await self._blame.try_suspects(partial(self._trial_runner.run, self._llm), seconds)
+
+    def is_on_trial(self, request_id: str) -> bool:
+        """Whether the request with this ID runs on its own now, with or without its client."""
+        return self._blame.is_on_trial(request_id)
 
     def suspended_seconds(self, key: str) -> float:
         """Return how long a key that has ended several engines must wait; 0 if it need not."""
         return self._suspicions.suspended_seconds(key)
 
     def save(self) -> None:
-        """Save what is known of suspects. May wait for the disk, so not for the event loop."""
-        self._suspicions.save()
+        """Have what is known of suspects written to disk, without waiting for it."""
+        self._suspicions.save_soon()
 
 
 def _none(_: Callable[[str], Iterable[str]]) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from holdfast.errors import (
     SuspectedError,
 )
 from holdfast.labels import LOSS_REASONS, LossReason
+from holdfast.records import Suspect
 from holdfast.request_context import RequestContext
 
 Method = Literal["generate", "encode"]
@@ -108,7 +109,7 @@ class EngineOutputs(Protocol):
         """List the values of `request_id` that may stand behind vLLM's internal ID, one or two."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class EngineRequest:
     """One request, from when it arrives until its caller leaves it."""
 
@@ -135,6 +136,8 @@ class EngineRequest:
     reached_tokens: int = 0
     """Its length in tokens at the engine's last death: getting further, also in a trial, clears it.
     """
+    has_passed_alone: bool = False
+    """Whether it was acquitted by a trial of its own."""
     is_prefilling: bool = False
     """Whether the last failed step computed part of its prompt."""
     waiter: asyncio.Future[None] | None = None
@@ -164,6 +167,30 @@ class EngineRequest:
         self.arguments = {"request_id": self.request_id}
         self.sent = SentAnswer()
         self.is_replayable = False
+
+
+def named_requests(
+    outputs: EngineOutputs, suspects: Iterable[Suspect], requests: Iterable[EngineRequest]
+) -> tuple[list[EngineRequest], bool]:
+    """Return the requests that a death names, with how far they got, the first of each ID.
+
+    The second value says whether all that were in a running step are among them.
+    """
+    by_name: dict[str, EngineRequest] = {}
+    for request in requests:
+        by_name.setdefault(request.request_id, request)
+    named: dict[EngineRequest, None] = {}
+    is_complete = True
+    for suspect in suspects:
+        names = outputs.request_ids(suspect.request_id)
+        found = [by_name[name] for name in names if name in by_name]
+        if not found:
+            is_complete = is_complete and not suspect.is_in_running_step
+        elif (request := found[0]) not in named:
+            request.reached_tokens = suspect.reached_tokens
+            request.is_prefilling = suspect.is_prefill
+            named[request] = None
+    return list(named), is_complete
 
 
 class EngineLoad:

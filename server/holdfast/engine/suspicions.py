@@ -32,6 +32,8 @@ CHARGES = 3
 CHARGED_SECONDS = 3600.0
 POLL_SECONDS = 0.4
 """How often the files of other servers are read: what one has written, all know within a second."""
+END_SECONDS = 5.0
+"""How long the end of the server waits until what it knows is on disk."""
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -52,27 +54,40 @@ class Suspicions:
         """Whether anything is quarantined, or was a while ago."""
         self._known: dict[str, Suspicion] = {}
         self._charges: tuple[Charge, ...] = ()
+        self._asked = 0
+        """How many times `save_soon` was called."""
+        self._saved = 0
+        """How many of these calls are done."""
+        self._woken = threading.Event()
+        self._is_failing = False
         if files is not None:
             self._take(files.read_changed())
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """While entered on the event loop, learn what other servers find, within a second."""
+        """While entered on the event loop, learn what other servers find, within a second.
+
+        What is known here is written for them by the same thread, see `save_soon`.
+        """
         if self._files is None:
             yield
             return
         ended = threading.Event()
         # No wait for it: a network file system may hang for minutes.
-        threading.Thread(
+        thread = threading.Thread(
             target=self._poll,
             args=(self._files, asyncio.get_running_loop(), ended),
             name="suspicions",
             daemon=True,
-        ).start()
+        )
+        thread.start()
         try:
             yield
         finally:
             ended.set()
+            self._woken.set()
+            if self._saved != self._asked:
+                thread.join(END_SECONDS)
 
     def is_quarantined(self, digest: str) -> bool:
         """Whether a request like this one may not reach an engine."""
@@ -109,19 +124,41 @@ class Suspicions:
             return 0.0
         return max(0.0, charged[-CHARGES] + CHARGED_SECONDS - self._clock())
 
-    def save(self) -> None:
-        """Write what is known for the other servers and the next start. May wait for the disk."""
+    def save_soon(self) -> None:
+        """Have the thread of `learning` write what is known, and try until it is on disk."""
+        self._asked += 1
+        self._woken.set()
+
+    def save(self) -> bool:
+        """Write what is known for the other servers and the next start; False if that fails.
+
+        It may wait for the disk.
+        """
         if self._files is None:
-            return
+            return True
         try:
             self._files.write(Findings(tuple(self._known.values()), self._charges))
         except OSError as error:
-            logger.warning("Cannot record in %s what ended the engine: %s", self._files.path, error)
+            if not self._is_failing:
+                path = self._files.path
+                logger.warning("Cannot record in %s what ended the engine: %s", path, error)
+            self._is_failing = True
+            return False
+        self._is_failing = False
+        return True
 
     def _poll(
         self, files: SuspicionFiles, loop: asyncio.AbstractEventLoop, ended: threading.Event
     ) -> None:
-        while not ended.wait(POLL_SECONDS):
+        while True:
+            self._woken.wait(POLL_SECONDS)
+            self._woken.clear()
+            has_ended = ended.is_set()
+            asked = self._asked
+            if asked != self._saved and self.save():
+                self._saved = asked
+            if has_ended:
+                return
             found = files.read_changed()
             if found != Findings():
                 with suppress(RuntimeError):  # the loop is closed: the server has ended

@@ -45,12 +45,15 @@ class Trials:
         self._clock = clock
         self._untried = self._groups(suspects)
         """Groups to be tried together, the least likely to have caused the death first."""
+        self._passed: list[EngineRequest] = []
         self._running: list[EngineRequest] | None = None
         self._seconds_left: float | None = None
         """The time left for trials; None until the first trial."""
         self._ends_seconds = 0.0
         """When the time for the group on trial is over."""
         self._engines_left = TRIAL_ENGINES
+        self._is_rejected = False
+        """Whether a group was refused workspace before."""
         self._unexplained = unexplained
 
     @property
@@ -97,30 +100,60 @@ class Trials:
             for request in tried:
                 if request not in stopped:
                     request.deaths = 0
+                    request.has_passed_alone |= len(tried) == 1
+                    self._passed.append(request)
             if stopped:
                 self._untried.append([*stopped])
         return True
 
-    def died(self, death: Death) -> Sequence[EngineRequest]:
+    @property
+    def tried(self) -> Sequence[EngineRequest]:
+        """The group on trial."""
+        return self._running or ()
+
+    @property
+    def passed(self) -> Sequence[EngineRequest]:
+        """Those that have passed their trials."""
+        return self._passed
+
+    def died(self, death: Death, *, is_of_others: bool) -> Sequence[EngineRequest]:
         """Record that the engine died in a trial; return the requests that may have ended it.
 
-        They are none if the death shows nothing: then the same group is tried again, if an engine
-        is left for it. Of several, each is tried alone.
+        They are none if the death decides nothing: then the same group is tried again, if an engine
+        is left for it. Unless it was ended for another reason than the group, the others come
+        first, so that they do not pay for both engines. Of several, each is tried alone, if it was
+        not before. `is_of_others` says that a step of requests that are not on trial was running.
         """
         tried, self._running = self._running or [], None
+        if death.cause in OF_NO_REQUEST:
+            return ()
         self._engines_left -= 1
-        if death.cause in SHOWS_NOTHING:
+        if is_of_others or death.cause == "terminated":
+            return ()
+        self._untried.remove(tried)
+        # The next start reserves what was refused.
+        is_cured = death.cause == "workspace_rejection" and not self._is_rejected
+        self._is_rejected |= is_cured
+        if is_cured or death.cause in SHOWS_NOTHING:
+            self._untried.append(tried)
             return ()
         self._unexplained += 1
         is_third_death = all(request.deaths > 1 for request in tried)
         for request in tried:
             request.deaths += 1
         if not (death.blames_requests or is_third_death):
+            self._untried.append(tried)
             return ()
-        self._untried.remove(tried)
-        if len(tried) > 1:
+        if len(tried) > 1 and not are_harmless_alone(tried):
             self._untried += [[request] for request in self._least_suspect_first(tried)]
         return tried
+
+    def try_again(self, requests: Iterable[EngineRequest]) -> None:
+        """Try those again that have passed, each alone."""
+        for request in requests:
+            self._passed.remove(request)
+            self._untried.append([request])
+            request.deaths += 1
 
     def explain(self) -> int:
         """Return how many deaths a request that ended an engine alone explains."""
@@ -128,12 +161,17 @@ class Trials:
         return explained
 
     def _groups(self, suspects: Iterable[EngineRequest]) -> list[list[EngineRequest]]:
-        """Group suspects: by key, or one by one if all have the same key."""
+        """Group suspects: by key, or one by one if all have the same key.
+
+        Those of one key come together, too, if each was harmless alone after an earlier death.
+        """
         ordered = self._least_suspect_first(suspects)
         by_key: dict[str, list[EngineRequest]] = {}
         for request in ordered:
             by_key.setdefault(request.context.key, []).append(request)
-        return list(by_key.values()) if len(by_key) > 1 else [[request] for request in ordered]
+        if len(by_key) > 1 or are_harmless_alone(ordered):
+            return list(by_key.values())
+        return [[request] for request in ordered]
 
     def _least_suspect_first(self, suspects: Iterable[EngineRequest]) -> list[EngineRequest]:
         """Sort requests of keys that have ended few engines and have few suspects to the front."""
@@ -148,3 +186,8 @@ class Trials:
                 request.is_prefilling,
             ),
         )
+
+
+def are_harmless_alone(requests: Iterable[EngineRequest]) -> bool:
+    """Whether each has passed a trial alone, so that only together they can end an engine."""
+    return all(request.has_passed_alone for request in requests)

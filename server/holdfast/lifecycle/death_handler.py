@@ -138,7 +138,7 @@ class DeathHandler:
         if death.cause == "host_memory" and self._memory is not None:
             self._proof.leave_out(await asyncio.to_thread(self._memory.keep_suspect_size))
         if verdict.explained:
-            await asyncio.to_thread(requests.save)
+            requests.save()
         return outcome
 
     def record_failed_start(

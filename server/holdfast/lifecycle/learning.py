@@ -32,6 +32,8 @@ class Learning:
         self._directory = directory
         self._fingerprint = ""
         self._slots: dict[Slot, int] = {}
+        self._on_disk: dict[Slot, int] = {}
+        """What is on disk at least. A slow disk stops the event loop, so only more is written."""
         self._tried: dict[Slot, int] = {}
         """The reservations of the latest generation."""
         self._proven: dict[Slot, int] = {}
@@ -46,6 +48,7 @@ class Learning:
         self._fingerprint = fingerprint
         if self._directory is not None:
             self._slots = dict(learned_store.read(self._directory, fingerprint))
+            self._on_disk = dict(self._slots)
         # With `deny` and nothing learned, the first request for more would end the start. Growth is
         # allowed while the probe measures, and refused after `settle`.
         self._is_measuring = (
@@ -96,8 +99,11 @@ class Learning:
         return True
 
     def _keep(self, slots: Mapping[Slot, int]) -> None:
-        if self._directory is not None and any(slots.values()):
-            learned_store.write(self._directory, self._fingerprint, slots)
+        new = {slot: size for slot, size in slots.items() if size > self._on_disk.get(slot, 0)}
+        if self._directory is None or not new:
+            return
+        if learned_store.write(self._directory, self._fingerprint, new):
+            self._on_disk.update(new)
 
     def takes_restart(self, ranks: Iterable[RankStats], start_seconds: float) -> bool:
         """Whether the engine is to be started again now; True at most once.

@@ -233,6 +233,13 @@ PATCHES: tuple[Patch, ...] = (
         "every serving object keeps the first renderer, which ends with its engine",
     ),
     Patch(
+        "patches.media_cache.keep_media_in_front_end",
+        "engine",
+        ("vllm.multimodal.cache.factories:_get_cache_type",),
+        "a request with an image that was sent before has only a reference, and is lost with the "
+        "engine that has the image",
+    ),
+    Patch(
         "engine.continuation.restore",
         "front end",
         (

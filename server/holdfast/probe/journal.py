@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from holdfast.atomic_files import (
+    files_with_suffix,
     is_writer_alive,
     read_record,
     write_atomically,
@@ -114,7 +115,8 @@ class ProbeJournals:
 
 def _left_in(directory: Path, name: str, fingerprint: str) -> dict[Path, int]:
     """Return the files of attempts that lost their process, and the sizes."""
-    read = ((path, _read(path, fingerprint)) for path in sorted(directory.glob(f"{name}-*.json")))
+    files = sorted(files_with_suffix(".json", directory))
+    read = ((path, _read(path, fingerprint)) for path in files if path.name.startswith(f"{name}-"))
     return {path: tokens for path, tokens in read if tokens is not None}
 
 

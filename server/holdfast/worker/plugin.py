@@ -27,6 +27,7 @@ from holdfast.patches.engine import (
     withhold_unused_seeds,
 )
 from holdfast.patches.grammars import bound_grammars
+from holdfast.patches.media_cache import keep_media_in_front_end
 from holdfast.worker import lifetime, rpc
 from holdfast.worker.crash_records import record_causes, record_termination
 from holdfast.worker.ipc_names import name_ipc_after, shared_path
@@ -81,6 +82,7 @@ def _install(spec: WorkspaceSpec) -> None:
         WorkerWrapperBase.holdfast_hooks = None
         accept_plain_functions()
         resume_answers()
+        keep_media_in_front_end()
         bound_grammars(spec.grammar_seconds)
         if current_platform.is_cuda():
             keep_builds(Path(spec.stats_directory))

@@ -65,10 +65,10 @@ def read(directory: Path, fingerprint: str) -> Mapping[Slot, int]:
         return {}
 
 
-def write(directory: Path, fingerprint: str, slots: Mapping[Slot, int]) -> None:
+def write(directory: Path, fingerprint: str, slots: Mapping[Slot, int]) -> bool:
     """Keep the larger of what is known and `slots`, atomically and beside other writers.
 
-    A directory that cannot be written causes a warning: the next start learns again.
+    A directory that cannot be written causes a warning, and False: the next start learns again.
     """
     for slot, needed_bytes in slots.items():
         _checked(slot, needed_bytes)
@@ -76,13 +76,15 @@ def write(directory: Path, fingerprint: str, slots: Mapping[Slot, int]) -> None:
     try:
         known = _load(path, fingerprint)
         if _merged(known, slots) == known:
-            return
+            return True
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with directory_lock(directory):
             known = _load(path, fingerprint, is_alone=True)
             write_atomically(path, _document(fingerprint, _merged(known, slots)))
     except OSError as error:
         logger.warning("cannot save learned reservations in %s: %s", directory, error)
+        return False
+    return True
 
 
 def _merged(known: Mapping[Slot, int], slots: Mapping[Slot, int]) -> Mapping[Slot, int]:

@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 from holdfast.engine.arrivals import MAX_REQUEST_ID_CHARACTERS
+from holdfast.engine.blame import BlameVerdict
 from holdfast.request_context import RequestContext
-from replay_harness import ReplayHarness, run_scene
+from replay_harness import ReplayHarness, named, run_scene
 from scripted_llm import ScriptedLLM
 
 
@@ -47,5 +48,24 @@ def test_requests_of_the_same_id_are_told_apart() -> None:
         assert first != second
         harness.llm.release()
         await asyncio.gather(*calls)
+
+    run_scene(scene)
+
+
+def test_no_request_gets_the_id_of_one_that_has_left() -> None:
+    """A death may still name that one, and the blame would fall on the other."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start().hold()
+        bad = harness.call("bad", request_id="a", context=RequestContext(key="bad"))
+        await harness.llm.until_received(1)
+        bad.cancel()
+        await asyncio.wait({bad})
+        good = harness.call("good", request_id="a", context=RequestContext(key="good"))
+        await harness.llm.until_received(2)
+        assert harness.bury(named("a")) == BlameVerdict(1, is_charged=True, has_suspects=True)
+        harness.start()
+        assert await good
+        assert harness.requests.suspended_seconds("good") == 0
 
     run_scene(scene)

@@ -200,7 +200,7 @@ def test_a_signal_from_outside_accuses_nobody(death: Death) -> None:
         llm.hold()
         trial = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
         await llm.until_received(1)
-        assert harness.bury(death) == BlameVerdict()
+        assert harness.bury(death) == BlameVerdict(has_suspects=death is not TERMINATED)
         await trial
         harness.start(is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
@@ -494,11 +494,13 @@ def test_what_is_known_outlives_the_process(tmp_path: Path) -> None:
     files = SuspicionFiles(tmp_path / "state", "x")
 
     async def scene(harness: ReplayHarness) -> None:
-        harness.requests = ReplayManager(PlainOutputs(), Suspicions(files))
-        for _ in range(2):
-            (call,), _ = await killed(harness, RAISED, ["bad"], held=0, key="a")
-            await asyncio.wait({call})
-        harness.requests.save()
+        known = Suspicions(files)
+        harness.requests = ReplayManager(PlainOutputs(), known)
+        with known.learning():
+            for _ in range(2):
+                (call,), _ = await killed(harness, RAISED, ["bad"], held=0, key="a")
+                await asyncio.wait({call})
+            harness.requests.save()
         again = ReplayManager(PlainOutputs(), Suspicions(SuspicionFiles(tmp_path / "state", "x")))
         with answered(QuarantinedError):
             again.run("generate", {"prompt": "bad", "request_id": "r"})
@@ -568,7 +570,7 @@ def test_a_poison_does_not_meet_every_server(tmp_path: Path) -> None:
                 with answered(SuspectedError):
                     await call
             for server in servers[:2]:
-                await asyncio.to_thread(server.requests.save)
+                server.requests.save()
             for server in servers:
                 await until_quarantined(server.requests, "bad#2")
             servers[2].start()
@@ -592,7 +594,7 @@ def test_a_suspicion_of_one_server_is_known_to_the_next(tmp_path: Path) -> None:
                 (call,), _ = await killed(first, RAISED, [prompt], held=0, key="a")
                 with answered(SuspectedError):
                     await call
-            await asyncio.to_thread(first.requests.save)
+            await asyncio.to_thread(suspicions[0].save)
             async with asyncio.timeout(DEADLINE_SECONDS):
                 while suspicions[1].charged("a") < 2:  # noqa: ASYNC110 - another thread reads
                     await asyncio.sleep(0.01)

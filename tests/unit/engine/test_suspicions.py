@@ -215,6 +215,37 @@ def test_a_file_system_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     released.set()
 
 
+def test_what_the_disk_refuses_is_written_once_it_has_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for it, and the log says once why it is not there yet."""
+    files = SuspicionFiles(tmp_path / "state", "f")
+    tries = threading.Semaphore(0)
+
+    class Counting(Suspicions):
+        def save(self) -> bool:
+            is_saved = super().save()
+            tries.release()
+            return is_saved
+
+    def until_tried(times: int) -> bool:
+        return all(tries.acquire(timeout=DEADLINE_SECONDS) for _ in range(times))
+
+    async def serve() -> None:
+        known = Counting(files)
+        with known.learning():
+            (tmp_path / "state").write_text("")  # where its directory should be
+            known.quarantine(digest("a"), "")
+            known.save_soon()
+            assert await asyncio.to_thread(until_tried, 3)
+            (tmp_path / "state").unlink()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(serve())
+    assert caplog.text.count("Cannot record") == 1
+    assert shared(tmp_path / "state").is_quarantined(digest("a"))
+
+
 def test_charges_are_counted_within_the_hour() -> None:
     """Three deaths suspend a key until the oldest of them is an hour old."""
     clock = FakeClock()

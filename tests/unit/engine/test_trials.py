@@ -7,8 +7,10 @@ import asyncio
 from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import QuarantinedError, SuspectedError
+from holdfast.records import Death
 from holdfast.request_context import RequestContext
 from replay_harness import (
+    KILLED,
     RAISED,
     TRIAL_SECONDS,
     ReplayHarness,
@@ -150,6 +152,225 @@ def test_a_request_that_hangs_leaves_the_others_their_time() -> None:
         await asyncio.gather(*good)
         with answered(QuarantinedError):
             await bad
+
+    run_scene(scene)
+
+
+def test_a_trial_that_decides_nothing_comes_after_the_others() -> None:
+    """What dies twice without a word would otherwise have all others refused untried."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        (silent, *good), _ = await killed(harness, RAISED, ["silent", "good", "good#2"])
+        for cause in ("host_memory", "core_exit"):
+            llm = harness.start(ScriptedLLM(poison="silent"), is_open=False)
+            assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+            harness.bury(Death(cause, "EngineCore was killed by SIGKILL"))
+        assert llm.received == ["good", "good#2", "silent"]
+        harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        harness.requests.open()
+        await asyncio.gather(*good)
+        with answered(SuspectedError):
+            await silent
+
+    run_scene(scene)
+
+
+def test_a_trial_that_an_operator_ends_stays_the_first() -> None:
+    """The order has its reasons, and a SIGTERM has not come from a request."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        requests, _ = await killed(harness, RAISED, ["a", "b"])
+        harness.start().hold()
+        trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
+        await harness.llm.until_received(1)
+        harness.bury(Death("terminated", "EngineCore received SIGTERM"))
+        assert not await trials
+        llm = harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert llm.received == ["a", "b"]
+        harness.requests.open()
+        await asyncio.gather(*requests)
+
+    run_scene(scene)
+
+
+def test_nobody_is_convicted_for_the_step_of_the_one_that_was_tried_before() -> None:
+    """That one has passed, but the engine was already at its next token."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        (bad, good), _ = await killed(harness, RAISED, ["bad", "good"])
+        harness.start(ScriptedLLM(poison="good"), is_open=False)
+        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert harness.bury(named("bad")) == BlameVerdict(1, has_suspects=True)
+        with answered(SuspectedError):
+            await bad
+        llm = harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert llm.received == ["good"]
+        harness.requests.open()
+        await good
+
+    run_scene(scene)
+
+
+def test_what_passed_is_tried_again_if_its_next_step_is_in_doubt() -> None:
+    """That step ran together with the first one of the next trial."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        requests, _ = await killed(harness, RAISED, ["first", "second"])
+        harness.start(ScriptedLLM(poison="second"), is_open=False)
+        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert harness.bury(named("first", "second")) == BlameVerdict(has_suspects=True)
+        llm = harness.start(ScriptedLLM(answers=2), is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert llm.received == ["second", "first"]
+        harness.requests.open()
+        await asyncio.gather(*requests)
+
+    run_scene(scene)
+
+
+def test_requests_of_one_key_that_end_engines_only_together_are_refused() -> None:
+    """Each passes its trial alone; after the next death they are tried as they came."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        calls, _ = await killed(harness, RAISED, ["p", "q"], key="bad")
+        harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        harness.llm.hold()
+        harness.requests.open()
+        await harness.llm.until_received(4)
+        harness.bury(RAISED)
+        await harness.until_held(2)
+        harness.start(is_open=False).hold()
+        trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
+        await harness.llm.until_received(2)
+        assert harness.bury(RAISED) == BlameVerdict(2, is_charged=True, has_suspects=True)
+        assert not await trials
+        for call in calls:
+            with answered(SuspectedError):
+                await call
+
+    run_scene(scene)
+
+
+def test_two_that_die_without_a_word_cost_their_key_one_death() -> None:
+    """As one would; a neighbour's kill in their trial is not worth more."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start().hold()
+        for name, key in (("s1", "bad"), ("s2", "bad"), ("good", "good")):
+            harness.call(name, context=RequestContext(key=key))
+        await harness.llm.until_received(3)
+        harness.bury(RAISED)
+        await harness.until_held(3)
+        verdicts = []
+        for _ in range(2):
+            harness.start(ScriptedLLM(poison="s1 s2"), is_open=False)
+            assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+            verdicts.append(harness.bury(KILLED))
+        undecided, decided = verdicts
+        assert undecided == BlameVerdict(has_suspects=True)
+        assert decided == BlameVerdict(3, is_charged=True, has_suspects=True)
+        assert harness.suspicions.charged("bad") == 1
+
+    run_scene(scene)
+
+
+def test_a_workspace_that_is_refused_in_a_trial_is_reserved_first() -> None:
+    """The next engine has it, so nobody is to blame for the first refusal."""
+    refused = Death("workspace_rejection", "Workspace is locked", blames_requests=True)
+
+    async def scene(harness: ReplayHarness) -> None:
+        requests, _ = await killed(harness, RAISED, ["large", "small"])
+        harness.start(ScriptedLLM(poison="large"), is_open=False)
+        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        harness.bury(refused)
+        llm = harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert llm.received == ["small", "large"]
+        harness.requests.open()
+        await asyncio.gather(*requests)
+
+    run_scene(scene)
+
+
+def test_a_suspect_of_a_suspended_key_is_refused_untried() -> None:
+    """It is acquitted of nothing, and not told to come again."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        (bad,), _ = await killed(harness, named("other", "bad"), ["bad"], key="bad")
+        harness.suspicions.charge("bad", 3)
+        harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not harness.llm.received
+        with answered(SuspectedError):
+            await bad
+
+    run_scene(scene)
+
+
+def test_a_request_on_trial_is_known_by_its_id() -> None:
+    """So that nobody aborts it, as vLLM does for a client of a transcription that leaves."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        requests, _ = await killed(harness, RAISED, ["a", "b"])
+        harness.start(is_open=False).hold()
+        trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
+        await harness.llm.until_received(1)
+        assert [*map(harness.requests.is_on_trial, ("a", "b"))] == [True, False]
+        harness.llm.release()
+        assert await trials
+        assert not harness.requests.is_on_trial("b")
+        harness.requests.open()
+        await asyncio.gather(*requests)
+
+    run_scene(scene)
+
+
+def test_suspects_are_still_tried_if_the_engine_dies_before_their_trial() -> None:
+    """Under the probe, say, which every engine meets first."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        requests, _ = await killed(harness, RAISED, ["a", "b"])
+        harness.start(is_open=False)
+        assert harness.bury(KILLED) == BlameVerdict()
+        llm = harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert llm.received == ["a", "b"]
+        harness.requests.open()
+        await asyncio.gather(*requests)
+
+    run_scene(scene)
+
+
+def test_requests_that_end_engines_only_together_are_charged_to_their_key() -> None:
+    """Each passes its trial alone, and they would come together again, as often as they like."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        for _ in range(2):
+            harness.start().hold()
+            bad = [harness.call(f"bad#{n}", context=RequestContext(key="bad")) for n in range(2)]
+            good = harness.call("good", context=RequestContext(key="good"))
+            await harness.llm.until_received(3)
+            harness.bury(RAISED)
+            await harness.until_held(3)
+            harness.start(is_open=False).hold()
+            trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
+            await harness.llm.until_received(1)
+            harness.llm.release()
+            await harness.llm.until_received(3)
+            harness.llm.hold()
+            assert harness.bury(RAISED) == BlameVerdict(2, is_charged=True, has_suspects=True)
+            assert not await trials
+            harness.start(is_open=False)
+            assert await harness.requests.try_suspects(TRIAL_SECONDS)
+            harness.requests.open()
+            await asyncio.gather(good, *bad, return_exceptions=True)
+            assert not good.exception()
+        assert harness.requests.suspended_seconds("bad") > 0
+        assert harness.requests.suspended_seconds("good") == 0
 
     run_scene(scene)
 

@@ -122,6 +122,21 @@ def test_what_was_learned_is_used_by_the_next_process(tmp_path: Path) -> None:
     assert spec_of(other).learned == ()
 
 
+def test_what_is_on_disk_is_not_written_again(tmp_path: Path) -> None:
+    """A disk that has become slow holds up no restart; what failed is tried again."""
+    directory = tmp_path / "state"
+    directory.touch()  # where the directory should be
+    learning = opened(directory)
+    learning.learn((rank_with(3 * MIB),))
+    directory.unlink()
+    learning.learn((rank_with(2 * MIB),))
+    path = learned_store.learned_path(directory, FINGERPRINT)
+    assert path.exists()
+    path.unlink()
+    learning.learn((rank_with(2 * MIB),))
+    assert not path.exists()
+
+
 def test_without_a_directory_it_is_learned_for_this_process_alone() -> None:
     """The next generation uses it, and the disk does not keep it."""
     learning = opened(None)

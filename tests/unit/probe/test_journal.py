@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,20 @@ def test_directory_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCapt
     with ProbeJournal(blocked / "below", "f").attempt(128):
         pass
     assert "cannot write" in caplog.text
+
+
+def test_a_directory_that_cannot_be_read_forbids_nothing(tmp_path: Path) -> None:
+    """A disk that fails does not end the server."""
+    assert ProbeJournal(tmp_path / ("x" * 300), "f").forbidden_tokens is None
+
+
+def test_a_disk_that_fails_during_an_attempt_fails_nothing_else(tmp_path: Path) -> None:
+    """Here something else takes the place of the directory meanwhile."""
+    directory = tmp_path / "state"
+    with ProbeJournal(directory, "f").attempt(128):
+        shutil.rmtree(directory)
+        directory.touch()
+    assert ProbeJournal(directory, "f").forbidden_tokens is None
 
 
 def test_a_size_that_took_the_hosts_memory_is_forbidden(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ MAX_RESULTS = 1024
 MAX_REMEMBERED_BYTES = 16 << 10
 """A result is remembered if the fields that it changes are no larger than this."""
 
+_Tried = tuple[str, bytes]
+"""The key that sent a grammar, and its digest: no key waits in the queue of another."""
+
 logger = logging.getLogger("holdfast.engine")
 
 
@@ -84,7 +87,7 @@ class GrammarChecker:
         self._quick = Lane(QUICK_SLOTS, slots_per_key=QUICK_SLOTS)
         self._slow = Lane(SLOW_SLOTS, slots_per_key=1)
         self._results: OrderedDict[bytes, TrialResult] = OrderedDict()
-        self._trials: dict[bytes, _Trial] = {}
+        self._trials: dict[_Tried, _Trial] = {}
         self._giving: set[asyncio.Task[None]] = set()
 
     def processes(self) -> frozenset[psutil.Process]:
@@ -126,11 +129,12 @@ class GrammarChecker:
         digest = _digest(grammar)
         if (known := self._remembered(digest)) is not None:
             return known
-        trial = self._trials.get(digest)
+        tried = (current_request().key, digest)
+        trial = self._trials.get(tried)
         if trial is None:
-            task = asyncio.create_task(self._try(digest, grammar, current_request().key))
-            trial = self._trials[digest] = _Trial(task)
-            task.add_done_callback(partial(self._ended, digest))
+            task = asyncio.create_task(self._try(tried, grammar))
+            trial = self._trials[tried] = _Trial(task)
+            task.add_done_callback(partial(self._ended, tried))
         trial.waiting += 1
         try:
             async with capacity_lent():
@@ -138,20 +142,32 @@ class GrammarChecker:
         finally:
             trial.waiting -= 1
 
-    async def _try(self, digest: bytes, grammar: bytes, key: str) -> TrialResult:
+    async def _try(self, tried: _Tried, grammar: bytes) -> TrialResult:
         # A trial goes on after its client has left: it ends in time by itself.
-        result = await self._try_quickly(digest, grammar, key)
-        if result is None:
-            result = await self._try_slowly(digest, grammar, key)
+        _, digest = tried
+        try:
+            result = await self._try_quickly(tried, grammar)
+            if result is None:
+                result = await self._try_slowly(tried, grammar)
+        except NotReadyError:
+            if (known := self._remembered(digest)) is None:
+                raise
+            return known
+        # Another key may have had it tried meanwhile, and what an engine gave up stays refused.
+        if (known := self._remembered(digest)) is not None:
+            return known
         self._remember(digest, result)
         return result
 
-    async def _try_quickly(self, digest: bytes, grammar: bytes, key: str) -> TrialResult | None:
+    async def _try_quickly(self, tried: _Tried, grammar: bytes) -> TrialResult | None:
         """Return the result of a short trial; None if it takes longer."""
         limit_seconds = min(QUICK_SECONDS, self.timeout_seconds)
+        key, digest = tried
         await self._take(self._quick, key)
         try:
-            self._require_waiting_client(digest)
+            if (known := self._remembered(digest)) is not None:
+                return known
+            self._require_waiting_client(tried)
             answer = await self._pool.compile(grammar, limit_seconds)
         finally:
             self._quick.give(key)
@@ -159,12 +175,15 @@ class GrammarChecker:
             return None
         return self._result_of(answer)
 
-    async def _try_slowly(self, digest: bytes, grammar: bytes, key: str) -> TrialResult:
+    async def _try_slowly(self, tried: _Tried, grammar: bytes) -> TrialResult:
         """Return the result of a trial with the whole timeout; each key has one at a time."""
+        key, digest = tried
         await self._take(self._slow, key)
         seconds, pid = 0.0, 0
         try:
-            self._require_waiting_client(digest)
+            if (known := self._remembered(digest)) is not None:
+                return known
+            self._require_waiting_client(tried)
             answer = await self._pool.compile(grammar, self.timeout_seconds, is_slow=True)
             pid = answer.pid
             result = self._result_of(answer)
@@ -233,13 +252,13 @@ class GrammarChecker:
         seconds = int(self.timeout_seconds)
         return NotReadyError(f"{cause} Try again later.", retry_after_seconds=seconds)
 
-    def _require_waiting_client(self, digest: bytes) -> None:
-        trial = self._trials.get(digest)
+    def _require_waiting_client(self, tried: _Tried) -> None:
+        trial = self._trials.get(tried)
         if trial is None or not trial.waiting:
             raise NotReadyError("The client has left.")
 
-    def _ended(self, digest: bytes, task: asyncio.Task[TrialResult]) -> None:
-        self._trials.pop(digest, None)
+    def _ended(self, tried: _Tried, task: asyncio.Task[TrialResult]) -> None:
+        self._trials.pop(tried, None)
         if not task.cancelled():
             task.exception()  # so asyncio does not log it if every client has left
 
