@@ -24,6 +24,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MARK = "death_signal"
+_LASTING_THREADS = ("asyncio_", "uvloop_")
+"""How the names of an executor's threads begin, by the event loop that it belongs to."""
 _STANDARD_ERROR = 2
 PARENT_VARIABLE = "HOLDFAST_PARENT_PID"
 """Tells a process whose command line is not ours the pid of the process that started it."""
@@ -77,8 +79,8 @@ def make_spawned_die_with_parent() -> None:
 
     Imports take seconds, during which nothing else would end it. Processes that a short-lived
     thread spawns are left alone: they would be killed with that thread. vLLM 0.32 starts its
-    workers in the main thread, and we start its EngineCores in asyncio's executor; these threads
-    last.
+    workers in the main thread, and we start its EngineCores in the executor of the event loop;
+    these threads last.
     """
     original = spawn.get_command_line
     if sys.platform == "linux" and _MARK not in original.__name__:
@@ -95,7 +97,7 @@ def _with_death_signal(get_command_line: Callable[..., list[str]]) -> Callable[.
     def with_death_signal(**arguments: object) -> list[str]:
         command = get_command_line(**arguments)
         thread = threading.current_thread()
-        if thread is not threading.main_thread() and not thread.name.startswith("asyncio_"):
+        if thread is not threading.main_thread() and not thread.name.startswith(_LASTING_THREADS):
             return command
         program = command.index("-c") + 1
         command[program] = (

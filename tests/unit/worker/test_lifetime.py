@@ -36,6 +36,26 @@ if __name__ == "__main__":
     child.join()
 """
 
+SPAWNS_IN_AN_EXECUTOR = """
+import asyncio, multiprocessing, sys
+from holdfast.worker import lifetime
+
+def stay(path):
+    open(path, "w").close()
+    while True:
+        pass
+
+async def spawn(path):
+    child = multiprocessing.get_context("spawn").Process(target=stay, args=(path,))
+    await asyncio.to_thread(child.start)
+    await asyncio.to_thread(child.join)
+
+if __name__ == "__main__":
+    lifetime.make_spawned_die_with_parent()
+    path, loop = sys.argv[1:]
+    __import__(loop).run(spawn(path))
+"""
+
 SPAWNS_IN_A_THREAD = """
 import multiprocessing, threading
 from holdfast.worker import lifetime
@@ -139,6 +159,15 @@ def test_a_spawned_process_ends_while_it_is_busy(tmp_path: Path) -> None:
     """The kernel ends a process that never returns to Python's loop."""
     running = tmp_path / "runs"
     with program(tmp_path, SPAWNS, str(running)) as process:
+        wait_until(running.exists, deadline_seconds=DEADLINE_SECONDS, what=lambda: "no start")
+        assert_ends_its_children(process)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_what_an_executor_spawns_ends_with_the_process(tmp_path: Path, loop: str) -> None:
+    """An EngineCore is spawned there, and the threads last as long as the server's loop."""
+    running = tmp_path / "runs"
+    with program(tmp_path, SPAWNS_IN_AN_EXECUTOR, str(running), loop) as process:
         wait_until(running.exists, deadline_seconds=DEADLINE_SECONDS, what=lambda: "no start")
         assert_ends_its_children(process)
 
