@@ -36,7 +36,7 @@ from node_trials import (
     require_ended,
     watch,
 )
-from servers import has_ended, reserved_port, running, wait_until
+from servers import forkable, has_ended, reserved_port, running, wait_until
 from two_nodes import (
     ENGINE_FLAGS,
     Places,
@@ -213,7 +213,7 @@ def test_two_nodes_come_back_from_whatever_is_killed_or_stopped(tmp_path: Path) 
     trials: list[Trial] = []
     done: set[Fault] = set()
     with _apart() as places:
-        with running(tmp_path / "alone", *ENGINE_FLAGS) as alone:
+        with running(tmp_path / "alone", *ENGINE_FLAGS, environment=forkable()) as alone:
             alone.until_ready(deadline_seconds=READY_SECONDS)
             expected = undisturbed(alone, questions(SEED, count=8, longest_tokens=1000))
         before = _session()
